@@ -86,6 +86,8 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=PARTS)
     parser.add_argument("--sglang")
     asked = parser.parse_args()
+    if asked.sglang and asked.only not in (None, ["contract"]):
+        parser.error(f"--sglang runs the part contract alone, got --only {' --only '.join(asked.only)}; leave one out")
     OUT.mkdir(parents=True, exist_ok=True)
     parts = {"contract": lambda: names(asked.sglang)} if asked.sglang else PARTS
     result: dict[str, object] = {"set": judge().nearest.name, "versions": installed() | sglang_of(asked.sglang)}

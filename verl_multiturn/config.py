@@ -245,7 +245,10 @@ class OutageSettings(BaseModel):
     """
 
     stop_s: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
-    """Seconds of an outage after which the run ends, with a checkpoint. Nothing waits longer than this."""
+    """Seconds of an outage after which the run ends, with a checkpoint where no step is half trained.
+
+    Nothing waits longer than this.
+    """
 
 
 class CacheSettings(BaseModel):

@@ -40,3 +40,33 @@ def test_without_a_gpu_nothing_is_trained(tmp_path: Path, platform: str, said: s
     assert "not well: sglang-kernel, flashinfer-python, flash-attn-4, GPU" in done.stderr
     assert "scripts/install_gpu.sh --without-flash-attn" in done.stdout
     assert not (tmp_path / "out").exists()
+
+
+CLASSES = """
+import sys
+import verl
+from types import ModuleType
+from verl.workers.rollout import base
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+from verl_multiturn.verl_bridge.loops.spmd import AsyncSGLangRollout
+
+package = sys.modules['theirs'] = ModuleType('theirs')
+package.Mine = type('Mine', (AsyncSGLangRollout,), {})
+base._ROLLOUT_REGISTRY[('sglang', 'async')] = 'theirs.Mine'
+exec(REGISTERED)
+RolloutReplicaRegistry.register('sglang', lambda: type('Other', (), {'__module__': 'theirs'}))
+try:
+    exec(REGISTERED)
+except AssertionError as error:
+    print(error)
+"""
+
+
+def test_a_class_that_derives_from_ours_is_well_and_another_is_not() -> None:
+    from verl_multiturn.observe import doctor
+
+    done = run_warm("-c", f"REGISTERED = {doctor._REGISTERED!r}\n{CLASSES}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    well, other = done.stdout.splitlines()[-2:]
+    assert well == "platform: cpu"
+    assert other == "RolloutReplicaRegistry has theirs.Other under the name sglang: sglang_async cannot run"

@@ -17,7 +17,8 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from tests.conftest import ROOT
-from verl_multiturn.errors import ConfigError, EngineError
+from verl_multiturn.calls.limits import OutageLimits
+from verl_multiturn.errors import ConfigError, EngineError, OutageError
 from verl_multiturn.evaluation.compare import compare, comparison_summary
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.evaluation.tables import summary_of, table_of
@@ -28,6 +29,7 @@ from verl_multiturn.records.learning import Choice, choose
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.verified_files import verify_files
 from verl_multiturn.rollout import http_engine
+from verl_multiturn.tools.calculator import CalculatorTool
 
 pytestmark = [
     pytest.mark.stack,
@@ -183,6 +185,27 @@ def test_a_reward_that_raises_is_counted_apart(tmp_path: Path, rows: Path, serve
     assert not evaluate(job(tmp_path / "out", rows, server, override), quiet, quiet)
     results = read_results(tmp_path / "out")
     assert (results.count("failed"), results.count("invalid"), results.count("scored")) == (4, 0, 0)
+
+
+def test_what_an_outage_has_touched_is_not_scored_and_run_again(
+    tmp_path: Path, rows: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: Any, **__: Any) -> Any:
+        raise OutageError("connection refused")
+
+    lines: list[str] = []
+    server.script, asked = calls_then_answers, job(tmp_path, rows, server)
+    with monkeypatch.context() as patched:
+        patched.setattr(CalculatorTool, "execute", refused)
+        patched.setattr(CalculatorTool, "outage_limits", OutageLimits())
+        assert not evaluate(asked, lines.append, quiet)
+    assert lines[-1] == "rows 0 of 2 whole, 0 of 4 conversations, 4 invalid"
+    (join,) = (tmp_path / "records" / "join").iterdir()
+    table = pq.read_table(join).to_pylist()
+    assert [(row["untrained"], row["score"] is None) for row in table] == [("outage", False)] * 4
+    assert read_results(tmp_path).count("scored") == 0
+    assert evaluate(asked, quiet, quiet)
+    assert read_results(tmp_path).whole == 2
 
 
 def test_scores_that_cannot_be_written_end_it_with_a_sentence(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.test_refusals import composed
 from tests.integration.trainer_rows import (
     CALL,
     WritableStore,
@@ -403,6 +404,7 @@ def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pyt
 
     keeper = FakeKeeper(tool_search=replace(STATE, lasting_s=59.0, waiting=7))
     trainer = trainer_of(keeper, stop_s=100.0)
+    caplog.clear()  # of the first import of verl
     freed: list[str] = []
     trainer.checkpoint_manager = SimpleNamespace(
         abort_replicas=lambda: freed.append("abort"), sleep_replicas=lambda: freed.append("sleep")
@@ -416,7 +418,7 @@ def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pyt
     (record,) = caplog.records
     assert record.getMessage() == (
         "tool search has not been there for 60 s, and 7 calls wait for it (ConnectionError: refused); the run ends "
-        "with a checkpoint after 100 s (custom.multiturn.outage.stop_s) (said once)"
+        "after 100 s (custom.multiturn.outage.stop_s), with a checkpoint where no step is half trained (said once)"
     )
     assert freed == []
     keeper.states[SEARCH] = replace(STATE, open_s=9_000.0, lasting_s=0.0)
@@ -425,6 +427,9 @@ def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pyt
     with pytest.raises(OutageLasts, match=r"tool search has not been there for 101 s, longer than .*stop_s=100; "):
         trainer.look_after()
     assert freed == ["abort", "sleep"], "the servers make room for the workers that save"
+    with pytest.raises(OutageLasts):
+        trainer.on_step_begin()  # an asynchronous run may never wait
+    assert freed == ["abort", "sleep"] * 2
 
 
 def test_the_run_ends_with_a_checkpoint(store: WritableStore, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,6 +450,7 @@ def test_the_run_ends_with_a_checkpoint(store: WritableStore, tmp_path: Any, mon
 
         def _save_checkpoint(self) -> None:
             saved.append(self.global_steps)  # type: ignore[attr-defined]
+            (tmp_path / "latest_checkpointed_iteration.txt").write_text(str(self.global_steps))  # type: ignore[attr-defined]
 
     trainer = type("Trainer", (hooks.MultiTurnHooks, Base), {"mode": "sync"})(
         make_config(trainer__default_local_dir=str(tmp_path))
@@ -479,7 +485,12 @@ def test_no_alarm_where_little_is_invalid(store: WritableStore, caplog: pytest.L
 
 
 def validate(store: WritableStore, keeper: FakeKeeper, scored: dict[str, Any]) -> dict[str, Any]:
-    """Validate with what is in the store, and keep what verl scores in `scored`."""
+    metrics: dict[str, Any] = validating(store, keeper, scored)._validate()
+    return metrics
+
+
+def validating(store: WritableStore, keeper: FakeKeeper, scored: dict[str, Any]) -> Any:
+    """Return a trainer that validates with what is in the store, and keeps what verl scores in `scored`."""
     from verl_multiturn.verl_bridge.trainer import hooks
 
     class Base:
@@ -510,8 +521,7 @@ def validate(store: WritableStore, keeper: FakeKeeper, scored: dict[str, Any]) -
     from verl_multiturn.verl_bridge.trainer.outages import Outages
 
     trainer._outages = Outages(keeper, 1.0)
-    metrics: dict[str, Any] = trainer._validate()
-    return metrics
+    return trainer
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -532,9 +542,43 @@ def test_an_outage_in_a_validation_is_counted_and_not_scored(store: WritableStor
     assert scored == {"uids": ["u", "u"], "acc": [0.25, 0.5], "expected": {("math", "u"): 2}, "turns": 2}
 
 
+def test_a_keeper_that_dies_within_a_validation_can_absolve_nobody(store: WritableStore) -> None:
+    add(store, [1.0, 0.25], met="1")
+    tags = {"val": {"u": {"is_prompt": True}}}
+    store.kv_list = lambda partition_id: {partition_id: tags.get(partition_id, {})}  # type: ignore[attr-defined]
+    keeper = FakeKeeper(lost=True)
+    scored: dict[str, Any] = {}
+    trainer = validating(store, keeper, scored)
+    trainer._outages.look()  # the trainer waits
+    keeper.lost = False  # there is another one
+    trainer._validate()
+    assert scored["acc"] == [1.0]
+
+
 def test_a_validation_of_outages_alone_scores_nothing(store: WritableStore) -> None:
     add(store, [1.0, 0.25], met="01")
     scored: dict[str, Any] = {}
     metrics = validate(store, FakeKeeper("u_0", "u_1"), scored)
     assert scored == {"uids": [], "acc": [], "expected": {}, "turns": 0}
     assert metrics["val/rollout/outage/conversations"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_told"),
+    [
+        ({}, False),
+        ({"trainer.use_v1": "False"}, True),
+        ({"trainer.use_v1": "False", "+actor_rollout_ref.rollout.custom.multiturn.outage.mode": "off"}, False),
+    ],
+)
+def test_what_another_trainer_leaves_undone_is_told(changes: dict[str, str], is_told: bool) -> None:
+    from verl_multiturn.verl_bridge.startup.refusals import SETTINGS
+    from verl_multiturn.verl_bridge.startup.table import Row
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    run = RunView(composed(**changes))
+    (row,) = next(section.checks for section in SETTINGS if section.title == "Outages")
+    assert isinstance(row, Row)
+    told = row.message(run)
+    assert (told is not None) is is_told
+    assert told is None or "outage.mode='pause': conversations that meet an outage end or wait, but only" in told

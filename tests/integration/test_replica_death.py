@@ -223,7 +223,10 @@ def test_a_server_that_gets_changes_of_weights_alone_is_left_out(monkeypatch: py
 class Trainer:
     """A trainer that saves checkpoints, as far as `save_last` goes."""
 
+    saves_in_background = False
+
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.config = OmegaConf.create({"trainer": {"default_local_dir": str(folder)}})
         self.global_steps = 8
         self.saved_step: int | None = None
@@ -240,6 +243,8 @@ class Trainer:
         if "disk" in self.config.trainer.default_local_dir:
             raise OSError("no space left on device")
         self.done.append(("saved", self.global_steps))
+        if not self.saves_in_background:
+            (self.folder / "latest_checkpointed_iteration.txt").write_text(str(self.global_steps))
 
 
 @pytest.fixture
@@ -259,10 +264,20 @@ def test_the_weights_of_the_last_whole_step_are_saved(trainer: Trainer, tmp_path
     said = f"the weights of step 7 are saved in '{tmp_path}/global_step_7'; {again} them"
     assert save_last(trainer, 7) == said
     assert trainer.done == [("cancelled", ["u"]), ("cleared", ["u"], "val"), ("saved", 7)]
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
     trainer.saved_step = 7
     assert save_last(trainer, 7) == said
     assert len(trainer.done) == 3
+
+
+def test_weights_that_are_saved_in_the_background_are_not_told_as_saved(trainer: Trainer, tmp_path: Path) -> None:
+    from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
+
+    trainer.saves_in_background = True
+    assert save_last(trainer, 7) == (
+        f"the weights of step 7 are being saved in '{tmp_path}/global_step_7'; start the same command again with "
+        "trainer.resume_mode=auto, which goes on from them if latest_checkpointed_iteration.txt names 7 by then, and "
+        "else from the checkpoint before"
+    )
 
 
 def test_the_checkpoint_of_an_earlier_run_is_not_taken_for_this_ones(trainer: Trainer, tmp_path: Path) -> None:

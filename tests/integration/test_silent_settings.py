@@ -82,6 +82,42 @@ def test_what_costs_only_speed_is_told(capsys: pytest.CaptureFixture[str]) -> No
     assert "ref.use_torch_compile" not in told  # it follows the actor's, and is no setting of the user's
 
 
+def test_a_run_that_could_not_resume_is_refused() -> None:
+    from verl_multiturn import ConfigError
+
+    with pytest.raises(
+        ConfigError, match=r"checkpoint\.async_save=True: only Megatron .* begins from scratch; leave it"
+    ):
+        prepare(**{f"{ACTOR}.checkpoint.async_save": "True"})
+
+
+FSDP = f"{ACTOR}.fsdp_config"
+CRITIC = {"algorithm.adv_estimator": "gae"}
+FSDP2 = {f"{ACTOR}.strategy": "fsdp2"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({f"{FSDP}.offload_policy": "True"}, f"{FSDP}.offload_policy=True: only fsdp2 reads it"),
+        ({f"{FSDP}.offload_policy": "True", **FSDP2}, ""),
+        ({f"{FSDP}.use_orig_params": "True"}, ""),
+        ({f"{FSDP}.use_orig_params": "True", **FSDP2}, f"{FSDP}.use_orig_params=True: only fsdp reads it"),
+        ({f"{FSDP}.wrap_policy.min_num_params": "9", **FSDP2}, "min_num_params=9: only fsdp reads it"),
+        ({"critic.fsdp.offload_policy": "True", **CRITIC}, "critic.fsdp.offload_policy=True: only fsdp2 reads it"),
+        ({"critic.checkpoint.async_save": "True", **CRITIC}, "critic.checkpoint.async_save=True: only Megatron reads"),
+        ({"+critic.checkpoint.strict": "False", **CRITIC}, "critic.checkpoint.strict=False: only Megatron reads it"),
+    ],
+)
+def test_what_another_engine_reads_is_told(
+    changes: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(**changes)
+    told = capsys.readouterr().err
+    assert said in told
+    assert bool(said) is ("do nothing here" in told)
+
+
 CORRECTION = "algorithm.rollout_correction"
 MODEL = "actor_rollout_ref.model"
 

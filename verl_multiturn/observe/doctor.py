@@ -261,8 +261,9 @@ from verl.plugin.platform import get_platform
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY as rollouts
 from verl.experimental.agent_loop.agent_loop import _agent_loop_registry as loops
 assert ('sglang_async', 'async') in rollouts, 'rollout sglang_async is not registered'
-found = rollouts[('sglang', 'async')]
-assert found.startswith('verl_multiturn.'), f'another package has {found} as rollout sglang: sglang_async cannot run'
+from verl_multiturn.verl_bridge.servers.registered import another_class
+found = another_class()
+assert found is None, f'{found.place} has {found.name} under the name sglang: sglang_async cannot run'
 assert 'multiturn_agent' in loops, 'agent loop multiturn_agent is not registered'
 print('platform:', get_platform().device_name)
 """

@@ -39,7 +39,10 @@ from verl_multiturn.tasks import finish
 logger = logging.getLogger(__name__)
 
 GOOD_AFTER_S = 30.0
-"""Seconds after which a session that is a probe of its agent is good: it has met no outage, and may take hours more."""
+"""Seconds after which a session that is a probe of its agent is good: it has met no outage, and may take hours more.
+
+If it meets one after all, it is taken back (`Breaker.take_back`).
+"""
 _TIME_UP = ("timed_out", "stuck")
 _NOTHING = "no request of the agent got a completion"
 

@@ -246,6 +246,20 @@ def test_a_call_that_fails_as_a_probe_once_more_leaves_the_good_ones_counted() -
     assert not breaker.is_open
 
 
+def test_a_probe_that_was_told_good_and_then_met_an_outage_is_taken_back() -> None:
+    breaker = opened()
+    for _ in range(2):
+        probe(breaker, 1, good=True)
+    breaker.take_back([Outage("began before it opened", 0)])
+    breaker.take_back([Outage("was a probe", 1)])
+    for _ in range(GOOD_PROBES):
+        assert breaker.is_open
+        probe(breaker, 3, good=True)
+    assert not breaker.is_open
+    breaker.take_back([Outage("of the outage before", 1)])
+    assert not breaker.is_open
+
+
 def test_who_knows_the_epoch_knows_for_how_long_it_was_open() -> None:
     breaker = Breaker()
     assert breaker.recall(100, 3, 40)

@@ -259,6 +259,28 @@ async def test_a_run_waits_for_the_end_of_an_outage_and_goes_on() -> None:
     assert not watch.is_open
 
 
+async def test_an_outage_that_shows_after_probes_were_told_good_lasts() -> None:
+    service, watch = Service(), process()
+    loop = asyncio.get_running_loop()
+    await break_it(watch, service)
+
+    async def session(name: str) -> None:
+        watched = Watched(watch, name)
+        await watched.wait()
+        loop.call_later(30, watched.answered)  # as the endpoint of agents does
+        await asyncio.sleep(50)
+        await watched.failed(OutageError("late"))
+
+    sessions = [asyncio.create_task(session(f"s{each}")) for each in range(60)]
+    await asyncio.sleep(1_000)
+    state = (await (await watch.outages.ask(_itself)).outages())[NAME]
+    assert (state.is_open, state.trips) == (True, 1)
+    assert state.lasting_s >= 1_000
+    for each in sessions:
+        each.cancel()
+    await asyncio.wait(sessions)
+
+
 async def test_all_whose_outage_belongs_to_the_evidence_are_judged() -> None:
     service, watch = Service(), process()
     await call(watch, "before", service.answer)

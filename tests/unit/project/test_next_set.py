@@ -36,6 +36,17 @@ def test_each_failure_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert (status, result["failed"], list(result["seconds"])) == (0, {}, ["fast", "stack"])
 
 
+def test_another_sglang_has_no_other_part(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["next.sh", "--only", "fast", "--sglang", "0.5.20"])
+    with pytest.raises(SystemExit) as ended:
+        next_set.main()
+    assert ended.value.code == 2
+    assert "--sglang runs the part contract alone, got --only fast; leave one out" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
 def test_faults_are_taken_from_what_the_parts_say(monkeypatch: pytest.MonkeyPatch) -> None:
     said: tuple[int, list[str]] = (1, ["a warning", FAULT, "270 names, 1 missing or changed"])
     monkeypatch.setattr(next_set, "said_by", lambda *command, **environment: said)

@@ -284,6 +284,15 @@ class Breaker:
                 self._close(now)
         return True
 
+    def take_back(self, outages: Iterable[Outage]) -> None:
+        """Forget the good probes where one of them met an outage after all; one that is long is told good early.
+
+        Args:
+            outages: Outages of calls that are no probe any more. One that began while it is open was one.
+        """
+        if self.is_open and any(outage.epoch == self.epoch for outage in outages):
+            self._good_probes = 0
+
     def _wait_longer(self, now: float) -> None:
         self._failed_probes = min(self._failed_probes + 1, len(PROBE_S) - 1)
         self._next_probe = now + PROBE_S[self._failed_probes]

@@ -144,6 +144,9 @@ class Keeper(Protocol):
     async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
         """Take over what a process knows; see `OutageKeeper.recall`."""
 
+    async def touched(self, ids: Collection[str]) -> set[str]:
+        """Return which of these conversations met an outage; see `OutageKeeper.touched`."""
+
 
 class KeeperLostError(Exception):
     """The keeper has died, or cannot be reached."""
@@ -235,6 +238,8 @@ class OutageKeeper:
             )
             if own.probe:
                 kept.breaker.end_probe(now, own.probe, own.probe_good, mistaken=own.probe_good is None)
+            else:
+                kept.breaker.take_back(own.outages)
             if kept.breaker.epoch != epoch:
                 self._note(True)
                 kept.say(name, now)

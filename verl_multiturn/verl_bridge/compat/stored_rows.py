@@ -19,6 +19,8 @@ from verl_multiturn.verl_bridge.loops.certified_output import STATS
 
 TRAIN = "train"
 """TransferQueue's partition of the training data."""
+VALIDATION = "val"
+"""TransferQueue's partition of a validation's data."""
 
 Keys = Sequence[RowKey] | Sequence[str]
 """Names of rows, taken apart or as verl has them."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.trainer.ppo.utils import create_rl_dataset
 
+from verl_multiturn.certificate.conversations import OUTAGE
 from verl_multiturn.chat_endpoint import key_of
 from verl_multiturn.errors import ConfigError, EngineError
 from verl_multiturn.evaluation import plan as plans
@@ -33,7 +34,7 @@ from verl_multiturn.records.joins import JoinedRow
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.rollout.http_engine import CompletionsEngine, GenerateEngine, HttpEngine
 from verl_multiturn.verl_bridge.evaluate import chat_level
-from verl_multiturn.verl_bridge.evaluate.conversations import Conversations
+from verl_multiturn.verl_bridge.evaluate.conversations import Conversations, Judged
 from verl_multiturn.verl_bridge.evaluate.server import SglangChild, free_port, server_arguments
 from verl_multiturn.verl_bridge.evaluate.settings import (
     Job,
@@ -82,10 +83,17 @@ class _Joins:
     def __init__(self, records: Path, start: str) -> None:
         self._records, self._name = records, joins.name_of(True, 0, start)
         self._rows: list[JoinedRow] = []
-        self._written = 0
+        self._changes = self._written = 0
+        self.judge: Callable[[], Awaitable[None]] | None = None
+        """Called before it is written: what is known now of its rows may differ from what was."""
 
     def add(self, rows: list[JoinedRow]) -> None:
         self._rows += rows
+        self.change()
+
+    def change(self) -> None:
+        """Note that a row has changed."""
+        self._changes += 1
 
     async def save(self) -> None:
         """Write what came since the last time.
@@ -93,10 +101,12 @@ class _Joins:
         Raises:
             OSError: It cannot be written.
         """
-        rows = list(self._rows)
-        if len(rows) > self._written:
-            await asyncio.to_thread(lambda: joins.write(self._records, self._name, joins.table_of(rows)))
-            self._written = len(rows)
+        if self.judge is not None:
+            await self.judge()
+        changes, table = self._changes, partial(joins.table_of, list(self._rows))
+        if changes > self._written:
+            await asyncio.to_thread(lambda: joins.write(self._records, self._name, table()))
+            self._written = changes
 
     async def keep_saving(self) -> None:
         pause_s = _SAVE_S
@@ -116,6 +126,8 @@ class _Evaluation:
         self._say, self._show, self._began = say, show, began
         self._records = job.out / "records"
         self._joins = _Joins(self._records, start)
+        self._met: dict[Asked, Judged] = {}
+        """Conversations with a score in which a call failed."""
         self._child: SglangChild | None = None
 
     async def run(self) -> bool:
@@ -165,6 +177,7 @@ class _Evaluation:
             check_origin(self._job.origin, model, conversations.schemas)
             await self._begin(plan, engine, model, conversations.schemas)
             progress = Progress(plan, ended_in(self._records))
+            self._joins.judge = partial(self._judge_outages, conversations, progress)
             if left := plan.left(progress.scores.keys()):
                 await self._ready(engine)
                 await self._run_all(conversations, engine, left, progress)
@@ -259,10 +272,29 @@ class _Evaluation:
             self._joins.add(judged.rows)
             if judged.score is not None:
                 progress.scores[Asked(row.number, sample)] = judged.score
+                if judged.has_met:
+                    self._met[Asked(row.number, sample)] = judged
             elif judged.is_failed:
                 progress.failed += 1
             else:
                 progress.invalid += 1
+
+    async def _judge_outages(self, conversations: Conversations, progress: Progress) -> None:
+        """Take the scores from the conversations that met an outage; the judgement may come after their end."""
+        met = {judged.rows[0].request_id or "": (asked, judged) for asked, judged in self._met.items()}
+        touched = await conversations.touched(list(met)) if met else set()
+        for request_id, (asked, judged) in met.items():
+            cause = OUTAGE if request_id in touched else None
+            if judged.score is None or judged.rows[0].untrained == cause:
+                continue
+            for row in judged.rows:
+                row.untrained = cause
+            self._joins.change()
+            progress.invalid += 1 if cause else -1
+            if cause:
+                del progress.scores[asked]
+            else:  # the service answered after all
+                progress.scores[asked] = judged.score
 
     async def _keep_showing(self, progress: Progress) -> None:
         while True:

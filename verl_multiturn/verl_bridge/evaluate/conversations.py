@@ -45,6 +45,8 @@ class Judged:
     """Its whole reward; None where it has none that counts."""
     cause: str | None
     """Why it has none, as the join's column `untrained` says it."""
+    has_met: bool = False
+    """Whether a call of it failed, which may turn out to be an outage."""
 
     @property
     def is_failed(self) -> bool:
@@ -141,7 +143,11 @@ class Conversations:
             elif cause != INVALID:
                 note_score(list(outputs))
         score = sum(each.score or 0.0 for each in joined) if cause is None else None
-        return Judged(joined, score, cause)
+        return Judged(joined, score, cause, bool(outputs[-1].stats.get("outages")))
+
+    async def touched(self, request_ids: Sequence[str]) -> set[str]:
+        """Return which of these conversations met a failure that is judged to be an outage, as far as is known now."""
+        return await self.runner.outages.ask(lambda keeper: keeper.touched(request_ids))
 
     async def _conversation(
         self, fields: Mapping[str, Any], name: str, followed: Followed

@@ -89,7 +89,8 @@ class AsyncSGLangRollout(ServerAdapter):
 
             The batch has been verified against what the engine returned, unless `certificate_share` is 0. Changes that
             the caller makes later are not verified. `otc` and `void_turn_pattern` belong to the trainers and have no
-            effect here.
+            effect here. Of outages, too, only what conversations do has: those that had ended before one was judged
+            stay in the batch, and `outage.stop_s` ends no run.
 
         Raises:
             ConfigError, ToolContractError, InteractionContractError: The author of the data, a tool, an interaction or

@@ -11,9 +11,7 @@ from typing import Any
 
 from verl_multiturn.describe import describe
 from verl_multiturn.launch.checkpoints import POSITION, QUEUE, TRACKER, TRAINED, checkpoint_folder, is_complete
-from verl_multiturn.verl_bridge.compat.stored_rows import clear_groups, list_prompts
-
-_VALIDATION = "val"
+from verl_multiturn.verl_bridge.compat.stored_rows import VALIDATION, clear_groups, list_prompts
 
 
 def begin_checkpoint(folder: Path) -> None:
@@ -48,6 +46,11 @@ def save_last(trainer: Any, step: int | None) -> str:
             if not (_names(checkpoints, step) and is_complete(folder)):
                 return f"its weights could not be saved ({describe(error)}); {again} the last checkpoint"
             after = f", after which trainer.checkpoint_callback_class failed ({describe(error)})"
+    if not _names(checkpoints, step):  # verl writes it after the weights, which Megatron may save in the background
+        return (
+            f"the weights of step {step} are being saved in {str(folder)!r}; {again} them if {TRACKER} names {step} by "
+            "then, and else from the checkpoint before"
+        )
     return f"the weights of step {step} are saved in {str(folder)!r}{after}; {again} them"
 
 
@@ -59,7 +62,7 @@ def _names(checkpoints: Path, step: int) -> bool:
 
 def _forget_validation(agent_loop_manager: Any) -> None:
     """Cancel a validation that is running; verl saves all of TransferQueue, and would take up its rows later."""
-    if uids := list(list_prompts(_VALIDATION)):
+    if uids := list(list_prompts(VALIDATION)):
         if hasattr(agent_loop_manager, "cancel"):  # a manager of the user's need not have it
             agent_loop_manager.cancel(uids)
-        clear_groups(uids, _VALIDATION)
+        clear_groups(uids, VALIDATION)

@@ -35,7 +35,7 @@ In the asynchronous trainers groups come from our replay buffer (`replay_buffer.
 begun anew when a step begins (`rerolls.py`). A file of the checkpoint names the trained prompts (`history.py`).
 
 While the trainer waits for groups, and before it sends new weights, it looks after the generation servers
-(`servers.py`). While it waits, it also looks for outages that do not end (`outages.py`).
+(`servers.py`). While it waits, and when a step begins, it also looks for outages that do not end (`outages.py`).
 
 A new concern that changes a batch goes before the certificate, which reads the columns that critic and actor fetch
 next. The metrics are added when a step ends. After training the tools of the agent-loop workers are closed.
@@ -294,6 +294,9 @@ class MultiTurnHooks:
             OutageLasts: An outage lasts for too long.
         """
         self.look_after_servers()
+        self._look_for_outages()
+
+    def _look_for_outages(self) -> None:
         try:
             self._outages.look()
         except OutageLasts:
@@ -332,7 +335,12 @@ class MultiTurnHooks:
         self._whole = self.global_steps
 
     def on_step_begin(self) -> None:
-        """Begin a step, as verl does."""
+        """Begin a step, as verl does, if no outage lasts for too long: an asynchronous run may never wait.
+
+        Raises:
+            OutageLasts: One does.
+        """
+        self._look_for_outages()
         if self._joining is not None:
             self._joining.began = time.time()
         super().on_step_begin()  # type: ignore[misc]

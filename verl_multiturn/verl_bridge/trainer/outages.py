@@ -30,7 +30,7 @@ from verl_multiturn.describe import describe
 from verl_multiturn.errors import OutageError
 from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, list_prompts, put_zeros
+from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, VALIDATION, list_prompts, put_zeros
 from verl_multiturn.verl_bridge.loops.slots import KEEPER
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
@@ -133,7 +133,7 @@ class Outages:
         self._doubtful.update(uids)
 
     def look(self) -> None:
-        """Look at the run's breakers, while the trainer waits and at the end of a step.
+        """Look at the run's breakers, while the trainer waits and when a step begins.
 
         Raises:
             OutageLasts: One has been open for too long. Time in which nobody asks for what is called does not count.
@@ -145,8 +145,8 @@ class Outages:
                 self._tell(
                     "open",
                     f"{name} has not been there for {state.lasting_s:.0f} s, and {state.waiting} calls wait for it "
-                    f"({state.error}); the run ends with a checkpoint after {self._stop_s:g} s "
-                    "(custom.multiturn.outage.stop_s)",
+                    f"({state.error}); the run ends after {self._stop_s:g} s (custom.multiturn.outage.stop_s), with a "
+                    "checkpoint where no step is half trained",
                 )
             if state.lasting_s > self._stop_s:
                 raise OutageLasts(
@@ -202,7 +202,8 @@ class Outages:
     def _keeper_lost(self, error: KeeperLostError) -> None:
         logger.error("%s; conversations that have begun and met a failure are left out", error)
         self._before.clear()
-        self.doubt(list_prompts(TRAIN))
+        for partition in (TRAIN, VALIDATION):
+            self.doubt(list_prompts(partition))
 
     def metrics(self) -> dict[str, float]:
         """Return the step's metrics."""

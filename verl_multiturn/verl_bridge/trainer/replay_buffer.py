@@ -24,7 +24,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_multiturn.rollout.staleness import Bound, earliest, may_take
 from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN
+from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, VALIDATION
 from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX, PREFIX
 from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
 
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 _TOLD_EVERY_S = 60.0
 _SHOWN = 5
-_VALIDATION = "val"
 
 
 class End(NamedTuple):
@@ -207,7 +206,7 @@ class MultiTurnReplayBufferAsync(SignalFilter, Waking, ReplayBufferAsync):
         if self._bound is None:
             stale: set[str] = super()._stale_terminal_keys(global_steps, partition_id)
             return stale
-        if partition_id == _VALIDATION or self._bound.strategy != "drop":
+        if partition_id == VALIDATION or self._bound.strategy != "drop":
             return set()
         deadlines = self._deadlines(partition_id, self._bound)
         return {uid for uid in self.finished_keys[partition_id] if deadlines[uid] < global_steps}
@@ -231,7 +230,7 @@ class MultiTurnReplayBufferAsync(SignalFilter, Waking, ReplayBufferAsync):
     ) -> bool:
         if not super()._has_enough_samples(global_steps, partition_id, batch_size, sampleable_keys):
             return False
-        if self._bound is None or self._bound.strategy != "wait" or partition_id == _VALIDATION:
+        if self._bound is None or self._bound.strategy != "wait" or partition_id == VALIDATION:
             return True
         deadlines = self._deadlines(partition_id, self._bound)
         step, taken = self._taken
@@ -249,7 +248,7 @@ class MultiTurnReplayBufferAsync(SignalFilter, Waking, ReplayBufferAsync):
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict[str, Any]], dict[str, int]]:
         selected = super()._select_prompt_uids(partition_id, sampleable_keys, batch_size)
-        if self._bound is None or partition_id == _VALIDATION:
+        if self._bound is None or partition_id == VALIDATION:
             found: tuple[list[str], dict[str, dict[str, Any]], dict[str, int]] = selected
             return found
         deadlines = self._deadlines(partition_id, self._bound)

@@ -53,6 +53,7 @@ SETTINGS = [
     Section("Over-sampling", staleness.OVER_SAMPLING, _ours),
     Section("Old log-probs", trainer.OLD_LOG_PROBS, _ours),
     Section("Certificate", trainer.CERTIFICATE, _ours),
+    Section("Outages", trainer.OUTAGES, _ours),
     Section("Traces", traces.TRACES, _ours),
     Section("Without an agent loop of ours", loops.OTHER_LOOPS, lambda run: not run.has_our_loop),
     Section("Logical CPUs", [ray_cpus.check_ray_cpus], lambda run: run.has_our_loop or run.runs_our_server),

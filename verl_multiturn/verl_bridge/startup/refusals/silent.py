@@ -43,6 +43,10 @@ def _with_critic(run: RunView) -> bool:
     return run.has_critic
 
 
+def _without_megatron(run: RunView) -> bool:
+    return not run.is_megatron
+
+
 # What would change what is learnt.
 
 
@@ -154,6 +158,14 @@ _LEARNING = [
         refused=True,
     ),
     *_rows(
+        f"{_ACTOR}.checkpoint.async_save",
+        "only Megatron saves in the background and then writes latest_checkpointed_iteration.txt; without that file "
+        "trainer.resume_mode=auto begins from scratch",
+        "leave it out",
+        refused=True,
+        when=_without_megatron,
+    ),
+    *_rows(
         [f"{_ACTOR}.qat.{name}" for name in ("enable", "mode", "group_size", "ignore_patterns", "activation_observer")]
         + [f"{_ACTOR}.qat.quantization_config_path"],
         _UNREAD,
@@ -163,6 +175,24 @@ _LEARNING = [
 ]
 
 # What would change speed, memory or what is kept.
+
+_FSDP_SECTIONS: Mapping[str, When] = {
+    f"{_ACTOR}.fsdp_config": _always,
+    f"{_REF}.fsdp_config": _always,
+    "critic.fsdp": _with_critic,
+}
+"""Sections of FSDP's engine, and whether a run has the model."""
+
+
+def _rows_of_strategy(strategy: str, names: Iterable[str], why: str) -> Iterator[Row]:
+    """Yield a row for each setting that the engine of one `strategy` does not read."""
+    for section, is_there in _FSDP_SECTIONS.items():
+        keys = [f"{section}.{name}" for name in names]
+
+        def applies(run: RunView, is_there: When = is_there) -> bool:
+            return bool(is_there(run) and run.value(f"{_ACTOR}.strategy") == strategy)
+
+        yield from _rows(keys, why, "leave it out", when=applies)
 
 
 def _has_sglang(run: RunView, section: str, engine: str) -> bool:
@@ -297,9 +327,15 @@ _COST = [
         "set critic.fsdp.ulysses_sequence_parallel_size",
         when=_with_critic,
     ),
+    *_rows(f"{_ACTOR}.checkpoint.strict", "only Megatron reads it", "leave it out", when=_without_megatron),
     *_rows(
-        f"{_ACTOR}.checkpoint.strict", "only Megatron reads it", "leave it out", when=lambda run: not run.is_megatron
+        [f"critic.checkpoint.{name}" for name in ("async_save", "strict")],
+        "only Megatron reads it",
+        "leave it out",
+        when=lambda run: run.has_critic and not run.is_megatron,
     ),
+    *_rows_of_strategy("fsdp", ["offload_policy"], "only fsdp2 reads it"),
+    *_rows_of_strategy("fsdp2", ["use_orig_params", "wrap_policy.min_num_params"], "only fsdp reads it"),
     *_rows(
         [
             f"{section}.megatron.{name}"

@@ -161,6 +161,17 @@ def _warning_of_unverified(key: str, is_v1: bool) -> Row:
     )
 
 
+OUTAGES = [
+    Row(
+        f"{PATH}.outage.mode",
+        when=lambda run: run.our_trainer is None and run.settings.outage.mode != "off",
+        why="conversations that meet an outage end or wait, but only verl's own V1 trainers leave out those that had "
+        "ended before it was judged or that no reward could judge, and end the run after outage.stop_s",
+        remedy="use one of them",
+        is_refusal=False,
+    ),
+]
+
 _BOUND = f"{PATH}.old_log_prob_bound"
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
 
