@@ -291,7 +291,7 @@ class Breaker:
             outages: Outages of calls that are no probe any more. One that began while it is open was one.
         """
         if self.is_open and any(outage.epoch == self.epoch for outage in outages):
-            self._good_probes = 0
+            self._good_probes = self._mistakes = 0
 
     def _wait_longer(self, now: float) -> None:
         self._failed_probes = min(self._failed_probes + 1, len(PROBE_S) - 1)
