@@ -182,6 +182,8 @@ class Outages:
             touched = self._keeper.touched(sorted(met.values()))
         except KeeperLostError as error:
             self._keeper_lost(error)
+            # They are asked for again, of a keeper that knows nothing of them; verl may not list their prompts any more.
+            self.doubt({name.rpartition("_")[0] for name in met})
             touched = set(met.values())
         return [
             name
