@@ -242,23 +242,34 @@ def test_a_batch_of_distillation_is_left_to_verl(kit: Any, classes: tuple[type, 
     assert unfit_batch({"rope_dimensions": 2}) == "positions of several dimensions"
 
 
+def normalized(kit: Any) -> Any:
+    """Return REINFORCE's loss with weights that verl divides by their mean over a micro-batch."""
+    from verl.trainer.config.algorithm import RolloutCorrectionConfig
+    from verl.workers.config.actor import PolicyLossConfig
+
+    correction = RolloutCorrectionConfig(
+        loss_type="reinforce", rollout_is="token", rollout_is_batch_normalize=True, bypass_mode=True
+    )
+    return kit.make_loss(policy_loss=PolicyLossConfig(loss_mode="bypass_mode", rollout_correction=correction))
+
+
 def test_a_loss_that_depends_on_its_micro_batches_is_left_to_verl(
     kit: Any, engines: tuple[Any, Any], classes: tuple[type, type, type], model: Path
 ) -> None:
     from verl_multiturn.errors import ConfigError
     from verl_multiturn.verl_bridge.prefix_tree.support import unfit_loss
 
-    told = [unfit_loss(kit.make_loss(mode).keywords["config"]) for mode in ("vanilla", "gspo", "geo_mean", "kl_cov")]
-    assert told[:2] == [None, None]
-    assert told[2:] == [f"loss_mode={mode}, which depends on the micro-batches" for mode in ("geo_mean", "kl_cov")]
+    fit, unfit = ("vanilla", "gspo", "dro", "bypass_mode"), ("geo_mean", "kl_cov", "of a user")
+    told = [unfit_loss(kit.make_loss(mode).keywords["config"]) for mode in (*fit, *unfit)]
+    assert told == [None] * 4 + [f"loss_mode={mode}, which may depend on the micro-batches" for mode in unfit]
     batch = kit.make_batch(kit.as_rows(*([1, 2, 3, end] for end in range(4, 8)), prompt=2), micro_batch_size_per_gpu=1)
     norm = {"loss_agg_mode": "seq-mean-token-sum-norm"}
     assert unfit_loss(kit.make_loss(**norm, loss_scale_factor=9).keywords["config"]) is None
-    for loss in (kit.make_loss("geo_mean"), kit.make_loss(**norm)):
+    for loss in (kit.make_loss("geo_mean"), kit.make_loss(**norm), normalized(kit)):
         found = [kit.backward(engine, batch, loss) for engine in (engines[0], kit.make_engine(classes[1], model))]
         assert [len(output["loss"]) for output, _ in found] == [4, 4]
         assert kit.gradients_differ(found[0][1], found[1][1])[0] <= 1e-5
-        with pytest.raises(ConfigError, match="which depends on the micro-batches; set"):
+        with pytest.raises(ConfigError, match="depends? on the micro-batches; set"):
             kit.backward(engines[1], batch, loss)
 
 
