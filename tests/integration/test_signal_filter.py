@@ -45,6 +45,25 @@ def test_rows_that_stay(
     assert found == (None if kept is None else (kept, updates))
 
 
+@pytest.mark.parametrize(
+    ("counts", "most", "found"),
+    [
+        (range(97, 161), 8, 104),  # 97 is a prime number
+        (range(3, 9), 8, 3),
+        (range(9, 17), 8, 10),
+        ([8, 16, 24], 3, 8),
+        (range(97, 161), 0, 97),
+    ],
+)
+def test_rows_that_stay_are_divided_into_few_micro_batches(counts: Any, most: int, found: int) -> None:
+    from verl_multiturn.verl_bridge.trainer.spared import fewest_passes, thin
+
+    assert fewest_passes(counts, most) == found
+    thinned = thin([2] * 7 + [1] * 9, 16, 1, 1, 4)
+    assert thinned is not None
+    assert len(thinned.kept) == 8
+
+
 def trainer_of(**changes: Any) -> Any:
     mini = {"actor_rollout_ref__actor__ppo_mini_batch_size": 2, f"{OURS}__filter": "skip"}
     return make_trainer(**mini, **changes)
@@ -97,6 +116,22 @@ def test_a_skipped_group_has_advantages_of_exactly_zero_and_no_old_log_probs(sto
     step(trainer, batch)
     assert [store.advantage(f"v_{i}_0") for i in range(4)] == [0.0] * 4
     assert trainer.updates == [[f"u_{i}_0" for i in range(4)]]
+
+
+def test_silent_rows_fill_the_micro_batches_of_the_old_log_probs(store: WritableStore) -> None:
+    add(store, "u", [1.0, 0.0, 0.0, 1.0, 0.0])
+    add(store, "v", [1.0] * 5)
+    trainer = trainer_of()
+    trainer._spared.silent = frozenset("v")
+    trainer._spared._inferred = 4
+    asked: list[tuple[int, Any]] = []
+    trainer._spared.old_log_probs(
+        store.batch(),
+        {},
+        lambda part, _: asked.append((len(part.keys), part.extra_info["micro_batch_size_per_gpu"])),
+        1,
+    )
+    assert asked == [(6, 3)]  # 5 rows would be five passes
 
 
 def test_where_all_are_silent_each_rank_computes_a_row(store: WritableStore) -> None:

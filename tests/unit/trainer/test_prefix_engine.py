@@ -269,7 +269,7 @@ def test_a_loss_that_depends_on_its_micro_batches_is_left_to_verl(
         found = [kit.backward(engine, batch, loss) for engine in (engines[0], kit.make_engine(classes[1], model))]
         assert [len(output["loss"]) for output, _ in found] == [4, 4]
         assert kit.gradients_differ(found[0][1], found[1][1])[0] <= 1e-5
-        with pytest.raises(ConfigError, match="depends? on the micro-batches; set"):
+        with pytest.raises(ConfigError, match=r"depends? on the micro-batches; set"):
             kit.backward(engines[1], batch, loss)
 
 

@@ -182,7 +182,7 @@ class Outages:
             touched = self._keeper.touched(sorted(met.values()))
         except KeeperLostError as error:
             self._keeper_lost(error)
-            # They are asked for again, of a keeper that knows nothing of them; verl may not list their prompts any more.
+            # A new keeper, which knows nothing of them, is asked again; verl may no longer list their prompts then.
             self.doubt({name.rpartition("_")[0] for name in met})
             touched = set(met.values())
         return [
