@@ -234,6 +234,14 @@ def test_a_model_that_hands_no_forest_down_is_left_to_verl(
     assert "because of a model that does not hand further arguments down to its attention" in capsys.readouterr().err
 
 
+def test_attention_that_asks_for_a_tensor_of_sinks_is_refused() -> None:
+    from verl_multiturn.verl_bridge.prefix_tree.attention import _beyond
+
+    given = {"scaling": 0.5, "sliding_window": None, "output_attentions": False}
+    assert _beyond(torch.nn.Identity(), given) is None
+    assert _beyond(torch.nn.Identity(), {**given, "s_aux": torch.zeros(4)}) == "attention with s_aux"
+
+
 def test_a_batch_of_distillation_is_left_to_verl(kit: Any, classes: tuple[type, type, type]) -> None:
     from verl_multiturn.verl_bridge.prefix_tree.support import unfit_batch
 
