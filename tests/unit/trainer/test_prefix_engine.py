@@ -286,10 +286,23 @@ def test_verl_finds_the_engines_by_their_vendors(
 ) -> None:
     from verl.workers.engine import EngineRegistry
 
-    monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
-    for vendor, kind in zip(("another", "verl_multiturn", "verl_multiturn_strict"), classes, strict=True):
-        monkeypatch.setenv("VERL_ENGINE_VENDOR", vendor)
-        assert EngineRegistry.get_engine_cls("language_model", "fsdp2") is kind
+    for device in ("cuda", "npu"):
+        monkeypatch.setenv("VERL_ENGINE_DEVICE", device)
+        for vendor, kind in zip(("another", "verl_multiturn", "verl_multiturn_strict"), classes, strict=True):
+            monkeypatch.setenv("VERL_ENGINE_VENDOR", vendor)
+            assert EngineRegistry.get_engine_cls("language_model", "fsdp2") is kind
+
+
+def test_an_npu_is_left_to_verl(
+    kit: Any, classes: tuple[type, type, type], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_multiturn.errors import ConfigError
+    from verl_multiturn.verl_bridge.prefix_tree import engine
+
+    ours = kit.make_engine(classes[2], model)
+    monkeypatch.setattr(engine, "get_device_name", lambda: "npu")
+    with pytest.raises(ConfigError, match="prefix_tree=on cannot be used with an NPU, on which they were never tried;"):
+        kit.forward(ours, kit.make_batch(kit.random_rows(0)))
 
 
 def test_every_loss_has_the_same_gradient(kit: Any, engines: tuple[Any, Any]) -> None:

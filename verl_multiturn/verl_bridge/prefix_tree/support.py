@@ -18,15 +18,17 @@ _OF_ROWS = (*PROPORTIONAL, "dro", "bypass_mode")
 over a micro-batch, or choose tokens among its own; of a user's own nobody knows."""
 
 
-def unfit_engine(engine: Any, model: Any) -> str | None:
+def unfit_engine(engine: Any, model: Any, device: str) -> str | None:
     """Return why an engine with these settings computes no forests; None: it can.
 
     Args:
         engine: verl's settings of the FSDP engine.
         model: verl's settings of the model.
+        device: verl's name of the kind of device.
     """
     qat = getattr(engine, "qat", None)
     reasons = {
+        "an NPU, on which they were never tried": device == "npu",
         f"ulysses_sequence_parallel_size={engine.ulysses_sequence_parallel_size}": (
             engine.ulysses_sequence_parallel_size > 1
         ),
