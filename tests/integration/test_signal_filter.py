@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,6 +133,24 @@ def test_silent_rows_fill_the_micro_batches_of_the_old_log_probs(store: Writable
         1,
     )
     assert asked == [(6, 3)]  # 5 rows would be five passes
+
+
+def test_with_prefix_trees_each_rank_has_silent_groups(store: WritableStore) -> None:
+    from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
+
+    for uid in "vwxy":
+        add(store, uid, [1.0, 0.0])
+    trainer = trainer_of()
+    trainer.replay_buffer = SignalFilter.__new__(SignalFilter)
+    trainer.replay_buffer.silent = frozenset("vw")
+    trainer._keeps_groups = True
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 1]})
+    type(trainer).__mro__[-2]._balance_batch = lambda self, batch, metrics: batch
+    batch = store.batch()
+    for tag in batch.tags:
+        tag["seq_len"] = 9 if tag is batch.tags[0] else 1
+    trainer._balance_batch(batch, {})
+    assert [name.partition("_")[0] for name in batch.keys] == ["v", "v", "x", "x", "w", "w", "y", "y"]
 
 
 def test_where_all_are_silent_each_rank_computes_a_row(store: WritableStore) -> None:

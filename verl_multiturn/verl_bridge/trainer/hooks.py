@@ -426,7 +426,9 @@ class MultiTurnHooks:
             rows = self._rows.of(batch)
             groups = [str(key) if key in rows.padding else key.uid for key in rows.keys]
             lengths = [tag["seq_len"] for tag in batch.tags]
-            batch.reorder([row for part in deal(groups, lengths, ranks) for row in part])
+            silent = set[str]() if self._filter is None else {*self._filter.silent}
+            silent |= {str(key) for key in rows.padding} if silent else set()
+            batch.reorder([row for part in deal(groups, lengths, ranks, silent) for row in part])
         return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
