@@ -245,6 +245,9 @@ def test_a_filter_that_leaves_nothing_says_so_and_goes_on(is_async: bool, caplog
     assert metrics["rollout/filter/replaced"] == 10 * BATCH
     assert metrics["rollout/filter/no_signal"] == metrics["rollout/filter/groups"] == 11 * BATCH
     assert "rollout/filter/rollouts_per_signal" not in metrics
+    trainer = trainer_of()
+    trainer.replay_buffer = world.buffer
+    assert len(trainer._take_evicted()) == 10 * BATCH  # which the checkpoint's file names
     assert "the most that a step replaces, and those that come now teach nothing; take harder rows" in caplog.text
 
 

@@ -72,7 +72,6 @@ from verl_multiturn.verl_bridge.trainer.otc import OtcScores
 from verl_multiturn.verl_bridge.trainer.outages import AskedKeeper, OutageLasts, Outages, Scored
 from verl_multiturn.verl_bridge.trainer.rank_parts import deal, has_our_engine
 from verl_multiturn.verl_bridge.trainer.replay_buffer import (
-    MultiTurnReplayBufferAsync,
     Sleep,
     Waking,
     look_after_sampler,
@@ -220,7 +219,7 @@ class MultiTurnHooks:
 
     def _take_evicted(self) -> list[str]:
         buffer = self.replay_buffer
-        return buffer.take_evicted() if isinstance(buffer, MultiTurnReplayBufferAsync) else []
+        return buffer.take_evicted() if isinstance(buffer, SignalFilter) else []
 
     def _load_checkpoint(self) -> None:
         trainer = self.config.trainer
