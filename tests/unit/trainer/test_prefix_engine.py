@@ -305,6 +305,34 @@ def test_an_npu_is_left_to_verl(
         kit.forward(ours, kit.make_batch(kit.random_rows(0)))
 
 
+def compare_on_rank(rank: int, store: str, model: Path) -> None:
+    """Compare both engines as one of two ranks: the rows of the first one are one tree, the other's share nothing."""
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    from tests.support import training_engine as kit
+    from verl_multiturn.verl_bridge.prefix_tree.engine import StrictPrefixTreeEngine
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.FileStore(store, 2), rank=rank, world_size=2)
+    engines = [kit.make_engine(kind, model) for kind in (FSDPEngineWithLMHead, StrictPrefixTreeEngine)]
+    rows = [[*range(1, 9), end] if rank == 0 else [10 * end + i for i in range(9)] for end in range(1, 9)]
+    batch = kit.make_batch(kit.as_rows(*rows, prompt=8), rank, micro_batch_size_per_gpu=2, global_batch_size=16)
+    columns = [kit.forward(engine, batch) for engine in engines]
+    assert kit.farthest(columns[0]["log_probs"], columns[1]["log_probs"]) <= 2e-5
+    (verls, gradient), (ours, other) = (kit.backward(engine, batch, kit.make_loss()) for engine in engines)
+    # The first rank needs one alone.
+    assert (len(verls["loss"]), len(ours["loss"])) == (4, 4)
+    share, cosine = kit.gradients_differ(gradient, other)
+    assert share <= 1e-5
+    assert cosine >= 0.999999
+    assert sum(ours["loss"]) == pytest.approx(sum(verls["loss"]), rel=1e-4, abs=1e-6)
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_have_equally_many_micro_batches_and_verls_gradient(model: Path, tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(compare_on_rank, (str(tmp_path / "store"), model), nprocs=2)
+
+
 def test_every_loss_has_the_same_gradient(kit: Any, engines: tuple[Any, Any]) -> None:
     from benchmarks.prefix_tree import AGGREGATIONS, as_loss, terms
 
