@@ -135,6 +135,36 @@ def test_silent_rows_fill_the_micro_batches_of_the_old_log_probs(store: Writable
     assert asked == [(6, 3)]  # 5 rows would be five passes
 
 
+def test_with_a_bound_the_engines_log_probs_are_taken_and_silent_rows_leave_the_update(store: WritableStore) -> None:
+    from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
+
+    add(store, "u", [1.0, 0.0, 0.0, 1.0])
+    add(store, "v", [1.0] * 4)
+    trainer = trainer_of(**{f"{OURS}__old_log_prob_bound": 0.05})
+    asked: list[int] = []
+
+    def verls(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        asked.append(len(batch.keys))
+        return batch  # which `add` gave its old log-probs
+
+    base = type(trainer).__mro__[-2]
+    verls_step = base.step
+
+    def step_of(self: Any, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+        self._compute_old_log_prob(self.batches[0], metrics)
+        return verls_step(self, metrics, timing_raw)
+
+    base._compute_old_log_prob, base.step = verls, step_of
+    trainer.replay_buffer = SignalFilter.__new__(SignalFilter)
+    trainer.replay_buffer.silent = frozenset("v")
+    metrics = step(trainer, store.batch())
+    assert asked == [1]  # a row is compared, and those of silent groups are not told apart
+    assert metrics["rollout/old_log_prob/engine_share"] == 7 / 8
+    assert (metrics["rollout/filter/spared_log_probs"], metrics["rollout/filter/spared_rows"]) == (0, 4)
+    assert metrics["rollout/certificate/violations"] == 0
+    assert trainer.updates == [[f"u_{i}_0" for i in range(4)]]
+
+
 def test_with_prefix_trees_each_rank_has_silent_groups(store: WritableStore) -> None:
     from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
 
