@@ -166,6 +166,29 @@ async def test_a_server_that_dies_while_turns_wait() -> None:
     assert (await converse(client_of(balancer), 1)).stop_reason == "stop"
 
 
+async def test_a_server_that_cannot_be_reached_for_a_moment_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.exceptions import ActorUnavailableError
+
+    from verl_multiturn.rollout.cache import holding
+
+    monkeypatch.setattr(holding, "_EVERY_S", 0.0)
+    asked, again = [], asyncio.Event()
+
+    class Flaky(Caching):
+        async def cache_need(self, client: str, conversations: Sequence[tuple[float, int]], full: float) -> Told:
+            asked.append(client)
+            if len(asked) == 1:
+                raise ActorUnavailableError("no connection", None)
+            again.set()
+            return await super().cache_need(client, conversations, full)
+
+    server = Flaky([])
+    caches = client_of(Grouping(server))._caches
+    with residing("g"):
+        await caches.before("a", "server", server, [10], {}, False)
+        await asyncio.wait_for(again.wait(), 60)
+
+
 async def test_a_new_server_at_the_address_of_a_dead_one_is_asked_anew() -> None:
     caches = client_of(Grouping(Caching([])))._caches
     dead, new = Caching([]), Caching([])

@@ -344,6 +344,17 @@ def test_a_keeper_that_has_died_can_absolve_nobody(store: WritableStore, caplog:
     assert masked(store)[2:] == ["v_0_0"]
 
 
+def test_what_a_dead_keeper_could_not_judge_for_the_filter_is_not_trained(store: WritableStore) -> None:
+    add(store, [1.0, 0.0, 0.0, 0.5], met="12")
+    keeper = FakeKeeper(lost=True)
+    trainer = trainer_of(keeper)
+    # The filter asks first, when verl has removed the prompts of the batch that it has sampled.
+    assert trainer._outages.causes(trainer._rows.of(store.batch())) == {"u_1": OUTAGE, "u_2": OUTAGE}
+    keeper.lost = False
+    step(trainer, store.batch())
+    assert masked(store) == ["u_1_0", "u_2_0"]
+
+
 def test_a_checkpoints_conversations_are_doubted(store: WritableStore) -> None:
     add(store, [1.0, 0.0, 0.0, 0.5], met="1")
     trainer = trainer_of(FakeKeeper(), "separate_async")

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,6 +44,25 @@ def test_rows_that_stay(
 
     found = thin(worth, size, ranks, multiple)
     assert found == (None if kept is None else (kept, updates))
+
+
+@pytest.mark.parametrize(
+    ("counts", "most", "found"),
+    [
+        (range(97, 161), 8, 104),  # 97 is a prime number
+        (range(3, 9), 8, 3),
+        (range(9, 17), 8, 10),
+        ([8, 16, 24], 3, 8),
+        (range(97, 161), 0, 97),
+    ],
+)
+def test_rows_that_stay_are_divided_into_few_micro_batches(counts: Any, most: int, found: int) -> None:
+    from verl_multiturn.verl_bridge.trainer.spared import fewest_passes, thin
+
+    assert fewest_passes(counts, most) == found
+    thinned = thin([2] * 7 + [1] * 9, 16, 1, 1, 4)
+    assert thinned is not None
+    assert len(thinned.kept) == 8
 
 
 def trainer_of(**changes: Any) -> Any:
@@ -97,6 +117,70 @@ def test_a_skipped_group_has_advantages_of_exactly_zero_and_no_old_log_probs(sto
     step(trainer, batch)
     assert [store.advantage(f"v_{i}_0") for i in range(4)] == [0.0] * 4
     assert trainer.updates == [[f"u_{i}_0" for i in range(4)]]
+
+
+def test_silent_rows_fill_the_micro_batches_of_the_old_log_probs(store: WritableStore) -> None:
+    add(store, "u", [1.0, 0.0, 0.0, 1.0, 0.0])
+    add(store, "v", [1.0] * 5)
+    trainer = trainer_of()
+    trainer._spared.silent = frozenset("v")
+    trainer._spared._inferred = 4
+    asked: list[tuple[int, Any]] = []
+    trainer._spared.old_log_probs(
+        store.batch(),
+        {},
+        lambda part, _: asked.append((len(part.keys), part.extra_info["micro_batch_size_per_gpu"])),
+        1,
+    )
+    assert asked == [(6, 3)]  # 5 rows would be five passes
+
+
+def test_with_a_bound_the_engines_log_probs_are_taken_and_silent_rows_leave_the_update(store: WritableStore) -> None:
+    from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
+
+    add(store, "u", [1.0, 0.0, 0.0, 1.0])
+    add(store, "v", [1.0] * 4)
+    trainer = trainer_of(**{f"{OURS}__old_log_prob_bound": 0.05})
+    asked: list[int] = []
+
+    def verls(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        asked.append(len(batch.keys))
+        return batch  # which `add` gave its old log-probs
+
+    base = type(trainer).__mro__[-2]
+    verls_step = base.step
+
+    def step_of(self: Any, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+        self._compute_old_log_prob(self.batches[0], metrics)
+        return verls_step(self, metrics, timing_raw)
+
+    base._compute_old_log_prob, base.step = verls, step_of
+    trainer.replay_buffer = SignalFilter.__new__(SignalFilter)
+    trainer.replay_buffer.silent = frozenset("v")
+    metrics = step(trainer, store.batch())
+    assert asked == [1]  # a row is compared, and those of silent groups are not told apart
+    assert metrics["rollout/old_log_prob/engine_share"] == 7 / 8
+    assert (metrics["rollout/filter/spared_log_probs"], metrics["rollout/filter/spared_rows"]) == (0, 4)
+    assert metrics["rollout/certificate/violations"] == 0
+    assert trainer.updates == [[f"u_{i}_0" for i in range(4)]]
+
+
+def test_with_prefix_trees_each_rank_has_silent_groups(store: WritableStore) -> None:
+    from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
+
+    for uid in "vwxy":
+        add(store, uid, [1.0, 0.0])
+    trainer = trainer_of()
+    trainer.replay_buffer = SignalFilter.__new__(SignalFilter)
+    trainer.replay_buffer.silent = frozenset("vw")
+    trainer._keeps_groups = True
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 1]})
+    type(trainer).__mro__[-2]._balance_batch = lambda self, batch, metrics: batch
+    batch = store.batch()
+    for tag in batch.tags:
+        tag["seq_len"] = 9 if tag is batch.tags[0] else 1
+    trainer._balance_batch(batch, {})
+    assert [name.partition("_")[0] for name in batch.keys] == ["v", "v", "x", "x", "w", "w", "y", "y"]
 
 
 def test_where_all_are_silent_each_rank_computes_a_row(store: WritableStore) -> None:
@@ -191,6 +275,9 @@ def test_a_filter_that_leaves_nothing_says_so_and_goes_on(is_async: bool, caplog
     assert metrics["rollout/filter/replaced"] == 10 * BATCH
     assert metrics["rollout/filter/no_signal"] == metrics["rollout/filter/groups"] == 11 * BATCH
     assert "rollout/filter/rollouts_per_signal" not in metrics
+    trainer = trainer_of()
+    trainer.replay_buffer = world.buffer
+    assert len(trainer._take_evicted()) == 10 * BATCH  # which the checkpoint's file names
     assert "the most that a step replaces, and those that come now teach nothing; take harder rows" in caplog.text
 
 

@@ -153,7 +153,7 @@ def test_evicted_prompts_do_not_gather_where_nothing_is_saved(tmp_path: Path, mo
             taken, self.evicted = self.evicted, []
             return taken
 
-    monkeypatch.setattr(hooks, "MultiTurnReplayBufferAsync", Buffer)
+    monkeypatch.setattr(hooks, "SignalFilter", Buffer)
     monkeypatch.setattr(batch_rows, "fetch_stats", lambda keys, partition: dict.fromkeys(keys))
     for save_freq, left in ((-1, []), (2, ["x"])):
         trainer = make(tmp_path, save_freq=save_freq)

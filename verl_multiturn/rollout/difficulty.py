@@ -174,5 +174,8 @@ class Pools:
             uids: The groups that are there. In `sync` there is none: those of a step that broke off are gone.
             rows: Number of rows of the data set.
         """
+        for uid, at in self.drawn.items():
+            if uid not in uids and at in self.seen:  # it was drawn again; else `again` is 0 already
+                self.seen[at].again = max(0, self.seen[at].again - 1)
         self.drawn = {uid: at for uid, at in self.drawn.items() if uid in uids and at < rows}
         self.seen = {at: seen for at, seen in self.seen.items() if at < rows}

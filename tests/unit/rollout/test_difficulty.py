@@ -87,3 +87,13 @@ def test_what_a_checkpoint_does_not_bring_back_is_forgotten() -> None:
     assert made.drawn == {"there": 1}
     assert set(made.seen) == {0, 1}
     assert not made.passes_over(3)
+
+
+def test_a_row_whose_repeat_a_checkpoint_does_not_bring_back_may_be_drawn_as_often_as_before() -> None:
+    made = pools((4, 8), (4, 8))
+    for uid, row in (("gone", 0), ("there", 1)):
+        assert made.again() == row
+        made.draw(uid, row)
+        assert made.again() is None
+    made.keep({"there"}, rows=2)
+    assert [made.seen[row].again for row in (0, 1)] == [0, 1]

@@ -234,6 +234,14 @@ def test_a_model_that_hands_no_forest_down_is_left_to_verl(
     assert "because of a model that does not hand further arguments down to its attention" in capsys.readouterr().err
 
 
+def test_attention_that_asks_for_a_tensor_of_sinks_is_refused() -> None:
+    from verl_multiturn.verl_bridge.prefix_tree.attention import _beyond
+
+    given = {"scaling": 0.5, "sliding_window": None, "output_attentions": False}
+    assert _beyond(torch.nn.Identity(), given) is None
+    assert _beyond(torch.nn.Identity(), {**given, "s_aux": torch.zeros(4)}) == "attention with s_aux"
+
+
 def test_a_batch_of_distillation_is_left_to_verl(kit: Any, classes: tuple[type, type, type]) -> None:
     from verl_multiturn.verl_bridge.prefix_tree.support import unfit_batch
 
@@ -242,23 +250,34 @@ def test_a_batch_of_distillation_is_left_to_verl(kit: Any, classes: tuple[type, 
     assert unfit_batch({"rope_dimensions": 2}) == "positions of several dimensions"
 
 
+def normalized(kit: Any) -> Any:
+    """Return REINFORCE's loss with weights that verl divides by their mean over a micro-batch."""
+    from verl.trainer.config.algorithm import RolloutCorrectionConfig
+    from verl.workers.config.actor import PolicyLossConfig
+
+    correction = RolloutCorrectionConfig(
+        loss_type="reinforce", rollout_is="token", rollout_is_batch_normalize=True, bypass_mode=True
+    )
+    return kit.make_loss(policy_loss=PolicyLossConfig(loss_mode="bypass_mode", rollout_correction=correction))
+
+
 def test_a_loss_that_depends_on_its_micro_batches_is_left_to_verl(
     kit: Any, engines: tuple[Any, Any], classes: tuple[type, type, type], model: Path
 ) -> None:
     from verl_multiturn.errors import ConfigError
     from verl_multiturn.verl_bridge.prefix_tree.support import unfit_loss
 
-    told = [unfit_loss(kit.make_loss(mode).keywords["config"]) for mode in ("vanilla", "gspo", "geo_mean", "kl_cov")]
-    assert told[:2] == [None, None]
-    assert told[2:] == [f"loss_mode={mode}, which depends on the micro-batches" for mode in ("geo_mean", "kl_cov")]
+    fit, unfit = ("vanilla", "gspo", "dro", "bypass_mode"), ("geo_mean", "kl_cov", "of a user")
+    told = [unfit_loss(kit.make_loss(mode).keywords["config"]) for mode in (*fit, *unfit)]
+    assert told == [None] * 4 + [f"loss_mode={mode}, which may depend on the micro-batches" for mode in unfit]
     batch = kit.make_batch(kit.as_rows(*([1, 2, 3, end] for end in range(4, 8)), prompt=2), micro_batch_size_per_gpu=1)
     norm = {"loss_agg_mode": "seq-mean-token-sum-norm"}
     assert unfit_loss(kit.make_loss(**norm, loss_scale_factor=9).keywords["config"]) is None
-    for loss in (kit.make_loss("geo_mean"), kit.make_loss(**norm)):
+    for loss in (kit.make_loss("geo_mean"), kit.make_loss(**norm), normalized(kit)):
         found = [kit.backward(engine, batch, loss) for engine in (engines[0], kit.make_engine(classes[1], model))]
         assert [len(output["loss"]) for output, _ in found] == [4, 4]
         assert kit.gradients_differ(found[0][1], found[1][1])[0] <= 1e-5
-        with pytest.raises(ConfigError, match="which depends on the micro-batches; set"):
+        with pytest.raises(ConfigError, match=r"depends? on the micro-batches; set"):
             kit.backward(engines[1], batch, loss)
 
 
@@ -267,10 +286,51 @@ def test_verl_finds_the_engines_by_their_vendors(
 ) -> None:
     from verl.workers.engine import EngineRegistry
 
-    monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
-    for vendor, kind in zip(("another", "verl_multiturn", "verl_multiturn_strict"), classes, strict=True):
-        monkeypatch.setenv("VERL_ENGINE_VENDOR", vendor)
-        assert EngineRegistry.get_engine_cls("language_model", "fsdp2") is kind
+    for device in ("cuda", "npu"):
+        monkeypatch.setenv("VERL_ENGINE_DEVICE", device)
+        for vendor, kind in zip(("another", "verl_multiturn", "verl_multiturn_strict"), classes, strict=True):
+            monkeypatch.setenv("VERL_ENGINE_VENDOR", vendor)
+            assert EngineRegistry.get_engine_cls("language_model", "fsdp2") is kind
+
+
+def test_an_npu_is_left_to_verl(
+    kit: Any, classes: tuple[type, type, type], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_multiturn.errors import ConfigError
+    from verl_multiturn.verl_bridge.prefix_tree import engine
+
+    ours = kit.make_engine(classes[2], model)
+    monkeypatch.setattr(engine, "get_device_name", lambda: "npu")
+    with pytest.raises(ConfigError, match="prefix_tree=on cannot be used with an NPU, on which they were never tried;"):
+        kit.forward(ours, kit.make_batch(kit.random_rows(0)))
+
+
+def compare_on_rank(rank: int, store: str, model: Path) -> None:
+    """Compare both engines as one of two ranks: the rows of the first one are one tree, the other's share nothing."""
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    from tests.support import training_engine as kit
+    from verl_multiturn.verl_bridge.prefix_tree.engine import StrictPrefixTreeEngine
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.FileStore(store, 2), rank=rank, world_size=2)
+    engines = [kit.make_engine(kind, model) for kind in (FSDPEngineWithLMHead, StrictPrefixTreeEngine)]
+    rows = [[*range(1, 9), end] if rank == 0 else [10 * end + i for i in range(9)] for end in range(1, 9)]
+    batch = kit.make_batch(kit.as_rows(*rows, prompt=8), rank, micro_batch_size_per_gpu=2, global_batch_size=16)
+    columns = [kit.forward(engine, batch) for engine in engines]
+    assert kit.farthest(columns[0]["log_probs"], columns[1]["log_probs"]) <= 2e-5
+    (verls, gradient), (ours, other) = (kit.backward(engine, batch, kit.make_loss()) for engine in engines)
+    # The first rank needs one alone.
+    assert (len(verls["loss"]), len(ours["loss"])) == (4, 4)
+    share, cosine = kit.gradients_differ(gradient, other)
+    assert share <= 1e-5
+    assert cosine >= 0.999999
+    assert sum(ours["loss"]) == pytest.approx(sum(verls["loss"]), rel=1e-4, abs=1e-6)
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_have_equally_many_micro_batches_and_verls_gradient(model: Path, tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(compare_on_rank, (str(tmp_path / "store"), model), nprocs=2)
 
 
 def test_every_loss_has_the_same_gradient(kit: Any, engines: tuple[Any, Any]) -> None:

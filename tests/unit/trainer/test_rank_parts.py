@@ -1,5 +1,6 @@
 """Each data-parallel rank gets whole groups, equally many rows, and about equally many tokens."""
 
+import random
 from typing import Any
 
 import pytest
@@ -37,6 +38,27 @@ def test_rows_of_padding_fill_what_is_left(deal: Any) -> None:
         [0, 1, 2, 3],
         [4, 5, 6, 7],
     ]
+
+
+def test_silent_groups_are_spread_over_the_ranks_and_their_updates(deal: Any) -> None:
+    assert deal("aabbccdd", [1] * 8, 2, "ac") == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert deal("aabbccdd", [9, 9, 9, 9, 1, 1, 1, 1], 1, "cd") == [[0, 1, 4, 5, 2, 3, 6, 7]]
+
+
+@pytest.mark.parametrize(("ranks", "updates"), [(4, 1), (8, 1), (8, 4)])
+def test_the_rows_of_half_the_groups_leave_the_update_if_these_are_silent(deal: Any, ranks: int, updates: int) -> None:
+    from verl_multiturn.verl_bridge.trainer.spared import TAUGHT, TRAINED, thin
+
+    draw = random.Random(ranks * updates)
+    groups = [group for group in range(64) for _ in range(8)]
+    silent = set(draw.sample(range(64), 32))
+    draw.shuffle(groups)
+    dealt = deal(groups, [draw.randrange(100, 1000) for _ in groups], ranks, silent)
+    assert [len(rows) for rows in dealt] == [512 // ranks] * ranks
+    worth = [TRAINED if groups[row] in silent else TAUGHT for rows in dealt for row in rows]
+    thinned = thin(worth, 512 // updates, ranks, 8)
+    assert thinned is not None
+    assert len(thinned.kept) == 256
 
 
 @pytest.mark.parametrize("vendor", ["verl_multiturn", "verl_multiturn_strict"])

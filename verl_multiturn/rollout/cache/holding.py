@@ -96,7 +96,8 @@ class Holding:
     """What a client knows of one server's cache.
 
     Args:
-        ask: Tells the server all conversations, and returns what it says of its cache; None: it says nothing.
+        ask: Tells the server all conversations, and returns what it says of its cache; None: it says nothing. With a
+            `TimeoutError` it is asked again, with another error never.
         clock: Seconds that pass, as `time.monotonic`.
     """
 

@@ -206,7 +206,8 @@ def _beyond(module: torch.nn.Module, kwargs: dict[str, Any]) -> str | None:
     if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
         return "attention that is not causal"
     # Such as a sliding window, a cap of the logits or sinks.
-    asked = [name for name, given in kwargs.items() if name not in _UNDERSTOOD and given not in (None, False)]
+    others = {name: given for name, given in kwargs.items() if name not in _UNDERSTOOD}
+    asked = [name for name, given in others.items() if given is not None and given is not False]
     return f"attention with {', '.join(sorted(asked))}" if asked else None
 
 

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.dataset_utils import DatasetPadMode
-from verl.utils.device import get_device_id
+from verl.utils.device import get_device_id, get_device_name
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine.utils import postprocess_batch_func
@@ -216,7 +216,8 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
     def _find_fitness(self) -> bool:
         """Tell whether the model's rows may be forests: nothing speaks against it, and the probe agrees."""
         config = self._model_config()
-        reason = unfit_engine(self.engine_config, self.model_config) or unfit_model(self.module, config)
+        reason = unfit_engine(self.engine_config, self.model_config, get_device_name())
+        reason = reason or unfit_model(self.module, config)
         return self._allows(reason) and self._allows(self._probe())
 
     def _probe(self) -> str | None:
@@ -290,9 +291,12 @@ def _left_out(layout: Layout, config: Any) -> str | None:
 
 
 def register_engines() -> None:
-    """Register both engines with verl. On the CPU platform, too, verl looks its FSDP engines up as those of CUDA."""
+    """Register both engines with verl, for the devices of its own FSDP engine.
+
+    On the CPU platform, too, verl looks its FSDP engines up as those of CUDA.
+    """
     for vendor, engine in ((ENGINE_VENDOR, PrefixTreeEngine), (STRICT_ENGINE_VENDOR, StrictPrefixTreeEngine)):
         register = EngineRegistry.register(
-            model_type="language_model", backend=["fsdp", "fsdp2"], device="cuda", vendor=vendor
+            model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda", "npu"], vendor=vendor
         )
         register(engine)

@@ -11,19 +11,24 @@ from typing import Any
 
 from torch import nn
 
-_OF_MICRO_BATCHES = ("geo_mean", "clip_cov", "kl_cov")
-"""verl's policy losses that average over the rows of a micro-batch, or choose tokens among its own."""
+from verl_multiturn.verl_bridge.settings import PROPORTIONAL
+
+_OF_ROWS = (*PROPORTIONAL, "dro", "bypass_mode")
+"""verl's policy losses in which a row's loss does not depend on the others of its micro-batch. Its further ones average
+over a micro-batch, or choose tokens among its own; of a user's own nobody knows."""
 
 
-def unfit_engine(engine: Any, model: Any) -> str | None:
+def unfit_engine(engine: Any, model: Any, device: str) -> str | None:
     """Return why an engine with these settings computes no forests; None: it can.
 
     Args:
         engine: verl's settings of the FSDP engine.
         model: verl's settings of the model.
+        device: verl's name of the kind of device.
     """
     qat = getattr(engine, "qat", None)
     reasons = {
+        "an NPU, on which they were never tried": device == "npu",
         f"ulysses_sequence_parallel_size={engine.ulysses_sequence_parallel_size}": (
             engine.ulysses_sequence_parallel_size > 1
         ),
@@ -87,15 +92,18 @@ def unfit_batch(flags: Mapping[str, Any]) -> str | None:
 
 
 def unfit_loss(settings: Any) -> str | None:
-    """Return why a loss would be another one in micro-batches of other rows; None: it would not.
+    """Return why a loss may be another one in micro-batches of other rows; None: it is the same.
 
     Args:
         settings: verl's settings of the actor, by which it computes the loss; None: there is no such loss.
     """
     if (policy := getattr(settings, "policy_loss", None)) is None:
         return None
-    if (mode := policy.get("loss_mode", "vanilla")) in _OF_MICRO_BATCHES:
-        return f"loss_mode={mode}, which depends on the micro-batches"
+    if (mode := policy.get("loss_mode", "vanilla")) not in _OF_ROWS:
+        return f"loss_mode={mode}, which may depend on the micro-batches"
+    correction = policy.get("rollout_correction") or {}
+    if mode == "bypass_mode" and correction.get("rollout_is_batch_normalize"):
+        return "loss_mode=bypass_mode with rollout_is_batch_normalize=True, which depends on the micro-batches"
     if settings.loss_agg_mode == "seq-mean-token-sum-norm" and settings.loss_scale_factor is None:
         return "loss_agg_mode=seq-mean-token-sum-norm without loss_scale_factor, which depends on the micro-batches"
     return None

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from ray.exceptions import ActorUnavailableError
+
 from verl_multiturn.config import CacheSettings
+from verl_multiturn.describe import describe
 from verl_multiturn.rollout.cache.holding import Holding
 from verl_multiturn.rollout.cache.leads import Lead, Leads
 from verl_multiturn.rollout.cache.need import Conversations, Told
@@ -167,7 +170,10 @@ class Caches:
         self._name = self._name or uuid4().hex  # in the worker: the trainer's client is copied into each
 
         async def ask(conversations: Conversations) -> Told | None:
-            told: Told | None = await handle.cache_need.remote(self._name, conversations, full)
+            try:
+                told: Told | None = await handle.cache_need.remote(self._name, conversations, full)
+            except ActorUnavailableError as error:  # it may be there again in a moment
+                raise TimeoutError(describe(error)) from None
             return told
 
         return ask

@@ -12,7 +12,8 @@ TransferQueue belongs to the file. In `sync` none does: there the file is writte
 
 Invariants, along the steps that lead to the weights of a checkpoint, whatever starts made them:
 - every uid that was drawn was trained or skipped in one of the steps, or was evicted, or is a prompt in the checkpoint
-  of TransferQueue. A prompt that was begun anew (`rerolls.py`) has a new uid in the place of its old one;
+  of TransferQueue. A prompt that was begun anew (`rerolls.py`) has a new uid in the place of its old one. In `sync`,
+  without that queue, those of a step that broke off are nowhere;
 - a checkpoint's file has the steps since the checkpoint before it. In a run that saves none (`trainer.save_freq`), the
   one that is saved when it breaks off has the last step alone.
 """

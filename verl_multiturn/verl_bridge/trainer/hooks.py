@@ -72,7 +72,6 @@ from verl_multiturn.verl_bridge.trainer.otc import OtcScores
 from verl_multiturn.verl_bridge.trainer.outages import AskedKeeper, OutageLasts, Outages, Scored
 from verl_multiturn.verl_bridge.trainer.rank_parts import deal, has_our_engine
 from verl_multiturn.verl_bridge.trainer.replay_buffer import (
-    MultiTurnReplayBufferAsync,
     Sleep,
     Waking,
     look_after_sampler,
@@ -220,7 +219,7 @@ class MultiTurnHooks:
 
     def _take_evicted(self) -> list[str]:
         buffer = self.replay_buffer
-        return buffer.take_evicted() if isinstance(buffer, MultiTurnReplayBufferAsync) else []
+        return buffer.take_evicted() if isinstance(buffer, SignalFilter) else []
 
     def _load_checkpoint(self) -> None:
         trainer = self.config.trainer
@@ -434,7 +433,9 @@ class MultiTurnHooks:
             rows = self._rows.of(batch)
             groups = [str(key) if key in rows.padding else key.uid for key in rows.keys]
             lengths = [tag["seq_len"] for tag in batch.tags]
-            batch.reorder([row for part in deal(groups, lengths, ranks) for row in part])
+            silent = set[str]() if self._filter is None else {*self._filter.silent}
+            silent |= {str(key) for key in rows.padding} if silent else set()
+            batch.reorder([row for part in deal(groups, lengths, ranks, silent) for row in part])
         return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:

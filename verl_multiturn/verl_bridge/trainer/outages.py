@@ -182,6 +182,8 @@ class Outages:
             touched = self._keeper.touched(sorted(met.values()))
         except KeeperLostError as error:
             self._keeper_lost(error)
+            # A new keeper, which knows nothing of them, is asked again; verl may no longer list their prompts then.
+            self.doubt({name.rpartition("_")[0] for name in met})
             touched = set(met.values())
         return [
             name

@@ -175,7 +175,6 @@ class MultiTurnReplayBufferAsync(SignalFilter, Waking, ReplayBufferAsync):
         super().__init__(batch_size, **arguments)
         self._bound = bound
         self._taken = (0, 0)
-        self._evicted_uids: list[str] = []
         if bound is not None:
             self.max_off_policy_threshold = None  # verl's rules are off; ours are below
 
@@ -216,14 +215,7 @@ class MultiTurnReplayBufferAsync(SignalFilter, Waking, ReplayBufferAsync):
         if partition_id == TRAIN:
             self._evicted += len(stale)
             self._lost += len(stale | failed)
-        evicted = super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
-        self._evicted_uids += sorted(evicted[0])
-        return evicted
-
-    def take_evicted(self) -> list[str]:
-        """Return the uids of all groups that left untrained since the last call."""
-        evicted, self._evicted_uids = self._evicted_uids, []
-        return evicted
+        return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
 
     def _has_enough_samples(
         self, global_steps: int, partition_id: str, batch_size: int, sampleable_keys: set[str]

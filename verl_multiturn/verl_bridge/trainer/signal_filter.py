@@ -67,6 +67,7 @@ class SignalFilter(GroupFilter):
         """Groups without signal of the batch that was sampled last; empty with `off` and `refill`."""
         self.totals: Counter[str] = Counter()
         self._selected: list[str] = []
+        self._evicted_uids: list[str] = []
         super().__init__(batch_size, **arguments)
 
     def use(self, mode: FilterMode, group_size: int) -> None:
@@ -179,6 +180,7 @@ class SignalFilter(GroupFilter):
         for uid in replaced:
             self._count(self._dapo_classification_cache[partition_id][uid], sizes[uid], replaced=True)
         found = super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
+        self._evicted_uids += sorted(found[0])
         if self.pools is not None:
             self.pools.drop(found[0])
         if not replaced:
@@ -190,6 +192,11 @@ class SignalFilter(GroupFilter):
         # verl's synchronous buffer would submit two for each, wait for both, and throw one away.
         self.refill_fn(len(replaced))
         return found[0], found[1], 0, found[3]
+
+    def take_evicted(self) -> list[str]:
+        """Return the uids of all groups that left untrained since the last call."""
+        evicted, self._evicted_uids = self._evicted_uids, []
+        return evicted
 
     def _tell(self, step: int) -> None:
         """Warn that a step replaces many groups: at one batch of them, then each time that their number has doubled."""

@@ -28,6 +28,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -54,7 +55,7 @@ class Thinned(NamedTuple):
     """The update of each of them, counted from 0."""
 
 
-def thin(worth: Sequence[int], size: int, ranks: int, multiple: int) -> Thinned | None:
+def thin(worth: Sequence[int], size: int, ranks: int, multiple: int, micro: int = 0) -> Thinned | None:
     """Return which rows of a batch stay in its updates; None: all.
 
     verl gives each rank one contiguous part of the batch, and an update takes the next `size / ranks` rows of each.
@@ -66,6 +67,7 @@ def thin(worth: Sequence[int], size: int, ranks: int, multiple: int) -> Thinned 
         size: Number of rows in one update.
         ranks: Number of data-parallel ranks.
         multiple: Number of which an update's number of rows has to be a multiple: `rollout.n`.
+        micro: The configured size of micro-batches; 0: verl divides by tokens.
     """
     if not worth or len(worth) % size or size % ranks:
         return None
@@ -75,10 +77,10 @@ def thin(worth: Sequence[int], size: int, ranks: int, multiple: int) -> Thinned 
         for rank in range(ranks)
         for update in range(len(worth) // size)
     }
-    each = max(1, *(sum(worth[i] == TAUGHT for i in cell) for cell in cells.values()))
-    while each < part and each * ranks % multiple:
-        each += 1
-    if each >= part:
+    least = max(1, *(sum(worth[i] == TAUGHT for i in cell) for cell in cells.values()))
+    fitting = [each for each in range(least, part) if each * ranks % multiple == 0]
+    each = fewest_passes([*fitting, part], micro)
+    if each == part:
         return None
     kept: list[int] = []
     of_update: list[int] = []
@@ -137,7 +139,8 @@ class SparedRows:
         silent = [name for name in batch.keys if RowKey.parse(name).uid in self.silent]
         others = len(batch.keys) - len(silent)
         # Each rank needs a row, and as many as the others.
-        fillers = set(silent[: max(ranks, -(-others // ranks) * ranks) - others])
+        least, most = max(1, math.ceil(others / ranks)), math.ceil(len(batch.keys) / ranks)
+        fillers = set(silent[: fewest_passes(range(least, most + 1), self._inferred) * ranks - others])
         left_out = set(silent) - fillers
         if self._bypass or not left_out:
             return verls(batch, metrics)
@@ -175,7 +178,7 @@ class SparedRows:
 
     def thin(self, worth: Sequence[int], size: int, ranks: int) -> Thinned | None:
         """Return which rows of a batch stay in its updates (`thin`); None: all."""
-        return thin(worth, size, ranks, self._group_size)
+        return thin(worth, size, ranks, self._group_size, self._micro)
 
     def count(self, rows: int) -> None:
         """Note that so many rows left an update."""
@@ -224,6 +227,23 @@ class SparedRows:
         return [own / whole for own, whole in zip(kept_tokens, all_tokens, strict=True)]
 
 
+def fewest_passes(counts: Sequence[int], most: int) -> int:
+    """Return which number of rows can be divided into the fewest micro-batches; of several the smallest.
+
+    Example: `fewest_passes(range(97, 161), 8) == 104`, in 13 micro-batches of 8; 97 rows would be 97 of 1.
+
+    Args:
+        counts: The numbers to choose from, in ascending order.
+        most: The configured size of micro-batches; 0: verl divides by tokens.
+    """
+    return min(counts, key=lambda rows: rows // micro_of(rows, most)) if most else counts[0]
+
+
+def micro_of(rows: int, most: int) -> int:
+    """Return the largest size of micro-batches that divides a number of rows, and is not above the configured one."""
+    return next(each for each in range(min(most, rows), 0, -1) if rows % each == 0)
+
+
 def set_micro(part: Batch, most: int, rows: int) -> None:
     """Give a batch the largest size of micro-batches that divides its rows.
 
@@ -233,4 +253,4 @@ def set_micro(part: Batch, most: int, rows: int) -> None:
         rows: Rows of an update on a rank.
     """
     if most:
-        part.extra_info[_MICRO] = next(each for each in range(min(most, rows), 0, -1) if rows % each == 0)
+        part.extra_info[_MICRO] = micro_of(rows, most)
