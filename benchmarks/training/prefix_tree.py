@@ -6,8 +6,8 @@ Both engines run in this process, on one thread: verl's FSDP2 engine, and ours (
 the same batch, with verl's own losses.
 
 **Exact**: for each of three model families, random forests in float32. Log-probs, entropies and gradients are compared.
-Each forest has another loss of `benchmarks.masked_gradient`, with another aggregation; every second one computes its
-activations again.
+Each forest has another loss of `benchmarks.masked_gradient`, with another aggregation, but for `clip_cov`, which drops
+tokens by lot; every second one computes its activations again.
 
 **Speed**: the CPU seconds of an update and of a forward pass, verl's over ours, and the memory above the model's.
 `--run` is the folder of a quickstart with records, whose last trained step is taken; without one, rows of the same
@@ -58,6 +58,9 @@ QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart" / "m
 LARGER = {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8,
           "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}  # fmt: skip
 """Sizes of a model of some 12 million parameters."""
+_DRAWS = "clip_cov"
+"""A loss that drops tokens by lot, among those whose log-probs lie beyond a limit. So the last bit of one decides which,
+and two exact computations differ; our engine leaves it to verl's."""
 Rows = list[tuple[list[int], list[int], list[int]]]
 
 
@@ -79,7 +82,7 @@ def as_loss(term: Term, aggregation: str) -> Callable[..., Any]:
 
 def exact(forests: int, folder: Path) -> dict[str, Any]:
     """Compare both engines on random forests; return the largest differences, and the losses that were tried."""
-    losses = list(terms().items())
+    losses = [(name, term) for name, term in terms().items() if name != _DRAWS]
     worst = {"log_probs": 0.0, "entropy": 0.0, "gradient": 0.0, "cosine": 1.0}
     tried: set[str] = set()
     for family in FAMILIES:
