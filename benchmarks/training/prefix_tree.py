@@ -59,8 +59,8 @@ LARGER = {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 1024, "nu
           "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}  # fmt: skip
 """Sizes of a model of some 12 million parameters."""
 _DRAWS = "clip_cov"
-"""A loss that drops tokens by lot, among those whose log-probs lie beyond a limit. So the last bit of one decides which,
-and two exact computations differ; our engine leaves it to verl's."""
+"""A loss that drops tokens by lot, among those whose log-probs lie beyond a limit. So the last bit of one decides
+which, and two exact computations differ; our engine leaves it to verl's."""
 Rows = list[tuple[list[int], list[int], list[int]]]
 
 
