@@ -56,7 +56,8 @@ import yaml
 
 from benchmarks.outage_calculator import FAILURE, Service, Way, serving
 from benchmarks.quickstart_runs import MODES, ROOT, folder, start
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.observe.metric_files import metric_files, read_metrics
+from verl_multiturn.records.reader import Records, read_records
 
 MAIN = ("healthy", "pause", "off", "verl")
 FAULTS = (
@@ -241,7 +242,7 @@ def watch(
     with started as running:
         while running.poll() is None:
             time.sleep(_LOOK_S)
-            lines = (out / "metrics.jsonl").read_bytes().count(b"\n") if (out / "metrics.jsonl").exists() else 0
+            lines = sum(file.read_bytes().count(b"\n") for file in metric_files(out))
             ends += [time.time()] * (lines - len(ends))
             if arm not in ("healthy", "healthy_off", "single") and len(ends) < plan.steps:
                 act(service, arm, len(ends) >= plan.first - 1, down_s, running.pid)
@@ -307,8 +308,7 @@ _FAULTS: dict[str, _Act] = {
 
 def measure(arm: str, watched: Watched, out: Path) -> dict[str, Any]:
     """Return the figures of a run from its metrics, its rows and its records."""
-    lines = (out / "metrics.jsonl").read_text().splitlines() if (out / "metrics.jsonl").exists() else []
-    entries = [json.loads(line) for line in lines]
+    entries = read_metrics(out)
     steps = {entry["step"]: entry["data"] for entry in entries if "timing_s/step" in entry["data"]}
     ends, down = watched.ends, watched.service.down
     spans = list(pairwise(ends))
@@ -339,10 +339,14 @@ def measure(arm: str, watched: Watched, out: Path) -> dict[str, Any]:
 
 
 def _rows(out: Path) -> dict[int, list[dict[str, Any]]]:
-    """Return the conversations of a run of ours from its records, by step."""
+    """Return the conversations of a run of ours from its records, by step.
+
+    Those of a step that broke off are left out: nothing of them was trained, and their prompts are drawn anew.
+    """
     found: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    taken = set(Records(out / "records").joined()["uid"].to_pylist())
     for record in read_records(out / "records"):
-        if record["validation"]:
+        if record["validation"] or record["uid"] not in taken:
             continue
         failed = any(FAILURE in call["text"] for call in record["calls"])
         found[record["step"]].append(
