@@ -4,7 +4,7 @@
 
 The real agent-loop worker rolls batches out, with a scripted model and a slow tool (`oversample_world.py`): 16 prompts
 with 8 samples each, over-sampled, in the world `coupled` of `benchmarks.oversample`, whose times are scaled so that a
-batch takes some 13 s, as a step of the quickstart on two cores does. Steps of other recipes are longer.
+batch takes some 7 s, as a step of the quickstart on two cores does. Steps of other recipes are longer.
 `max_samples_per_step_per_worker` is 1, so that one prompt of each batch is traced with its 11 samples, 3 of which are
 cut.
 
