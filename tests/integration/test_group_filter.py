@@ -103,26 +103,6 @@ def test_what_the_trainer_will_leave_out_does_not_count(store: Store) -> None:
     assert verdicts({"u"}, store.tags, "train", "reward", lambda rows: {"u_2": "outage"}) == {"u": 1.0}
 
 
-def test_an_outage_that_is_judged_later_changes_a_verdict(store: Store) -> None:
-    from verl_multiturn.verl_bridge.trainer.group_filter import GroupFilter
-
-    for session, score in enumerate([1.0, 1.0, 0.0]):
-        (output,) = output_of(session, score)
-        output.stats["outages"] = ["tool search"] if session == 2 else []
-        store.add("u", session, output)
-    touched: dict[str, str] = {}
-    buffer: Any = object.__new__(GroupFilter)
-    buffer.filter_groups_metric, buffer.left_out = "reward", lambda rows: touched
-    buffer.finished_keys, buffer.partitions = {"train": {"u"}}, {"train": store.tags}
-    buffer.prompt_global_steps, buffer._dapo_classification_cache = {"train": {"u": 1}}, {"train": {}}
-    buffer._batch_size, buffer._replaced, buffer._met = 1, 0, set()
-    assert buffer._dapo_filtered_keys("train") == (set(), {})
-    touched["u_2"] = "outage"
-    assert buffer._dapo_filtered_keys("train") == ({"u"}, {1.0: 1})
-    buffer.finished_keys["train"] = set()
-    assert buffer._dapo_filtered_keys("train") == (set(), {})
-
-
 def test_a_metric_of_the_reward_function(store: Store) -> None:
     for session, (score, acc) in enumerate([(0.9, 1.0), (0.4, 1.0)]):
         (output,) = output_of(session, score, acc=acc)

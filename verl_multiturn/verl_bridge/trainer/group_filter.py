@@ -164,8 +164,6 @@ class GroupFilter:
     def __init__(self, batch_size: int, **arguments: Any) -> None:
         self._batch_size = batch_size
         self._left: dict[str, list[str]] = {}
-        self._met: set[str] = set()
-        """Groups with a failure that may be judged to be an outage later, so that they are judged anew."""
         super().__init__(**arguments)
 
     def begin_step(self) -> None:
@@ -186,19 +184,14 @@ class GroupFilter:
         finished, known = self.finished_keys[partition_id], self._dapo_classification_cache[partition_id]
         for uid in known.keys() - finished:
             del known[uid]
-        self._met &= finished
-        if new := (finished - known.keys()) | self._met:
+        if new := finished - known.keys():
             rows = self.partitions[partition_id]
-            known.update(verdicts(new, rows, partition_id, self.filter_groups_metric, self._ask_left_out))
+            known.update(verdicts(new, rows, partition_id, self.filter_groups_metric, self.left_out))
         steps = self.prompt_global_steps[partition_id]
         too_few = sorted(self._too_few(partition_id), key=lambda uid: (steps[uid], uid))
         replaced = too_few[: max(0, self._batch_size - self._replaced)]
         shared = {uid: number for uid, number in known.items() if number is not None and not math.isnan(number)}
         return {*shared, *replaced}, Counter(shared.values())
-
-    def _ask_left_out(self, rows: BatchRows) -> Collection[str]:
-        self._met |= {key.uid for key, own in rows.stats.items() if own["valid"] and own.get("outages")}
-        return self.left_out(rows)
 
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
         self._replaced += len(eviction_reasons[1] & self._too_few(partition_id))
