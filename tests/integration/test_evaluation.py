@@ -16,7 +16,7 @@ from aiohttp import web
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, until
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.errors import ConfigError, EngineError, OutageError
 from verl_multiturn.evaluation.compare import compare, comparison_summary
@@ -190,19 +190,35 @@ def test_a_reward_that_raises_is_counted_apart(tmp_path: Path, rows: Path, serve
 def test_what_an_outage_has_touched_is_not_scored_and_run_again(
     tmp_path: Path, rows: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from verl_multiturn.verl_bridge.evaluate.conversations import Conversations
+
+    real, called, ended = Conversations.run, [], []
+
     async def refused(*_: Any, **__: Any) -> Any:
+        called.append(0)
+        if len(called) == 4:  # the last one opens the breaker when the others have ended
+            await until(lambda: len(ended) == 3)
         raise OutageError("connection refused")
+
+    async def run(*given: Any) -> Any:
+        judged = await real(*given)
+        ended.append(judged.score)
+        return judged
 
     lines: list[str] = []
     server.script, asked = calls_then_answers, job(tmp_path, rows, server)
     with monkeypatch.context() as patched:
         patched.setattr(CalculatorTool, "execute", refused)
         patched.setattr(CalculatorTool, "outage_limits", OutageLimits())
+        patched.setattr("verl_multiturn.calls.outages.breaker.LEAST_CALLS", 4)
+        patched.setattr(Conversations, "run", run)
         assert not evaluate(asked, lines.append, quiet)
+    assert [score is None for score in ended] == [False, False, False, True]
     assert lines[-1] == "rows 0 of 2 whole, 0 of 4 conversations, 4 invalid"
     (join,) = (tmp_path / "records" / "join").iterdir()
     table = pq.read_table(join).to_pylist()
-    assert [(row["untrained"], row["score"] is None) for row in table] == [("outage", False)] * 4
+    untrained = sorted((row["untrained"], row["score"] is None) for row in table)
+    assert untrained == [("invalid", True), *[("outage", False)] * 3]
     assert read_results(tmp_path).count("scored") == 0
     assert evaluate(asked, quiet, quiet)
     assert read_results(tmp_path).whole == 2

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import until
+from tests.idle_loop import skip_waits
 from tests.scoring import KEYS, OUTAGE
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.config import OutageSettings
@@ -81,6 +82,26 @@ async def test_a_row_that_is_left_out_anyway_is_asked_once() -> None:
     assert row.extra_fields["reward_extra_info"] == {"outage": 1.0}
     assert scoring.judge.asked == ["0", "1"]
     assert not scoring.is_open
+
+
+async def test_a_row_that_has_waited_is_not_lost_to_a_judge_with_much_to_do() -> None:
+    class Busy(Judge):
+        async def compute(self, output: Any) -> None:
+            tired = self.asked.count("9") < 3 and output.stats["request_id"] == "9"
+            self.says = {"outage": 1.0} if self.is_down or tired else {}
+            await super().compute(output)
+
+    skip_waits()
+    judge = Busy()
+    judge.is_down = True  # type: ignore[attr-defined]
+    scoring = Scoring(judge)
+    for number in range(8):
+        await scoring.score(number)
+    assert scoring.is_open
+    waiting = [asyncio.create_task(scoring.score(number)) for number in range(8, 20)]
+    judge.is_down = False  # type: ignore[attr-defined]
+    assert all(map(is_scored, await asyncio.gather(*waiting)))
+    assert judge.asked.count("9") == 4
 
 
 async def test_a_row_that_waits_for_too_long_keeps_what_it_had() -> None:

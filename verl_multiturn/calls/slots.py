@@ -93,7 +93,7 @@ class Slots:
         Args:
             conversation: Id of the conversation.
             may_wait_again: Whether the call may be made once more, where it was a probe that failed.
-            counts: Whether an answer says that the service is there; False for a method that may not ask it.
+            counts: Whether the call's end says whether the service is there; False for a method that may not ask it.
         """
         return Watched(self._watch, conversation, may_wait_again, counts)
 

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from verl_multiturn.calls.outages.breaker import GOOD_PROBES, LEAST_CALLS, MOST_MISTAKES, Breaker, Outage
+from verl_multiturn.calls.outages.breaker import GOOD_PROBES, LEAST_CALLS, MISTAKEN_PROBES, Breaker, Outage
 
 
 def fail(breaker: Breaker, now: float, conversations: str, epoch: int = 0, answered: int = 0) -> list[str]:
@@ -61,30 +61,51 @@ def test_eight_outages_in_a_row_open_it_however_many_calls_went_well_before() ->
 
 def test_mistakes_that_may_not_have_reached_the_service_hide_no_outage() -> None:
     breaker = Breaker()
-    for second in range(7):  # 2 of 5 calls: the others never reach it
+    for second in range(3):  # 2 of 5 calls: the others never reach it
         assert breaker.report(second, 0, [Outage("ab"[second % 2], 0)], mistakes=2) == []
-    assert breaker.report(7, 0, [Outage("b", 0)], mistakes=2) == ["a", "b", "a", "b", "a", "b", "a", "b"]
+    assert breaker.report(3, 0, [Outage("b", 0)], mistakes=2) == ["a", "b", "a", "b"]
+
+
+@pytest.mark.parametrize(("outage", "answered"), [(0.1, 0.0), (0.1, 0.02), (0.2, 0.1)])
+def test_single_failures_beside_many_mistakes_open_nothing(outage: float, answered: float) -> None:
+    import random
+
+    draw, breaker = random.Random(0), Breaker()
+    for call in range(20_000):
+        drawn = draw.random()
+        failed = [Outage(str(call), 0)] if drawn < outage else []
+        is_answered = not failed and drawn < outage + answered
+        assert breaker.report(call / 5, int(is_answered), failed, mistakes=int(not failed and not is_answered)) == []
+
+
+def test_what_the_service_has_answered_since_says_that_it_is_there() -> None:
+    breaker = Breaker()
+    fail(breaker, 0, "ab")
+    assert breaker.unjudged() == ["a", "b"]
+    breaker.report(1, 0, mistakes=1)
+    assert breaker.unjudged() == []
 
 
 def test_a_service_that_tells_of_mistakes_is_there() -> None:
     breaker = Breaker()
     for second in range(100):
-        assert breaker.report(second, 0, [Outage("ab"[second % 2], 0)], mistakes=MOST_MISTAKES + 1) == []
-    assert breaker.unjudged() == []
+        assert breaker.report(second, 0, [Outage("ab"[second % 2], 0)], mistakes=4) == []
 
 
 def test_a_probe_by_which_the_model_made_a_mistake_says_nothing() -> None:
     breaker = opened()
     for now in range(1, 30):
-        for _ in range(MOST_MISTAKES * GOOD_PROBES - 1):
+        for _ in range(MISTAKEN_PROBES - 1):
             assert breaker.next_probe_s(5 * now) == 0, "the next one follows at once"
             breaker.begin_probe(5 * now, "p", 100)
             assert breaker.end_probe(5 * now, "p", None, mistaken=True)
         assert breaker.report(5 * now, 0, mistakes=50) == [], "calls that began before"
         probe(breaker, 5 * now, False)
         assert breaker.is_open
-    for _ in range(MOST_MISTAKES * GOOD_PROBES):
+    for _ in range(MISTAKEN_PROBES):
         assert breaker.is_open
+        breaker.begin_probe(1_000, "q", 100, has_failed=True)
+        assert breaker.end_probe(1_000, "q", False), "a call that fails once more: it may be its own doing"
         breaker.begin_probe(1_000, "p", 100)
         assert breaker.end_probe(1_000, "p", None, mistaken=True)
     assert not breaker.is_open, "so many in a row the service has answered"

@@ -254,6 +254,19 @@ async def test_a_calc_reward_that_meets_an_outage_trains_nothing(mode: str) -> N
     assert outcome.calc_rewards == {}
 
 
+async def test_a_calc_reward_without_its_service_holds_up_no_calls() -> None:
+    tool = Remote()
+    run = Run(tool)
+    tool.down = {"execute"}
+    await run.break_it()
+    waiting = [asyncio.create_task(run.play(f"w{each}", [CALL, "ok"])) for each in range(20)]
+    tool.down = {"calc_reward"}
+    done = await asyncio.gather(*waiting)
+    assert {outcome.stop_reason for outcome in done} == {StopReason.OUTAGE}, "what they earned is not known"
+    (state,) = [state for name, state in (await run.keeper.outages()).items() if name == "tool echo"]
+    assert (state.trips, state.open_s) == (1, 0.0), "the calls were answered"
+
+
 async def test_mistakes_that_never_reach_the_service_hide_no_outage() -> None:
     class Checking(Remote):
         async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
@@ -265,12 +278,12 @@ async def test_mistakes_that_never_reach_the_service_hide_no_outage() -> None:
     tool = Checking()
     run = Run(tool)
     tool.down = {"execute"}
-    early = [await run.play(f"c{each}", [CALL, "ok"]) for each in range(18)]
+    early = [await run.play(f"c{each}", [CALL, "ok"]) for each in range(13)]
     assert {outcome.stop_reason for outcome in early} == {StopReason.FINISHED}
     assert (await run.play("last", [CALL, CALL, "ok"])).stop_reason is StopReason.OUTAGE
     met = {f"c{each}" for each, outcome in enumerate(early) if outcome.outages}
-    assert await run.keeper.touched([f"c{each}" for each in range(18)]) == met
-    assert len(met) == 6
+    assert await run.keeper.touched([f"c{each}" for each in range(13)]) == met
+    assert len(met) == 4
 
 
 async def test_a_calc_reward_that_cannot_judge_trains_nothing_and_is_no_outage() -> None:

@@ -10,9 +10,9 @@
 A probe is a waiting call of the run, one at a time. One that hangs counts as failed when its lease is over. "In a row"
 passes over a call that fails as a probe once more: it may be the only one that the service does not answer.
 
-A call that fails by the model's mistake may never have reached the service. Among the calls of the window it counts as
-answered, since many services answer so. But it ends no row of outages while there are at most four for each outage, and
-as a probe it says nothing: the next one follows at once, and twelve in a row, without one that fails, close the breaker.
+A call that fails by the model's mistake may never have reached the service, or be its answer. Among the calls of the
+window it counts as half an answered one. As a probe it says nothing: the next one follows at once, and twelve in a row,
+without one that fails, close the breaker.
 
 Where there are fewer than 8 calls in 30 s, as when each hangs for a minute, the last 8 are looked at, up to 5 minutes
 old. The rule of the last 8 finds an outage in a busy run, where half of 30 s are more calls than conversations have.
@@ -48,8 +48,10 @@ PROBE_S = (1.0, 2.0, 4.0, 5.0)
 """Seconds from the opening to the first probe, and from each failed probe to the next; the last holds on."""
 GOOD_PROBES = 3
 """Probes in a row that must be answered."""
-MOST_MISTAKES = 4
-"""The model's mistakes for each outage, or for each good probe that they stand for, that say nothing of the service."""
+MISTAKE = 0.5
+"""What a mistake of the model counts among the calls that were answered."""
+MISTAKEN_PROBES = 12
+"""Probes in a row that may end by the model's mistake: so many have reached the service."""
 
 
 class Outage(NamedTuple):
@@ -65,7 +67,7 @@ class _Calls(NamedTuple):
     """Calls that were reported together; those that were answered come first."""
 
     at: float
-    answered: int
+    answered: float
     outages: tuple[str, ...]
     hung: tuple[str, ...]
 
@@ -88,13 +90,14 @@ class Breaker:
 
     def _clear(self) -> None:
         self._window: deque[_Calls] = deque()
-        self._answered = self._failed = 0
+        self._answered = 0.0
+        self._failed = 0
         self._beside: dict[str, tuple[float, int]] = {}
         """Calls beside the outages of each process, and the time of the report."""
         self._row: list[str] = []
-        """Conversations of the outages since the last call that was answered."""
+        """Conversations of the outages since the last call that ended in any other way."""
         self._mistakes = 0
-        """The model's mistakes since then; while it is open, those of probes since the last one that failed."""
+        """The model's mistakes of probes since the last one that failed."""
         self._probe: str | None = None
         self._probe_ends = 0.0
         self._has_failed = False
@@ -148,16 +151,13 @@ class Breaker:
         hanging = tuple(each.conversation for each in hung if each.epoch >= self.epoch)
         self._beside[process] = now, beside
         counted = tuple(outage.conversation for outage in outages if outage.epoch >= self.epoch)
-        if answered:
-            self._row, self._mistakes = [], 0
+        answers = answered + MISTAKE * mistakes
+        if answers:
+            self._row.clear()
         self._row += counted
-        self._mistakes += mistakes
-        if self._mistakes > MOST_MISTAKES * len(self._row):
-            self._row, self._mistakes = [], 0
-        answered += mistakes
-        if answered or counted or hanging:
-            self._window.append(_Calls(now, answered, counted, hanging))
-            self._answered += answered
+        if answers or counted or hanging:
+            self._window.append(_Calls(now, answers, counted, hanging))
+            self._answered += answers
             self._failed += len(counted)
             self._forget(now)
         if counted and self._trips(now):
@@ -269,12 +269,11 @@ class Breaker:
         if good is None:
             self._next_probe = now
             self._mistakes += mistaken
-            if self._mistakes >= MOST_MISTAKES * GOOD_PROBES:
+            if self._mistakes >= MISTAKEN_PROBES:
                 self._close(now)
         elif not good:
-            self._mistakes = 0
             if not self._has_failed:
-                self._good_probes = 0
+                self._good_probes = self._mistakes = 0
             self._wait_longer(now)
         else:
             self._good_probes += 1
@@ -288,7 +287,7 @@ class Breaker:
         """Forget the good probes where one of them met an outage after all; one that is long is told good early.
 
         Args:
-            outages: Outages of calls that are no probe any more. One that began while it is open was one.
+            outages: Outages of calls that were told good as probes.
         """
         if self.is_open and any(outage.epoch == self.epoch for outage in outages):
             self._good_probes = self._mistakes = 0

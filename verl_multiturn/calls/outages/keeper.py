@@ -75,13 +75,16 @@ class Sums:
     beside: int = 0
     """Calls that have not ended, and did not begin after the newest outage here."""
     masked: int = 0
-    """Calls with an outage that says nothing to the breaker: `mode: mask`, where nothing waits."""
+    """Calls with an outage that says nothing to the breaker: those of `mode: mask`, where nothing waits, and those that
+    may ask another service than the other calls."""
     error: str = ""
     """Text of the last outage."""
     probe: str = ""
     """Id of a probe that has ended; "" for none."""
     probe_good: bool | None = False
     """Whether that probe was answered; None: it failed by the model's mistake."""
+    taken_back: list[Outage] = field(default_factory=list)
+    """Calls among `outages` that had been told good as probes."""
 
 
 class Told(NamedTuple):
@@ -143,9 +146,6 @@ class Keeper(Protocol):
 
     async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
         """Take over what a process knows; see `OutageKeeper.recall`."""
-
-    async def touched(self, ids: Collection[str]) -> set[str]:
-        """Return which of these conversations met an outage; see `OutageKeeper.touched`."""
 
 
 class KeeperLostError(Exception):
@@ -238,8 +238,7 @@ class OutageKeeper:
             )
             if own.probe:
                 kept.breaker.end_probe(now, own.probe, own.probe_good, mistaken=own.probe_good is None)
-            else:
-                kept.breaker.take_back(own.outages)
+            kept.breaker.take_back(own.taken_back)
             if kept.breaker.epoch != epoch:
                 self._note(True)
                 kept.say(name, now)

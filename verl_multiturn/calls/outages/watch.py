@@ -214,7 +214,8 @@ class Watched:
         watch: The watch over what is called; None: nobody asks.
         conversation: Id of the conversation.
         may_wait_again: Whether the call may be made once more, where it was a probe that failed.
-        counts: Whether an answer says that the service is there.
+        counts: Whether an answer says that the service is there, and an outage that it is not. Without it the outage of
+            this call ends its conversation, and nothing else.
         is_outage: Whether each failure is an outage, but for a `ValueError`.
 
     Attributes:
@@ -233,6 +234,7 @@ class Watched:
         "_may_wait_again",
         "_probe",
         "_until",
+        "_was_good",
         "_watch",
         "again",
         "ends",
@@ -253,6 +255,7 @@ class Watched:
         self._counts = counts
         self._is_outage = is_outage
         self._probe = ""
+        self._was_good = False
         self._failed_probes = 0
         self._failed_at = 0.0
         self._epoch = 0
@@ -356,6 +359,7 @@ class Watched:
         if self._probe:
             sums = watch.take()
             sums.probe, sums.probe_good, self._probe = self._probe, None if mistaken else True, ""
+            self._was_good = not mistaken
             keep(asyncio.ensure_future(watch.outages.tell({watch.name: sums})))
 
     async def failed(self, error: BaseException) -> None:
@@ -380,7 +384,7 @@ class Watched:
             return
         began = self._ended()
         text = describe(error)
-        if not watch.pauses:
+        if not (watch.pauses and self._counts):
             watch.masked(text)
             self.met = self.ends = True
             return
@@ -393,6 +397,8 @@ class Watched:
         sums.error, sums.probe = text, probe
         if self.met:
             sums.outages.append(Outage(self._conversation, self._epoch))
+            if self._was_good:
+                sums.taken_back.append(sums.outages[-1])
         told = await watch.outages.tell({watch.name: sums})
         self.ends = self.met and (not told or watch.is_open or watch.outages.is_judged(self._conversation))
 

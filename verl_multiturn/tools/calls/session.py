@@ -215,8 +215,6 @@ class ToolSession:
             except Exception as error:  # a tool's own code: log it, the conversation stays valid but after an outage
                 logger.warning("tool %r: calc_reward raised %s", name, describe(error))
                 self._note(watched, error)
-                if watched.met:  # whatever the breaker says: what is not known would be trained as 0
-                    self._lost = f"{watched.name}: {describe(error)}"
                 continue
             if isinstance(value, UnjudgedError):
                 logger.warning("tool %r: calc_reward cannot judge: %s", name, message_of(value))

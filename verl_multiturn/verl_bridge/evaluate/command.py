@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -84,7 +84,7 @@ class _Joins:
         self._records, self._name = records, joins.name_of(True, 0, start)
         self._rows: list[JoinedRow] = []
         self._changes = self._written = 0
-        self.judge: Callable[[], Awaitable[None]] | None = None
+        self.judge: Callable[[], None] | None = None
         """Called before it is written: what is known now of its rows may differ from what was."""
 
     def add(self, rows: list[JoinedRow]) -> None:
@@ -102,7 +102,7 @@ class _Joins:
             OSError: It cannot be written.
         """
         if self.judge is not None:
-            await self.judge()
+            self.judge()
         changes, table = self._changes, partial(joins.table_of, list(self._rows))
         if changes > self._written:
             await asyncio.to_thread(lambda: joins.write(self._records, self._name, table()))
@@ -279,22 +279,16 @@ class _Evaluation:
             else:
                 progress.invalid += 1
 
-    async def _judge_outages(self, conversations: Conversations, progress: Progress) -> None:
+    def _judge_outages(self, conversations: Conversations, progress: Progress) -> None:
         """Take the scores from the conversations that met an outage; the judgement may come after their end."""
-        met = {judged.rows[0].request_id or "": (asked, judged) for asked, judged in self._met.items()}
-        touched = await conversations.touched(list(met)) if met else set()
-        for request_id, (asked, judged) in met.items():
-            cause = OUTAGE if request_id in touched else None
-            if judged.score is None or judged.rows[0].untrained == cause:
+        for asked, judged in list(self._met.items()):
+            if not conversations.is_judged(judged.rows[0].request_id or ""):
                 continue
             for row in judged.rows:
-                row.untrained = cause
+                row.untrained = OUTAGE
             self._joins.change()
-            progress.invalid += 1 if cause else -1
-            if cause:
-                del progress.scores[asked]
-            else:  # the service answered after all
-                progress.scores[asked] = judged.score
+            progress.invalid += 1
+            del progress.scores[asked], self._met[asked]
 
     async def _keep_showing(self, progress: Progress) -> None:
         while True:

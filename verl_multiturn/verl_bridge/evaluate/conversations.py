@@ -145,9 +145,9 @@ class Conversations:
         score = sum(each.score or 0.0 for each in joined) if cause is None else None
         return Judged(joined, score, cause, bool(outputs[-1].stats.get("outages")))
 
-    async def touched(self, request_ids: Sequence[str]) -> set[str]:
-        """Return which of these conversations met a failure that is judged to be an outage, as far as is known now."""
-        return await self.runner.outages.ask(lambda keeper: keeper.touched(request_ids))
+    def is_judged(self, request_id: str) -> bool:
+        """Tell whether a conversation met a failure that is judged to be an outage, as far as is known now."""
+        return self.runner.outages.is_judged(request_id)
 
     async def _conversation(
         self, fields: Mapping[str, Any], name: str, followed: Followed

@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ NAME = "reward"
 """Name of the reward workers' outages."""
 _LEASE_S = 600.0
 """Seconds after which a reward that was tried while the breaker is open counts as failed."""
+_TRIES = 3
+"""How often a row that has waited is judged once more, where there is no outage any more."""
 _OURS = compose(Score(answered=1.0, failed=1.0, outage=1.0), Solution("", ()), RewardOptions())
 """What the rewards in the box report of an outage."""
 
@@ -57,9 +60,11 @@ class Rewards:
             return
         last = outputs[-1]
         watched = Watched(self._watch, str(getattr(last, "stats", {}).get("request_id", id(last))), True)
+        tries, again_s = 0, 0.0
         while True:
             try:
-                await watched.wait()
+                if await watched.wait():
+                    tries = _TRIES
             except OutageEndError:
                 if last.reward_score is None:
                     last.reward_score = 0.0
@@ -76,8 +81,12 @@ class Rewards:
                 watched.answered()
                 return
             await watched.failed(OutageError("the reward function could not judge a conversation"))
-            if not (watched.again or watched.must_wait):  # the row is left out, whatever it would score
-                return
+            if not (watched.again or watched.must_wait):
+                tries -= 1
+                if tries < 0:
+                    return
+                again_s = 2 * again_s or 1.0  # who judges is there, and may have much to do
+                await asyncio.sleep(again_s)
 
     def _note_keys(self, output: Any) -> None:
         """Note what the reward function reports; verl and the metrics ask the same keys of every row."""

@@ -141,11 +141,6 @@ class RayKeeper:
         """Tell a new actor what is known."""
         await self._ask(self._actor.recall, dict(epochs), list(judged))
 
-    async def touched(self, ids: Collection[str]) -> set[str]:
-        """Return which of these conversations met an outage."""
-        touched: set[str] = await self._ask(self._actor.touched, list(ids))
-        return touched
-
     async def _ask(self, method: Any, *args: Any) -> Any:
         try:
             return await method.remote(*args)

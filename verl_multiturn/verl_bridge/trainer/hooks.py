@@ -372,8 +372,8 @@ class MultiTurnHooks:
         rows = self._rows.of(batch)
         if self._history is not None:
             self._history.train(self.global_steps, rows, self._silent)
-            if not self._saves:
-                self._take_evicted()  # nobody else would, and each step adds to them
+        if self._history is None or not self._saves:
+            self._take_evicted()  # nobody else would, and each step adds to them
         for each in counted:
             metrics.update(each.metrics())
         stats = conversations(rows.stats)
