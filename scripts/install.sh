@@ -12,13 +12,14 @@ install() {
     env ${index:+"UV_DEFAULT_INDEX=$index"} UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-120}" \
         "$venv/bin/uv" pip install --system-certs --quiet --no-deps --python "$venv/bin/python" "$@"
 }
-# Installs requirements/NAME.lock into .venv for each NAME, unless .venv has what stands there.
+# `install_extras VENV NAME ...` installs requirements/NAME.lock for each NAME, unless VENV has what stands there.
 install_extras() {
-    local extra
+    local venv="$1" extra
+    shift
     for extra in "$@"; do
-        if ! cmp -s "requirements/$extra.lock" ".venv/.$extra"; then
-            install .venv -r "requirements/$extra.lock"
-            cp "requirements/$extra.lock" ".venv/.$extra"
+        if ! cmp -s "requirements/$extra.lock" "$venv/.$extra"; then
+            install "$venv" -r "requirements/$extra.lock"
+            cp "requirements/$extra.lock" "$venv/.$extra"
         fi
     done
 }

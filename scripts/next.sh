@@ -7,5 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/environment.sh --set next
+source scripts/install.sh
+install_extras .venv-next docs traces browser tasks # as in test.sh
 export VERL_PLATFORM=cpu PYTHON="$PWD/.venv-next/bin/python"
 exec "$PYTHON" -m scripts.next_set "$@"

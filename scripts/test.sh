@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/environment.sh
 source scripts/install.sh
-install_extras docs traces browser tasks # the tests build the docs, write traces, drive Chromium, play task sets
+install_extras .venv docs traces browser tasks # the tests build the docs, write traces, drive Chromium, play task sets
 # Many containers set it. Every process would then compile torch, verl and SGLang anew: half of the CPU time of its imports.
 unset PYTHONDONTWRITEBYTECODE
 export VERL_PLATFORM="${VERL_PLATFORM:-cpu}"
