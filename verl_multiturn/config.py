@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
@@ -564,6 +564,7 @@ def read_model(model: type[Model], raw: Mapping[str, Any], where: str) -> Model:
     Raises:
         ConfigError: A key is unknown (the error names the nearest known one), or a value does not fit.
     """
+    _refuse_switches(model, raw, where)
     try:
         return model.model_validate(dict(raw))
     except ValidationError as error:
@@ -576,6 +577,17 @@ def read_model(model: type[Model], raw: Mapping[str, Any], where: str) -> Model:
             raise ConfigError(f"{where}.{key}: unknown setting; {hint}") from None
         place = f"{where}.{key}" if key else where
         raise ConfigError(f"{place}: {first['msg']}, got {show(first['input'], _SHOWN_CHARACTERS)}") from None
+
+
+def _refuse_switches(model: type[BaseModel], raw: Mapping[str, Any], where: str) -> None:
+    """Refuse true and false for a number: pydantic takes them for 1 and 0, and nobody who writes them means that."""
+    for name, field in model.model_fields.items():
+        value, kinds = raw.get(name), [field.annotation, *get_args(field.annotation)]
+        if isinstance(value, bool) and (int in kinds or float in kinds) and bool not in kinds:
+            raise ConfigError(f"{where}.{name}: expected a number, got {value}")
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if inner is not None and isinstance(value, Mapping):
+            _refuse_switches(inner, value, f"{where}.{name}")
 
 
 def _nested(model: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]:

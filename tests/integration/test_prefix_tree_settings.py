@@ -51,6 +51,11 @@ def test_a_run_without_our_loop_keeps_verls_engine_unless_asked() -> None:
     assert vendor_of(composed(**other, **{f"+{TREE}": "on"})) == "verl_multiturn_strict"
 
 
+def test_a_strategy_without_its_section_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="common prefixes are computed once in verl's FSDP engine alone"):
+        refuse(composed(**{"actor_rollout_ref.actor.strategy": "megatron", f"+{TREE}": "on"}))
+
+
 def test_the_users_own_vendor_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "metax")
     assert vendor_of(composed(**{f"+{TREE}": "auto"})) is None
@@ -64,11 +69,12 @@ def test_the_users_own_vendor_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", "2"),
         ("actor_rollout_ref.model.use_fused_kernels", "True"),
         ("actor_rollout_ref.model.use_liger", "True"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", "kl_cov"),
     ],
 )
 def test_on_is_refused_by_name_and_auto_is_not(key: str, value: str) -> None:
     refuse(composed(**{key: value, f"+{TREE}": "auto"}))
     with pytest.raises(
-        ConfigError, match=f"prefix_tree='on' with {key}={value}: .*; set .*prefix_tree=auto, or {key}="
+        ConfigError, match=f"prefix_tree='on' with {key}='?{value}'?: .*; set .*prefix_tree=auto, or {key}="
     ):
         refuse(composed(**{key: value, f"+{TREE}": "on"}))

@@ -35,7 +35,8 @@ class OutageLimits(BaseModel):
     """
 
     errors: tuple[type[BaseException], ...] = ()
-    """Classes of errors that are outages, by their dotted names, beside those of `calls/outages/causes.py`."""
+    """Classes of errors that are outages, by their dotted names, beside those of `calls/outages/causes.py`; their
+    subclasses, too. They are asked first. None that a `ValueError` is an instance of."""
 
     @field_validator("errors", mode="before")
     @classmethod
@@ -45,6 +46,11 @@ class OutageLimits(BaseModel):
         found = [name if isinstance(name, type) else resolve_class(name, "errors") for name in names]
         if strange := [name for name, each in zip(names, found, strict=True) if not issubclass(each, BaseException)]:
             raise ValueError(f"{strange[0]!r} is no class of errors")
+        if wide := [name for name, each in zip(names, found, strict=True) if issubclass(ValueError, each)]:
+            raise ValueError(
+                f"{wide[0]!r} takes in the model's own mistakes (ValueError), by which it could call off a lost "
+                "conversation; name a narrower class"
+            )
         return found
 
 

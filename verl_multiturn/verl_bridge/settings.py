@@ -31,6 +31,9 @@ ADAPTER_RANKS = (f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank")
 
 PROPORTIONAL = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo")
 """verl's policy losses in which each token's loss is its advantage times something that other rows do not change."""
+OF_ROWS = (*PROPORTIONAL, "dro", "bypass_mode")
+"""verl's policy losses in which a row's loss does not depend on the others of its micro-batch. Its further ones average
+over a micro-batch, or choose tokens among its own; of a user's own nobody knows."""
 
 
 def only_our_loop(config: DictConfig) -> bool:

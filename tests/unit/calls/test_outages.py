@@ -81,6 +81,7 @@ def _named(module: str, name: str, *args: object, base: type[Exception] = Except
         (socket.gaierror(socket.EAI_NONAME, "no such host"), "model"),
         (urllib.error.URLError(socket.gaierror(socket.EAI_NONAME, "no such host")), "model"),
         (httpx.UnsupportedProtocol("foo://"), "model"),
+        (httpx.InvalidURL("too long"), "model"),
         (httpx.LocalProtocolError("a header"), "model"),
         (_named("urllib3.exceptions", "LocationValueError", base=ValueError), "model"),
         # So may be the program that a pipe leads to, and that has ended.
@@ -179,6 +180,9 @@ def test_classes_that_the_entry_names_are_outages() -> None:
     for wrong in ("json.loads", "nowhere.Error", "json.JSONDecoder"):
         with pytest.raises(ConfigError, match=wrong.rpartition(".")[0]):
             set_limits(made, {"outage": {"errors": [wrong]}}, CallLimits, "x")
+    for wide in ("builtins.ValueError", "builtins.Exception"):
+        with pytest.raises(ConfigError, match=f"'{wide}' takes in the model's own mistakes"):
+            set_limits(made, {"outage": {"errors": [wide]}}, CallLimits, "x")
     made.outage_limits = {"mode": "off"}
     with pytest.raises(ConfigError, match="give OutageLimits"):
         outage_rules(made, CallLimits(), "tool 'x'")

@@ -19,7 +19,7 @@ from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.config import OutageSettings
-from verl_multiturn.errors import UnjudgedError
+from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.interactions.running.session import InteractionGate
 from verl_multiturn.observe.metrics import stats_of
 from verl_multiturn.rollout.clock import stopped
@@ -367,6 +367,21 @@ async def test_an_interaction_waits_too_and_its_outages_are_invalid_as_always() 
 def test_wrong_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         OutageSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"old_log_prob_bound": True}, "old_log_prob_bound: expected a number, got True"),
+        ({"outage": {"stop_s": True}}, "outage.stop_s: expected a number, got True"),
+        ({"max_tool_calls": False}, "max_tool_calls: expected a number, got False"),
+    ],
+)
+def test_a_switch_is_no_number(settings: dict[str, Any], said: str) -> None:
+    from verl_multiturn.config import read_settings
+
+    with pytest.raises(ConfigError, match=said):
+        read_settings(settings)
 
 
 def test_yaml_reads_a_bare_off_as_false() -> None:

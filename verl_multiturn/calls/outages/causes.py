@@ -53,6 +53,7 @@ _CLIENTS: dict[str, _Kind] = {
     "aiohttp.client_exceptions.ServerTimeoutError": "late",
     "httpx.ConnectTimeout": "outage",
     "httpx.HTTPStatusError": "status",
+    "httpx.InvalidURL": "model",
     "httpx.LocalProtocolError": "model",
     "httpx.TimeoutException": "late",
     "httpx.TransportError": "outage",

@@ -11,11 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from verl_multiturn.verl_bridge.settings import PROPORTIONAL
-
-_OF_ROWS = (*PROPORTIONAL, "dro", "bypass_mode")
-"""verl's policy losses in which a row's loss does not depend on the others of its micro-batch. Its further ones average
-over a micro-batch, or choose tokens among its own; of a user's own nobody knows."""
+from verl_multiturn.verl_bridge.settings import OF_ROWS
 
 
 def unfit_engine(engine: Any, model: Any, device: str) -> str | None:
@@ -99,7 +95,7 @@ def unfit_loss(settings: Any) -> str | None:
     """
     if (policy := getattr(settings, "policy_loss", None)) is None:
         return None
-    if (mode := policy.get("loss_mode", "vanilla")) not in _OF_ROWS:
+    if (mode := policy.get("loss_mode", "vanilla")) not in OF_ROWS:
         return f"loss_mode={mode}, which may depend on the micro-batches"
     correction = policy.get("rollout_correction") or {}
     if mode == "bypass_mode" and correction.get("rollout_is_batch_normalize"):

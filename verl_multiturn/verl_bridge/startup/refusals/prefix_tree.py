@@ -11,11 +11,13 @@ from typing import Any
 
 from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.names import VENDOR_VARIABLE
+from verl_multiturn.verl_bridge.settings import OF_ROWS
 from verl_multiturn.verl_bridge.startup.table import Check, Row
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _KEY = f"{PATH}.prefix_tree"
 _MODEL, _ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
+_LOSS = f"{_ACTOR}.policy_loss.loss_mode"
 _REMEDY = f"set {_KEY}=auto, or "
 
 
@@ -48,6 +50,12 @@ PREFIX_TREE: list[Check] = [
             f"{_MODEL}.{name}=False",
         )
         for name in ("use_fused_kernels", "use_liger")
+    ),
+    _row(
+        _LOSS,
+        lambda run: (run.value(_LOSS) or "vanilla") not in OF_ROWS,
+        "such a loss may depend on the rows of a micro-batch, which are others then",
+        f"{_LOSS}=vanilla",
     ),
     Row(
         _KEY,

@@ -117,10 +117,11 @@ def _data_parallel_ranks(run: RunView, part: Any) -> int:
         engine = part.get("fsdp_config") or part.get("fsdp") or {}
         split = older if older > 1 else engine.get("ulysses_sequence_parallel_size") or 1
     elif part.strategy == "megatron":
-        if part.megatron.get("dynamic_context_parallel"):
+        engine = part.get("megatron") or {}  # missing where the strategy alone was changed, which verl refuses
+        if engine.get("dynamic_context_parallel"):
             return 1
         sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-        split = math.prod(part.megatron.get(size) or 1 for size in sizes)
+        split = math.prod(engine.get(size) or 1 for size in sizes)
     else:
         return 0
     return devices // int(split) if devices % split == 0 else 0  # verl itself refuses the rest
