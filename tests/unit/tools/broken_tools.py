@@ -105,6 +105,11 @@ class Raises(Sound):
         raise AttributeError("no such thing")
 
 
+class WithoutItsService(Sound):
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        raise ConnectionRefusedError("nobody listens")
+
+
 class Exits(Sound):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         sys.exit(3)

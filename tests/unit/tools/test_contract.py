@@ -326,6 +326,12 @@ def numberless(text: str) -> Any:
     return object()
 
 
+def test_where_the_service_is_down_the_advice_is_to_start_it() -> None:
+    finding = check(broken_tools.WithoutItsService())["execute"]
+    assert ", an outage in a run" in finding.found
+    assert finding.remedy == "what it asks does not answer: start it, and check again"
+
+
 @pytest.mark.usefixtures("strict")
 def test_advice_for_a_function_is_the_functions_way() -> None:
     said = [finding.remedy for tool in (forgetful, numberless) for finding in check(tool, timeout_s=5.0).values()]

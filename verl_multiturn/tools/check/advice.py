@@ -11,6 +11,7 @@ _FOR_ALL = {
     "guess": "give --arguments that it takes: the checks say more then",
     "given data": "copy it first: here each call gets a copy of its own, in other loops a group shares its row",
     "cancel": "let CancelledError pass, and clean up in `finally` or with `async with`",
+    "outage": "what it asks does not answer: start it, and check again",
     "seats": "wait for nothing that another conversation holds",
     "concurrency": "calls wait for each other; let them run side by side",
     "answer size": "say what matters: the rest is cut off",

@@ -146,6 +146,8 @@ class ToolExamination(Examination):
 
     def _advice(self, method: str, outcome: Probed, instance_id: str) -> str:
         """Return the advice for a method; where it does not find its conversation, also how to give it a world."""
+        if outcome.cause == "outage":
+            return self.advice["outage"]
         lost = isinstance(outcome.error, LookupError) and instance_id in message_of(outcome.error)
         return self.advice["world" if lost and self._probe.world is None else method]
 
