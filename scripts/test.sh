@@ -57,11 +57,13 @@ if [ -n "$fast" ]; then
     beside tests -m "$quick" tests/unit/{rewards,chat,rollout,trainer,tools}
     tests -m "$quick" --ignore=tests/faults --ignore-glob='tests/unit/[rct]*' || status=$?
 else
+    stack="stack and not engine and not deaths"
     beside tests -m "engine" # engines in one lane, since two engines would not fit in memory
     beside tests -m "deaths and not engine"
     beside tests -m "$free" tests/unit
     beside tests -m "$free" --ignore=tests/unit
-    tests -m "stack and not engine and not deaths" || status=$?
+    beside tests -m "$stack" tests/integration
+    tests -m "$stack" --ignore=tests/integration || status=$?
 fi
 [ "$status" -ne 2 ] || exit 2 # interrupted
 finish
