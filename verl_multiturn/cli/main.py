@@ -206,7 +206,10 @@ def check_tools(
         typer.Option(help="The interaction whose world the tools share: a class, FILE or FILE:NAME."),
     ] = None,
     interaction_kwargs: Annotated[str | None, typer.Option(help="A row's kwargs for --interaction, as JSON.")] = None,
-    timeout_s: Annotated[float, typer.Option(min=0.1, max=_DAY_S, help="Seconds after which a call hangs.")] = 10.0,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=_DAY_S, help="Seconds after which a call hangs (its `limits.timeout_s`, else 10)."),
+    ] = None,
 ) -> None:
     """Check a tool of your own. It is called some hundred times.
 
@@ -245,7 +248,10 @@ def check_interactions(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Largest number of turns of an episode.")] = 8,
-    timeout_s: Annotated[float, typer.Option(min=0.1, max=_DAY_S, help="Seconds after which a call hangs.")] = 10.0,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=_DAY_S, help="Seconds after which a call hangs (its `limits.timeout_s`, else 10)."),
+    ] = None,
 ) -> None:
     """Check a simulated user or an environment of your own. Some hundred conversations are played.
 

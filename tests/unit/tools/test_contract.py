@@ -58,6 +58,7 @@ from verl_multiturn.cli.main import app
 from verl_multiturn.tools.check import examination, instruments
 from verl_multiturn.tools.check import probe as contract_probe
 from verl_multiturn.tools.check.contract import CheckResult, Grade, check_tool, tools_to_check
+from verl_multiturn.tools.loading.call_limits import attach_limits
 from verl_multiturn.tools.loading.functions import FromRow
 
 pytestmark = pytest.mark.slow
@@ -83,7 +84,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     on_any_machine(monkeypatch, late_s=0.1)
 
 
-def check(tool: Any, timeout_s: float = 1.0, **kwargs: Any) -> dict[str, CheckResult]:
+def check(tool: Any, timeout_s: float | None = 1.0, **kwargs: Any) -> dict[str, CheckResult]:
     findings = check_tool(tool, timeout_s=timeout_s, **kwargs)
     assert len({finding.check for finding in findings}) == len(findings)
     return {finding.check: finding for finding in findings}
@@ -287,6 +288,13 @@ def test_command_line() -> None:
 
 def test_the_tests_own_tool_is_told_from_a_hanging_one() -> None:
     assert problems(check(EchoTool({"execute": "hang"}))) == ["execute"]
+
+
+def test_a_call_hangs_after_the_time_that_its_entry_gives_it() -> None:
+    tool = CreateHangs()
+    attach_limits(tool, {"timeout_s": 0.2}, "tools[0].limits")
+    assert "no answer within 0.2 s" in check(tool, timeout_s=None)["create"].found
+    assert "no answer within 0.3 s" in check(tool, timeout_s=0.3)["create"].found
 
 
 def takes_rounds(rounds: int) -> str:

@@ -36,7 +36,7 @@ def check_interaction(
     kwargs: Mapping[str, Any] | None = None,
     actions: Sequence[str] = (),
     rounds: int = 8,
-    timeout_s: float = 10.0,
+    timeout_s: float | None = None,
 ) -> list[CheckResult]:
     """Examine an interaction; this takes seconds, and plays some hundred conversations.
 
@@ -45,7 +45,7 @@ def check_interaction(
         kwargs: A row's kwargs for it.
         actions: What the player writes, turn by turn, and again from the first; empty to draw it.
         rounds: Largest number of turns of an episode.
-        timeout_s: Seconds after which a call counts as hanging.
+        timeout_s: Seconds after which a call counts as hanging; None: the `limits.timeout_s` of its YAML entry, or 10.
 
     Returns:
         One finding for each check, in the order of the checks.
@@ -56,7 +56,7 @@ def check_interaction(
     check_methods(interaction)
     check_kwargs(interaction, kwargs or {}, "check-interaction")
     probe = InteractionProbe(interaction, kwargs or {}, actions, rounds, timeout_s)
-    return run_examination(lambda watch, temporary: InteractionExamination(probe, watch, temporary), timeout_s)
+    return run_examination(lambda watch, temporary: InteractionExamination(probe, watch, temporary), probe.timeout_s)
 
 
 def examine_interaction(interaction: Interaction, **given: Any) -> list[CheckResult]:

@@ -77,7 +77,7 @@ class InteractionProbe(CallProbe):
         kwargs: A row's kwargs for it.
         actions: What the player writes, turn by turn, and again from the first; empty to draw it.
         rounds: Largest number of turns of an episode.
-        timeout_s: Seconds after which a method counts as hanging.
+        timeout_s: As in `check_interaction`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class InteractionProbe(CallProbe):
         kwargs: Mapping[str, Any],
         actions: Sequence[str],
         rounds: int,
-        timeout_s: float,
+        timeout_s: float | None,
     ) -> None:
         interaction.name = interaction.name or default_name(type(interaction))
         super().__init__(interaction_owner(interaction), timeout_s)

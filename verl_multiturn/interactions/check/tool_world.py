@@ -12,6 +12,7 @@ from verl_multiturn.interactions.check.contract import interactions_to_check
 from verl_multiturn.interactions.running.registry import check_kwargs, check_methods
 from verl_multiturn.interactions.running.replies import InteractionFailedError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
+from verl_multiturn.tools.check.probed import DEFAULT_TIMEOUT_S
 
 
 class ToolWorld:
@@ -22,18 +23,19 @@ class ToolWorld:
     Args:
         interaction: The interaction.
         kwargs: A row's kwargs for it.
-        timeout_s: Seconds after which a call counts as hanging.
+        timeout_s: Seconds after which a call counts as hanging, where the interaction's `limits` do not say it; None:
+            `DEFAULT_TIMEOUT_S`.
 
     Raises:
         ConfigError: It cannot be called, or not with these kwargs.
     """
 
-    def __init__(self, interaction: Interaction, kwargs: Mapping[str, Any], timeout_s: float) -> None:
+    def __init__(self, interaction: Interaction, kwargs: Mapping[str, Any], timeout_s: float | None) -> None:
         check_methods(interaction)
         check_kwargs(interaction, kwargs, "check-tool --interaction-kwargs")
         self._interaction = interaction
         self._kwargs = kwargs
-        self._gate = InteractionGate(interaction, timeout_s)
+        self._gate = InteractionGate(interaction, timeout_s or DEFAULT_TIMEOUT_S)
         self._sessions: dict[str, InteractionSession] = {}
 
     async def start(self, instance_id: str) -> None:
@@ -62,7 +64,7 @@ class ToolWorld:
             await returned
 
 
-def load_world(target: str, kwargs: Mapping[str, Any], timeout_s: float) -> ToolWorld:
+def load_world(target: str, kwargs: Mapping[str, Any], timeout_s: float | None) -> ToolWorld:
     """Return the world of the interaction that a command line names.
 
     Args:

@@ -31,7 +31,7 @@ def check_tool(
     arguments: Mapping[str, Any] | None = None,
     create_kwargs: Mapping[str, Any] | None = None,
     execute_kwargs: Mapping[str, Any] | None = None,
-    timeout_s: float = 10.0,
+    timeout_s: float | None = None,
     world: World | None = None,
 ) -> list[CheckResult]:
     """Examine a tool; this takes seconds, and calls the tool some hundred times.
@@ -41,7 +41,7 @@ def check_tool(
         arguments: Arguments of an example call; None: they are guessed from the schema.
         create_kwargs: The kwargs that a data row gives for `create`.
         execute_kwargs: The kwargs that a data row gives for `execute`.
-        timeout_s: Seconds after which a call counts as hanging.
+        timeout_s: Seconds after which a call counts as hanging; None: the `limits.timeout_s` of its YAML entry, or 10.
         world: What its conversations share with an interaction; None: nothing.
 
     Returns:
@@ -54,7 +54,7 @@ def check_tool(
         tool = function_tool(tool)
     kwargs = {"create_kwargs": create_kwargs or {}, "execute_kwargs": execute_kwargs or {}}
     probe = Probe(tool, kwargs, timeout_s, world)
-    return run_examination(lambda watch, temporary: ToolExamination(probe, watch, temporary, arguments), timeout_s)
+    return run_examination(lambda watch, temporary: ToolExamination(probe, watch, temporary, arguments), probe.timeout_s)
 
 
 def examine(tool: Any, **given: Any) -> list[CheckResult]:

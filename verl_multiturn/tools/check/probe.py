@@ -68,13 +68,13 @@ class Probe(CallProbe):
     Args:
         tool: The tool.
         kwargs: The kwargs of a data row: `create_kwargs`, `execute_kwargs`, …
-        timeout_s: Seconds after which a method counts as hanging.
+        timeout_s: As in `check_tool`.
         world: What each conversation shares with an interaction, from before `create` until after `release`; None:
             nothing.
     """
 
     def __init__(
-        self, tool: Any, kwargs: Mapping[str, Mapping[str, Any]], timeout_s: float, world: World | None = None
+        self, tool: Any, kwargs: Mapping[str, Mapping[str, Any]], timeout_s: float | None, world: World | None = None
     ) -> None:
         super().__init__(tool_owner(tool), timeout_s)
         self.tool = tool

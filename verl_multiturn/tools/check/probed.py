@@ -18,6 +18,9 @@ from verl_multiturn.describe import describe, place_of
 from verl_multiturn.tasks import Alarms
 from verl_multiturn.tools.check import instruments
 
+DEFAULT_TIMEOUT_S = 10.0
+"""Seconds after which a call counts as hanging, where neither the caller nor the object's YAML entry says it."""
+
 
 @dataclass(frozen=True)
 class Probed:
@@ -53,11 +56,12 @@ class CallProbe:
 
     Args:
         owner: The object.
-        timeout_s: Seconds after which a method counts as hanging.
+        timeout_s: Seconds after which a method counts as hanging; None: the `limits.timeout_s` of its YAML entry, or
+            `DEFAULT_TIMEOUT_S`.
     """
 
-    def __init__(self, owner: Owner, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
+    def __init__(self, owner: Owner, timeout_s: float | None) -> None:
+        self.timeout_s = timeout_s or owner.limits.timeout_s or DEFAULT_TIMEOUT_S
         self._owner = owner
         self._outage = outage_rules(owner.made, owner.limits, f"{owner.kind} {owner.name!r}")
 
