@@ -56,7 +56,7 @@ def check_interaction(
     check_methods(interaction)
     check_kwargs(interaction, kwargs or {}, "check-interaction")
     probe = InteractionProbe(interaction, kwargs or {}, actions, rounds, timeout_s)
-    return run_examination(lambda watch, temporary: InteractionExamination(probe, watch, temporary), probe.timeout_s)
+    return run_examination(lambda *given: InteractionExamination(probe, *given), probe.timeout_s)
 
 
 def examine_interaction(interaction: Interaction, **given: Any) -> list[CheckResult]:

@@ -54,7 +54,7 @@ def check_tool(
         tool = function_tool(tool)
     kwargs = {"create_kwargs": create_kwargs or {}, "execute_kwargs": execute_kwargs or {}}
     probe = Probe(tool, kwargs, timeout_s, world)
-    return run_examination(lambda watch, temporary: ToolExamination(probe, watch, temporary, arguments), probe.timeout_s)
+    return run_examination(lambda *given: ToolExamination(probe, *given, arguments), probe.timeout_s)
 
 
 def examine(tool: Any, **given: Any) -> list[CheckResult]:
