@@ -19,6 +19,7 @@ from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.check.advice import CLASS
 from verl_multiturn.tools.check.checks import ToolExamination
 from verl_multiturn.tools.check.examination import CheckResult, Grade, run_examination
+from verl_multiturn.tools.check.instruments import Watch
 from verl_multiturn.tools.check.probe import Probe, World
 from verl_multiturn.tools.loading.functions import function_tool
 from verl_multiturn.tools.loading.registry import TOOL_FILE, build_tools, load_tools
@@ -54,7 +55,11 @@ def check_tool(
         tool = function_tool(tool)
     kwargs = {"create_kwargs": create_kwargs or {}, "execute_kwargs": execute_kwargs or {}}
     probe = Probe(tool, kwargs, timeout_s, world)
-    return run_examination(lambda *given: ToolExamination(probe, *given, arguments), probe.timeout_s)
+
+    def begin(watch: Watch, temporary: Path) -> ToolExamination:
+        return ToolExamination(probe, watch, temporary, arguments)
+
+    return run_examination(begin, probe.timeout_s)
 
 
 def examine(tool: Any, **given: Any) -> list[CheckResult]:
