@@ -65,15 +65,15 @@ def _run_file(tree: Path, test: str, log: Path, deadline: float) -> str:
     """Run one test file in a copy of the tree, in a process forked from this one."""
     child = os.fork()
     if not child:
-        os.setsid()
-        with log.open("wb") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        os.chdir(tree)
-        sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
-        os.environ["PYTHONPATH"] = str(tree)
         code = 1
         try:
+            os.setsid()
+            with log.open("wb") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            os.chdir(tree)
+            sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
+            os.environ["PYTHONPATH"] = str(tree)
             import pytest
 
             ignored = "ignore::pytest.PytestAssertRewriteWarning"
@@ -132,10 +132,14 @@ def examine(mutants: Sequence[Mutant], found: Path, deadline: float) -> None:
     for _ in range(os.cpu_count() or 1):
         workers.append(os.fork())
         if not workers[-1]:
-            with tempfile.TemporaryDirectory() as folder:
-                copy_tree(Path(folder) / "tree")
+            # No `TemporaryDirectory`: pytest in a fork may run what is registered for the end of this process.
+            folder = Path(tempfile.mkdtemp())
+            try:
+                copy_tree(folder / "tree")
                 while time.monotonic() < deadline and (taken := os.read(reading, 1)):
-                    _examine_module(modules[taken[0]], Path(folder), found, deadline)
+                    _examine_module(modules[taken[0]], folder, found, deadline)
+            finally:
+                shutil.rmtree(folder)
             os._exit(0)
     for worker in workers:
         os.waitpid(worker, 0)

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.stack
 
 ACTOR = "actor_rollout_ref.actor"
 N = "actor_rollout_ref.rollout.n"
+LOG_PROBS = "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
 TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 STEPS = "trainer.v1.separate_async.parameter_sync_step"
 RIGHT: dict[str, Any] = {
@@ -69,10 +70,34 @@ def check(**changes: Any) -> None:
         {"trainer.v1.trainer_mode": "colocate_async", "+trainer.v1.colocate_async.parameter_sync_step": 1},
     ],
 )
-def test_what_verl_divides_is_accepted(changes: dict[str, Any]) -> None:
+def test_what_verl_divides_is_accepted(changes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     if changes.get(f"{ACTOR}.ppo_mini_batch_size") in (2, 3, 31):
         changes = {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 1, **changes}
     check(**changes)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, ["ppo_max_token_len_per_gpu=1000", "log_prob_max_token_len_per_gpu=1000"]),
+        ({"algorithm.rollout_correction.bypass_mode": True}, ["ppo_max_token_len_per_gpu=1000"]),
+        ({LOG_PROBS: 1024}, ["ppo_max_token_len_per_gpu=1000"]),
+        ({f"{ACTOR}.ppo_max_token_len_per_gpu": 1024}, []),
+        ({f"{ACTOR}.ulysses_sequence_parallel_size": 2}, []),  # two ranks hold a row together
+        ({"data.max_response_length": 400}, []),
+        ({f"{ACTOR}.use_dynamic_bsz": False}, []),
+    ],
+)
+def test_a_row_that_fits_into_no_micro_batch_is_told(
+    changes: dict[str, Any], told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(**{f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 1000, **changes})
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[1].rpartition(".")[2] for line in lines] == told
+    for line in lines:
+        assert "a row may have 1024 tokens" in line
+        assert "ends the run at the first one of more than 1000" in line
 
 
 @pytest.mark.parametrize(("recipe", "settings"), [("quickstart", overrides("nvidia")), ("smollm2", [])])

@@ -117,6 +117,26 @@ def test_whose_trainer_runs(
 
 
 @pytest.mark.parametrize(
+    ("most", "loop", "is_told"),
+    [
+        ("1023", "multiturn_agent", True),
+        ("1024", "multiturn_agent", False),
+        ("null", "multiturn_agent", False),
+        ("1023", "tool_agent", False),
+    ],
+)
+def test_conversations_that_are_longer_than_the_engine_takes_are_told(
+    most: str, loop: str, is_told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    changes = {f"{ROLLOUT}.max_model_len": most, f"{ROLLOUT}.agent.default_agent_loop": loop}
+    configuration.prepare_config(composed(**changes, **{"ray_kwargs.ray_init.num_cpus": "64"}))
+    told = f"{ROLLOUT}.max_model_len=1023: a conversation may have 1024 tokens"
+    assert (told in capsys.readouterr().err) is is_told
+
+
+@pytest.mark.parametrize(
     ("mode", "backend", "told"),
     [
         ("separate_async", "nixl", "checkpoint_engine.backend='nixl' needs an accelerator; on this CPU gloo carries"),

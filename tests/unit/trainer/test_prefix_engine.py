@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests.support.warm_python import run_warm, warm_python
 
 # Importing verl's engines warns about optional ones that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -305,7 +308,7 @@ def test_an_npu_is_left_to_verl(
         kit.forward(ours, kit.make_batch(kit.random_rows(0)))
 
 
-def compare_on_rank(rank: int, store: str, model: Path) -> None:
+def compare_on_rank(rank: int, store: str, model: str) -> None:
     """Compare both engines as one of two ranks: the rows of the first one are one tree, the other's share nothing."""
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
@@ -314,7 +317,7 @@ def compare_on_rank(rank: int, store: str, model: Path) -> None:
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", store=torch.distributed.FileStore(store, 2), rank=rank, world_size=2)
-    engines = [kit.make_engine(kind, model) for kind in (FSDPEngineWithLMHead, StrictPrefixTreeEngine)]
+    engines = [kit.make_engine(kind, Path(model)) for kind in (FSDPEngineWithLMHead, StrictPrefixTreeEngine)]
     rows = [[*range(1, 9), end] if rank == 0 else [10 * end + i for i in range(9)] for end in range(1, 9)]
     batch = kit.make_batch(kit.as_rows(*rows, prompt=8), rank, micro_batch_size_per_gpu=2, global_batch_size=16)
     columns = [kit.forward(engine, batch) for engine in engines]
@@ -330,7 +333,11 @@ def compare_on_rank(rank: int, store: str, model: Path) -> None:
 
 
 def test_two_ranks_have_equally_many_micro_batches_and_verls_gradient(model: Path, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(compare_on_rank, (str(tmp_path / "store"), model), nprocs=2)
+    run, given = f"from {__name__} import compare_on_rank as run", (str(tmp_path / "store"), str(model))
+    warm_python()  # one for both
+    with ThreadPoolExecutor() as pool:
+        ranks = list(pool.map(lambda rank: run_warm("-c", f"{run}; run({rank}, *{given})"), range(2)))
+    assert [rank.returncode for rank in ranks] == [0, 0], [rank.stderr[-2000:] for rank in ranks]
 
 
 def test_every_loss_has_the_same_gradient(kit: Any, engines: tuple[Any, Any]) -> None:

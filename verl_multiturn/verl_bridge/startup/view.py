@@ -106,6 +106,11 @@ class RunView:
         return self.rollout.multi_turn
 
     @property
+    def longest_row(self) -> int:
+        """The most tokens that a row may have."""
+        return int(self.rollout.prompt_length + self.rollout.response_length)
+
+    @property
     def is_sglang(self) -> bool:
         """Whether the engine is SGLang, with servers of verl's or of ours."""
         return self.rollout.name in (ROLLOUT, "sglang")

@@ -91,4 +91,12 @@ SERVERS: list[Check] = [
         why="our classes must stand under verl's name 'sglang', where {found.place} has {found.name}",
         remedy=f"derive yours from {{found.ours}}, or set {_NAME}={SGLANG} for verl's servers",
     ),
+    Row(
+        f"{_ROLLOUT}.max_model_len",
+        when=lambda run: run.has_our_loop and run.longest_row > (run.rollout.max_model_len or run.longest_row),
+        why="a conversation may have {run.longest_row} tokens (data.max_prompt_length + data.max_response_length), and "
+        "the engine takes no more than this",
+        remedy="raise it, or lower one of these lengths",
+        is_refusal=False,
+    ),
 ]

@@ -8,6 +8,7 @@ micro-batches (`engine_workers.py`, `train_mini_batch`), and there verl asserts 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from verl_multiturn.config import PATH
@@ -20,6 +21,7 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
 _APART = "trainer.v1.separate_async.parameter_sync_step"
 _MINI = f"{_ACTOR}.ppo_mini_batch_size"
+_BYPASS = "algorithm.rollout_correction.bypass_mode"
 
 
 def check_trainer_name(run: RunView) -> None:
@@ -127,6 +129,28 @@ def _data_parallel_ranks(run: RunView, part: Any) -> int:
     return devices // int(split) if devices % split == 0 else 0  # verl itself refuses the rest
 
 
+def _row_of_micro_batches(key: str, is_read: Callable[[RunView], Any]) -> Row:
+    """Return the row of a micro-batch's tokens; verl asserts that each row of a batch fits into one."""
+
+    def too_few(run: RunView) -> dict[str, int] | None:
+        actor, most = run.value(_ACTOR), run.value(key)
+        ranks = _data_parallel_ranks(run, actor) if actor.strategy in ("fsdp", "fsdp2") else 0
+        if not (ranks and actor.use_dynamic_bsz and is_read(run) and isinstance(most, int)):
+            return None
+        # The ranks that split a sequence hold it together.
+        most *= int(run.config.trainer.n_gpus_per_node * run.config.trainer.nnodes) // ranks
+        return {"most": most, "longest": run.longest_row} if most < run.longest_row else None
+
+    return Row(
+        key,
+        when=too_few,
+        why="a row may have {found[longest]} tokens (data.max_prompt_length + data.max_response_length), and verl ends "
+        "the run at the first one of more than {found[most]}",
+        remedy="raise it, or lower one of these lengths",
+        is_refusal=False,
+    )
+
+
 BATCH_SIZES = [
     Row(
         ("data.train_batch_size", _APART, _MINI),
@@ -144,6 +168,8 @@ BATCH_SIZES = [
         remedy="engines of 1 GPU always fit",
     ),
     *(row for section in (_ACTOR, "critic") for row in _rows_of_mini_batch(section)),
+    _row_of_micro_batches(f"{_ACTOR}.ppo_max_token_len_per_gpu", lambda run: True),
+    _row_of_micro_batches(f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", lambda run: not run.value(_BYPASS)),
 ]
 
 
@@ -174,7 +200,6 @@ OUTAGES = [
 ]
 
 _BOUND = f"{PATH}.old_log_prob_bound"
-_BYPASS = "algorithm.rollout_correction.bypass_mode"
 
 
 def _takes_engines(run: RunView) -> bool:
