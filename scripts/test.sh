@@ -63,7 +63,8 @@ else
     stack="stack and not engine and not deaths"
     beside tests -m "engine" # engines in one lane, since two engines would not fit in memory
     beside tests -m "deaths and not engine"
-    beside tests -m "$free" tests/unit
+    beside tests -m "$free" tests/unit --ignore-glob='tests/unit/[p-z]*'
+    beside tests -m "$free" tests/unit/[p-z]*
     beside tests -m "$free" --ignore=tests/unit
     beside tests -m "$stack" tests/integration
     tests -m "$stack" --ignore=tests/integration || status=$?
