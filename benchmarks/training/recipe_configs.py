@@ -5,8 +5,9 @@ Judged is, too, whether it trains for as many steps as its curve takes.
     python -m benchmarks.recipe_configs [--short]
 
 For each recipe: as it is, with each variant of its own, and with each shared variant on top (`--short`: on top of the
-first recipe alone). The smoke run of each (`--short`: of each recipe as it is) is composed, and not judged. Nothing is
-started. The last line is one JSON object.
+first recipe alone, and `megatron` where several GPUs hold a row). A row may be as long as the run says: a micro-batch
+that does not take it is a fault. The smoke run of each (`--short`: of each recipe as it is) is composed, and not
+judged. Nothing is started. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.recipe_steps import count_steps
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch import imports
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.imports import Code
@@ -64,7 +66,9 @@ def cases(short: bool) -> Iterator[tuple[str, list[str]]]:
         own = _names(RECIPES / recipe / "variant")
         further = [] if recipe == "smollm2" else [name for name in shared if name not in own]
         yield recipe, []
-        for variant in [*own, *(further if number == 0 or not short else [])]:
+        if number and short:  # another engine, where a row is held by several GPUs
+            further = ["megatron"] if (RECIPES / recipe / "ulysses").is_dir() else []
+        for variant in [*own, *further]:
             yield recipe, [variant]
 
 
@@ -104,8 +108,12 @@ def judge(config: Any) -> None:
     with (
         mock.patch.object(own_code, "import_problem", import_problem),
         mock.patch("verl_multiturn.proxy.agents.runners.check_harbor"),
+        contextlib.redirect_stderr(told := io.StringIO()),
     ):
         prepare_config(config)
+    print(told.getvalue(), end="", file=sys.stderr)
+    if too_long := [line for line in told.getvalue().splitlines() if "a row may have" in line]:
+        raise ConfigError(too_long[0])
     OmegaConf.resolve(config)
     validate_config(config, need_reference_policy(config), need_critic(config))
     omega_conf_to_dataclass(config.actor_rollout_ref.rollout)

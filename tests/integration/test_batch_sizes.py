@@ -87,6 +87,12 @@ def test_what_verl_divides_is_accepted(changes: dict[str, Any], capsys: pytest.C
         ({f"{ACTOR}.ulysses_sequence_parallel_size": 2}, []),  # two ranks hold a row together
         ({"data.max_response_length": 400}, []),
         ({f"{ACTOR}.use_dynamic_bsz": False}, []),
+        ({"model_engine": "megatron", f"{ACTOR}.megatron.context_parallel_size": 2}, []),
+        (
+            {"model_engine": "megatron", f"{ACTOR}.megatron.tensor_model_parallel_size": 2},
+            ["ppo_max_token_len_per_gpu=1000", "log_prob_max_token_len_per_gpu=1000"],
+        ),
+        ({"model_engine": "torchtitan"}, []),  # its ranks are not looked at
     ],
 )
 def test_a_row_that_fits_into_no_micro_batch_is_told(

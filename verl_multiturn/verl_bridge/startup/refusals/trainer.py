@@ -112,21 +112,28 @@ def _rows_of_mini_batch(section: str) -> list[Row]:
 
 def _data_parallel_ranks(run: RunView, part: Any) -> int:
     """Return the number of data-parallel ranks of an actor or a critic; 0 where it is not known."""
+    if part.strategy == "megatron" and (part.get("megatron") or {}).get("dynamic_context_parallel"):
+        return 1
     devices = int(run.config.trainer.n_gpus_per_node * run.config.trainer.nnodes)
+    if not (split := _ranks_of_a_row(part)):
+        return 0
+    if part.strategy == "megatron":
+        engine = part.get("megatron") or {}
+        split *= math.prod(engine.get(f"{kind}_model_parallel_size") or 1 for kind in ("tensor", "pipeline"))
+    return devices // int(split) if devices % split == 0 else 0  # verl itself refuses the rest
+
+
+def _ranks_of_a_row(part: Any) -> int:
+    """Return how many ranks of an actor or a critic hold the tokens of a row together; 0 where it is not known."""
     if part.strategy in ("fsdp", "fsdp2"):
         # The actor's section is `fsdp_config`, and there verl's older key, beside the section, wins.
         older = part.get("ulysses_sequence_parallel_size") or 1 if "fsdp_config" in part else 1
         engine = part.get("fsdp_config") or part.get("fsdp") or {}
-        split = older if older > 1 else engine.get("ulysses_sequence_parallel_size") or 1
-    elif part.strategy == "megatron":
-        engine = part.get("megatron") or {}  # missing where the strategy alone was changed, which verl refuses
-        if engine.get("dynamic_context_parallel"):
-            return 1
-        sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-        split = math.prod(engine.get(size) or 1 for size in sizes)
-    else:
-        return 0
-    return devices // int(split) if devices % split == 0 else 0  # verl itself refuses the rest
+        return int(older if older > 1 else engine.get("ulysses_sequence_parallel_size") or 1)
+    if part.strategy == "megatron":
+        # The section is missing where the strategy alone was changed, which verl refuses.
+        return int((part.get("megatron") or {}).get("context_parallel_size") or 1)
+    return 0
 
 
 def _row_of_micro_batches(key: str, is_read: Callable[[RunView], Any]) -> Row:
@@ -134,12 +141,10 @@ def _row_of_micro_batches(key: str, is_read: Callable[[RunView], Any]) -> Row:
 
     def too_few(run: RunView) -> dict[str, int] | None:
         actor, most = run.value(_ACTOR), run.value(key)
-        ranks = _data_parallel_ranks(run, actor) if actor.strategy in ("fsdp", "fsdp2") else 0
-        if not (ranks and actor.use_dynamic_bsz and is_read(run) and isinstance(most, int)):
+        if not (actor.use_dynamic_bsz and is_read(run) and isinstance(most, int)):
             return None
-        # The ranks that split a sequence hold it together.
-        most *= int(run.config.trainer.n_gpus_per_node * run.config.trainer.nnodes) // ranks
-        return {"most": most, "longest": run.longest_row} if most < run.longest_row else None
+        most *= _ranks_of_a_row(actor)
+        return {"most": most, "longest": run.longest_row} if 0 < most < run.longest_row else None
 
     return Row(
         key,
