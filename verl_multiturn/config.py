@@ -534,6 +534,21 @@ def read_settings(raw: Mapping[str, Any] | None) -> MultiTurnSettings:
     return read_model(MultiTurnSettings, raw or {}, PATH)
 
 
+def names_in(section: str) -> list[str]:
+    """Return the names of this package's settings in a section of the trainer's configuration.
+
+    Args:
+        section: Path of the section, for example `PATH`.
+    """
+    if section != PATH and not section.startswith(f"{PATH}."):
+        return []
+    model: Any = MultiTurnSettings
+    for key in filter(None, section.removeprefix(PATH).split(".")):
+        field = model.model_fields.get(key) if model is not None else None
+        model = field and _model_of(field.annotation)
+    return sorted(model.model_fields) if model is not None else []
+
+
 def check_place(config: Mapping[str, Any]) -> None:
     """Refuse settings of this package in a place where nothing reads them.
 
@@ -585,9 +600,15 @@ def _refuse_switches(model: type[BaseModel], raw: Mapping[str, Any], where: str)
         value, kinds = raw.get(name), [field.annotation, *get_args(field.annotation)]
         if isinstance(value, bool) and (int in kinds or float in kinds) and bool not in kinds:
             raise ConfigError(f"{where}.{name}: expected a number, got {value}")
-        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        inner = _model_of(field.annotation)
         if inner is not None and isinstance(value, Mapping):
             _refuse_switches(inner, value, f"{where}.{name}")
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the model among the types of a field; None without one."""
+    kinds = [annotation, *get_args(annotation)]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def _nested(model: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]:

@@ -6,9 +6,11 @@ import contextlib
 import importlib.util
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.config import PATH, names_in
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.plan import RunPlan, searchpath
@@ -49,22 +51,28 @@ def compose_run(plan: RunPlan) -> Any:
 def _misspelt(message: str, plan: RunPlan, searched: list[str]) -> str:
     """Return what is wrong with an override of an unknown key; empty for another error of Hydra's."""
     from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
 
     if not (found := _UNKNOWN.search(message)):
         return ""
-    parent, _, key = found[1].rpartition(".")
     without = [word for word in plan.settings() if not word.startswith((f"{found[1]}=", "hydra."))]
     with contextlib.suppress(Exception), initialize_config_dir(str(plan.folder), version_base=None):
-        config = compose("config", overrides=[searchpath(searched), *without])
-        section = OmegaConf.select(config, parent) if parent else config
-        if key in section:
-            return (
-                f"the value of {found[1]!r} has no such keys; to replace it, write '~{found[1]}' "
-                f"'+{found[1]}={{…}}', or to add one: +{found[1]}.NAME=…"
-            )
-        hint = did_you_mean(key, map(str, section))
-        return f"unknown key {found[1]!r}; {hint and hint + ' '}a key that is really new takes a plus: +{found[1]}=…"
+        section: Any = compose("config", overrides=[searchpath(searched), *without])
+        place, is_there, new = "", True, f"takes a plus: +{found[1]}=…"
+        for key in found[1].split("."):
+            if section is not None and not isinstance(section, Mapping):
+                return ""  # a value has no keys
+            names, ours = list(map(str, section or ())), names_in(place.removesuffix("."))
+            is_there = is_there and key in names
+            if not is_there and key not in ours and not f"{PATH}.".startswith(f"{place}{key}."):
+                hint = did_you_mean(key, [*names, *ours])
+                return f"unknown key {place + key!r}; {hint and hint + ' '}a key that is really new {new}"
+            place, section = f"{place}{key}.", section[key] if section and is_there else None
+        if not is_there:
+            return f"{found[1]!r} is a setting of ours, and {new}"
+        return (
+            f"the value of {found[1]!r} has no such keys; to replace it, write '~{found[1]}' "
+            f"'+{found[1]}={{…}}', or to add one: +{found[1]}.NAME=…"
+        )
     return ""
 
 

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from tests.conftest import ROOT, has_ended
 from tests.recipe_scripts import composed, run_here
 from verl_multiturn.cli.main import app
+from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan, plan_run
@@ -99,6 +100,15 @@ def test_a_recipe_is_composed_without_the_launcher_in_a_checkout(monkeypatch: py
             ["trainer.nnods=2"],
             "unknown key 'trainer.nnods'; did you mean 'nnodes'? a key that is really new takes a plus",
         ),
+        (["actor_rollout_ref.rollot.n=2"], "unknown key 'actor_rollout_ref.rollot'; did you mean 'rollout'? a key"),
+        ([f"{PATH}.fliter=skip"], f"unknown key '{PATH}.fliter'; did you mean 'filter'? a key that is really"),
+        ([f"{PATH}.context.mod=skip"], f"unknown key '{PATH}.context.mod'; did you mean 'mode'? a key that is really"),
+        (
+            [f"{PATH}.context.mode=skip"],
+            f"{PATH}.context.mode' is a setting of ours, and takes a plus: +{PATH}.context",
+        ),
+        ([f"+{PATH}.context.mode=off", f"{PATH}.context.turns=3"], "is a setting of ours, and takes a plus: +"),
+        (["trainer.project_name.x=1"], "Could not override 'trainer.project_name.x'"),
         (["smoke=gpu"], "'smoke=gpu': the smoke run is on a CPU; expected smoke=cpu, or --smoke"),
         (["--out", "."], "--out '.': expected a folder for this run alone, which the current one is not"),
         (["--out", "blank "], "cannot be used, since Hydra reads only letters of ASCII"),
