@@ -15,6 +15,19 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 UNIT, STACK = "tests/unit/", "tests/integration/test_"
+OUTPUTS = [
+    f"{STACK}{name}"
+    for name in (
+        "agent_loop",
+        "session_rows",
+        "several_rows",
+        "tir",
+        "metrics",
+        "certificate",
+        "outage_rewards",
+        "vision",
+    )
+]
 PARSING = [f"{UNIT}tools/test_exact_arguments", f"{UNIT}chat/test_parsers", f"{UNIT}chat/test_reading_turns"]
 
 # Modules, and the tests that cover each of them, the most sensitive tests first.
@@ -23,6 +36,9 @@ COVERED: dict[str, list[str]] = {
         f"{UNIT}rollout/test_conversation",
         f"{UNIT}tools/test_unseen_faults",
         f"{UNIT}rollout/test_conversation_ends",
+        f"{UNIT}rollout/test_context",
+        f"{UNIT}interactions/test_interactions",
+        f"{UNIT}rollout/test_cache_leads",
         f"{UNIT}chat/test_tir",
     ],
     "rollout/limits": [
@@ -70,24 +86,28 @@ COVERED: dict[str, list[str]] = {
     "chat/parsing/turns": [*PARSING, f"{UNIT}rollout/test_conversation"],
     "chat/tir": [f"{UNIT}chat/test_tir"],
     "verl_bridge/loops/agent_loop": [f"{STACK}agent_loop"],
-    "verl_bridge/loops/certified_output": [
-        f"{STACK}agent_loop",
-        f"{STACK}tir",
-        f"{STACK}metrics",
-        f"{STACK}certificate",
-        f"{STACK}vision",
-    ],
-    "verl_bridge/loops/runner": [
-        f"{STACK}agent_loop",
-        f"{STACK}tir",
-        f"{STACK}metrics",
-        f"{STACK}certificate",
-        f"{STACK}vision",
-    ],
+    "verl_bridge/loops/certified_output": OUTPUTS,
+    "verl_bridge/loops/runner": OUTPUTS,
     "verl_bridge/compat/stored_rows": [f"{STACK}invalid", f"{STACK}metrics", f"{STACK}otc"],
     "verl_bridge/trainer/batch_rows": [f"{STACK}several_rows", f"{STACK}invalid", f"{STACK}metrics"],
     "verl_bridge/trainer/group_filter": [f"{STACK}group_filter"],
-    "verl_bridge/trainer/hooks": [f"{STACK}invalid", f"{STACK}metrics", f"{STACK}slots", f"{STACK}tir"],
+    "verl_bridge/trainer/hooks": [
+        f"{STACK}{name}"
+        for name in (
+            "joining",
+            "signal_filter",
+            "checkpoint_callback",
+            "invalid",
+            "metrics",
+            "several_rows",
+            "token_ages",
+            "real_copies",
+            "outages",
+            "slots",
+            "tir",
+            "trainer_death",
+        )
+    ],
     "verl_bridge/prefix_tree/forest": [f"{UNIT}trainer/test_prefix_forest", f"{UNIT}trainer/test_prefix_engine"],
     "verl_bridge/prefix_tree/packing": [f"{UNIT}trainer/test_prefix_forest", f"{UNIT}trainer/test_prefix_engine"],
     "verl_bridge/prefix_tree/attention": [f"{UNIT}trainer/test_prefix_engine"],

@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -133,14 +134,17 @@ def examine(mutants: Sequence[Mutant], found: Path, deadline: float) -> None:
         workers.append(os.fork())
         if not workers[-1]:
             # No `TemporaryDirectory`: pytest in a fork may run what is registered for the end of this process.
-            folder = Path(tempfile.mkdtemp())
+            folder, status = Path(tempfile.mkdtemp()), 1
             try:
                 copy_tree(folder / "tree")
                 while time.monotonic() < deadline and (taken := os.read(reading, 1)):
                     _examine_module(modules[taken[0]], folder, found, deadline)
+                status = 0
+            except Exception:
+                traceback.print_exc()
             finally:
-                shutil.rmtree(folder)
-            os._exit(0)
+                shutil.rmtree(folder, ignore_errors=True)
+                os._exit(status)
     for worker in workers:
         os.waitpid(worker, 0)
 

@@ -10,22 +10,23 @@ from typing import Any
 
 from hydra import compose, initialize_config_module
 
-_PLAIN = re.compile(r"\+{0,2}\w+(\.\w+)+=")
+_PLAIN = re.compile(r"\+{0,2}(?!hydra\.)\w+(\.\w+)+=")
 
 
 def compose_config(overrides: Sequence[str]) -> Any:
     """Return the configuration that `python -m verl.trainer.main_ppo OVERRIDES` would have, with engines of one GPU.
 
-    Hydra reads verl's thirty files once. Overrides of a value are then applied to a copy, as Hydra itself applies them.
+    Hydra reads verl's thirty files once, where all overrides are of values: these are then applied to a copy, as Hydra
+    itself applies them.
     """
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     overrides = ["actor_rollout_ref.rollout.tensor_model_parallel_size=1", *overrides]
-    others = tuple(override for override in overrides if not _PLAIN.match(override))
-    config = pickle.loads(_composed(others))
-    values = [override for override in overrides if _PLAIN.match(override)]
-    ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
+    if not all(map(_PLAIN.match, overrides)):
+        return pickle.loads(_composed(tuple(overrides)))
+    config = pickle.loads(_composed(()))
+    ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(overrides), config)
     return config
 
 

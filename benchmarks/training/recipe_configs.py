@@ -66,10 +66,13 @@ def cases(short: bool) -> Iterator[tuple[str, list[str]]]:
         own = _names(RECIPES / recipe / "variant")
         further = [] if recipe == "smollm2" else [name for name in shared if name not in own]
         yield recipe, []
-        if number and short:  # another engine, where a row is held by several GPUs
-            further = ["megatron"] if (RECIPES / recipe / "ulysses").is_dir() else []
+        is_split = (RECIPES / recipe / "ulysses").is_dir()  # several GPUs hold a row, under another engine, too
+        if number and short:
+            further = ["megatron"] if is_split else []
         for variant in [*own, *further]:
             yield recipe, [variant]
+            if variant in own and is_split and not short:
+                yield recipe, [variant, "megatron"]
 
 
 def _names(folder: Path) -> list[str]:

@@ -119,10 +119,10 @@ def test_whose_trainer_runs(
 @pytest.mark.parametrize(
     ("most", "loop", "is_told"),
     [
-        ("1023", "multiturn_agent", True),
-        ("1024", "multiturn_agent", False),
+        ("1024", "multiturn_agent", True),
+        ("1025", "multiturn_agent", False),
         ("null", "multiturn_agent", False),
-        ("1023", "tool_agent", False),
+        ("1024", "tool_agent", False),
     ],
 )
 def test_conversations_that_are_longer_than_the_engine_takes_are_told(
@@ -132,7 +132,7 @@ def test_conversations_that_are_longer_than_the_engine_takes_are_told(
 
     changes = {f"{ROLLOUT}.max_model_len": most, f"{ROLLOUT}.agent.default_agent_loop": loop}
     configuration.prepare_config(composed(**changes, **{"ray_kwargs.ray_init.num_cpus": "64"}))
-    told = f"{ROLLOUT}.max_model_len=1023: a conversation may have 1024 tokens"
+    told = f"{ROLLOUT}.max_model_len=1024: a conversation may have 1024 tokens"
     assert (told in capsys.readouterr().err) is is_told
 
 

@@ -14,7 +14,9 @@ pytestmark = pytest.mark.stack
     [
         [f"{key}={value}" for key, value in RIGHT.items()],
         ["+actor_rollout_ref.rollout.custom.multiturn.near_rewards=all", "++data.train_files=[a.parquet,b.parquet]"],
-        ["model_engine=torchtitan", "actor_rollout_ref.actor.clip_ratio=0.3", "~critic.optim.lr"],
+        ["model_engine=torchtitan", "actor_rollout_ref.actor.clip_ratio=0.3"],
+        ["++critic.optim.lr=5", "~critic.optim.lr"],
+        ["critic.optim.lr=5", "~critic.optim.lr", "hydra.run.dir=x"],
     ],
 )
 def test_a_copy_with_overrides_is_what_hydra_composes(overrides: list[str]) -> None:

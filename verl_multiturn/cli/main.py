@@ -208,7 +208,9 @@ def check_tools(
     interaction_kwargs: Annotated[str | None, typer.Option(help="A row's kwargs for --interaction, as JSON.")] = None,
     timeout_s: Annotated[
         float | None,
-        typer.Option(min=0.1, max=_DAY_S, help="Seconds after which a call hangs (its `limits.timeout_s`, else 10)."),
+        typer.Option(
+            min=0.1, max=_DAY_S, help="Seconds after which a call hangs (its `limits.timeout_s`, from 10 to 60)."
+        ),
     ] = None,
 ) -> None:
     """Check a tool of your own. It is called some hundred times.
@@ -250,7 +252,9 @@ def check_interactions(
     rounds: Annotated[int, typer.Option(min=1, help="Largest number of turns of an episode.")] = 8,
     timeout_s: Annotated[
         float | None,
-        typer.Option(min=0.1, max=_DAY_S, help="Seconds after which a call hangs (its `limits.timeout_s`, else 10)."),
+        typer.Option(
+            min=0.1, max=_DAY_S, help="Seconds after which a call hangs (its `limits.timeout_s`, from 10 to 60)."
+        ),
     ] = None,
 ) -> None:
     """Check a simulated user or an environment of your own. Some hundred conversations are played.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import re
 import sys
@@ -51,29 +50,48 @@ def compose_run(plan: RunPlan) -> Any:
 def _misspelt(message: str, plan: RunPlan, searched: list[str]) -> str:
     """Return what is wrong with an override of an unknown key; empty for another error of Hydra's."""
     from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
 
-    if not (found := _UNKNOWN.search(message)):
-        return ""
-    without = [word for word in plan.settings() if not word.startswith((f"{found[1]}=", "hydra."))]
-    with contextlib.suppress(Exception), initialize_config_dir(str(plan.folder), version_base=None):
-        section: Any = compose("config", overrides=[searchpath(searched), *without])
-        place, is_there, new = "", True, f"takes a plus: +{found[1]}=…"
-        for key in found[1].split("."):
-            if section is not None and not isinstance(section, Mapping):
-                return ""  # a value has no keys
-            names, ours = list(map(str, section or ())), names_in(place.removesuffix("."))
-            is_there = is_there and key in names
-            if not is_there and key not in ours and not f"{PATH}.".startswith(f"{place}{key}."):
-                hint = did_you_mean(key, [*names, *ours])
-                return f"unknown key {place + key!r}; {hint and hint + ' '}a key that is really new {new}"
-            place, section = f"{place}{key}.", section[key] if section and is_there else None
-        if not is_there:
-            return f"{found[1]!r} is a setting of ours, and {new}"
-        return (
-            f"the value of {found[1]!r} has no such keys; to replace it, write '~{found[1]}' "
-            f"'+{found[1]}={{…}}', or to add one: +{found[1]}.NAME=…"
-        )
+    found = first = _UNKNOWN.search(message)
+    words = [word for word in plan.settings() if not word.startswith("hydra.")]
+    while found and first:
+        left = [word for word in words if not word.startswith(f"{found[1]}=")]
+        if "@" in found[1] or len(left) == len(words):
+            return ""
+        words = left
+        try:
+            with initialize_config_dir(str(plan.folder), version_base=None):
+                return _unknown(first[1], compose("config", overrides=[searchpath(searched), *words]))
+        except HydraException as error:  # another word is misspelt, too
+            found = _UNKNOWN.search(str(error))
     return ""
+
+
+def _unknown(path: str, section: Any) -> str:
+    """Return what is wrong with the path of an override; empty where it leads through a value.
+
+    Args:
+        path: Path of the override.
+        section: The configuration without it.
+    """
+    place, is_there, new = "", True, f"takes a plus: +{path}=…"
+    for key in path.split("."):
+        if section is not None and not isinstance(section, Mapping):
+            return ""
+        names, ours = list(map(str, section or ())), names_in(place.removesuffix("."))
+        if f"{PATH}.".startswith(place):
+            ours.append(PATH.removeprefix(place).partition(".")[0])
+        is_there = is_there and key in names
+        if not is_there and key not in ours:
+            hint = did_you_mean(key, [*names, *ours])
+            return f"unknown key {place + key!r}; {hint and hint + ' '}a key that is really new {new}"
+        place, section = f"{place}{key}.", section[key] if section and is_there else None
+    if not is_there:
+        return f"{path!r} is a setting of ours, and {new}"
+    return (
+        f"the value of {path!r} has no such keys; to replace it, write '~{path}' '+{path}={{…}}', or to add one: "
+        f"+{path}.NAME=…"
+    )
 
 
 def resolved(config: Any) -> dict[str, Any]:

@@ -290,11 +290,28 @@ def test_the_tests_own_tool_is_told_from_a_hanging_one() -> None:
     assert problems(check(EchoTool({"execute": "hang"}))) == ["execute"]
 
 
-def test_a_call_hangs_after_the_time_that_its_entry_gives_it() -> None:
-    tool = CreateHangs()
-    attach_limits(tool, {"timeout_s": 0.2}, "tools[0].limits")
-    assert "no answer within 0.2 s" in check(tool, timeout_s=None)["create"].found
-    assert "no answer within 0.3 s" in check(tool, timeout_s=0.3)["create"].found
+@pytest.mark.parametrize(
+    ("limit", "given", "called", "ended"),
+    [(0.2, None, 10.0, 10.0), (40.0, None, 40.0, 10.0), (900.0, None, 60.0, 10.0), (60.0, 0.3, 0.3, 0.3)],
+)
+def test_a_call_has_as_long_as_its_entry_says(limit: float, given: float | None, called: float, ended: float) -> None:
+    tool = Sound()
+    attach_limits(tool, {"timeout_s": limit}, "tools[0].limits")
+    probe = contract_probe.Probe(tool, {}, given)
+    assert (probe.timeout_s, probe.end_s) == (called, ended)
+
+
+def test_the_end_of_a_conversation_has_no_longer_for_it() -> None:
+    tool = ReleaseHangs()
+    attach_limits(tool, {"timeout_s": 900}, "tools[0].limits")
+    probe = contract_probe.Probe(tool, {}, None)
+    probe.end_s = 0.1
+    assert str(asyncio.run(probe.call("release", "a")).error) == "no answer within 0.1 s"
+
+
+class ReleaseHangs(Sound):
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        await asyncio.sleep(3600)
 
 
 def takes_rounds(rounds: int) -> str:

@@ -45,7 +45,8 @@ def check_interaction(
         kwargs: A row's kwargs for it.
         actions: What the player writes, turn by turn, and again from the first; empty to draw it.
         rounds: Largest number of turns of an episode.
-        timeout_s: Seconds after which a call counts as hanging; None: the `limits.timeout_s` of its YAML entry, or 10.
+        timeout_s: Seconds after which a call counts as hanging; None: the `limits.timeout_s` of its
+            YAML entry, from 10 to 60.
 
     Returns:
         One finding for each check, in the order of the checks.
@@ -56,7 +57,7 @@ def check_interaction(
     check_methods(interaction)
     check_kwargs(interaction, kwargs or {}, "check-interaction")
     probe = InteractionProbe(interaction, kwargs or {}, actions, rounds, timeout_s)
-    return run_examination(lambda *given: InteractionExamination(probe, *given), probe.timeout_s)
+    return run_examination(lambda *given: InteractionExamination(probe, *given), probe.end_s)
 
 
 def examine_interaction(interaction: Interaction, **given: Any) -> list[CheckResult]:

@@ -42,7 +42,8 @@ def check_tool(
         arguments: Arguments of an example call; None: they are guessed from the schema.
         create_kwargs: The kwargs that a data row gives for `create`.
         execute_kwargs: The kwargs that a data row gives for `execute`.
-        timeout_s: Seconds after which a call counts as hanging; None: the `limits.timeout_s` of its YAML entry, or 10.
+        timeout_s: Seconds after which a call counts as hanging; None: the `limits.timeout_s` of its
+            YAML entry, from 10 to 60.
         world: What its conversations share with an interaction; None: nothing.
 
     Returns:
@@ -59,7 +60,7 @@ def check_tool(
     def begin(watch: Watch, temporary: Path) -> ToolExamination:
         return ToolExamination(probe, watch, temporary, arguments)
 
-    return run_examination(begin, probe.timeout_s)
+    return run_examination(begin, probe.end_s)
 
 
 def examine(tool: Any, **given: Any) -> list[CheckResult]:

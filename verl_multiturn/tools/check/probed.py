@@ -21,6 +21,9 @@ from verl_multiturn.tools.check import instruments
 DEFAULT_TIMEOUT_S = 10.0
 """Seconds after which a call counts as hanging, where neither the caller nor the object's YAML entry says it."""
 
+LONGEST_TIMEOUT_S = 60.0
+"""The most seconds that only an object's YAML entry asks for: nobody waits for hours to learn that a call hangs."""
+
 
 @dataclass(frozen=True)
 class Probed:
@@ -56,12 +59,18 @@ class CallProbe:
 
     Args:
         owner: The object.
-        timeout_s: Seconds after which a method counts as hanging; None: the `limits.timeout_s` of its YAML entry, or
-            `DEFAULT_TIMEOUT_S`.
+        timeout_s: Seconds after which a method counts as hanging; None: the `limits.timeout_s` of its YAML entry, but
+            neither less than `DEFAULT_TIMEOUT_S`, since many calls run at once, nor more than `LONGEST_TIMEOUT_S`.
+
+    Attributes:
+        timeout_s: Seconds after which a call counts as hanging.
+        end_s: Seconds for what a run gives no such time: the end of a conversation, a call that was cancelled, and the
+            loop.
     """
 
     def __init__(self, owner: Owner, timeout_s: float | None) -> None:
-        self.timeout_s = timeout_s or owner.limits.timeout_s or DEFAULT_TIMEOUT_S
+        self.end_s = timeout_s or DEFAULT_TIMEOUT_S
+        self.timeout_s = timeout_s or min(max(DEFAULT_TIMEOUT_S, owner.limits.timeout_s or 0.0), LONGEST_TIMEOUT_S)
         self._owner = owner
         self._outage = outage_rules(owner.made, owner.limits, f"{owner.kind} {owner.name!r}")
 
@@ -75,17 +84,17 @@ class CallProbe:
         return {}
 
     async def call(self, method: str, *arguments: Any) -> Probed:
-        """Call a method, and return how it ended; one that does not end within `timeout_s` is cancelled."""
+        """Call a method, and return how it ended; one that does not end within its time is cancelled."""
         loop = asyncio.get_running_loop()
-        started = loop.time()
+        started, limit_s = loop.time(), self.end_s if method == self._owner.end else self.timeout_s
         value: Any = None
         failure: Exception | None = None
         try:
             invocation = self._start(method, arguments)
-            await invocation.ended(Alarms(self.timeout_s, is_fair=False))
+            await invocation.ended(Alarms(limit_s, is_fair=False))
             value = invocation.result()
         except TimedOutError:
-            failure = TimedOutError(f"no answer within {self.timeout_s:g} s")
+            failure = TimedOutError(f"no answer within {limit_s:g} s")
         except Exception as error:  # the author's own code
             failure = error
         cause = "model" if failure is None else cause_of(failure, self._outage.timeouts or "model", self._outage.errors)
@@ -98,7 +107,7 @@ class CallProbe:
         await wait()
         if left := invocation.stop():
             # A thread cannot be cancelled: it gets the time to end by itself.
-            settle_s = instruments.SETTLE_S if self._owner.is_coroutine[method] else self.timeout_s
+            settle_s = instruments.SETTLE_S if self._owner.is_coroutine[method] else self.end_s
             _, running = await asyncio.wait(left, timeout=settle_s)
             if running:
                 return False, None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from verl.trainer.ppo.utils import need_critic
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.workers.config import RolloutConfig
 
 from verl_multiturn.chat.tir import TIR
@@ -251,6 +251,11 @@ class RunView:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # verl tells it itself when the algorithm has no critic
             return bool(need_critic(self.config))
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether verl compares the actor with a reference."""
+        return bool(need_reference_policy(self.config))
 
     @property
     def colocated_reward_model(self) -> str | None:

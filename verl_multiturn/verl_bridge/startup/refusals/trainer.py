@@ -14,11 +14,14 @@ from typing import Any
 from verl_multiturn.config import PATH
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.settings import ADAPTER_RANKS
 from verl_multiturn.verl_bridge.startup.table import Check, Row, needs_our_trainer
 from verl_multiturn.verl_bridge.startup.view import TRAINERS, RunView
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
+_REF = "actor_rollout_ref.ref"
+_ADAPTER = (*ADAPTER_RANKS, "actor_rollout_ref.model.lora_adapter_path")
 _APART = "trainer.v1.separate_async.parameter_sync_step"
 _MINI = f"{_ACTOR}.ppo_mini_batch_size"
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
@@ -110,21 +113,36 @@ def _rows_of_mini_batch(section: str) -> list[Row]:
     ]
 
 
+def _devices(run: RunView) -> int:
+    return int(run.config.trainer.n_gpus_per_node * run.config.trainer.nnodes)
+
+
 def _data_parallel_ranks(run: RunView, part: Any) -> int:
     """Return the number of data-parallel ranks of an actor or a critic; 0 where it is not known."""
-    if part.strategy == "megatron" and (part.get("megatron") or {}).get("dynamic_context_parallel"):
+    if _has_dynamic_parts(part):
         return 1
-    devices = int(run.config.trainer.n_gpus_per_node * run.config.trainer.nnodes)
-    if not (split := _ranks_of_a_row(part)):
-        return 0
+    split, devices = _gpus_of_a_model(part), _devices(run)
+    return devices // split if split and devices % split == 0 else 0  # the rest is refused
+
+
+def _gpus_of_a_model(part: Any) -> int:
+    """Return how many GPUs hold one data-parallel rank of an actor or a critic; 0 where it is not known."""
+    split = _ranks_of_a_row(part)
     if part.strategy == "megatron":
         engine = part.get("megatron") or {}
         split *= math.prod(engine.get(f"{kind}_model_parallel_size") or 1 for kind in ("tensor", "pipeline"))
-    return devices // int(split) if devices % split == 0 else 0  # verl itself refuses the rest
+    return split
+
+
+def _has_dynamic_parts(part: Any) -> bool:
+    """Tell whether Megatron decides for each batch how many ranks hold a row; verl then divides by another limit."""
+    return part.strategy == "megatron" and bool((part.get("megatron") or {}).get("dynamic_context_parallel"))
 
 
 def _ranks_of_a_row(part: Any) -> int:
     """Return how many ranks of an actor or a critic hold the tokens of a row together; 0 where it is not known."""
+    if _has_dynamic_parts(part):
+        return 0
     if part.strategy in ("fsdp", "fsdp2"):
         # The actor's section is `fsdp_config`, and there verl's older key, beside the section, wins.
         older = part.get("ulysses_sequence_parallel_size") or 1 if "fsdp_config" in part else 1
@@ -136,24 +154,62 @@ def _ranks_of_a_row(part: Any) -> int:
     return 0
 
 
-def _row_of_micro_batches(key: str, is_read: Callable[[RunView], Any]) -> Row:
-    """Return the row of a micro-batch's tokens; verl asserts that each row of a batch fits into one."""
+def _parallel_misfit(section: str) -> Row:
+    """Return the row of parallel sizes of an actor or a critic that the trainer's GPUs are no multiple of."""
+
+    def misfit(run: RunView) -> dict[str, int] | None:
+        if section != _ACTOR and not run.has_critic:
+            return None
+        split, devices = _gpus_of_a_model(run.value(section)), _devices(run)
+        return {"split": split, "devices": devices} if split and devices % split else None
+
+    return Row(
+        ("trainer.n_gpus_per_node", "trainer.nnodes"),
+        when=misfit,
+        why=f"the parallel sizes of {section} take {{found[split]}} GPUs, and {{found[devices]}} are no multiple of it",
+        remedy="change the sizes, or the number of GPUs",
+    )
+
+
+def _row_of_micro_batches(
+    key: str,
+    part: str = _ACTOR,
+    switch: str = "use_dynamic_bsz",
+    is_read: Callable[[RunView], Any] = lambda run: True,
+    default: int | None = None,
+) -> Row:
+    """Return the row of a micro-batch's tokens; verl asserts that each row of a batch fits into one.
+
+    Args:
+        key: The number of tokens.
+        part: Section of the model that computes the micro-batches.
+        switch: What in that section makes them as long as `key` says.
+        is_read: Tells whether a run has these micro-batches.
+        default: The number where verl's YAML has none.
+    """
 
     def too_few(run: RunView) -> dict[str, int] | None:
-        actor, most = run.value(_ACTOR), run.value(key)
-        if not (actor.use_dynamic_bsz and is_read(run) and isinstance(most, int)):
+        if not (is_read(run) and run.value(f"{part}.{switch}")):
             return None
-        most *= _ranks_of_a_row(actor)
-        return {"most": most, "longest": run.longest_row} if 0 < most < run.longest_row else None
+        if not isinstance(most := run.value(key) or default, int):
+            return None
+        found = {"given": most, "most": most * _ranks_of_a_row(run.value(part)), "longest": run.longest_row}
+        return found if 0 < found["most"] < found["longest"] else None
 
     return Row(
         key,
         when=too_few,
+        given=f"{key}={{found[given]}}",
         why="a row may have {found[longest]} tokens (data.max_prompt_length + data.max_response_length), and verl ends "
         "the run at the first one of more than {found[most]}",
         remedy="raise it, or lower one of these lengths",
         is_refusal=False,
     )
+
+
+def _actor_is_reference(run: RunView) -> bool:
+    """Tell whether the actor without its adapter is the reference."""
+    return run.has_reference and any(map(run.value, _ADAPTER))
 
 
 BATCH_SIZES = [
@@ -173,8 +229,21 @@ BATCH_SIZES = [
         remedy="engines of 1 GPU always fit",
     ),
     *(row for section in (_ACTOR, "critic") for row in _rows_of_mini_batch(section)),
-    _row_of_micro_batches(f"{_ACTOR}.ppo_max_token_len_per_gpu", lambda run: True),
-    _row_of_micro_batches(f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", lambda run: not run.value(_BYPASS)),
+    *map(_parallel_misfit, (_ACTOR, "critic")),
+    _row_of_micro_batches(f"{_ACTOR}.ppo_max_token_len_per_gpu"),
+    _row_of_micro_batches(
+        f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
+        is_read=lambda run: not run.value(_BYPASS) or _actor_is_reference(run),
+    ),
+    _row_of_micro_batches(
+        f"{_REF}.log_prob_max_token_len_per_gpu",
+        _REF,
+        "log_prob_use_dynamic_bsz",
+        lambda run: run.has_reference and not _actor_is_reference(run),
+    ),
+    _row_of_micro_batches(
+        "critic.ppo_infer_max_token_len_per_gpu", "critic", is_read=lambda run: run.has_critic, default=32768
+    ),
 ]
 
 
