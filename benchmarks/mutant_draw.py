@@ -94,6 +94,7 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/trainer/hooks": [
         f"{STACK}{name}"
         for name in (
+            "trainer_hooks",
             "joining",
             "signal_filter",
             "checkpoint_callback",
@@ -112,7 +113,7 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/prefix_tree/packing": [f"{UNIT}trainer/test_prefix_forest", f"{UNIT}trainer/test_prefix_engine"],
     "verl_bridge/prefix_tree/attention": [f"{UNIT}trainer/test_prefix_engine"],
     "verl_bridge/prefix_tree/engine": [f"{UNIT}trainer/test_prefix_engine"],
-    "verl_bridge/trainer/verify": [f"{STACK}certificate", f"{STACK}invalid"],
+    "verl_bridge/trainer/verify": [f"{STACK}certificate", f"{STACK}invalid", f"{STACK}joining", f"{STACK}outages"],
     "verl_bridge/model/chat_setup": [
         f"{STACK}codec",
         f"{STACK}agent_loop",
@@ -130,6 +131,7 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/model/call_formats": [f"{STACK}formats", f"{STACK}agent_loop", f"{STACK}refusals"],
     "verl_bridge/startup/refusals/loops": [
         f"{STACK}refusals",
+        f"{STACK}start_up_interactions",
         f"{STACK}tir::test_what_the_start_up_check_says",
         f"{STACK}tir::test_a_template_without_a_place_for_tools",
         f"{STACK}otc::test_settings_that_cannot_work",

@@ -142,6 +142,18 @@ def test_receipts_survive_bytes_and_json() -> None:
     assert Receipts.from_bytes(Receipts("r", []).to_bytes()).generations == []
 
 
+@pytest.mark.parametrize("name", ["request_id", "uid", "prompt_digest"])
+def test_a_name_that_is_no_text_is_refused(name: str) -> None:
+    raw = literal().receipts.to_json()
+    (raw if name in raw else raw["generations"][0])[name] = 7
+    with pytest.raises(ValueError, match=f"no receipts: ValueError: {name} is 7, expected a text"):
+        Receipts.from_json(raw)
+
+
+def test_a_digest_has_128_bits() -> None:
+    assert {len(each.digest) for each in literal().receipts.generations} == {32}
+
+
 @pytest.mark.parametrize("cut", [0, 3, 40, -1])
 def test_bytes_that_are_no_receipts(cut: int) -> None:
     with pytest.raises(ValueError, match="no receipts"):

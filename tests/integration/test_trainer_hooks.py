@@ -1,0 +1,79 @@
+"""What `MultiTurnHooks` does around verl's own methods: loading a checkpoint, drawing prompts, a step's end."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.integration.test_joining import Run, add
+from tests.integration.trainer_rows import WritableStore, make_trainer, put_in_place
+
+# Importing verl's trainers warns about optional engines that are not installed.
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
+
+FILTER = "actor_rollout_ref__rollout__custom__multiturn__filter"
+
+
+def with_pools(**changes: Any) -> Any:
+    """Return a trainer whose replay buffer has pools of rows, which note what is done to them."""
+    from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
+
+    trainer = make_trainer("colocate_async", **{FILTER: "difficulty"}, **changes)
+    noted = trainer.noted = []
+    trainer.replay_buffer = buffer = SignalFilter.__new__(SignalFilter)
+    buffer.restore = lambda kept: noted.append(("restore", kept))
+    buffer.pools = SimpleNamespace(keep=lambda prompts, rows: noted.append(("keep", list(prompts), rows)))
+    trainer.train_dataset = [1, 2, 3]
+    return trainer
+
+
+@pytest.mark.parametrize(("found", "named"), [(0, False), (3, False), (3, True)])
+def test_a_checkpoint_is_loaded_with_what_was_trained(
+    found: int, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_multiturn.verl_bridge.trainer import hooks
+
+    mode = {"trainer__resume_mode": "resume_path" if named else "auto", "trainer__resume_from_path": "elsewhere"}
+    trainer = with_pools(trainer__default_local_dir=str(tmp_path), **mode)
+    noted = trainer.noted
+    type(trainer).__mro__[-2]._load_checkpoint = lambda self: setattr(self, "global_steps", found)
+    trainer._history = SimpleNamespace(load=lambda folder: noted.append(("load", folder)) or {"right": []})
+    trainer._outages = SimpleNamespace(doubt=lambda uids: noted.append(("doubt", uids)))
+    prompts = {"u": {"status": "finished"}, "v": {"status": "pending"}}
+    monkeypatch.setattr(hooks, "list_prompts", lambda partition: prompts)
+    trainer._load_checkpoint()
+    folder = Path("elsewhere") if named else tmp_path / "global_step_3"
+    restored = [("load", folder), ("restore", {"right": []}), ("keep", ["u", "v"], 3), ("doubt", ["u"])]
+    assert noted == (restored if found else [])
+    assert trainer.saved_step == (3 if found and not named else None)
+
+
+def test_prompts_are_drawn_from_the_pools_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.trainer import hooks
+
+    def draw(pools: Any, fetch: Any, rows: Any) -> Any:
+        return pools, fetch(), rows
+
+    monkeypatch.setattr(hooks, "draw_prompt", draw)
+    trainer = with_pools()
+    type(trainer).__mro__[-2]._fetch_one_gen_batch = lambda self: "verl's"
+    trainer.train_dataset = SimpleNamespace(is_numbered=False)
+    assert trainer._fetch_one_gen_batch() == (trainer.replay_buffer.pools, "verl's", trainer.train_dataset)
+    assert trainer.train_dataset.is_numbered
+    trainer.replay_buffer.pools = None
+    assert trainer._fetch_one_gen_batch() == "verl's"
+    trainer.replay_buffer = None
+    assert trainer._fetch_one_gen_batch() == "verl's"
+
+
+def test_a_run_that_records_counts_what_its_workers_could_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_multiturn.verl_bridge.trainer import hooks
+
+    store = WritableStore()
+    put_in_place(store, monkeypatch)
+    monkeypatch.setattr(hooks, "dropped_metrics", lambda manager: {"rollout/dropped": 3})
+    add(store, "u", [1.0, 0.0, 0.0, 1.0])
+    assert Run(store, tmp_path).step(store.batch())["rollout/dropped"] == 3
