@@ -131,7 +131,9 @@ async def test_the_output_that_verl_gets() -> None:
     ]  # fmt: skip
     request = await made.request({"raw_prompt": few_shots}, {}, "r1")
     outcome, _ = await made.run(request)
+    outcome.generate_s, outcome.tools_s = 2.5, 0.5
     (output,) = to_outputs(outcome, made.output_settings, step=9)
+    assert (output.metrics.generate_sequences, output.metrics.tool_calls) == (2.5, 0.5)
     fields = output.extra_fields
     assert fields["assistant_texts"] == ["", "2"]
     assert (fields["min_global_steps"], fields["max_global_steps"]) == (4, 5)
@@ -144,6 +146,26 @@ async def test_the_output_that_verl_gets() -> None:
     tools = [message for message in outcome.messages if message["role"] == "tool"][1:]
     asked = next(message for message in outcome.messages[5:] if message["role"] == "assistant")["tool_calls"]
     assert [message["tool_call_id"] for message in tools] == [each["id"] for each in asked]
+
+
+async def test_rewards_of_an_interaction_that_nothing_uses_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers import AutoTokenizer
+
+    from verl_multiturn.verl_bridge.loops import certified_output
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    made = runner(Versions([tokenizer.encode("2<|im_end|>")]))
+    outcome, _ = await made.run(await made.request({"raw_prompt": [{"role": "user", "content": "1+1"}]}, {}, "r1"))
+    certified_output._say_unused.cache_clear()
+    certified_output.to_outputs(outcome, made.output_settings, step=9)
+    assert "only reported" not in caplog.text
+    monkeypatch.setattr(certified_output, "interaction_scores", lambda outcome, weight: [[(0, 0.5)]])
+    for _ in range(2):
+        (output,) = certified_output.to_outputs(outcome, made.output_settings, step=9)
+        assert "interaction_score" not in output.stats
+    assert caplog.text.count("an interaction gives rewards, and they are only reported") == 1
 
 
 async def test_one_without_a_response() -> None:

@@ -149,6 +149,22 @@ def test_what_is_refused(
         configuration.prepare_config(composed(**changes))
 
 
+def test_a_tools_name_is_read_with_the_tokenizer_that_has_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    monkeypatch.setattr(configuration, "config_hooks", [])
+    model = {"actor_rollout_ref.model.path": "some/model", f"{ROLLOUT}.multi_turn.format": "hermes"}
+    tools = {f"{ROLLOUT}.multi_turn.tool_config_path": bad_yaml(tmp_path, NO_NAME)}
+    changes = {**model, **tools, "ray_kwargs.ray_init.num_cpus": "64"}
+    configuration.prepare_config(composed(**changes))  # the model does not lie on this machine
+    tokenizer = {"actor_rollout_ref.model.tokenizer_path": RIGHT["actor_rollout_ref.model.path"]}
+    with pytest.raises(ConfigError, match="in its schema is a control token of the model's"):
+        configuration.prepare_config(composed(**changes, **tokenizer))
+
+
 @pytest.mark.parametrize(
     ("loop", "name", "told"),
     [

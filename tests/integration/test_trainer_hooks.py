@@ -1,5 +1,7 @@
 """What `MultiTurnHooks` does around verl's own methods: loading a checkpoint, drawing prompts, a step's end."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +67,27 @@ def test_prompts_are_drawn_from_the_pools_where_there_are_some(monkeypatch: pyte
     assert trainer._fetch_one_gen_batch() == "verl's"
     trainer.replay_buffer = None
     assert trainer._fetch_one_gen_batch() == "verl's"
+
+
+def test_a_run_that_records_joins_while_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.trainer import hooks
+
+    noted: list[str] = []
+
+    @contextlib.contextmanager
+    def run(*given: Any) -> Iterator[None]:
+        noted.append("begin" if given == (trainer, manager) else "begin with others")
+        yield
+        noted.append("end")
+
+    monkeypatch.setattr(hooks, "look_after_sampler", lambda *_: None)
+    monkeypatch.setattr(hooks, "close_workers", lambda workers: noted.append(f"close {workers}"))
+    manager, trainer = SimpleNamespace(agent_loop_workers=["w"]), make_trainer()
+    type(trainer).__mro__[-2].fit = lambda self, given: noted.append("fit")
+    trainer.fit(manager)
+    trainer._joining = SimpleNamespace(run=run)
+    trainer.fit(manager)
+    assert noted == ["fit", "close ['w']", "begin", "fit", "end", "close ['w']"]
 
 
 def test_a_run_that_records_counts_what_its_workers_could_not_write(
