@@ -71,7 +71,7 @@ def cases(short: bool) -> Iterator[tuple[str, list[str]]]:
             further = ["megatron"] if is_split else []
         for variant in [*own, *further]:
             yield recipe, [variant]
-            if variant in own and is_split and not short:
+            if variant not in shared and is_split and not short:
                 yield recipe, [variant, "megatron"]
 
 
