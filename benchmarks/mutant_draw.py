@@ -24,7 +24,7 @@ OUTPUTS = [
         "tir",
         "metrics",
         "certificate",
-        "outage_rewards",
+        "outages",
         "vision",
     )
 ]

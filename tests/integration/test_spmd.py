@@ -5,8 +5,10 @@ import pickle
 import subprocess
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.conftest import ROOT, free_port
 from tests.support.warm_python import variables, warm_python
@@ -117,3 +119,15 @@ def test_the_error_that_the_other_ranks_get() -> None:
 
     found = _sendable(Local("of this test"))
     assert (type(found), str(found)) == (RuntimeError, "Local: of this test")
+
+
+async def test_conversations_of_several_rows_are_refused() -> None:
+    """`generate_sequences` returns a row for each row."""
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.loops.spmd import AsyncSGLangRollout
+
+    rollout = object.__new__(AsyncSGLangRollout)
+    rollout.model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type="qwen2"))
+    rollout.config = OmegaConf.create({"custom": {"multiturn": {"context": {"mode": "window", "turns": 2}}}})
+    with pytest.raises(ConfigError, match=r"context\.mode=window makes several; set the mode to append"):
+        await rollout._build_runner({})
