@@ -20,6 +20,7 @@ from verl_multiturn.reward_numbers import (
     LARGEST_REWARD,
     NoNumberError,
     UnusableNumberError,
+    are_equal,
     as_reward,
     is_number,
     plain_scalar,
@@ -273,6 +274,14 @@ async def test_in_every_room_an_unusable_number_is_none(room: Callable[..., Any]
         assert "which is no finite number from -1e+12 to 1e+12" in told
     else:
         assert await room(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("scores", "equal"),
+    [([0.3, 0.1 + 0.2], True), ([0.0, 0.0], True), ([-1e6, -1e6 - 0.01], True), ([0.0, 1e-3], False), ([-1, 1], False)],
+)
+def test_rewards_are_equal_but_for_how_their_sums_were_rounded(scores: list[float], equal: bool) -> None:
+    assert are_equal(scores) is equal
 
 
 def is_json(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """The loop, on the scripted engine: literal ids and masks, calls, and the texts that the model reads."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from verl_multiturn import (
 )
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
+from verl_multiturn.rollout.engine import Ask, Generation
 
 
 async def test_one_call_then_an_answer() -> None:
@@ -43,6 +45,23 @@ async def test_the_engine_sees_exactly_what_is_recorded() -> None:
     outcome = await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], {"echo": EchoTool()}))
     last = len(tokenizer.turn("ok"))
     assert engine.seen[1][1] == outcome.trajectory.ids[:-last]
+
+
+async def test_it_is_counted_what_the_engine_had_in_its_cache() -> None:
+    class Caching(ScriptedEngine):
+        async def generate(self, ask: Ask) -> Generation:
+            return replace(await super().generate(ask), cached=len(ask.ids) - 2, cache_use=0.25)
+
+    tokenizer = CharTokenizer()
+    engine = Caching([tokenizer.turn(CALL), tokenizer.turn("ok")])
+    conversation = Conversation(
+        engine, ChatCodec(CharBuilder()), JsonParser(tokenizer, [tokenizer.eos_token_id]), Limits(100, 400)
+    )
+    outcome = await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], {"echo": EchoTool()}))
+    first, second = (len(ids) for _, ids in engine.seen)
+    cache = outcome.cache
+    assert (cache.given, cache.cached, cache.use) == (first + second, first + second - 4, 0.25)
+    assert list(cache.prompts.values()) == [first]
 
 
 async def test_parallel_calls_run_at_once_and_answer_in_order() -> None:
