@@ -100,3 +100,80 @@ def test_a_run_that_records_counts_what_its_workers_could_not_write(
     monkeypatch.setattr(hooks, "dropped_metrics", lambda manager: {"rollout/dropped": 3})
     add(store, "u", [1.0, 0.0, 0.0, 1.0])
     assert Run(store, tmp_path).step(store.batch())["rollout/dropped"] == 3
+
+
+@pytest.mark.parametrize(("save_freq", "saves"), [(-1, False), (0, False), (1, True)])
+def test_a_run_without_checkpoints_writes_no_history(save_freq: int, saves: bool) -> None:
+    trainer = make_trainer("colocate_async", trainer__save_freq=save_freq)
+    assert (trainer._saves, trainer._history is not None) == (saves, True)
+    assert make_trainer(trainer__save_freq=save_freq)._history is None
+
+
+def test_agent_loops_ask_our_servers_through_our_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.trainer import hooks
+
+    checked: list[Any] = []
+    monkeypatch.setattr(hooks, "require_ours", checked.extend)
+    monkeypatch.setattr(hooks, "RolloutClient", lambda *given: given)
+    verls = SimpleNamespace(config="config", _load_balancer="balancer")
+    trainer = make_trainer()
+    trainer.llm_server_manager = SimpleNamespace(get_replicas=lambda: ["own"])
+    trainer.standalone_server_manager = SimpleNamespace(get_replicas=lambda: ["apart"])
+    type(trainer).__mro__[-2].get_llm_client = lambda self: verls
+    for ours, client, looked_at in ((False, verls, []), (True, ("config", "balancer"), ["own", "apart"])):
+        monkeypatch.setattr(hooks, "runs_our_server", lambda rollout, ours=ours: ours)
+        assert trainer.get_llm_client() == client
+        assert checked == looked_at
+
+
+def test_servers_that_live_make_room_where_one_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.trainer import hooks
+
+    def require(replicas: Any) -> None:
+        if replicas:
+            raise hooks.ServerDied("one died")
+
+    noted: list[str] = []
+    monkeypatch.setattr(hooks, "require_alive", require)
+    trainer, replicas = make_trainer(), list[str]()
+    trainer.llm_server_manager = SimpleNamespace(get_replicas=lambda: replicas)
+    made = {name: lambda name=name: noted.append(name) for name in ("abort_replicas", "sleep_replicas")}
+    trainer.checkpoint_manager = SimpleNamespace(**made)
+    trainer._require_colocated()
+    assert noted == []
+    replicas.append("dead")
+    with pytest.raises(hooks.ServerDied, match="one died"):
+        trainer._require_colocated()
+    assert noted == ["abort_replicas", "sleep_replicas"]
+
+
+def test_a_filter_of_groups_knows_what_an_outage_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.trainer import hooks
+    from verl_multiturn.verl_bridge.trainer.group_filter import GroupFilter
+    from verl_multiturn.verl_bridge.trainer.replay_buffer import Waking
+
+    monkeypatch.setattr(hooks, "close_workers", lambda workers: None)
+    trainer = make_trainer("colocate_async")
+    trainer.replay_buffer = buffer = object.__new__(type("Buffer", (GroupFilter, Waking), {}))
+    type(trainer).__mro__[-2].fit = lambda self, given: "trained"
+    assert trainer.fit(SimpleNamespace(agent_loop_workers=[], wait="waits")) == "trained"
+    assert (buffer.left_out, buffer.look_after) == (trainer._outages.causes, trainer.look_after)
+
+
+def test_a_step_that_joins_nothing_has_its_metrics() -> None:
+    told: list[dict[str, Any]] = []
+    trainer = make_trainer()
+    type(trainer).__mro__[-2]._compute_metrics = lambda self, batch, metrics, times: told.append(metrics)
+    trainer._compute_metrics(None, {"a": 1}, {})
+    assert told == [{"a": 1}]
+
+
+def test_what_looks_at_batches_sees_each_before_it_is_counted() -> None:
+    from verl_multiturn.verl_bridge.trainer.report import observe_samples
+
+    buffer = SimpleNamespace(sample=lambda *given: (SimpleNamespace(keys=[], tags=[], partition_id="val"), given))
+    sample, seen = buffer.sample, list[Any]()
+    with observe_samples(buffer, [], seen.append):
+        assert buffer.sample(7)[1] == (7,)
+    assert len(seen) == 1
+    assert buffer.sample is sample
