@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the environment, then runs lint, the type check and the tests, in parallel lanes. Other arguments go to pytest.
 #   bash scripts/test.sh [--fast] [pytest arguments]
-#   --fast   leaves out the tests that need verl, Ray or SGLang, those marked `slow`, and tests/faults: some 2 minutes
+#   --fast   leaves out the tests that need verl, Ray or SGLang, those marked `slow`,
+#            tests/faults and tests/unit/recipes: some 2 minutes
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/environment.sh
@@ -52,10 +53,10 @@ beside .venv/bin/mypy
 # There are more lanes than cores, because the tests wait much of their time.
 free="not stack and not engine"
 if [ -n "$fast" ]; then
-    # Two lanes. The tests in tests/faults start servers and sandboxes.
+    # Two lanes. The tests in tests/faults start servers and sandboxes, those of recipes compose verl's configurations.
     quick="$free and not slow"
-    beside tests -m "$quick" tests/unit/[p-z]*
-    tests -m "$quick" --ignore=tests/faults --ignore-glob='tests/unit/[p-z]*' || status=$?
+    beside tests -m "$quick" --ignore=tests/unit/recipes tests/unit/[r-z]*
+    tests -m "$quick" --ignore=tests/faults --ignore-glob='tests/unit/[r-z]*' || status=$?
 else
     # Once for all lanes, which would each compile what they import: 12 s of the CPU, and 60 in all. Files that are no
     # Python of this version are left out.
