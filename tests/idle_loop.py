@@ -15,7 +15,10 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
-from typing import Any, ClassVar
+from collections.abc import Coroutine
+from typing import Any, ClassVar, TypeVar
+
+Result = TypeVar("Result")
 
 
 class _Selector(selectors.EpollSelector):
@@ -65,6 +68,12 @@ class IdleLoop(asyncio.SelectorEventLoop):
     def hold_up(self, seconds: float) -> None:
         """Let the clock go on, as if a callback had blocked the loop for so long."""
         self._waits.hold_up(seconds)
+
+
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine on such a loop, like `asyncio.run`, for a test that is no coroutine itself."""
+    with asyncio.Runner(loop_factory=IdleLoop) as runner:
+        return runner.run(coroutine)
 
 
 def hold_up(seconds: float) -> None:

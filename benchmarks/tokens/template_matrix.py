@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.idle_loop import IdleLoop
+from tests import idle_loop
 from tests.support.attacks import attacks, benign
 from tests.support.families import Family, family, names
 from tests.support.template_play import EXPLAINED, STOPS, WITHOUT_TOOLS, play, quoted_call, template_of
@@ -95,8 +95,7 @@ def main() -> None:
         broken_here = 0
         for _ in range(options.cases):
             drawn = case(name, chance)
-            with asyncio.Runner(loop_factory=IdleLoop) as runner:  # a case may have 20 ms, on a busy machine, too
-                broken = runner.run(play(name, *drawn))
+            broken = idle_loop.run(play(name, *drawn))  # a case may have 20 ms, on a busy machine, too
             broken_here += bool(broken)
             examples += [f"{name} {drawn}: {problem}"[:600] for problem in broken[:1]]
         cases += options.cases

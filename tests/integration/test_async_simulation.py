@@ -146,7 +146,7 @@ def test_without_our_buffer_it_does_not() -> None:
 
     assert measure(Setting("capacity rule", 1, 1), GROUPS)["over_age"] > 0.05
     assert measure(Setting("verl wait", 1, 1), GROUPS)["over_age"] == 0
-    assert measure(Setting("verl wait", 1, 2), GROUPS)["over_age"] > 0.9
+    assert measure(Setting("verl wait", 1, 2), GROUPS)["over_age"] > 0.8  # verl iterates over sets: 0.900 ± 0.002
 
 
 def test_a_claim_that_does_not_hold_is_named(capsys: pytest.CaptureFixture[str]) -> None:

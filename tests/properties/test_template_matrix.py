@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests import idle_loop
 from tests.support.attacks import attacks, benign
 from tests.support.families import family, names
 from tests.support.template_play import STOPS, WITHOUT_TOOLS, play, quoted_call, template_of
@@ -46,7 +47,7 @@ def test_a_quoted_call_is_an_argument_or_malformed(name: str) -> None:
     chance = random.Random(name)
     for _ in range(6):
         words = ["sum", quoted_call(name, chance)][chance.randrange(2) :]
-        assert asyncio.run(play(name, words, ["42"] * 4, "finished")) == []
+        assert idle_loop.run(play(name, words, ["42"] * 4, "finished")) == []
 
 
 @pytest.mark.parametrize("name", names())
@@ -54,4 +55,4 @@ def test_a_quoted_call_is_an_argument_or_malformed(name: str) -> None:
 @given(words=WORDS, results=st.lists(TEXTS, min_size=4, max_size=4), data=st.data())
 def test_what_always_holds(name: str, words: list[str], results: list[str], data: st.DataObject) -> None:
     stop = data.draw(st.sampled_from(list(STOPS) if family(name).format else WITHOUT_TOOLS))
-    assert asyncio.run(play(name, words, results, stop)) == []
+    assert idle_loop.run(play(name, words, results, stop)) == []
