@@ -5,6 +5,7 @@ verl's settings under `rollout.multi_turn.*` keep their meaning.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -550,9 +551,10 @@ def names_in(section: str) -> list[str]:
 
 
 def check_place(config: Mapping[str, Any]) -> None:
-    """Refuse settings of this package in a place where nothing reads them.
+    """Refuse settings of this package in a place where nothing reads them, or under a name that is nearly theirs.
 
-    Hydra takes any new path with a plus, and our pages write the path from `custom` on.
+    Hydra takes any new path with a plus, and our pages write the path from `custom` on. Other names beside ours may be
+    another plugin's.
 
     Args:
         config: The whole configuration of the trainer.
@@ -560,12 +562,16 @@ def check_place(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: There are such settings.
     """
-    for parents in (["custom"], ["rollout", "custom"]):
+    *ours, name = PATH.split(".")
+    for parents in (["custom"], ["rollout", "custom"], ours):
         section: Any = config
-        for key in [*parents, "multiturn"]:
+        for key in parents:
             section = section.get(key) if isinstance(section, Mapping) else None
-        if section is not None:
-            raise ConfigError(f"{'.'.join(parents)}.multiturn: nothing reads these settings here; write {PATH}.…")
+        here = list(map(str, section)) if isinstance(section, Mapping) else []
+        wrong = [key for key in here if key != name and difflib.get_close_matches(key, [name], cutoff=0.8)]
+        wrong += [name] if parents != ours and name in here else []
+        if wrong:
+            raise ConfigError(f"{'.'.join(parents)}.{wrong[0]}: nothing reads these settings here; write {PATH}.…")
 
 
 def read_model(model: type[Model], raw: Mapping[str, Any], where: str) -> Model:

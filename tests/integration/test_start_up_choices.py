@@ -1,6 +1,8 @@
 """The choices of the start-up check: trainers, keys that nothing reads, over-sampling, and the CPUs of a cluster."""
 
+import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 from tests.integration.test_refusals import RIGHT, ROLLOUT, composed
 
 pytestmark = pytest.mark.stack
+
+MODEL = "actor_rollout_ref.model.path"
 
 
 def test_what_the_check_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +138,33 @@ def test_conversations_that_are_longer_than_the_engine_takes_are_told(
     configuration.prepare_config(composed(**changes, **{"ray_kwargs.ray_init.num_cpus": "64"}))
     told = f"{ROLLOUT}.max_model_len=1024: a conversation may have 1024 tokens"
     assert (told in capsys.readouterr().err) is is_told
+
+
+@pytest.mark.parametrize(("tokens", "is_told"), [(1024, True), (1025, False), (None, False)])
+@pytest.mark.parametrize("place", ["config.json", "text_config", "override_config", "override_config.model_config"])
+def test_conversations_that_are_longer_than_the_model_takes_are_told(
+    tokens: int | None, is_told: bool, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.startup import configuration
+
+    changes = {"ray_kwargs.ray_init.num_cpus": "64"}
+    if place.startswith("override"):
+        changes[f"+actor_rollout_ref.model.{place}.max_position_embeddings"] = str(tokens or "null")
+    else:
+        shutil.copytree(RIGHT[MODEL], tmp_path / "model")
+        config = json.loads((file := tmp_path / "model" / "config.json").read_text())
+        del config["max_position_embeddings"]
+        named = {"max_position_embeddings": tokens} if tokens else {}
+        config |= named if place == "config.json" else {place: named}
+        file.write_text(json.dumps(config))
+        changes[MODEL] = str(tmp_path / "model")
+    configuration.prepare_config(composed(**changes))
+    told = f"{ROLLOUT}.max_model_len=None: verl's SGLang servers take one token less than the 1024 of the model's"
+    assert (told in capsys.readouterr().err) is is_told
+    if tokens:
+        with pytest.raises(ConfigError, match=f"max_model_len=4096: .* refuse more than the {tokens} tokens"):
+            configuration.prepare_config(composed(**changes, **{f"{ROLLOUT}.max_model_len": "4096"}))
 
 
 @pytest.mark.parametrize(

@@ -79,13 +79,13 @@ def test_the_engine_resizes_as_the_trainer_does(models: Path) -> None:
 def test_a_processor_is_loaded_where_it_lies_and_missed_where_it_is_needed(models: Path, tmp_path: Path) -> None:
     from verl_multiturn.verl_bridge.model.processors import load_processor
 
-    assert load_processor(str(tmp_path), "llama") is None
+    assert load_processor(str(tmp_path), "llama", False) is None
     with pytest.raises(
         ConfigError, match=r"model_type 'qwen2_5_vl'\) takes images, and verl cannot load its processor"
     ):
-        load_processor(str(tmp_path), "qwen2_5_vl")
+        load_processor(str(tmp_path), "qwen2_5_vl", False)
     # verl loads a processor that lies there, also for a model type that it does not know.
-    assert load_processor(str(models / "qwen2_5_vl"), "new_vl").image_token == "<|image_pad|>"
+    assert load_processor(str(models / "qwen2_5_vl"), "new_vl", False).image_token == "<|image_pad|>"
 
 
 async def test_mm_processor_kwargs_reach_the_prompt_and_the_trainer(processors: dict[str, Any]) -> None:

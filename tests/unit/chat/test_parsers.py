@@ -1,5 +1,6 @@
 """Calls, malformed calls and the text around them; reasoning; the values that an argument's text stands for."""
 
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -180,6 +181,8 @@ ROOT: dict[str, Any] = {"$defs": {"A": {"enum": ["a", 1, None]}, "B": {"$ref": "
         ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/A"}]}, "integer null string"),
         ({"oneOf": [{"type": "string"}, {}]}, ""),
         ({"allOf": [{"type": ["string", "null"]}, {"type": "string"}, {"minLength": 1}]}, "string"),
+        (reduce(lambda inner, _: {"anyOf": [inner]}, range(8), {"type": "string"}), "string"),
+        (reduce(lambda inner, _: {"anyOf": [inner]}, range(9), {"type": "string"}), ""),  # the search ends
         ({"description": "any"}, ""),
         (True, ""),
         (None, ""),

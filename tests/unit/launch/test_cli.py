@@ -56,6 +56,7 @@ def test_what_was_tried_and_failed_ends_with_1(tmp_path: Path, monkeypatch: pyte
         ("+{}=3", "expected a mapping, got 3"),
         ("+custom.multiturn.tool_timeout_s=3", "custom.multiturn: nothing reads these settings here; write actor_"),
         ("+rollout.custom.multiturn.tool_timeout_s=3", "rollout.custom.multiturn: nothing reads these settings here"),
+        ("+actor_rollout_ref.rollout.custom.multitrun.x=3", ".custom.multitrun: nothing reads these settings here; "),
     ],
 )
 def test_our_own_settings_are_read_before_a_run(setting: str, said: str) -> None:

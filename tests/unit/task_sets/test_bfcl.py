@@ -237,6 +237,11 @@ def test_a_folder_that_is_put_into_itself_is_a_wrong_state_and_no_crash() -> Non
     episode.call("cp", {"source": "docs", "destination": "docs"})
     assert episode.call("find", {}) == "Error during execution: the file system has become too large"
     assert [episode.end_turn().wrong, episode.end_turn().wrong] == ["state", "no call"]
+    ours, others = files(), files()
+    assert ours.same(others) == {"GorillaFileSystem": True}
+    for worlds in (ours, others):
+        worlds.call("cp", {"source": "docs", "destination": "docs"})
+    assert ours.same(others) == {"GorillaFileSystem": False}  # nobody compares them
     moved = Episode(own_dialogue(OWN))
     moved.call("mv", {"source": "docs", "destination": "docs"})  # the package loses the folder
     assert json.loads(moved.call("find", {})) == {"matches": ["./log.txt"]}

@@ -162,6 +162,13 @@ def test_one_call_of_variable_lengths_is_the_same(
     assert calls
 
 
+def test_flash_attn_gets_the_precision_that_it_computes_in() -> None:
+    from verl_multiturn.verl_bridge.prefix_tree.attention import _halved
+
+    halved = [_halved(torch.zeros(1, dtype=each)) for each in (torch.float32, torch.bfloat16, torch.float16)]
+    assert [each.dtype for each in halved] == [torch.get_autocast_dtype("cpu"), torch.bfloat16, torch.float16]
+
+
 def test_what_cannot_be_exact_is_left_to_verl_and_told_once(
     kit: Any, classes: tuple[type, type, type], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,7 +34,7 @@ def takes_images(model_type: str | None) -> bool:
     return family is not None and bool(get_continuous_token_builder_class(family).supports_multimodal())
 
 
-def load_processor(path: str, model_type: str | None, trust_remote_code: bool = False) -> Any:
+def load_processor(path: str, model_type: str | None, trust_remote_code: bool) -> Any:
     """Load the processor that verl's workers would load for a model on this machine.
 
     Args:

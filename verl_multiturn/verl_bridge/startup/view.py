@@ -183,6 +183,15 @@ class RunView:
         kwargs = plain_dict(self.config.data.get("mm_processor_kwargs"))
         return {} if processor is None else engine_image_settings(kwargs)
 
+    @cached_property
+    def model_tokens(self) -> int | None:
+        """The most tokens of the model's configuration, as verl reads it; None where nothing here names them."""
+        name, section = "max_position_embeddings", "actor_rollout_ref.model.override_config"
+        changes = self.value(f"{section}.model_config") or self.value(section) or {}
+        path = local_model(self.config)
+        config = json.loads((path / "config.json").read_text()) if path else {}
+        return changes.get(name) or config.get(name) or (config.get("text_config") or {}).get(name)
+
     # Trainer and algorithm.
 
     @property

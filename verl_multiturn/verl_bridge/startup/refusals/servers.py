@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 _NAME = f"{_ROLLOUT}.name"
 _STAGES = f"{_ROLLOUT}.pipeline_model_parallel_size"
 _DISAGGREGATED = f"{_ROLLOUT}.disaggregation.enabled"
+_MODEL_LEN = f"{_ROLLOUT}.max_model_len"
 _STALENESS, _RATE = f"{PATH}.max_staleness", f"{_ROLLOUT}.over_sample_rate"
 
 
@@ -92,7 +94,28 @@ SERVERS: list[Check] = [
         remedy=f"derive yours from {{found.ours}}, or set {_NAME}={SGLANG} for verl's servers",
     ),
     Row(
-        f"{_ROLLOUT}.max_model_len",
+        _MODEL_LEN,
+        when=lambda run: run.is_sglang and (run.rollout.max_model_len or 0) > (run.model_tokens or math.inf),
+        why="verl's SGLang servers refuse more than the {run.model_tokens} tokens of the model's "
+        "max_position_embeddings",
+        remedy="lower it, or leave it out",
+    ),
+    Row(
+        _MODEL_LEN,
+        when=lambda run: (
+            run.has_our_loop
+            and run.is_sglang
+            and run.rollout.max_model_len is None
+            and 0 < (run.model_tokens or 0) <= run.longest_row
+        ),
+        why="verl's SGLang servers take one token less than the {run.model_tokens} of the model's "
+        "max_position_embeddings, and a conversation may have {run.longest_row} (data.max_prompt_length + "
+        "data.max_response_length)",
+        remedy="lower one of these lengths, or take a model for longer texts",
+        is_refusal=False,
+    ),
+    Row(
+        _MODEL_LEN,
         when=lambda run: run.has_our_loop and run.is_sglang and 0 < (run.rollout.max_model_len or 0) <= run.longest_row,
         why="a conversation may have {run.longest_row} tokens (data.max_prompt_length + data.max_response_length), and "
         "verl's SGLang servers take one less than this",
