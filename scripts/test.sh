@@ -55,8 +55,8 @@ free="not stack and not engine"
 if [ -n "$fast" ]; then
     # Two lanes. The tests in tests/faults start servers and sandboxes, those of recipes compose verl's configurations.
     quick="$free and not slow"
-    beside tests -m "$quick" --ignore=tests/unit/recipes tests/unit/[r-z]*
-    tests -m "$quick" --ignore=tests/faults --ignore-glob='tests/unit/[r-z]*' || status=$?
+    beside tests -m "$quick" tests/unit/rollout tests/unit/[s-z]*
+    tests -m "$quick" --ignore=tests/{faults,unit/recipes,unit/rollout} --ignore-glob='tests/unit/[s-z]*' || status=$?
 else
     # Once for all lanes, which would each compile what they import: 12 s of the CPU, and 60 in all. Files that are no
     # Python of this version are left out.

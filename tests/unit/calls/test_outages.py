@@ -939,6 +939,7 @@ class Search(BaseTool):
 
 
 async def test_a_call_that_got_no_slot_is_no_answer() -> None:
+    skip_waits()
     search = Search({})
     search.seconds = 5.0
     search.multiturn_limits = ToolLimits(concurrency=1, queue_timeout_s=1.0)
