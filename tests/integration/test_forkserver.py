@@ -52,7 +52,8 @@ def run(server: ForkServer, program: Path, *arguments: str, **options: object) -
 def test_a_fork_is_as_a_new_python(server: ForkServer, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import os, signal, sys, of_this_worker\n"
+        "import gc, os, signal, sys, of_this_worker\n"
+        "assert gc.isenabled() and gc.get_freeze_count() > 10_000\n"
         "assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, []) and not sys.flags.safe_path\n"
         "print('decimal' in sys.modules, 'ray' in sys.modules, 'verl' in sys.modules, __name__)\n"
         "print(sys.argv[1:], sys.orig_argv[1:], os.getcwd(), os.getpriority(os.PRIO_PROCESS, 0))\n"

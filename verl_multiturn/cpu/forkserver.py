@@ -159,6 +159,7 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
     if os.getppid() != parent:
         return
     environment = dict(os.environ)
+    gc.disable()  # a sixth of the time of these imports
     for name in modules:
         with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
@@ -166,6 +167,7 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
         importlib.import_module("setproctitle").getproctitle()
     gc.collect()
     gc.freeze()  # keeps the memory pages of the loaded modules shared with the forks
+    gc.enable()
     _become(*_Server(socket.socket(fileno=listener_fd), environment).serve())
 
 
