@@ -134,6 +134,7 @@ async def test_the_output_that_verl_gets() -> None:
     outcome.generate_s, outcome.tools_s = 2.5, 0.5
     (output,) = to_outputs(outcome, made.output_settings, step=9)
     assert (output.metrics.generate_sequences, output.metrics.tool_calls) == (2.5, 0.5)
+    output.reward_score, output.turn_rewards, output.void = 1.0, [(0, 0.5)], True
     assert not {"stats", "turn_rewards", "void"} & output.as_dict().keys()  # verl would write them as columns
     fields = output.extra_fields
     assert fields["assistant_texts"] == ["", "2"]

@@ -149,6 +149,16 @@ def test_what_is_refused(
         configuration.prepare_config(composed(**changes))
 
 
+@pytest.mark.parametrize(("manager", "source"), [("naive", "register"), ("dapo", "register"), ("naive", "importlib")])
+def test_rewards_near_their_rows_have_managers_of_verl_that_keep_nothing(manager: str, source: str) -> None:
+    from verl_multiturn.verl_bridge.startup.refusals.rewards import NEAR
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    changes = {f"+{ROLLOUT}.custom.multiturn.near_rewards": "all", "reward.reward_manager.source": source}
+    run = RunView(composed(**changes, **{"reward.reward_manager.name": manager}))
+    assert (NEAR[0].message(run) is None) is (source == "register")
+
+
 def test_a_tools_name_is_read_with_the_tokenizer_that_has_a_folder_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
