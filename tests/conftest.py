@@ -82,6 +82,7 @@ class _LeftOut(pytest.Module):
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run with `-m "not stack"` that imported verl's stack: a test lacks the mark `stack`."""
     session.config.stash[_SESSION] = session
+    gc.unfreeze()  # pytest's last look for what was not closed sees all
     found = {"verl", "ray", "sglang"} & set(sys.modules)
     if "not stack" in session.config.option.markexpr and found:
         pytest.exit(f"tests without the mark `stack` imported {sorted(found)}; mark them", returncode=1)
@@ -89,16 +90,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    _leave_out_of_the_collector()
+    leave_out_of_the_collector()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logfinish(nodeid: str, location: Any) -> None:
     if len(sys.modules) > _SEEN.modules + 100:
-        _leave_out_of_the_collector()
+        leave_out_of_the_collector()
 
 
-def _leave_out_of_the_collector() -> None:
+def leave_out_of_the_collector() -> None:
     """Let the garbage collector pass over what has been imported: it took a sixth of the tests' CPU time."""
     gc.collect()
     gc.freeze()

@@ -553,8 +553,8 @@ def names_in(section: str) -> list[str]:
 def check_place(config: Mapping[str, Any]) -> None:
     """Refuse settings of this package in a place where nothing reads them, or under a name that is nearly theirs.
 
-    Hydra takes any new path with a plus, and our pages write the path from `custom` on. Other names beside ours may be
-    another plugin's.
+    Hydra takes any new path with a plus, and our pages write the path from `custom` on. A section beside ours, under
+    whatever name, may be another plugin's, unless it has our settings.
 
     Args:
         config: The whole configuration of the trainer.
@@ -562,16 +562,22 @@ def check_place(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: There are such settings.
     """
-    *ours, name = PATH.split(".")
-    for parents in (["custom"], ["rollout", "custom"], ours):
-        section: Any = config
-        for key in parents:
-            section = section.get(key) if isinstance(section, Mapping) else None
-        here = list(map(str, section)) if isinstance(section, Mapping) else []
-        wrong = [key for key in here if key != name and difflib.get_close_matches(key, [name], cutoff=0.8)]
-        wrong += [name] if parents != ours and name in here else []
-        if wrong:
-            raise ConfigError(f"{'.'.join(parents)}.{wrong[0]}: nothing reads these settings here; write {PATH}.…")
+    *parents, name = PATH.split(".")
+    for place in (["custom"], ["rollout", "custom"]):
+        if _section(config, [*place, name]) is not None:
+            raise ConfigError(f"{'.'.join(place)}.{name}: nothing reads these settings here; write {PATH}.…")
+    beside, ours = _section(config, parents), set(names_in(PATH))
+    for key, section in beside.items() if isinstance(beside, Mapping) else ():
+        is_near = key != name and difflib.get_close_matches(str(key).lower(), [name], cutoff=0.7)
+        if is_near and isinstance(section, Mapping) and ours & set(map(str, section)):
+            raise ConfigError(f"{'.'.join(parents)}.{key}: nothing reads these settings here; write {PATH}.…")
+
+
+def _section(config: Any, keys: Sequence[str]) -> Any:
+    """Return what stands under the keys, one within the other; None where there is nothing."""
+    for key in keys:
+        config = config.get(key) if isinstance(config, Mapping) else None
+    return config
 
 
 def read_model(model: type[Model], raw: Mapping[str, Any], where: str) -> Model:

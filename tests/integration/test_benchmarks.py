@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import certificate as benchmark
-from tests.conftest import ROOT
+from tests.conftest import ROOT, leave_out_of_the_collector
 from verl_multiturn import StopReason
 
 # Importing verl's trainers warns about optional engines that are not installed.
@@ -51,6 +51,7 @@ async def test_the_scale_benchmark_runs_conversations_and_sessions(tmp_path: Pat
         assert set(await growth(world.serve, 3, 1, 2)) == {"mb", "grown_mb"}
     finally:
         gc.unfreeze()
+        leave_out_of_the_collector()
         gc.set_threshold(*threshold)
         await world.endpoint.aclose()
         await world.runner.records.aclose()  # type: ignore[union-attr]

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from tests.integration.test_refusals import RIGHT, ROLLOUT, composed
 pytestmark = pytest.mark.stack
 
 MODEL = "actor_rollout_ref.model.path"
+OVERRIDE = "actor_rollout_ref.model.override_config"
 
 
 def test_what_the_check_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,31 +140,60 @@ def test_conversations_that_are_longer_than_the_engine_takes_are_told(
     assert (told in capsys.readouterr().err) is is_told
 
 
-@pytest.mark.parametrize(("tokens", "is_told"), [(1024, True), (1025, False), (None, False)])
-@pytest.mark.parametrize("place", ["config.json", "text_config", "override_config", "override_config.model_config"])
+@pytest.mark.parametrize(("tokens", "is_told"), [(1024, True), (1025, False)])
 def test_conversations_that_are_longer_than_the_model_takes_are_told(
-    tokens: int | None, is_told: bool, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tokens: int, is_told: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from verl_multiturn import ConfigError
     from verl_multiturn.verl_bridge.startup import configuration
 
-    changes = {"ray_kwargs.ray_init.num_cpus": "64"}
-    if place.startswith("override"):
-        changes[f"+actor_rollout_ref.model.{place}.max_position_embeddings"] = str(tokens or "null")
-    else:
-        shutil.copytree(RIGHT[MODEL], tmp_path / "model")
-        config = json.loads((file := tmp_path / "model" / "config.json").read_text())
-        del config["max_position_embeddings"]
-        named = {"max_position_embeddings": tokens} if tokens else {}
-        config |= named if place == "config.json" else {place: named}
-        file.write_text(json.dumps(config))
-        changes[MODEL] = str(tmp_path / "model")
+    changes = {f"+{OVERRIDE}.max_position_embeddings": str(tokens), "ray_kwargs.ray_init.num_cpus": "64"}
     configuration.prepare_config(composed(**changes))
-    told = f"{ROLLOUT}.max_model_len=None: verl's SGLang servers take one token less than the 1024 of the model's"
-    assert (told in capsys.readouterr().err) is is_told
-    if tokens:
-        with pytest.raises(ConfigError, match=f"max_model_len=4096: .* refuse more than the {tokens} tokens"):
-            configuration.prepare_config(composed(**changes, **{f"{ROLLOUT}.max_model_len": "4096"}))
+    told = f"{ROLLOUT}.max_model_len=None: verl's SGLang servers take one token less than the {tokens} of the model's"
+    lines = [line for line in capsys.readouterr().err.splitlines() if "max_model_len" in line]
+    assert [told in line for line in lines] == [True] * is_told
+    configuration.prepare_config(composed(**changes, **{f"{ROLLOUT}.max_model_len": str(tokens)}))
+    with pytest.raises(ConfigError, match=f"max_model_len={tokens + 1}: .* refuse more than the {tokens} tokens"):
+        configuration.prepare_config(composed(**changes, **{f"{ROLLOUT}.max_model_len": str(tokens + 1)}))
+
+
+IMAGES = {"model_type": "qwen2_5_vl", "text_config": {"max_position_embeddings": 1024}}
+
+
+@pytest.mark.parametrize(
+    ("config", "override", "tokens"),
+    [
+        ({"model_type": "qwen2", "max_position_embeddings": 1024}, {}, 1024),
+        ({"model_type": "llama"}, {}, 2048),  # the class's own
+        ({"model_type": "gpt2", "n_positions": 512}, {}, 512),
+        ({"model_type": "bloom"}, {}, None),
+        ({"model_type": "no_such_model"}, {}, None),
+        ({"model_type": "qwen2"}, {"max_position_embeddings": 1024}, 1024),
+        ({"model_type": "qwen2"}, {"max_position_embeddings": "many"}, None),  # verl says it when it loads the model
+        ({"model_type": "qwen2"}, {"model_config": {"max_position_embeddings": 1024}}, 1024),
+        ({"model_type": "qwen2"}, {"model_config": {}, "max_position_embeddings": 1024}, 32768),
+        (IMAGES, {}, 1024),
+        (IMAGES, {"text_config": {"max_position_embeddings": 8192}}, 8192),
+        (None, {}, None),
+    ],
+)
+@pytest.mark.parametrize("place", ["path", "hf_config_path"])
+def test_the_models_tokens_are_those_that_verls_servers_read(
+    config: dict[str, Any] | None, override: dict[str, Any], tokens: int | None, place: str, tmp_path: Path
+) -> None:
+    from omegaconf import OmegaConf
+    from verl.workers.config import HFModelConfig
+    from verl.workers.rollout.utils import get_max_position_embeddings
+
+    from verl_multiturn.verl_bridge.model.loading import most_tokens
+
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["A"]}))
+    model = {"path": RIGHT[MODEL], place: str(tmp_path), "override_config": override}
+    assert most_tokens(OmegaConf.create(model)) == tokens
+    if tokens is not None:
+        read = HFModelConfig(**{**model, "hf_config_path": str(tmp_path), "tokenizer_path": RIGHT[MODEL]})
+        assert get_max_position_embeddings(read.hf_config) == tokens
 
 
 @pytest.mark.parametrize(

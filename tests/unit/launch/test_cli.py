@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 from tests.conftest import ROOT
 from tests.unit.tools import broken_tools
 from verl_multiturn.cli import main as cli
+from verl_multiturn.config import check_place
 from verl_multiturn.observe.doctor import Finding
 
 TOOLS = str(ROOT / "tool_configs" / "gsm8k.yaml")
@@ -56,7 +58,8 @@ def test_what_was_tried_and_failed_ends_with_1(tmp_path: Path, monkeypatch: pyte
         ("+{}=3", "expected a mapping, got 3"),
         ("+custom.multiturn.tool_timeout_s=3", "custom.multiturn: nothing reads these settings here; write actor_"),
         ("+rollout.custom.multiturn.tool_timeout_s=3", "rollout.custom.multiturn: nothing reads these settings here"),
-        ("+actor_rollout_ref.rollout.custom.multitrun.x=3", ".custom.multitrun: nothing reads these settings here; "),
+        ("+{}run.certificate_share=3", ".custom.multiturnrun: nothing reads these settings here; write actor_rollout"),
+        ("+actor_rollout_ref.rollout.custom.Multi_Turn.proxy.agent=a", ".custom.Multi_Turn: nothing reads these"),
     ],
 )
 def test_our_own_settings_are_read_before_a_run(setting: str, said: str) -> None:
@@ -65,3 +68,10 @@ def test_our_own_settings_are_read_before_a_run(setting: str, said: str) -> None
     assert done.exit_code == 2
     assert said in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "section", [{"multiturn_rl": {"steps": 3}}, {"my_multiturn": 3}, {"multitrun": None}, {"multiturn": {}}, [], None]
+)
+def test_what_another_plugin_has_beside_our_settings_is_left_alone(section: Any) -> None:
+    check_place({"actor_rollout_ref": {"rollout": {"custom": section}}, "custom": {"multi_turn": {"max_staleness": 1}}})

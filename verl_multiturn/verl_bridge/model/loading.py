@@ -10,11 +10,13 @@ from omegaconf import DictConfig
 from transformers import AutoConfig
 from verl.utils import hf_tokenizer
 from verl.utils.dataset.rl_dataset import get_dataset_class
+from verl.utils.model import update_model_config
+from verl.workers.rollout.utils import get_max_position_embeddings
 
 from verl_multiturn.chat.images import ReadImages, as_they_are
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.model.processors import image_reader, load_processor
+from verl_multiturn.verl_bridge.model.processors import image_reader, load_processor, plain_dict
 
 
 @dataclass
@@ -61,3 +63,23 @@ def load_model(config: DictConfig, remedy: str) -> LoadedModel:
             processor.chat_template = template
     read = as_they_are if processor is None else image_reader(processor, config.data, get_dataset_class(config.data))
     return LoadedModel(tokenizer, model_type, processor, read)
+
+
+def most_tokens(model: Any) -> int | None:
+    """Return the most tokens of a row that a model's configuration names, as verl's servers read it.
+
+    Args:
+        model: The section `actor_rollout_ref.model`.
+
+    Returns:
+        The number; None where the configuration is not on this machine, or verl cannot read the number in it.
+    """
+    path = str(Path(str(model.get("hf_config_path") or model.path)).expanduser())
+    changes = plain_dict(model.get("override_config"))
+    try:
+        trust = bool(model.get("trust_remote_code"))
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
+        update_model_config(config, changes.get("model_config", changes))
+        return int(get_max_position_embeddings(config))
+    except Exception:  # whatever a configuration of somebody's own raises; verl says it when it loads the model
+        return None

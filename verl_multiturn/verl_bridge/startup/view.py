@@ -24,6 +24,7 @@ from verl.workers.config import RolloutConfig
 from verl_multiturn.chat.tir import TIR
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
+from verl_multiturn.verl_bridge.model.loading import most_tokens
 from verl_multiturn.verl_bridge.model.processors import engine_image_settings, load_processor, plain_dict
 from verl_multiturn.verl_bridge.names import (
     ENGINE_CHOICE,
@@ -185,12 +186,8 @@ class RunView:
 
     @cached_property
     def model_tokens(self) -> int | None:
-        """The most tokens of the model's configuration, as verl reads it; None where nothing here names them."""
-        name, section = "max_position_embeddings", "actor_rollout_ref.model.override_config"
-        changes = self.value(f"{section}.model_config") or self.value(section) or {}
-        path = local_model(self.config)
-        config = json.loads((path / "config.json").read_text()) if path else {}
-        return changes.get(name) or config.get(name) or (config.get("text_config") or {}).get(name)
+        """The most tokens of a row that the model's configuration names; None where verl finds none on this machine."""
+        return most_tokens(self.config.actor_rollout_ref.model)
 
     # Trainer and algorithm.
 
