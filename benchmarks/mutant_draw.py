@@ -88,7 +88,9 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/loops/agent_loop": [f"{STACK}agent_loop"],
     "verl_bridge/loops/certified_output": OUTPUTS,
     "verl_bridge/loops/runner": OUTPUTS,
-    "verl_bridge/compat/stored_rows": [f"{STACK}invalid", f"{STACK}metrics", f"{STACK}otc", f"{STACK}outages"],
+    "verl_bridge/compat/stored_rows": [
+        f"{STACK}{name}" for name in ("invalid", "metrics", "otc", "outages", "token_ages")
+    ],
     "verl_bridge/trainer/batch_rows": [f"{STACK}several_rows", f"{STACK}invalid", f"{STACK}metrics"],
     "verl_bridge/trainer/group_filter": [f"{STACK}group_filter"],
     "verl_bridge/trainer/hooks": [
@@ -126,7 +128,7 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/servers/verl_engine": [f"{UNIT}rollout/test_below_receipts", f"{STACK}agent_loop"],
     "verl_bridge/trainer/groups": [f"{STACK}invalid", f"{STACK}otc"],
     "verl_bridge/model/processors": [f"{STACK}vision_setup", f"{STACK}vision"],
-    "verl_bridge/trainer/report": [f"{STACK}metrics", f"{STACK}otc"],
+    "verl_bridge/trainer/report": [f"{STACK}metrics", f"{STACK}otc", f"{STACK}trainer_hooks"],
     "verl_bridge/trainer/otc": [f"{STACK}otc"],
     "verl_bridge/model/call_formats": [f"{STACK}formats", f"{STACK}agent_loop", f"{STACK}refusals"],
     "verl_bridge/startup/refusals/loops": [
@@ -144,7 +146,9 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/rows": [f"{STACK}rows", f"{STACK}vision"],
     "verl_bridge/startup/refusals/rewards": [f"{STACK}metrics", f"{STACK}otc", f"{STACK}refusals"],
     "verl_bridge/loops/slots": [f"{STACK}slots"],
-    "verl_bridge/trainer/trainers": [f"{STACK}invalid", f"{STACK}real_copies", f"{STACK}replica_death"],
+    "verl_bridge/trainer/trainers": [
+        f"{STACK}{name}" for name in ("trainer_hooks", "invalid", "real_copies", "replica_death")
+    ],
     "verl_bridge/trainer/updates": [f"{STACK}invalid"],
     "verl_bridge/trainer/void_turns": [f"{STACK}tir"],
     "task_sets/bfcl/episode": [f"{UNIT}task_sets/test_bfcl"],

@@ -177,3 +177,24 @@ def test_what_looks_at_batches_sees_each_before_it_is_counted() -> None:
         assert buffer.sample(7)[1] == (7,)
     assert len(seen) == 1
     assert buffer.sample is sample
+
+
+@pytest.mark.parametrize("ready", [True, False])
+@pytest.mark.parametrize(("whole", "serves", "version"), [(None, True, None), (None, False, 4), (5, True, 5)])
+def test_servers_get_weights_when_they_have_started(
+    ready: bool, whole: int | None, serves: bool, version: int | None
+) -> None:
+    from verl_multiturn.verl_bridge.trainer.trainers import MultiTurnSeparateAsync
+
+    noted: list[Any] = []
+    trainer: Any = MultiTurnSeparateAsync.__new__(MultiTurnSeparateAsync)
+    trainer._require_colocated, trainer.global_steps, trainer._whole = lambda: noted.append("alive"), 5, whole
+    trainer.standalone_checkpoint_manager = SimpleNamespace(update_weights=noted.append)
+    trainer._servers = SimpleNamespace(
+        look=lambda: noted.append("looked"),
+        ready=lambda: ready,
+        any_serves=lambda: serves,
+        send_weights=lambda send: send(),
+    )
+    trainer.look_after_servers()
+    assert noted == ["alive", "looked"] + [version] * (ready and version is not None)

@@ -16,6 +16,7 @@ from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.context import SUMMARY, Context, with_summary
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import TinyBuilder, tiny_tokenizer
+from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.rollout.turn_rewards import interaction_scores, turns_of
 from verl_multiturn.tools.loading.functions import function_tool
 
@@ -122,6 +123,9 @@ async def test_rewards_and_states_of_several_rows() -> None:
     ]
     rows = turns_of(outcome)
     assert [[(turn["turn"], turn["reward"]) for turn in row] for row in rows] == [[(0, 1.0)], [(1, 1.0)]]
+    # A turn of which the row holds no token, and one that is in no row.
+    outcome.turns += [Turn(2, place=1, start=5, end=5), Turn(3, place="dropped_row", end=5)]
+    assert turns_of(outcome) == rows
     assert rows[0][0]["state"] == outcome.turns[0].state is not None
     assert rows[1][0]["state"] == outcome.replies[0].state
 
