@@ -313,9 +313,11 @@ class _Supervisor:
         if self._times_over > _SPARED or self._waits >= _MOST_WAITS:
             self._end(reason)
         self._killed = usage.states.keys() - {str(self._worker)}
-        for process in self._killed:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(process), signal.SIGKILL)
+        # All stand still before the first one dies: a shell would go on as if its commands had ended by themselves.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in self._killed:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(process), number)
 
     def _holds_too_much(self, usage: Usage, files: int) -> bool:
         allowed: int = self._spec["memory"] + self._free_bytes - files * FILE_BYTES
