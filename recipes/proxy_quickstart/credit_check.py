@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
 from recipes.proxy_quickstart.branches import OWN_REWARD, PLANNER
 from recipes.proxy_quickstart.same_prompts import turns_of
 from recipes.quickstart.task import extract_answer, score_answer
@@ -40,8 +43,6 @@ class Told:
 def difference(records: Sequence[Mapping[str, Any]], trained: Sequence[Row], told: Told) -> float | None:
     """Return the largest difference between the advantages that were trained and those expected; None without any.
 
-    The rows of a step are compared in the order of their tokens and advantages.
-
     Args:
         records: Records of the sampled sessions.
         trained: Rows that the actor was given, in the order of the steps.
@@ -56,16 +57,31 @@ def difference(records: Sequence[Mapping[str, Any]], trained: Sequence[Row], tol
     found: list[float] = []
     begin = 0
     for step in sorted(by_step):
-        expected = sorted(_rows(by_step[step], told), key=_order)
-        given = sorted(trained[begin : begin + len(expected)], key=_order)
+        expected = list(_rows(by_step[step], told))
+        given = trained[begin : begin + len(expected)]
         begin += len(expected)
-        if [[tokens for tokens, _ in row] for row in expected] != [[tokens for tokens, _ in row] for row in given]:
+        largest = largest_difference(expected, given)
+        if largest is None:
             raise ValueError(f"step {step}: the actor was given {len(given)} rows, which are not those of the records")
-        for ours, theirs in zip(expected, given, strict=True):
-            found += [abs(a - b) for (_, a), (_, b) in zip(ours, theirs, strict=True)]
+        found.append(largest)
     if begin != len(trained):
         raise ValueError(f"the actor was given {len(trained)} rows, and the records have {begin}")
     return max(found, default=None)
+
+
+def largest_difference(expected: Sequence[Row], given: Sequence[Row]) -> float | None:
+    """Return the largest difference between the advantages of two lots of rows; None where their lengths differ.
+
+    Nothing says which row is which: rows with the same numbers of tokens are paired with the least sum of differences.
+    """
+    ours, theirs = _by_lengths(expected), _by_lengths(given)
+    if {each: len(rows) for each, rows in ours.items()} != {each: len(rows) for each, rows in theirs.items()}:
+        return None
+    found = 0.0
+    for lengths, rows in ours.items():
+        apart = np.abs(np.array(rows)[:, None] - np.array(theirs[lengths])).max(axis=2, initial=0.0)
+        found = max(found, float(apart[linear_sum_assignment(apart)].max()))
+    return found
 
 
 def read_written(path: Path) -> list[Row]:
@@ -73,8 +89,12 @@ def read_written(path: Path) -> list[Row]:
     return [[(tokens, value) for tokens, value in json.loads(line)] for line in path.read_text().splitlines()]
 
 
-def _order(row: Row) -> tuple[list[int], list[float]]:
-    return [tokens for tokens, _ in row], [round(value, 4) for _, value in row]
+def _by_lengths(rows: Sequence[Row]) -> dict[tuple[int, ...], list[list[float]]]:
+    """Return the advantages of rows, by the numbers of tokens of their completions."""
+    found: dict[tuple[int, ...], list[list[float]]] = defaultdict(list)
+    for row in rows:
+        found[tuple(tokens for tokens, _ in row)].append([value for _, value in row])
+    return found
 
 
 def _rows(records: Sequence[Mapping[str, Any]], told: Told) -> Iterator[Row]:

@@ -1,6 +1,7 @@
 """The recipe proxy_quickstart: its agents behind the real endpoint, on a scripted engine, and what its report says."""
 
 import asyncio
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -37,11 +38,15 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(composed("quickstart").actor_rollout_ref.model.path)
 
 
-def policy(decode: Callable[[Any], str], encode: Callable[[str], list[int]], draw: random.Random) -> Any:
-    """Return a script that plans, calls the calculator, and answers rightly or wrongly."""
+def policy(decode: Callable[[Any], str], encode: Callable[[str], list[int]], seed: int) -> Any:
+    """Return a script that plans, calls the calculator, and answers rightly or wrongly.
+
+    What it says depends on the session and the prompt alone: sessions ask at the same time, in any order.
+    """
 
     def say(request_id: str, ids: Sequence[int], turn: int) -> list[int]:
         text = decode(ids)
+        draw = random.Random(f"{seed} {request_id.partition('.')[0]} {list(ids)}")
         if "<tool_response>" in text:
             result = text.rpartition("<tool_response>")[2].partition("</tool_response>")[0].strip()
             said = f"Answer: {result}" if draw.random() < 0.5 else "Answer: 1"
@@ -62,7 +67,7 @@ def play(folder: Path, rows: list[dict[str, Any]], *variants: str, sessions: int
 
     config = composed("proxy_quickstart", *variants, overrides=[f"{RECORDS}={folder}/records"])
     own = tokenizer()
-    engine = ScriptedEngine(policy(own.decode, own.encode, random.Random(3)), version=3)
+    engine = ScriptedEngine(policy(own.decode, own.encode, seed=3), version=3)
 
     async def run() -> list[Any]:
         runner = build_runner(config.actor_rollout_ref.rollout, own, engine, "qwen2", {})
@@ -164,6 +169,20 @@ def test_the_branches_learn_what_the_definition_says(
     assert difference(records, trained, told) > 1e-6  # type: ignore[operator]
     with pytest.raises(ValueError, match="not those of the records"):
         difference(records, trained[1:], told)
+
+
+def test_rows_whose_advantages_are_nearly_equal_are_paired_with_their_own() -> None:
+    """Groups with other spreads differ in the sixth digit only: by the epsilon beside the standard deviation."""
+    from recipes.proxy_quickstart.credit_check import largest_difference
+
+    first, second = 1.125 / (0.75 + 1e-6), 0.375 / (0.25 + 1e-6)
+    expected = [[(5, first)], [(5, second)], [(5, 0.5), (7, first)], [(5, 0.1), (7, first)]]
+    noisy = [[(tokens, value + 6e-8 * (-1) ** number) for tokens, value in row] for number, row in enumerate(expected)]
+    for order in itertools.permutations(noisy):
+        assert largest_difference(expected, order) == pytest.approx(6e-8)
+    assert largest_difference(expected, [[(5, second)], *noisy[1:]]) == pytest.approx(first - second)
+    assert largest_difference(expected, [*noisy[:3], [(7, 0.1), (5, first)]]) is None
+    assert largest_difference(expected, noisy[1:]) is None
 
 
 @pytest.mark.parametrize("proxy", [{"command": ["./agent.sh"]}, {"agent": None, "command": ["./agent.sh"]}], ids=str)
