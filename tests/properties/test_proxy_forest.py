@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.attacks import attacks, benign
@@ -87,7 +87,7 @@ def family_chat(name: str) -> PlayedChat:
     return PlayedChat(tokenizer, template.codec, template.parser, template.end_ids, turns, texts, tools)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @DRAWN
 def test_what_always_holds(seed: int, requests: int, more: dict[str, Any]) -> None:
     broken, _ = asyncio.run(play(tiny_chat(), random.Random(seed), requests, **more))
@@ -96,7 +96,7 @@ def test_what_always_holds(seed: int, requests: int, more: dict[str, Any]) -> No
 
 @pytest.mark.stack
 @pytest.mark.parametrize("name", ["qwen3", "qwen3.8", "glm4-moe", "gemma3", "gemma4", "mistral"])
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10)
 @DRAWN
 def test_what_always_holds_with_real_templates(name: str, seed: int, requests: int, more: dict[str, Any]) -> None:
     broken, _ = asyncio.run(play(family_chat(name), random.Random(seed), requests, **more))

@@ -6,7 +6,7 @@ from functools import partial
 from unicodedata import normalize
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import idle_loop
@@ -51,7 +51,7 @@ def test_a_quoted_call_is_an_argument_or_malformed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names())
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12)
 @given(words=WORDS, results=st.lists(TEXTS, min_size=4, max_size=4), data=st.data())
 def test_what_always_holds(name: str, words: list[str], results: list[str], data: st.DataObject) -> None:
     stop = data.draw(st.sampled_from(list(STOPS) if family(name).format else WITHOUT_TOOLS))

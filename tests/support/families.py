@@ -10,6 +10,7 @@ tokens as the family declares them.
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,6 +50,8 @@ class Family:
 
 # A backend tokenizer, its origin, and its special tokens by role: eos, bos, pad and unk.
 _Built = tuple[Tokenizer, str, dict[str, str]]
+# The vocabulary of a BPE, and its merges.
+_Parts = tuple[dict[str, int], list[tuple[str, str]]]
 
 
 def _file(package: str, path: str) -> Path:
@@ -73,6 +76,10 @@ def _byte_level(bpe: models.BPE, split: str) -> Tokenizer:
     return tokenizer
 
 
+def _bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> models.BPE:
+    return models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True)
+
+
 def _characters() -> list[str]:
     """Return the character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -80,12 +87,11 @@ def _characters() -> list[str]:
     return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
 
 
-def _from_ranks(ranks: Mapping[bytes, int], split: str, first: Sequence[str] = ()) -> Tokenizer:
-    """Build a BPE from tiktoken's form, which lists tokens by rank and leaves the merges to be found.
+def _from_ranks(ranks: Mapping[bytes, int], first: Sequence[str] = ()) -> _Parts:
+    """Return vocabulary and merges of tiktoken's form, which lists tokens by rank and leaves the merges to be found.
 
     Args:
         ranks: Rank of each token, in the order of the ranks.
-        split: Regular expression of the words that the tokenizer never joins.
         first: Tokens whose ids come before rank 0.
     """
     characters = _characters()
@@ -97,7 +103,7 @@ def _from_ranks(ranks: Mapping[bytes, int], split: str, first: Sequence[str] = (
         merges += [(text[left], text[right]) for left, right in sorted(known, key=lambda p: (ranks[p[0]], ranks[p[1]]))]
     vocabulary = {token: index for index, token in enumerate(first)}
     vocabulary |= {text[token]: len(first) + rank for token, rank in ranks.items()}
-    return _byte_level(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True), split)
+    return vocabulary, merges
 
 
 _QWEN_SPLIT = (
@@ -112,10 +118,14 @@ def _qwen25() -> _Built:
 
 
 @cache
-def _qwen(later: str = "<tool_response> </tool_response> <think> </think>") -> _Built:
+def _qwen_parts() -> _Parts:
     lines = _file("dashscope", "dashscope/resources/qwen.tiktoken").read_bytes().splitlines()
-    ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
-    tokenizer = _from_ranks(ranks, _QWEN_SPLIT)
+    return _from_ranks({base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)})
+
+
+@cache
+def _qwen(later: str = "<tool_response> </tool_response> <think> </think>") -> _Built:
+    tokenizer = _byte_level(_bpe(*_qwen_parts()), _QWEN_SPLIT)
     tokenizer.normalizer = normalizers.NFC()
     seeing = "object_ref_start object_ref_end box_start box_end quad_start quad_end vision_start vision_end vision_pad image_pad video_pad"  # noqa: E501  # fmt: skip
     code = "fim_prefix fim_middle fim_suffix fim_pad repo_name file_sep"
@@ -153,7 +163,7 @@ def _mistral() -> _Built:
     named = _TEKKEN_CONTROL.split()
     later = {32: "[ARGS]", 33: "[CALL_ID]", 34: "[THINK]", 35: "[/THINK]"}
     special = [*named, *(later.get(rank, f"<SPECIAL_{rank}>") for rank in range(len(named), reserved))]
-    tokenizer = _from_ranks(ranks, config["pattern"], first=special)
+    tokenizer = _byte_level(_bpe(*_from_ranks(ranks, first=special)), config["pattern"])
     _add(tokenizer, special)
     names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     return tokenizer, "mistral_common:tekken_240911.json", names
@@ -360,13 +370,18 @@ def family(name: str) -> Family:
             name, f"{source}/chat_template.jinja", tokenizer, True, source, "qwen2", "hermes", ("<|im_end|>",)
         )
     template, build, model_type, tool_format, end_tokens = _FAMILIES[name]
-    backend, source, special = build()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, chat_template=_template_text(template), clean_up_tokenization_spaces=False, **special
-    )
+    made, source = _tokenizer(build)
+    tokenizer = copy.copy(made)  # the vocabulary is one: to copy it takes longer than to build most
+    tokenizer.chat_template = _template_text(template)
     shown = template if template == "ours" or ":" in template else f"trl:{template}.jinja"
     real = source != _TRAINED
     return Family(name, shown, tokenizer, real, source, model_type, tool_format, tuple(end_tokens.split()))
+
+
+@cache
+def _tokenizer(build: Callable[[], _Built]) -> tuple[PreTrainedTokenizerFast, str]:
+    backend, source, special = build()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special), source
 
 
 def _template_text(template: str) -> str:

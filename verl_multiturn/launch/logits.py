@@ -62,7 +62,7 @@ def logits_with_adapter(config: Any, base: Mapping[str, Tensor], lora: Lora, tru
     ranks = lora.ranks
     first = next(iter(ranks.values()))
     adapter = LoraConfig(
-        r=first, lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        r=first, lora_alpha=lora.alpha,
         target_modules=list(ranks), rank_pattern=dict(ranks),
         alpha_pattern=dict.fromkeys(ranks, lora.alpha), lora_dropout=0.0, bias="none",
     )  # fmt: skip
