@@ -29,7 +29,7 @@ _OF_THE_STACK = re.compile(r"^pytestmark = (\[[^\]]*?)?pytest\.mark\.(stack|engi
 _ASKED = re.compile(r"(stack|engine|deaths)( and not \w+)*")
 # How long an example takes says something about the machine, and nothing about the code. The examples are the same in
 # each run, so that a failure is one of the change's; `--hypothesis-profile search` draws others.
-settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("search", deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("any machine", settings.get_profile("search"), derandomize=True)
 settings.load_profile("any machine")
 _SESSION = pytest.StashKey[pytest.Session]()

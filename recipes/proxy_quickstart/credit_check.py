@@ -7,6 +7,7 @@ what it trained with (`written_loss.py`).
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +50,7 @@ def difference(records: Sequence[Mapping[str, Any]], trained: Sequence[Row], tol
         told: What is known of the run.
 
     Raises:
-        ValueError: The actor was given other rows: more or fewer, or of other lengths.
+        ValueError: The actor was given other rows: more or fewer, of other lengths, or with what is no number.
     """
     by_step: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for record in records:
@@ -60,17 +61,20 @@ def difference(records: Sequence[Mapping[str, Any]], trained: Sequence[Row], tol
         expected = list(_rows(by_step[step], told))
         given = trained[begin : begin + len(expected)]
         begin += len(expected)
+        if strange := [value for row in given for _, value in row if not math.isfinite(value)]:
+            raise ValueError(f"step {step}: the actor was given the advantage {strange[0]}, expected a number")
         largest = largest_difference(expected, given)
         if largest is None:
             raise ValueError(f"step {step}: the actor was given {len(given)} rows, which are not those of the records")
-        found.append(largest)
+        if any(given):
+            found.append(largest)
     if begin != len(trained):
         raise ValueError(f"the actor was given {len(trained)} rows, and the records have {begin}")
     return max(found, default=None)
 
 
 def largest_difference(expected: Sequence[Row], given: Sequence[Row]) -> float | None:
-    """Return the largest difference between the advantages of two lots of rows; None where their lengths differ.
+    """Return the largest difference between the advantages of two lots of rows, 0.0 without; None for other lengths.
 
     Nothing says which row is which: rows with the same numbers of tokens are paired with the least sum of differences.
     """

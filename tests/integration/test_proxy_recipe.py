@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -169,6 +170,11 @@ def test_the_branches_learn_what_the_definition_says(
     assert difference(records, trained, told) > 1e-6  # type: ignore[operator]
     with pytest.raises(ValueError, match="not those of the records"):
         difference(records, trained[1:], told)
+    trained[5] = [(tokens, math.nan), *trained[5][1:]]
+    with pytest.raises(ValueError, match="given the advantage nan, expected a number"):
+        difference(records, trained, told)
+    # A run that trained nothing has nothing that is equal.
+    assert difference([{**record, "valid": False} for record in records], [], told) is None
 
 
 def test_rows_whose_advantages_are_nearly_equal_are_paired_with_their_own() -> None:

@@ -99,8 +99,12 @@ def start_ray(num_cpus: int) -> None:
 
     own = {"py_executable": server().executable}
     settings = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-    # Nobody reads what Ray's processes say of logs and of the machine: a twentieth of a core.
-    quiet = {"LOG_NAME_UPDATE_INTERVAL_S": "86400", "REPORTER_UPDATE_INTERVAL_MS": "86400000"}
+    # Nobody reads what Ray's processes say of logs and of the machine.
+    quiet = {
+        "LOG_NAME_UPDATE_INTERVAL_S": "86400",  # for more files than the next
+        "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
+        "REPORTER_UPDATE_INTERVAL_MS": "86400000",
+    }
     with mock.patch.dict(os.environ, {**variables(), **quiet}, clear=True):
         ray.init(num_cpus=num_cpus, runtime_env=own, **settings)
 
