@@ -25,6 +25,7 @@ setup(
     package_dir={"": ".", **SHIPPED},
     package_data={
         "verl_multiturn": [
+            "py.typed",
             "cpu/stand_ins/sgl_kernel/*.py",
             "observe/view/static/*",
             "observe/view/static/vendor/*",

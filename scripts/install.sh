@@ -9,8 +9,10 @@ install() {
     # uv does not read pip's settings, so an index that pip was told of is handed on. Like pip, it is to trust the
     # certificates that this machine trusts.
     index="${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$("$venv/bin/python" -m pip config get global.index-url 2>/dev/null || true)}}"
+    # uv says what it downloads. The list of all that it installed is left out.
     env ${index:+"UV_DEFAULT_INDEX=$index"} UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-120}" \
-        "$venv/bin/uv" pip install --system-certs --quiet --no-deps --python "$venv/bin/python" "$@"
+        "$venv/bin/uv" pip install --system-certs --no-deps --python "$venv/bin/python" "$@" \
+        2> >(grep --line-buffered -vE '^ [-+~] |^(Using|Audited|Resolved) ' >&2)
 }
 # `install_extras VENV NAME ...` installs requirements/NAME.lock for each NAME, unless VENV has what stands there.
 install_extras() {

@@ -18,6 +18,7 @@ from typing import Any
 from verl_multiturn.chat.messages import check_messages
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.row_files import READERS, read_rows
+from verl_multiturn.tools.check.alike import gather_alike
 from verl_multiturn.tools.check.data_rows import validate_dataset
 from verl_multiturn.tools.loading.registry import load_tools
 
@@ -262,8 +263,9 @@ def write_rows(folder: Path, splits: Mapping[str, Sequence[Row]], tool_config: P
             continue
         _, problems = validate_dataset(path, tools)
         if problems:
-            listed = "\n".join(problems[:_SHOWN])
-            more = f"\n… and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+            lines = gather_alike(problems)
+            listed = "\n".join(lines[:_SHOWN])
+            more = f"\n… and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
             raise ConfigError(f"{path}: {len(problems)} of {len(rows)} rows cannot work:\n{listed}{more}")
     for split in splits:
         (folder / f"new-{split}.parquet").replace(folder / f"{split}.parquet")

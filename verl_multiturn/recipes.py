@@ -1,9 +1,11 @@
-"""The recipes that come with this package: `verl-multiturn recipe list` and `recipe copy`."""
+"""The recipes that come with this package: `verl-multiturn recipe list`, `recipe copy` and `recipe new`."""
 
 from __future__ import annotations
 
+import keyword
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from verl_multiturn.describe import did_you_mean
@@ -11,7 +13,14 @@ from verl_multiturn.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parent
 _SHARED = "common"
-_LEFT = shutil.ignore_patterns("__pycache__", "*.pyc")
+_SKELETON = "recipes/common/skeleton"
+_PLACEHOLDER = re.compile(r"\bNAME\b")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", "skeleton")
+_READ = (".yaml", ".py", ".sh")
+_COMMENT = re.compile(r"(?m)(^|\s)#.*$")
+_RECIPE = re.compile(r"(?:\brecipes[/.]|\.\./|[\"'])([a-z]\w*)\b")
+_TOOLS = re.compile(r"\btool_configs/([a-z]\w*)\.yaml")
 
 
 def shipped_folder() -> Path:
@@ -48,7 +57,7 @@ def list_recipes() -> dict[str, str]:
 
 
 def copy_recipe(name: str, target: Path) -> Path:
-    """Copy a recipe into a folder, with `tool_configs` and all other recipes, from which it may take some of its parts.
+    """Copy a recipe into a folder, with the other recipes and the tool YAML files that its own files name.
 
     A file that exists already stays as it is: the user may have changed it.
 
@@ -67,16 +76,86 @@ def copy_recipe(name: str, target: Path) -> Path:
         hint = did_you_mean(name, known)
         raise ConfigError(f"unknown recipe {name!r}; {hint and hint + ' '}known are {', '.join(known)}")
     source = shipped_folder()
-    if target.resolve().is_relative_to(source / "recipes") or target.resolve().is_relative_to(source / "tool_configs"):
+    _copy(source, required_paths(source, f"recipes/{name}"), target)
+    return target / "recipes" / name
+
+
+def make_recipe(name: str, target: Path) -> Path:
+    """Make a recipe of the user's own from a skeleton: tool, rows, reward, configuration, test and README.
+
+    What the skeleton needs of the shipped recipes is copied beside it. Nothing is replaced.
+
+    Args:
+        name: Name of the recipe, and of its Python package.
+        target: The folder in which `recipes/NAME` is made.
+
+    Returns:
+        Folder of the recipe.
+
+    Raises:
+        ConfigError: The name is no name of a Python package, or is that of a shipped recipe; the recipe exists
+            already; or the folder cannot be written to.
+    """
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+        raise ConfigError(f"{name!r}: expected a name for a Python package, such as 'my_task'; choose one")
+    made = target / "recipes" / name
+    if name in (*list_recipes(), _SHARED):
+        raise ConfigError(f"{name!r} is a recipe that comes with this package; choose another name, or copy that one")
+    if made.exists():
+        raise ConfigError(f"{str(made)!r} exists already; choose another name, or remove it")
+    source = shipped_folder()
+    _copy(source, required_paths(source, _SKELETON), target, {_SKELETON: f"recipes/{name}"})
+    for path in sorted(made.rglob("*")):
+        if path.is_file():
+            path.write_text(_PLACEHOLDER.sub(name, path.read_text(encoding="utf-8")), encoding="utf-8")
+    return made
+
+
+def required_paths(source: Path, start: str) -> list[str]:
+    """Return a folder and everything under `recipes/` and `tool_configs/` that its files name, directly or not.
+
+    A comment and a README name nothing that is needed.
+
+    Example: `["recipes/common", "recipes/gsm8k_multiturn", "tool_configs/gsm8k.yaml"]`.
+
+    Args:
+        source: Folder that holds `recipes/` and `tool_configs/`.
+        start: The folder, relative to `source`.
+    """
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        place = waiting.pop()
+        if place in found or not (source / place).exists():
+            continue
+        found.add(place)
+        for path in [source / place, *(source / place).rglob("*")]:
+            if path.suffix in _READ and (start == _SKELETON or _SKELETON not in path.as_posix()):
+                waiting += _named(path.read_text(encoding="utf-8"))
+    return sorted(found)
+
+
+def _named(text: str) -> list[str]:
+    """Return the recipes and the tool YAML files that a file names outside its comments."""
+    code = _COMMENT.sub("", text)
+    recipes = [f"recipes/{name}" for name in _RECIPE.findall(code) if name != "recipes"]
+    return recipes + [f"tool_configs/{name}.yaml" for name in _TOOLS.findall(code)]
+
+
+def _copy(source: Path, places: Sequence[str], target: Path, moves: Mapping[str, str] | None = None) -> None:
+    """Copy files and folders of `source` to the same places below `target`, or to those that `moves` names."""
+    if any(target.resolve().is_relative_to(source / folder) for folder in ("recipes", "tool_configs")):
         raise ConfigError(f"{str(target)!r} lies within the recipes themselves; name a folder outside of them")
     try:
-        for folder in ("recipes", "tool_configs"):
-            shutil.copytree(
-                source / folder, target / folder, ignore=_LEFT, copy_function=_copy_if_missing, dirs_exist_ok=True
-            )
+        for place in places:
+            to = target / (moves or {}).get(place, place)
+            if (source / place).is_dir():
+                shutil.copytree(source / place, to, ignore=_IGNORED, copy_function=_copy_if_missing, dirs_exist_ok=True)
+            else:
+                to.parent.mkdir(parents=True, exist_ok=True)
+                _copy_if_missing(str(source / place), str(to))
     except (OSError, shutil.Error) as error:
         raise ConfigError(f"cannot copy the recipes into {str(target)!r}: {error}") from None
-    return target / "recipes" / name
 
 
 def _copy_if_missing(source: str, target: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.cli.ends import fail, open_records, refuse
 from verl_multiturn.cli.explain import printable
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.observe.convert.atif import write_atif
@@ -17,7 +17,6 @@ from verl_multiturn.observe.convert.otel import write_otel
 from verl_multiturn.observe.convert.parquet import write_parquet
 from verl_multiturn.observe.convert.perfetto import write_perfetto
 from verl_multiturn.observe.convert.source import Source
-from verl_multiturn.records.reader import Records
 
 _MOST_FAULTS = 20
 _WRITERS = {
@@ -52,7 +51,7 @@ def convert(
     try:
         if not any(chosen.values()):
             raise ConfigError("nothing to write; give --parquet, --atif, --otel or --perfetto, or several of them")
-        records = Records(folder).require()
+        records = open_records(folder)
         source = Source(records)
         into = _run_folder(folder) / "converted" if out is None else out
         written: dict[str, str] = {}

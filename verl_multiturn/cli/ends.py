@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import typer
 from rich.console import Console
 
-from verl_multiturn.errors import MultiTurnError
+from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.observe.start_up import end_of_log
+from verl_multiturn.records.reader import Records
 
 _WIDTH = 160
 """Characters of a line that goes into a file or another program."""
@@ -20,8 +23,24 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=_WIDTH)
 
 
+def open_records(folder: Path) -> Records:
+    """Return the records of a folder.
+
+    Raises:
+        ConfigError: There are none. If the folder is that of a run, the error says how far the run came.
+    """
+    try:
+        return Records(folder).require()
+    except ConfigError as error:
+        log = folder / "train.log"
+        if not log.is_file():
+            raise
+        raise ConfigError(f"{str(folder)!r} holds no records of conversations: {end_of_log(log)}") from error
+
+
 def fail(message: str, status: int = 1) -> NoReturn:
-    """End the program with a message on standard error."""
+    """End the program with a message on standard error, behind everything that was printed before."""
+    sys.stdout.flush()  # in a pipe it would come after the message
     print(f"verl-multiturn: {message}", file=sys.stderr)
     raise typer.Exit(status)
 

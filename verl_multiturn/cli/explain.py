@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from verl_multiturn.cli.ends import refuse
+from verl_multiturn.cli.ends import open_records, refuse
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.observe.explain.explanation import explain as explain_run
 from verl_multiturn.observe.explain.finding import SYMPTOMS, Finding
-from verl_multiturn.records.reader import Records
 
 _MARKS = {"alarm": "[red]alarm[/]", "note": "[yellow]note[/]", "unknown": "[dim]unknown[/]"}
 
@@ -32,7 +31,7 @@ def explain(
     not recorded. The last line is a JSON object. With an alarm the exit status is 1.
     """
     try:
-        records = Records(folder).require()
+        records = open_records(folder)
         findings = explain_run(records)
     except MultiTurnError as error:
         refuse(error)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from verl_multiturn import __version__
 from verl_multiturn.chat.template_rules import refusals
+from verl_multiturn.cli.commands import Commands
 from verl_multiturn.cli.compare import compare
 from verl_multiturn.cli.convert import convert
 from verl_multiturn.cli.corpus import index, retrieval_server
@@ -29,6 +30,7 @@ from verl_multiturn.cli.eval import evaluate
 from verl_multiturn.cli.explain import explain
 from verl_multiturn.cli.export import export
 from verl_multiturn.cli.probe import probe
+from verl_multiturn.cli.recipe import recipe_names, recipes_app
 from verl_multiturn.cli.replay import replay
 from verl_multiturn.cli.rows import rows_app
 from verl_multiturn.cli.serve import serve
@@ -47,18 +49,15 @@ from verl_multiturn.launch.run import run_recipe, shown_command
 from verl_multiturn.observe.doctor import Finding
 from verl_multiturn.observe.doctor import examine as examine_environment
 from verl_multiturn.observe.first_run import run_whole_path
-from verl_multiturn.recipes import copy_recipe, list_recipes
 from verl_multiturn.records.verified_files import verify_files
+from verl_multiturn.tools.check.alike import gather_alike
 from verl_multiturn.tools.check.contract import examine, tools_to_check
 from verl_multiturn.tools.check.data_rows import validate_dataset
 from verl_multiturn.tools.check.examination import CheckResult, Grade
 from verl_multiturn.tools.loading.registry import load_tools
 
 _HELP = {"help_option_names": ["-h", "--help"]}
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Multi-turn tool rollouts for verl.", context_settings=_HELP
-)
-recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, or copy them to change them.")
+app = typer.Typer(cls=Commands, no_args_is_help=True, context_settings=_HELP)
 app.add_typer(recipes_app, name="recipe")
 app.add_typer(rows_app, name="rows")
 for command in (show, view, compare, probe, explain, replay, convert, export, serve, index, retrieval_server):
@@ -66,7 +65,24 @@ for command in (show, view, compare, probe, explain, replay, convert, export, se
 app.command("eval")(evaluate)
 console = Console()
 _DAY_S = 86_400.0
+_MOST_LINES = 20
+"""Kinds of problems of a data set that are printed."""
 _NO_STACK = "--model needs verl and transformers ({error}); run it in the environment that trains"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"verl-multiturn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def begin(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Multi-turn tool rollouts for verl."""
 
 
 @app.command()
@@ -176,10 +192,13 @@ def validate(
         except MultiTurnError as error:
             refuse(error)
         if problems:
-            for problem in problems[:20]:
-                console.print(f"[red]no[/] {path}: {problem}", highlight=False, soft_wrap=True)
+            lines = gather_alike(problems)
+            for line in lines[:_MOST_LINES]:
+                console.print(f"[red]error[/] {escape(f'{path}: {line}')}", highlight=False, soft_wrap=True)
+            if len(lines) > _MOST_LINES:
+                console.print(f"[red]error[/] … and {len(lines) - _MOST_LINES} more", highlight=False)
             fail(f"{path}: {len(problems)} of {rows} rows cannot work")
-        console.print(f"[green]ok[/] {path}: {rows} rows", highlight=False, soft_wrap=True)
+        console.print(f"[green]ok[/] {escape(str(path))}: {rows} rows", highlight=False, soft_wrap=True)
 
 
 _CHECKED = {
@@ -301,7 +320,12 @@ def _json(text: str | None) -> Any:
 
 @app.command()
 def run(
-    recipe: Annotated[str, typer.Argument(help="Name, as `recipe list` shows it, or the path of a recipe's folder.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="Name, as `recipe list` shows it, or the path of a recipe's folder.", autocompletion=recipe_names
+        ),
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Hydra's overrides: key=value, +key=value, ++key=value, ~key; they come last."),
@@ -352,39 +376,6 @@ def run(
         raise typer.Exit(status)
 
 
-@recipes_app.command("list")
-def list_them() -> None:
-    """List the recipes that come with this package."""
-    try:
-        recipes = list_recipes()
-    except MultiTurnError as error:
-        refuse(error)
-    table = Table(show_header=False, box=None)
-    for name, title in recipes.items():
-        table.add_row(name, escape(title))
-    console.print(table)
-
-
-@recipes_app.command("copy")
-def copy(
-    name: Annotated[str, typer.Argument(help="Name, as `recipe list` shows it.")],
-    folder: Annotated[Path, typer.Argument(help="Where recipes/ and tool_configs/ are made.")],
-) -> None:
-    """Copy a recipe into a folder of yours, to run and to change, with all others, whose parts it may use.
-
-    Files that are there already stay as they are.
-    """
-    try:
-        copied = copy_recipe(name, folder)
-    except MultiTurnError as error:
-        refuse(error)
-    console.print(
-        f"[green]ok[/] {copied}: bash {shlex.quote(str(copied / 'run.sh'))} [--smoke] …; its README.md says more",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
 @app.command()
 def verify(
     files: Annotated[list[Path], typer.Argument(help="Records that `record_dir` wrote; a folder: all in it.")],
@@ -411,7 +402,7 @@ def verify(
     summary += f", {torn} torn" if torn else ""
     summary += f", {damaged} damaged stretches" if damaged else ""
     bad = violations or damaged
-    console.print(f"[red]no[/] {summary}" if bad else f"[green]ok[/] {summary}", highlight=False)
+    console.print(f"[red]error[/] {summary}" if bad else f"[green]ok[/] {summary}", highlight=False)
     told = {"records": records, "sampled_tokens": tokens, "violations": violations, "torn": torn, "damaged": damaged}
     print(json.dumps(told))
     if bad:

@@ -333,7 +333,7 @@ def _shown(outcome: Outcome, receipts: Sequence[Receipt], is_scored: bool) -> bo
     console.print(", ".join(counts), highlight=False, soft_wrap=True)
     ended = outcome.stop_reason is StopReason.FINISHED
     if not ended or outcome.error:
-        console.print(f"[red]no[/] {outcome.stop_reason}: {escape(outcome.error)}", highlight=False, soft_wrap=True)
+        console.print(f"[red]error[/] {outcome.stop_reason}: {escape(outcome.error)}", highlight=False, soft_wrap=True)
     if report.reward is not None and outcome.valid:
         console.print(f"the session's reward is {report.reward:g}", highlight=False)
     elif is_scored and outcome.valid:
@@ -344,7 +344,7 @@ def _shown(outcome: Outcome, receipts: Sequence[Receipt], is_scored: bool) -> bo
     verdict = verify_record(record_of(Ended(outcome, receipts)))
     for violation in verdict.violations:
         console.print(str(violation), highlight=False, markup=False, soft_wrap=True)
-    mark = "[red]no[/]" if verdict.violations else "[green]ok[/]"
+    mark = "[red]error[/]" if verdict.violations else "[green]ok[/]"
     console.print(
         f"{mark} certificate: {verdict.sampled_tokens} sampled tokens, {len(verdict.violations)} violations",
         highlight=False,

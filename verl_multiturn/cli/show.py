@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from verl_multiturn.cli.ends import refuse, wide_console
+from verl_multiturn.cli.ends import open_records, refuse, wide_console
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.observe.show.documents import Shown, summed
 from verl_multiturn.observe.show.terminal import as_json, print_document
-from verl_multiturn.records.reader import Records
 
 
 def show(
@@ -32,7 +31,7 @@ def show(
     try:
         if sum(each is not None for each in (request, step, group)) > 1:
             raise ConfigError("REQUEST, --step and --group name different things; give one of them")
-        shown = Shown(Records(folder).require())
+        shown = Shown(open_records(folder))
         if request is not None:
             document = shown.conversation(request)
         elif step is not None:

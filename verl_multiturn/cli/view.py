@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.cli.ends import fail, open_records, refuse
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.observe.view.documents import Documents
 from verl_multiturn.observe.view.export import check_target, export
@@ -44,8 +44,8 @@ def view(
         if file is not None:
             check_target(file)
         documents = Documents(folders, tokenizer)
-        if not follow:  # a run that is followed may yet begin
-            documents.records.require()
+        for folder in [] if follow else folders:  # a run that is followed may yet begin
+            open_records(folder)
         documents.refresh()
         if file is not None:
             print(json.dumps(export(documents, file, where)))

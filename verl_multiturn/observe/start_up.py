@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
+
+_ERROR = re.compile(r"(?:\([^)]*\) )?([\w.]*(?:Error|Exception|Exit)\b.*)")
+"""A line that names an exception; Ray puts the name of an actor before it."""
 
 # Each phase: its name, its text in the progress bar, and a part of the line in the trainer's log that ends it.
 _PHASES = (
@@ -60,3 +65,20 @@ class StartUp:
         for name, _, _ in _PHASES[len(self.seconds) : index + 1]:
             self.seconds[name] = round(now - self._since, 1)
             self._since = now
+
+
+def end_of_log(log: Path) -> str:
+    """Return how far a run came by its log, and the last error there, as one sentence.
+
+    Example: `the run ended while starting Ray (ValueError: …); whole log: outputs/mine/train.log`.
+
+    Args:
+        log: The trainer's log.
+    """
+    start_up, error = StartUp(0.0), ""
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            start_up.see(line)
+            found = _ERROR.match(line)
+            error = found[1] if found else error
+    return f"the run ended while {start_up.doing}{f' ({error.strip()[:200]})' if error else ''}; whole log: {log}"

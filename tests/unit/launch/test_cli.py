@@ -1,12 +1,16 @@
 """The command line as a whole: one rule for the exit statuses of all subcommands."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+import verl_multiturn
 from tests.conftest import ROOT
 from tests.unit.tools import broken_tools
 from verl_multiturn.cli import main as cli
@@ -75,3 +79,75 @@ def test_our_own_settings_are_read_before_a_run(setting: str, said: str) -> None
 )
 def test_what_another_plugin_has_beside_our_settings_is_left_alone(section: Any) -> None:
     check_place({"actor_rollout_ref": {"rollout": {"custom": section}}, "custom": {"multi_turn": {"max_staleness": 1}}})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "quickstart"], "no command 'train'; did you mean 'run'?"),
+        (["evaluate"], "no command 'evaluate'; did you mean 'eval'?"),
+        (["version"], "no command 'version'; did you mean '--version'?"),
+        (["doctr"], "no command 'doctr'; did you mean 'doctor'?"),
+        (["qqq"], "no command 'qqq'; verl-multiturn -h lists all"),
+    ],
+)
+def test_a_command_of_others_names_ours(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(cli.app, words)
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+
+
+def test_the_version_is_the_packages() -> None:
+    done = CliRunner().invoke(cli.app, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"verl-multiturn {verl_multiturn.__version__}\n")
+    assert f'version="{verl_multiturn.__version__}"' in (ROOT / "setup.py").read_text()
+
+
+def test_a_shell_completes_commands_and_recipes() -> None:
+    def completed(words: str) -> list[str]:
+        given = {**os.environ, "_VERL_MULTITURN_COMPLETE": "complete_bash", "COMP_WORDS": words}
+        given["COMP_CWORD"] = str(len(words.split(" ")) - 1)
+        script = "from verl_multiturn.cli.main import app; app(prog_name='verl-multiturn')"
+        done = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True)
+        return done.stdout.split()
+
+    assert completed("verl-multiturn ev") == ["eval"]
+    assert completed("verl-multiturn run quick") == ["quickstart"]
+    assert completed("verl-multiturn recipe copy gsm") == ["gsm8k_multiturn"]
+
+
+def test_rows_with_one_fault_are_one_line(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    bad = [
+        {"prompt": [{"role": "user", "content": "?"}], "extra_info": {"tools_kwargs": number}} for number in range(1, 9)
+    ]
+    other = {"prompt": [], "extra_info": {}}
+    rows.write_text("".join(json.dumps(row) + "\n" for row in [*bad, other]))
+    done = CliRunner().invoke(cli.app, ["validate", TOOLS, "--dataset", str(rows)])
+    assert done.exit_code == 1
+    lines = [line for line in done.output.splitlines() if "rows.jsonl" in line]
+    assert [line.partition(":")[0].partition(" ")[0] for line in lines] == ["error", "error", "verl-multiturn"]
+    assert "rows 0, 1, 2, 3, 4 and 3 more: " in lines[0]
+    assert "row 8: 'prompt' must be a non-empty list" in lines[1]
+    assert lines[-1].endswith("9 of 9 rows cannot work")
+
+
+def test_the_summary_comes_last_in_a_pipe(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": [], "extra_info": {}}) + "\n")
+    command = [sys.executable, "-m", "verl_multiturn.cli", "validate", TOOLS, "--dataset", str(rows)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].endswith("1 of 1 rows cannot work")
+
+
+@pytest.mark.parametrize("command", ["show", "explain", "convert --parquet", "view"])
+def test_the_folder_of_a_run_that_failed_says_where(command: str, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("x: ray init kwargs: {}\nTraceback (most recent call last):\nRuntimeError: no raylet\n")
+    name, *options = command.split()
+    done = CliRunner().invoke(cli.app, [name, str(tmp_path), *options])
+    assert done.exit_code == 2
+    said = " ".join(done.output.split())
+    ended = "the run ended while starting Ray (RuntimeError: no raylet)"
+    assert f"holds no records of conversations: {ended}; whole log: {log}" in said

@@ -239,19 +239,21 @@ def test_a_copied_recipe_is_the_same(tmp_path: Path) -> None:
     assert Path(config["actor_rollout_ref"]["model"]["path"]) == tmp_path / "recipes" / "common" / "model"
     assert (tmp_path / "recipes" / "common" / "model" / "config.json").is_file()
     assert config["recipe"]["prepare_data"] == str(tmp_path / "recipes" / "torl" / "prepare_data.py")
+    # Only what it names comes with it.
+    assert {path.name for path in (tmp_path / "recipes").iterdir()} == {"common", "otc", "search_r1", "torl"}
+    assert {path.name for path in (tmp_path / "tool_configs").iterdir()} == {"retrieval.yaml"}
+    assert not (tmp_path / "recipes" / "common" / "skeleton").exists()
     # What the user changed stays.
     (tmp_path / "tool_configs" / "gsm8k.yaml").write_text("mine")
-    shutil.rmtree(tmp_path / "recipes" / "torl")
-    other = CliRunner().invoke(app, ["recipe", "copy", "torl", str(tmp_path)])
-    assert other.exit_code == 0, other.output
-    assert (tmp_path / "tool_configs" / "gsm8k.yaml").read_text() == "mine"
     # Of a recipe of which a part is there the other part is copied.
     (tmp_path / "recipes" / "otc" / "config.yaml").unlink()
     (tmp_path / "recipes" / "otc" / "README.md").write_text("mine")
-    again = CliRunner().invoke(app, ["recipe", "copy", "gsm8k_multiturn", str(tmp_path)])
-    assert again.exit_code == 0, again.output
+    for name in ("otc", "gsm8k_multiturn"):
+        again = CliRunner().invoke(app, ["recipe", "copy", name, str(tmp_path)])
+        assert again.exit_code == 0, again.output
     assert (tmp_path / "recipes" / "otc" / "config.yaml").is_file()
     assert (tmp_path / "recipes" / "otc" / "README.md").read_text() == "mine"
+    assert (tmp_path / "tool_configs" / "gsm8k.yaml").read_text() == "mine"
     (tmp_path / "file").touch()
     refused = CliRunner().invoke(app, ["recipe", "copy", "otc", str(tmp_path / "file")])
     assert refused.exit_code == 2

@@ -1,0 +1,24 @@
+"""Problems of many rows as one line."""
+
+from verl_multiturn.tools.check.alike import gather_alike
+
+
+def test_numbers_that_differ_are_a_range() -> None:
+    problems = [
+        f"row {row}: the prompt has {tokens} tokens, and may have 320" for row, tokens in enumerate((385, 387, 386))
+    ]
+    assert gather_alike(problems) == ["rows 0, 1, 2: the prompt has 385 to 387 tokens, and may have 320"]
+
+
+def test_each_kind_is_a_line_in_the_order_of_its_first() -> None:
+    problems = ["row 0: no 'b'", "row 1: 3 tokens", "row 2: no 'b'", "row 7: no 'c'"]
+    assert gather_alike(problems) == ["rows 0, 2: no 'b'", "row 1: 3 tokens", "row 7: no 'c'"]
+
+
+def test_five_rows_are_named() -> None:
+    assert gather_alike(f"row {row}: x" for row in range(32)) == ["rows 0, 1, 2, 3, 4 and 27 more: x"]
+
+
+def test_text_that_names_no_row_stays() -> None:
+    assert gather_alike(["a file of 3 bytes", "a file of 4 bytes"]) == ["a file of 3 bytes", "a file of 4 bytes"]
+    assert gather_alike(["row 0: 5%, or 5%"]) == ["row 0: 5%, or 5%"]
