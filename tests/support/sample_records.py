@@ -230,7 +230,11 @@ def sample_run_file(**changes: Any) -> dict[str, Any]:
         "began": BEGAN,
         "host": "host-0",
         "versions": {"verl_multiturn": "0.1.0", "python": "3.11"},
-        "settings": {"trainer": {"total_training_steps": 2}},
+        "settings": {
+            "trainer": {"total_training_steps": 2, "experiment_name": "sums"},
+            "actor_rollout_ref": {"model": {"path": "Qwen/Qwen3-4B"}},
+            "data": {"train_files": ["a.parquet", "b.parquet"]},
+        },
         "tools": None,
         "interactions": None,
         "schemas": [SCHEMA],

@@ -95,7 +95,8 @@ def write_samples(folder: Path) -> None:
     """Write the folder: a run of three steps, then siblings, a session, a hostile, a long and an open conversation."""
     sample_run(folder, steps=3, groups=4, size=4, start=START)
     path = folder / f"run-{START}.json"
-    path.write_bytes(line_of(sample_run_file(start=START, tokenizer={"path": str(TOKENIZER)}, settings={"a": HOSTILE})))
+    settings = sample_run_file()["settings"] | {"a": HOSTILE}
+    path.write_bytes(line_of(sample_run_file(start=START, tokenizer={"path": str(TOKENIZER)}, settings=settings)))
     hostile = sample_record(
         request_id="hostile",
         uid=HOSTILE,

@@ -15,6 +15,7 @@ from verl_multiturn.cli.ends import open_records, refuse
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.observe.explain.explanation import explain as explain_run
 from verl_multiturn.observe.explain.finding import SYMPTOMS, Finding
+from verl_multiturn.observe.show.terminal import short_id
 
 _MARKS = {"alarm": "[red]alarm[/]", "note": "[yellow]note[/]", "unknown": "[dim]unknown[/]"}
 
@@ -52,7 +53,7 @@ def _show(findings: list[Finding], faults: list[str]) -> None:
         table.add_column(column, overflow="fold")
     for each in findings:
         if each.kind != "unknown":
-            cells = (each.symptom, each.said, each.remedy, "\n".join(each.requests))
+            cells = (each.symptom, each.said, each.remedy, "\n".join(map(short_id, each.requests)))
             table.add_row(_MARKS[each.kind], *(escape(printable(cell)) for cell in cells))
     if table.row_count:
         console.print(table)

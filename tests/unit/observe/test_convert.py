@@ -142,9 +142,9 @@ def test_a_conversation_is_a_trace(tmp_path: Path) -> None:
     root, first, call, last = trace.scope_spans[0].spans
     assert [span.name for span in (root, first, call, last)] == [
         "invoke_agent multi_turn_agent",
-        "chat",
+        "chat Qwen/Qwen3-4B",
         "execute_tool calculator",
-        "chat",
+        "chat Qwen/Qwen3-4B",
     ]
     assert root.start_time_unix_nano == round(BEGAN * 1e9)
     assert call.end_time_unix_nano - call.start_time_unix_nano == 500_000_000

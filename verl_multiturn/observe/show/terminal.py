@@ -189,11 +189,11 @@ def _group(document: Mapping[str, Any], console: Console) -> None:
         parts = ", ".join(f"{name} {_shown(value)}" for name, value in (each["parts"] or {}).items())
         calls = each["calls"] if not each["failed_calls"] else f"{each['calls']}, {each['failed_calls']} failed"
         cells = (each["score"], each["advantage"], each["turns"], calls, each["sampled_tokens"], each["seconds"])
-        _add(table, each["number"], _short(each["request_id"]), *cells, each["stop_reason"], _fate(each), parts)
+        _add(table, each["number"], short_id(each["request_id"]), *cells, each["stop_reason"], _fate(each), parts)
     console.print(table)
 
 
-def _short(request_id: str) -> str:
+def short_id(request_id: str) -> str:
     """Return the beginning of a request id, which is enough to name it; one of another form as it is."""
     return request_id[:_ID] if _UUID.fullmatch(request_id) else request_id
 

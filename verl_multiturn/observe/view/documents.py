@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.points import read_points
 from verl_multiturn.observe.explain.explanation import explain
+from verl_multiturn.observe.view.excerpts import NAMES as EXCERPTS
+from verl_multiturn.observe.view.excerpts import excerpts_of
 from verl_multiturn.observe.view.flips import flips_of
 from verl_multiturn.observe.view.index import Index
 from verl_multiturn.observe.view.index_rows import HIDDEN
@@ -84,7 +86,7 @@ class Documents:
     def meta(self) -> dict[str, Any]:
         """Return what is known before anything is asked for."""
         runs = [
-            {**{name: value for name, value in run.items() if name not in _SETTINGS}, "dir": number}
+            {**{name: value for name, value in run.items() if name not in _SETTINGS}, **_about(run), "dir": number}
             for number, each in enumerate(self._each)
             for run in each.runs
         ]
@@ -92,6 +94,7 @@ class Documents:
             "dirs": [_shown(folder) for folder in self.folders],
             "runs": runs,
             "columns": {field.name: _kind(field.type) for field in self.table.whole.schema if field.name not in HIDDEN},
+            "excerpts": list(EXCERPTS),
             "count": len(self.table.whole),
             "texts": [self.pieces(number) is not None for number in range(len(self.folders))],
             "faults": self.faults(),
@@ -111,7 +114,7 @@ class Documents:
             ConfigError: The filter cannot be read, or names what is not there.
         """
         total, rows = self.table.page(parse(where), sort, descending, offset, limit)
-        return {"total": total, "rows": [_row(row) for row in rows]}
+        return {"total": total, "rows": [_row(row) | excerpts_of(self._record(row)) for row in rows]}
 
     def record(self, request_id: str) -> dict[str, Any] | None:
         """Return a conversation whole; None: none has this id."""
@@ -126,7 +129,11 @@ class Documents:
         self, row: Mapping[str, Any], record: Mapping[str, Any] | None, joined: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
         """Return a conversation whole, without the texts of its ids."""
-        return {"row": _row(row), "record": record, "joined": [plain(dict(each)) for each in joined]}
+        return {
+            "row": _row(row) | excerpts_of(record),
+            "record": record,
+            "joined": [plain(dict(each)) for each in joined],
+        }
 
     def every(self, where: str) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None, list[dict[str, Any]]]]:
         """Yield row, record and joined rows of all conversations that a filter leaves, file by file.
@@ -309,6 +316,20 @@ def ids_of(records: Iterable[Mapping[str, Any] | None]) -> set[int]:
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
     return plain({name: value for name, value in row.items() if name not in HIDDEN and name != "at"})  # type: ignore[no-any-return]
+
+
+def _about(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the name of a run, its model and the files of its rows; "": its settings do not say it."""
+    settings = run.get("settings") or {}
+    named = {"name": "trainer.experiment_name", "model": "actor_rollout_ref.model.path", "data": "data.train_files"}
+    found = {}
+    for name, path in named.items():
+        value: Any = settings
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        values = value if isinstance(value, list) else [value]
+        found[name] = ", ".join(str(each) for each in values if each is not None)
+    return found
 
 
 def _kind(kind: pa.DataType) -> str:

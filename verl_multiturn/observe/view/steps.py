@@ -44,7 +44,8 @@ def steps_document(whole: pa.Table, number: int, lines: Sequence[Mapping[str, An
     return plain({"steps": ordered, "fates": fates, "stops": stops})  # type: ignore[no-any-return]
 
 
-_EMPTY = {"count": 0, "mean_score": None, "groups": 0, "equal_groups": 0, "all_right": 0}
+_EMPTY = {"count": 0, "mean_score": None, "groups": None, "equal_groups": None, "all_right": None}
+"""Where no group has two scores, none can be equal."""
 
 
 def _counted(table: pa.Table, names: list[str]) -> list[tuple[Any, ...]]:
@@ -83,8 +84,8 @@ def _by_step(own: pa.Table) -> list[dict[str, Any]]:
             "at": row["at"], "validation": row["validation"], "count": row["count_all"],
             "mean_score": row["score_mean"],
             "mean_tokens": row["tokens_mean"], "mean_seconds": row["seconds_mean"], "max_seconds": row["seconds_max"],
-            "groups": own_groups.get("count_all", 0), "equal_groups": own_groups.get("equal_sum", 0),
-            "all_right": own_groups.get("right_sum", 0),
+            "groups": own_groups.get("count_all"), "equal_groups": own_groups.get("equal_sum"),
+            "all_right": own_groups.get("right_sum"),
         })  # fmt: skip
     return made
 

@@ -1,7 +1,8 @@
 // A group: what its siblings have in common, and each from the first differing token on. Of several folders (`dir=0,1`)
 // side by side: two evaluations name the group of a row alike.
-import { html, addressOf, go, shortNumber, useLoaded, useMemo, visible, number, Badge, Fact, Waiting } from "./lib.js";
+import { html, addressOf, asText, go, shortNumber, useLoaded, useMemo, visible, number, Badge, Copied, Fact, Text, Waiting } from "./lib.js";
 import { source } from "./data.js";
+import { Content } from "./messages.js";
 import { quoted } from "./query.js";
 import { columnsOf, ColourChoice, Legend, Tokens, textOf } from "./tokens.js";
 
@@ -30,8 +31,13 @@ export function meanStd(values) {
 }
 
 export function GroupView({ params, meta, version }) {
+  if (!params.uid) return html`<p class="problem" role="alert">this address names no group; open one from the table of conversations</p>`;
+  return html`<${LoadedGroup} params=${params} meta=${meta} version=${version} />`;
+}
+
+function LoadedGroup({ params, meta, version }) {
   const found = useLoaded(() => load(params.uid, params.dir || 0), [params.uid, params.dir, version]);
-  return html`<${Waiting} value=${found}>${found?.talks && html`<${Group} found=${found} params=${params} meta=${meta} />`}</${Waiting}>`;
+  return html`<${Waiting} value=${found}>${found?.talks?.length === 0 && html`<p class="problem" role="alert">no group has the uid ${visible(params.uid)}</p>`}${found?.talks?.length > 0 && html`<${Group} found=${found} params=${params} meta=${meta} />`}</${Waiting}>`;
 }
 
 function Group({ found, params, meta }) {
@@ -46,13 +52,14 @@ function Group({ found, params, meta }) {
   const joined = with_.map((talk) => talk.joined[0]).find(Boolean) || null;
   const steps = [...new Set(found.talks.map((talk) => talk.row.trained_step))].filter((step) => step !== null);
   return html`<section>
-    <h2>group <code>${visible(params.uid)}</code></h2>
+    <h2>group <code>${visible(params.uid)}</code> <${Copied} text=${params.uid} /></h2>
     <p class="facts"><${Fact} name="conversations">${found.total}</${Fact}>
       ${alone && html`<${Fact} name="mean">${shortNumber(mean, 4)}</${Fact}><${Fact} name="std">${shortNumber(std, 4)}</${Fact}>`}
       ${alone && std === 0 && html`<span class="badge bad">all scores are equal: nothing to learn from</span>`}
       ${first && html`<${Fact} name="data">${visible(first.row.data_source ?? "")} ${visible(first.row.index ?? "")}</${Fact}>`}
       ${alone && steps.map((step) => html`<${Fact} name="step"><a href=${addressOf("step", { dir: params.dir || 0, step })}>${step}</a></${Fact}>`)}
       ${found.total > MOST && html`<span class="quiet">the first ${MOST} are shown</span>`}</p>
+    ${first?.record && html`<${Asked} record=${first.record} />`}
     <div class="bar"><${ColourChoice} colour=${colour} joined=${joined} onChange=${(name) => go("group", { ...params, colour: name })} />
       <${Legend} colour=${colour} /></div>
     ${common > 0 && html`<details><summary>the first ${shortNumber(common)} tokens are the same in all</summary>
@@ -60,6 +67,15 @@ function Group({ found, params, meta }) {
     <div class=${alone ? "" : "columns"}>${dirs.map((dir) => html`<div>${!alone && html`<h3>${visible(meta.dirs[dir])}</h3>`}
       ${found.talks.filter((talk) => talk.row.dir === dir).map((talk) => html`<${Sibling} key=${talk.row.request_id} talk=${talk} common=${common} colour=${colour} />`)}</div>`)}</div>
   </section>`;
+}
+
+// The question of a group and its right answer, as the data row has them.
+function Asked({ record }) {
+  const question = record.messages.slice(0, record.asked).filter((message) => message.role === "user").at(-1);
+  const truth = record.sample.ground_truth;
+  return html`<table class="plain asked">
+    ${question && html`<tr><th>question</th><td><${Content} content=${question.content} /></td></tr>`}
+    ${truth !== null && html`<tr><th>ground truth</th><td><${Text} text=${asText(truth)} first=${1000} /></td></tr>`}</table>`;
 }
 
 function Sibling({ talk, common, colour }) {
@@ -73,6 +89,7 @@ function Sibling({ talk, common, colour }) {
       ${advantage !== null && html`<${Fact} name="advantage of the first token">${shortNumber(advantage, 3)}</${Fact}>`}
       <${Badge} text=${row.fate} /><${Badge} text=${row.stop_reason} />
       <span class="quiet">${row.turns} turns, ${row.calls} calls${row.failed_calls ? ` (${row.failed_calls} failed)` : ""}, ${shortNumber(row.response_tokens)} tokens</span></header>
+    ${row.answer && html`<p class="quiet">answer: ${visible(row.answer)}</p>`}
     ${columns && common < columns.ids.length
       ? html`<${Tokens} columns=${columns} pieces=${talk.pieces} colour=${colour} from=${common} compact=${true} />`
       : html`<p class="quiet">${record ? "it is the whole of what all have in common" : visible(row.why || "there is no record of it")}</p>`}

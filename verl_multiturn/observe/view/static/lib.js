@@ -75,7 +75,18 @@ export function seconds(value) {
 }
 
 export const clock = (at) => (at ? new Date(at * 1000).toISOString().slice(0, 19).replace("T", " ") : "");
-export const shortId = (id) => (id.length > 14 ? `${id.slice(0, 6)}…${id.slice(-6)}` : id);
+const SHORT = 8; // of a long id the beginning: the command line and the filter take it, too
+export const shortId = (id) => (id.length > 14 ? id.slice(0, SHORT) : id);
+// An id of which what can be selected and copied is a beginning that every command takes.
+export function Id({ id }) {
+  const short = shortId(id);
+  return html`<code class=${short === id ? "" : "short"} title=${visible(id)}>${visible(short)}</code>`;
+}
+export function Copied({ text }) {
+  const [done, setDone] = useState(false);
+  const copy = () => navigator.clipboard?.writeText(text).then(() => setDone(true), () => setDone(false));
+  return html`<button class="more" onClick=${copy}>${done ? "copied" : "copy"}</button>`;
+}
 export const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 1));
 
 const FIRST = 4000;

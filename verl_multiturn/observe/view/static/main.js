@@ -37,7 +37,8 @@ function Page() {
     addEventListener("keydown", keys);
     return () => removeEventListener("keydown", keys);
   }, [address]);
-  const View = VIEWS[address.view] || RunView;
+  const View = Object.hasOwn(VIEWS, address.view) ? VIEWS[address.view] : UnknownView;
+  useEffect(() => { document.title = [...new Set((meta?.runs || []).map((run) => run.name).filter(Boolean)), "verl-multiturn"].map(visible).join(" – "); }, [meta]);
   return html`<div><nav><b>verl-multiturn</b>
       ${TABS.map(([name, title, key]) => html`<a href=${addressOf(name)} title=${`key ${key}`}
         aria-current=${address.view === name ? "page" : undefined}>${title}</a>`)}
@@ -46,7 +47,12 @@ function Page() {
     <main><${Waiting} value=${meta}>${meta?.dirs && html`<div>
       ${help && html`<table class="plain keys">${KEYS.map(([key, what]) => html`<tr><th>${key}</th><td>${what}</td></tr>`)}</table>`}
       <${Faults} faults=${meta.faults} />
-      <${View} params=${address.params} meta=${meta} version=${version} live=${live} /></div>`}</${Waiting}></main></div>`;
+      <${View} params=${address.params} name=${address.view} meta=${meta} version=${version} live=${live} /></div>`}</${Waiting}></main></div>`;
+}
+
+function UnknownView({ name }) {
+  return html`<p class="problem" role="alert">this page has no view '${visible(name)}'; it has ${Object.keys(VIEWS).filter((each) => each !== "talk" && each !== "group")
+    .map((each) => html`<a href=${addressOf(each)}>${each}</a> `)}</p>`;
 }
 
 function Faults({ faults }) {

@@ -48,6 +48,7 @@ function Run({ found, params, meta, version }) {
   return html`<section>
     <${Starts} meta=${meta} />
     <div class="charts">${charts.filter(([, lines]) => lines.length).map(([title, lines, range]) => html`<${Chart} key=${title} title=${title} series=${lines} range=${range} onPick=${pick} />`)}</div>
+    <${Findings} meta=${meta} version=${version} />
     ${names.length > 0 && html`<details><summary>more curves (${names.length} metrics)</summary>
       <input type="search" placeholder="part of a name" aria-label="part of a metric's name" value=${word} onInput=${(event) => setWord(event.target.value)} />
       <div class="choices">${names.filter((name) => name.includes(word)).map((name) => html`<label><input type="checkbox" checked=${chosen.includes(name)}
@@ -56,7 +57,6 @@ function Run({ found, params, meta, version }) {
     <div class="columns">${found.dirs.map((dir, at) => html`<div>
       ${found.dirs.length > 1 && html`<h2>${visible(meta.dirs[at])}</h2>`}
       <${Fates} dir=${dir} at=${at} /><${Steps} dir=${dir} at=${at} /></div>`)}</div>
-    <${Findings} meta=${meta} version=${version} />
     ${found.dirs.length > 1 ? html`<${Differences} found=${found} meta=${meta} />` : html`<${Settings} dir=${found.dirs[0]} />`}
   </section>`;
 }
@@ -71,6 +71,7 @@ function Flips({ flips, meta }) {
 
 function Starts({ meta }) {
   return html`<p class="facts">${meta.runs.map((run) => html`<${Fragment}>
+    ${["name", "model", "data"].filter((name) => run[name]).map((name) => html`<${Fact} name=${name === "name" ? "run" : name}>${visible(run[name])}</${Fact}>`)}
     <${Fact} name=${meta.dirs.length > 1 ? `start in ${visible(meta.dirs[run.dir])}` : "start"}>${clock(run.began)}</${Fact}>
     ${run.resumed_from !== null && html`<${Fact} name="resumed from step">${run.resumed_from}</${Fact}>`}
     <${Fact} name="versions">${visible(Object.entries(run.versions).map(([name, value]) => `${name} ${value}`).join(", "))}</${Fact}></${Fragment}>`)}
@@ -95,11 +96,11 @@ function Fates({ dir, at }) {
 function Steps({ dir, at }) {
   if (!dir.steps.length) return null;
   return html`<details open=${dir.steps.length <= 30}><summary>steps (${dir.steps.length})</summary><div class="scroll"><table class="rows">
-    <thead><tr><th>step</th><th>conversations</th><th>mean score</th><th>groups</th><th>equal</th><th>all right</th><th>longest</th><th></th></tr></thead>
+    <thead><tr><th>step</th>${["conversations", "mean score", "groups", "equal", "all right", "longest"].map((name) => html`<th class="number">${name}</th>`)}<th></th></tr></thead>
     ${dir.steps.map((step) => html`<tr><td><a href=${addressOf("step", { dir: at, step: step.step, validation: step.validation ? 1 : undefined })}>${
       step.validation ? "validation " : ""}${step.step}</a></td><td class="number">${shortNumber(step.count)}</td><td class="number">${shortNumber(step.mean_score, 4)}</td>
-      <td class="number">${step.groups}</td><td class="number">${step.equal_groups}</td><td class="number">${step.all_right}</td>
-      <td class="number">${step.max_seconds == null ? "" : step.max_seconds.toFixed(1)} s</td>
+      ${["groups", "equal_groups", "all_right"].map((name) => html`<td class="number">${step[name] ?? "–"}</td>`)}
+      <td class="number">${step.max_seconds == null ? "–" : `${step.max_seconds.toFixed(1)} s`}</td>
       <td><a href=${addressOf("table", { where: `trained_step=${step.step} validation=${step.validation} dir=${at}` })}>conversations</a></td></tr>`)}</table></div></details>`;
 }
 
@@ -109,7 +110,8 @@ function Findings({ meta, version }) {
   return html`<section><h3>findings</h3>${found.findings.length === 0 && html`<p class="quiet">nothing was found</p>`}
     ${found.findings.map((each) => html`<article class=${`finding ${each.kind}`}><header><span class=${`badge ${each.kind === "alarm" ? "bad" : ""}`}>${each.kind}</span>
       ${" "}<b>${visible(each.symptom.replaceAll("_", " "))}</b>
-      ${meta.dirs.length > 1 && html` <span class="quiet">in ${visible(meta.dirs[each.dir])}</span>`}</header><p>${visible(each.said)} ${visible(each.remedy)}</p>
+      ${meta.dirs.length > 1 && html` <span class="quiet">in ${visible(meta.dirs[each.dir])}</span>`}</header><p>${visible(each.said)}</p>
+      ${each.remedy && html`<p class="remedy"><span class="name">what to do:</span> ${visible(each.remedy)}</p>`}
       ${each.requests.length > 0 && html`<p>${each.requests.map((id) => html`<a href=${addressOf("talk", { id })}>${visible(id)}</a> `)}</p>`}</article>`)}</section>`;
 }
 

@@ -63,8 +63,8 @@ function Late({ late, conversations }) {
 function Longest({ lanes }) {
   const parts = [...new Set(lanes.flatMap((lane) => Object.keys(lane.parts)))];
   const shown = [...lanes].sort((a, b) => b.ended - b.began - (a.ended - a.began)).slice(0, 20);
-  return html`<h3>the longest</h3><div class="scroll"><table class="rows"><thead><tr><th>conversation</th><th>fate</th><th>ended</th><th>score</th><th>seconds</th>
-    ${parts.map((part) => html`<th>${visible(part)}</th>`)}</tr></thead>${shown.map((lane) => html`<tr><td><a href=${addressOf("talk", { id: lane.request_id })}>${visible(shortId(lane.uid))}${" "}
+  return html`<h3>the longest</h3><div class="scroll"><table class="rows"><thead><tr><th>conversation</th><th>fate</th><th>ended</th><th class="number">score</th><th class="number">seconds</th>
+    ${parts.map((part) => html`<th class="number">${visible(part)}</th>`)}</tr></thead>${shown.map((lane) => html`<tr><td><a href=${addressOf("talk", { id: lane.request_id })}>${visible(shortId(lane.uid))}${" "}
       number ${lane.number}</a></td><td><${Badge} text=${lane.fate} /></td><td><${Badge} text=${lane.stop_reason} /></td><td class="number">${shortNumber(lane.score)}</td>
       <td class="number">${seconds(lane.ended - lane.began)}</td>${parts.map((part) => html`<td class="number">${lane.parts[part] === undefined ? "" : seconds(lane.parts[part])}</td>`)}</tr>`)}</table></div>`;
 }

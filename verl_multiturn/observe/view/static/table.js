@@ -1,10 +1,10 @@
 // The table of conversations: filter, order and page stand in the address.
-import { html, go, addressOf, useLayoutEffect, useLoaded, useRef, useState, shortNumber, shortId, seconds, clock, visible, Badge, Waiting } from "./lib.js";
+import { html, go, addressOf, useLayoutEffect, useLoaded, useRef, useState, shortNumber, seconds, clock, visible, Badge, Id, Waiting } from "./lib.js";
 import { source } from "./data.js";
 
 const LIMIT = 50;
-const SHOWN = ["trained_step", "step", "uid", "number", "data_source", "index", "score", "fate", "stop_reason", "turns", "calls",
-  "failed_calls", "response_tokens", "seconds", "request_id"];
+const SHOWN = ["trained_step", "uid", "number", "score", "question", "answer", "fate", "stop_reason", "turns", "calls",
+  "failed_calls", "response_tokens", "seconds", "data_source", "index", "step", "request_id"];
 const SECONDS = new Set(["seconds", "generate_s", "tools_s", "interaction_s"]);
 const IDS = new Set(["request_id", "uid", "rerolled_from"]);
 
@@ -13,7 +13,7 @@ export function cell(name, value) {
   if (name === "fate" || name === "stop_reason") return html`<${Badge} text=${value} />`;
   if (SECONDS.has(name)) return seconds(value);
   if (name === "began" || name === "ended") return clock(value);
-  if (IDS.has(name)) return html`<code title=${visible(value)}>${visible(shortId(value))}</code>`;
+  if (IDS.has(name)) return html`<${Id} id=${value} />`;
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value === "number") return shortNumber(value);
   const text = visible(value);
@@ -22,7 +22,9 @@ export function cell(name, value) {
 
 export function TableView({ params, meta, version }) {
   const { where = "", sort = "began", desc = "0", offset = "0", columns } = params;
-  const shown = columns ? columns.split(",").filter((name) => name in meta.columns) : SHOWN;
+  const { excerpts } = meta; // they stand in the records, so that nothing is filtered or sorted by them
+  const all = [...excerpts, ...Object.keys(meta.columns)];
+  const shown = columns ? columns.split(",").filter((name) => all.includes(name)) : SHOWN;
   const [draft, setDraft] = useState(where);
   const body = useRef(null);
   useLayoutEffect(() => setDraft(where), [where]);
@@ -53,16 +55,16 @@ export function TableView({ params, meta, version }) {
         ${found?.total > 0 && html`<span class="quiet">${shortNumber(start + 1)}–${shortNumber(Math.min(found.total, start + LIMIT))}</span>`}
         <button disabled=${start === 0} onClick=${() => to({ offset: Math.max(0, start - LIMIT) })}>previous</button>
         <button disabled=${start + LIMIT >= found?.total} onClick=${() => to({ offset: start + LIMIT })}>next</button>
-        <details class="choose"><summary>columns</summary><div>${Object.keys(meta.columns).map((name) => html`<label>
+        <details class="choose"><summary>columns</summary><div>${all.map((name) => html`<label>
           <input type="checkbox" checked=${shown.includes(name)} onChange=${() => to({ columns: (shown.includes(name)
             ? shown.filter((each) => each !== name) : [...shown, name]).join(",") })} /> ${name}</label>`)}</div></details>
       </div>
-      <div class="scroll"><table class="rows"><thead><tr>${shown.map((name) => html`<th aria-sort=${sort === name
-        ? (desc === "1" ? "descending" : "ascending") : "none"}><button onClick=${() => sorted(name)}>${name.replaceAll("_", " ")}${
+      <div class="scroll"><table class="rows"><thead><tr>${shown.map((name) => excerpts.includes(name) ? html`<th>${name}</th>` : html`<th class=${meta.columns[name] === "number"
+        ? "number" : ""} aria-sort=${sort === name ? (desc === "1" ? "descending" : "ascending") : "none"}><button onClick=${() => sorted(name)}>${name.replaceAll("_", " ")}${
         sort === name ? (desc === "1" ? " ↓" : " ↑") : ""}</button></th>`)}</tr></thead>
       <tbody ref=${body}>${(found?.rows || []).map((row) => html`<tr key=${row.request_id} tabindex="0" onClick=${() => open(row)}
         onKeyDown=${(event) => move(event, row)}>${shown.map((name) => html`<td class=${meta.columns[name] === "number"
-          ? "number" : ""}>${cell(name, row[name])}</td>`)}</tr>`)}</tbody></table></div>
+          ? "number" : excerpts.includes(name) ? "excerpt" : ""} title=${excerpts.includes(name) ? visible(row[name]) : undefined}>${cell(name, row[name])}</td>`)}</tr>`)}</tbody></table></div>
     </${Waiting}>
   </section>`;
 }

@@ -1,5 +1,5 @@
 // A conversation: messages, tokens row by row, tree, reward, timeline, and the record as it is.
-import { html, addressOf, go, asText, clock, number, seconds, shortId, shortNumber, useLayoutEffect, useLoaded, useMemo, visible, Badge, Fact, Fragment, Text, Waiting } from "./lib.js";
+import { html, addressOf, go, asText, clock, number, seconds, shortId, shortNumber, useLayoutEffect, useLoaded, useMemo, visible, Badge, Copied, Fact, Fragment, Text, Waiting } from "./lib.js";
 import { source } from "./data.js";
 import { quoted } from "./query.js";
 import { columnsOf, ColourChoice, Legend, Tokens } from "./tokens.js";
@@ -51,6 +51,11 @@ function RowTokens({ found, at, params, to }) {
 }
 
 export function TalkView({ params, version }) {
+  if (!params.id) return html`<p class="problem" role="alert">this address names no conversation; open one from the table of conversations</p>`;
+  return html`<${LoadedTalk} params=${params} version=${version} />`;
+}
+
+function LoadedTalk({ params, version }) {
   const found = useLoaded(() => source.record(params.id), [params.id, version]);
   return html`<${Waiting} value=${found}>${found?.row && html`<${Talk} found=${found} params=${params} />`}</${Waiting}>`;
 }
@@ -73,7 +78,7 @@ function Talk({ found, params }) {
   });
   const siblings = { where: `uid=${quoted(row.uid)} dir=${row.dir}`, sort: "number" };
   return html`<article class="talk">
-    <header><h2><code>${visible(row.request_id)}</code></h2>
+    <header><h2><code>${visible(row.request_id)}</code> <${Copied} text=${row.request_id} /></h2>
       <p class="facts"><${Badge} text=${row.fate} />${row.why && html`<span class="quiet">${visible(row.why)}</span>`}
         <${Fact} name="score">${row.score === null ? "none" : shortNumber(row.score, 4)}</${Fact}>
         <${Fact} name="ended"><${Badge} text=${row.stop_reason || "not yet"} /></${Fact}>
@@ -84,7 +89,7 @@ function Talk({ found, params }) {
         ${row.rerolled_from && html`<${Fact} name="begun in the place of">
           <a href=${addressOf("group", { uid: row.rerolled_from, dir: row.dir })}>${visible(shortId(row.rerolled_from))}</a></${Fact}>`}
         <${Fact} name="data">${visible(row.data_source ?? "")} ${visible(row.index ?? "")}</${Fact}>
-        <${Fact} name="tokens">${shortNumber(row.prompt_tokens)} + ${shortNumber(row.response_tokens)}</${Fact}>
+        <${Fact} name="tokens">${shortNumber(row.prompt_tokens)} of the prompt, ${shortNumber(row.response_tokens)} of the response</${Fact}>
         <${Fact} name="time">${seconds(row.seconds)}${row.seconds !== null ? ` (engine ${seconds(row.generate_s)}, tools ${seconds(row.tools_s)})` : ""}</${Fact}>
         <${Fact} name="began">${clock(row.began)}</${Fact}>
         <a href=${addressOf("table", siblings)}>siblings</a></p>
@@ -114,7 +119,7 @@ function Own({ record }) {
   const lanes = spans.map((span) => ({ request_id: record.request_id, name: `${span.kind}${span.name ? ` ${span.name}` : ""}`,
     spans: [[span.kind, span.name, span.turn, span.start, span.end]] }));
   return html`<div><${Gantt} lanes=${lanes} began=${record.began} ended=${ended} />
-    <table class="plain"><thead><tr><th>what</th><th>turn</th><th>after</th><th>took</th></tr></thead>${spans.map((span) => html`<tr>
+    <table class="plain"><thead><tr><th>what</th><th class="number">turn</th><th class="number">after</th><th class="number">took</th></tr></thead>${spans.map((span) => html`<tr>
       <td><span class=${`dot ${PARTS[span.kind] || "other"}`}></span>${visible(span.kind)} ${visible(span.name)}</td><td class="number">${span.turn ?? ""}</td>
       <td class="number">${seconds(number(span.start) - record.began)}</td><td class="number">${seconds(span.end - span.start)}</td></tr>`)}</table></div>`;
 }
