@@ -150,7 +150,7 @@ def remedy(status: int, route: Route, address: str, key: str) -> str:
     settings = {
         "key": key,
         "address": address,
-        "network": f"the user and the password in {route.variable or 'HTTP_PROXY'}",
+        "network": f"the password in {route.variable or 'HTTP_PROXY'}",
     }
     found = settings.get(status_kind(status))
     return f"; correct {found}" if found else ""
@@ -168,7 +168,7 @@ def say_status(status: int, route: Route, address: str, key: str) -> str:
     says = {
         "key": "does not take the key",
         "address": "is not at this address",
-        "network": "is behind a proxy that lets nobody through",
+        "network": "is behind a proxy that refuses",
     }
     said = says.get(status_kind(status), "failed")
     return f"{said} (HTTP {status}){route.words}{remedy(status, route, address, key)}"

@@ -16,9 +16,9 @@ PACKAGE = ROOT / "verl_multiturn"
 ORDER = [
     "errors", "describe", "syntax", "reward_numbers", "config", "tasks", "row_files", "row_keys", "driver",
     "version_sets",
-    "chat", "calls", "http_connections", "chat_endpoint", "processes", "sandbox", "workspaces", "tools", "interactions", "rollout", "certificate", "records",
-    "rewards", "proxy", "task_sets", "data", "recipes", "evaluation", "observe", "launch", "verl_bridge", "cpu",
-    "plugin", "cli",
+    "chat", "calls", "http_connections", "chat_endpoint", "processes", "sandbox", "workspaces", "tools", "interactions",
+    "rollout", "certificate", "records", "rewards", "proxy", "task_sets", "data", "recipes", "evaluation", "observe",
+    "launch", "verl_bridge", "cpu", "plugin", "cli",
 ]  # fmt: skip
 STACK = ["verl_bridge", "cpu", "plugin", "cli"]
 HEAVY = {"verl", "ray", "sglang"}

@@ -100,12 +100,15 @@ class HttpTool(BaseTool):
     Attributes:
         service: Name of the service in messages to the model; a subclass sets it.
         path: Path to which requests are posted; a subclass sets it.
+        not_found: Statuses by which the service says that there is no such thing as the model named. They are the
+            model's mistake, and no outage.
     """
 
     repeatable = True
     outage_limits = OutageLimits(timeouts="outage")
     service: ClassVar[str]
     path: ClassVar[str]
+    not_found: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, settings: HttpSettings, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
         super().__init__(config, tool_schema)
@@ -183,13 +186,13 @@ class HttpTool(BaseTool):
 
     async def _read(self, response: httpx.Response) -> bytes:
         status, kind = response.status_code, status_kind(response.status_code)
+        if kind == "refused" or status in self.not_found:
+            logger.warning("%s refused a request with HTTP %d", self._shown, status)
+            raise ValueError(f"the {self.service} refused the request (HTTP {status})")
         if kind in OUT:
             raise self._unavailable(response)
         if kind == "failed":
             raise self._failed(f"failed (HTTP {status})")
-        if kind == "refused":
-            logger.warning("%s refused a request with HTTP %d", self._shown, status)
-            raise ValueError(f"the {self.service} refused the request (HTTP {status})")
         if response.headers.get("content-encoding", "identity") != "identity":
             raise self._failed("gave an answer that cannot be read", "it is compressed, which was not asked for")
         body, most = bytearray(), self._http.max_response_bytes

@@ -460,6 +460,8 @@ def _reason(error: BaseException, settings: McpSettings) -> str:
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
         return f"no answer within {settings.start_timeout_s:g} s"
+    if settings.url and isinstance(error, httpx2.TransportError):
+        return f"{describe(error)}{route_to(expand(settings.url, 'mcp.url')).words}"
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         return f"its answer does not fit the protocol: {'.'.join(map(str, first['loc']))}: {first['msg']}"
