@@ -115,6 +115,8 @@ class HttpEngine:
             limit = aiohttp.ClientTimeout(total=self._alive_s)
             async with self._client().get(self.url + self._alive, headers=self._headers, timeout=limit) as response:
                 return response.status < self.alive_below
+        except aiohttp.ClientResponseError as error:  # a redirect, which says as much
+            return error.status < self.alive_below
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
 
