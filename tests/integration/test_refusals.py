@@ -117,8 +117,8 @@ def composed(**changes: str) -> Any:
                 "+reward.custom_reward_function.reward_kwargs.judge.url": "http://judge.corp:8000/v1",
             },
             None,
-            "reward.custom_reward_function.reward_kwargs.judge.url: the environment variable ALL_PROXY='socks://desk:1' "
-            "names the proxy for judge.corp, and 'socks' is no kind of proxy that can be used",
+            "reward.custom_reward_function.reward_kwargs.judge.url: the environment variable "
+            "ALL_PROXY='socks://desk:1' names the proxy for judge.corp, and 'socks' is no kind of proxy",
         ),
         ({"ray_kwargs.ray_init.num_cpus": "4"}, None, "Ray has 4 logical CPUs and this run reserves 13"),
     ],
