@@ -6,8 +6,8 @@ be used.
 Invariants:
 - a question ends within `timeout_s`, all attempts and the pauses between them included. Waiting for a connection does
   not count;
-- a pause is as long as the endpoint's `Retry-After` says; one that would be longer than the time that is left ends the
-  question at once;
+- a pause is as long as the endpoint's `Retry-After` says, at most a minute; one that would be longer than the time that
+  is left ends the question at once;
 - never more than 1 MB of a reply are read;
 - the key is in no message, no error and no `repr`, even where the endpoint repeats it, with or without the escapes of
   JSON.
@@ -24,8 +24,9 @@ from typing import Any, TypeVar
 
 import httpx
 
+from verl_multiturn.calls.outages.causes import retry_after_s, status_kind
 from verl_multiturn.errors import ConfigError, OutageError
-from verl_multiturn.http_connections import Connections, trusted
+from verl_multiturn.http_connections import Connections, remedy, route_to, trusted
 
 T = TypeVar("T")
 
@@ -37,7 +38,18 @@ _SHOWN = 200
 
 
 class EndpointError(OutageError):
-    """An endpoint that cannot be reached, refuses, or gave no usable reply in all attempts."""
+    """An endpoint that cannot be reached, refuses, or gave no usable reply in all attempts.
+
+    Args:
+        problem: What is wrong.
+        is_refusal: Whether the endpoint does not take what was asked: what a model wrote may be the reason.
+        next_try_s: See `OutageError`.
+    """
+
+    def __init__(self, problem: str, is_refusal: bool = False, next_try_s: float | None = None) -> None:
+        super().__init__(problem)
+        self.is_refusal = is_refusal
+        self.next_try_s = next_try_s
 
 
 class AskAgainError(Exception):
@@ -63,6 +75,7 @@ class ChatEndpoint:
         timeout_s: Seconds for one question.
         attempts: Most requests for one question.
         connections: Requests at once; further ones wait.
+        settings: The settings that have the address and the name of the key's variable, for messages.
 
     Attributes:
         address: The address to which requests are posted.
@@ -77,6 +90,7 @@ class ChatEndpoint:
         timeout_s: float,
         attempts: int,
         connections: int,
+        settings: tuple[str, str],
     ) -> None:
         self.address = url.rstrip("/").removesuffix(_PATH) + _PATH
         self._key = spellings(key) if key else None
@@ -84,7 +98,9 @@ class ChatEndpoint:
         self._request = dict(request)
         self._timeout_s = timeout_s
         self._attempts = attempts
-        self._connections = Connections(connections, trusted(self.address))
+        self._settings = settings
+        self._route = route_to(self.address, settings[0])
+        self._connections = Connections(connections, trusted(self.address), self._route)
 
     async def close(self) -> None:
         """Close the connections that are not in use; the others are closed after their request."""
@@ -103,24 +119,24 @@ class ChatEndpoint:
         """
         # JSON with escapes: a model's text may hold lone surrogates, which UTF-8 cannot express.
         content = json.dumps({**self._request, "messages": list(messages)}).encode()
-        problem = ""
+        problem, wait_s = "", None
         async with self._connections.one() as client, asyncio.timeout(self._timeout_s) as limit:
             for attempt in range(self._attempts):
                 pause_s = min(2.0**attempt / 4, 8.0)
                 try:
                     return read(_text_of(await self._post(client, content)))
                 except AskAgainError as error:
-                    problem = str(error)
-                    pause_s = pause_s if error.wait_s is None else error.wait_s
+                    problem, wait_s = str(error), error.wait_s
+                    pause_s = pause_s if wait_s is None else wait_s
                 except (httpx.HTTPError, httpx.StreamError) as error:
-                    problem = f"{type(error).__name__}: {error}"
+                    problem, wait_s = f"{type(error).__name__}: {error}{self._route.words}", None
                 if attempt + 1 == self._attempts:
                     break
                 if asyncio.get_running_loop().time() + pause_s > (limit.when() or 0.0):
                     problem += f"; asking again in {pause_s:g} s would be too late"
                     break
                 await asyncio.sleep(pause_s)
-        raise EndpointError(f"{self.address} gave no usable reply: {self._without_key(problem)}")
+        raise EndpointError(f"{self.address} gave no usable reply: {self._without_key(problem)}", next_try_s=wait_s)
 
     async def _post(self, client: httpx.AsyncClient, content: bytes) -> str:
         body = bytearray()
@@ -134,10 +150,12 @@ class ChatEndpoint:
         text = self._without_key(body.decode("utf-8", "replace"))  # before anything is cut off, which may cut the key
         if response.status_code == httpx.codes.OK:
             return text
-        problem = f"status {response.status_code}: {text[:_SHOWN]!r}"
-        if response.status_code in _AGAIN or response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
-            raise AskAgainError(problem, _seconds(response.headers.get("retry-after")))
-        raise EndpointError(f"{self.address} refuses: {problem}")
+        status, kind = response.status_code, status_kind(response.status_code)
+        problem = f"status {status}: {text[:_SHOWN]!r}{self._route.words}"
+        if status in _AGAIN or (status >= httpx.codes.INTERNAL_SERVER_ERROR and kind not in ("network", "address")):
+            raise AskAgainError(problem, retry_after_s(response.headers.get("retry-after")))
+        advice = remedy(status, self._route, *self._settings)
+        raise EndpointError(f"{self.address} refuses: {problem}{advice}", is_refusal=kind == "refused")
 
     def _without_key(self, text: str) -> str:
         return self._key.sub("[key]", text) if self._key else text
@@ -171,11 +189,17 @@ def key_of(variable: str | None, where: str) -> str | None:
     return key
 
 
-def check_address(url: object, where: str) -> str:
+def check_address(url: object, where: str, takes_socks: bool = True) -> str:
     """Return the address of an endpoint as it was given.
 
+    Args:
+        url: The address.
+        where: The setting that has it, for errors.
+        takes_socks: Whether the client can speak to a SOCKS proxy.
+
     Raises:
-        ConfigError: It is not an address of HTTP, or it holds a password or a query, which would end up in messages.
+        ConfigError: It is not an address of HTTP, or it holds a password or a query, which would end up in messages; or
+            the network's proxy, by which it is reached, cannot be used.
     """
     try:
         parsed = httpx.URL(url) if isinstance(url, str) and url.isprintable() else None
@@ -188,6 +212,7 @@ def check_address(url: object, where: str) -> str:
         )
     if parsed is None or parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigError(f"{where}: expected an address such as 'http://127.0.0.1:8000/v1', got {url!r}; correct it")
+    route_to(str(url), where, takes_socks)
     return str(url)
 
 
@@ -203,8 +228,3 @@ def _text_of(body: str) -> str:
     if not isinstance(text, str):
         raise AskAgainError(f"a content that is no text: {body[:_SHOWN]!r}")
     return text
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    """Return the seconds of a `Retry-After` header; None when there is none or it is a date."""
-    return float(retry_after) if retry_after is not None and re.fullmatch(r"\d{1,4}", retry_after.strip()) else None

@@ -54,7 +54,12 @@ class OutageError(MultiTurnError, RuntimeError):
 
     Raise it, or a class derived from it, where a service does not answer. Then the run does not learn from it: see
     `calls/outages/causes.py`, which also says what else counts as an outage.
+
+    Attributes:
+        next_try_s: Seconds after which the service wants to be asked again; None: it does not say.
     """
+
+    next_try_s: float | None = None
 
 
 class UnjudgedError(MultiTurnError, RuntimeError):

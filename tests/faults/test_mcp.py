@@ -33,13 +33,15 @@ from tests.servers.starting import (
 )
 from verl_multiturn.calls.invocation import TimedOutError
 from verl_multiturn.calls.limits import CallLimits, outage_rules
-from verl_multiturn.calls.outages.causes import cause_of
+from verl_multiturn.calls.outages.causes import cause_of, next_try_s
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallResult, CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.mcp_tools import mcp_tools
+from verl_multiturn.tools.services.http_client import UnavailableError
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +236,78 @@ async def test_an_older_http_server_that_forgets_its_sessions() -> None:
         assert await text(tools, "session") != before
         await tools["session"].aclose()
         assert server.sessions == set()
+    finally:
+        await tools["session"].aclose()
+        server.stop()
+
+
+REFUSALS: dict[int, tuple[str, dict[str, str]]] = {
+    401: (r"does not take the key \(HTTP 401\); correct mcp\.headers", {}),
+    403: (r"does not take the key \(HTTP 403\); correct mcp\.headers", {}),
+    405: (r"is not at this address \(HTTP 405\); correct mcp\.url", {}),
+    407: (r"is behind a proxy that refuses \(HTTP 407\); correct the password in HTTP_PROXY", {}),
+    308: (r"is not at this address \(HTTP 308\); correct mcp\.url", {"location": "http://127.0.0.2:9/mcp"}),
+    302: (r"is not at this address \(HTTP 302\); correct mcp\.url", {"location": "/other"}),
+    429: (r"failed \(HTTP 429\)", {"retry-after": "7"}),
+    503: (r"failed \(HTTP 503\)", {"retry-after": "7"}),
+    504: (r"failed \(HTTP 504\)", {}),
+}
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+async def test_a_status_that_says_that_the_server_is_not_there_is_an_outage(status: int) -> None:
+    server = OlderHttpServer()
+    tools = by_name(mcp_tools({"url": server.url}, "here"))
+    problem, headers = REFUSALS[status]
+    try:
+        before = await text(tools, "session")
+        server.refusal = status, headers
+        with pytest.raises(UnavailableError, match=f"the tool server {problem}") as caught:
+            await text(tools, "session")
+        assert [cause_of(caught.value, whose) for whose in ("model", "outage")] == [
+            "model" if status == 504 else "outage",
+            "outage",
+        ]
+        assert next_try_s(caught.value) == (7 if "retry-after" in headers else None)
+        assert server.asked == 1
+        server.refusal = None
+        assert await text(tools, "session") == before, "the session lives on"
+        await tools["session"].aclose()
+        server.refusal = status, headers
+        with pytest.raises(ConnectionError, match=problem) as unavailable:
+            await text(tools, "session")
+        assert cause_of(unavailable.value, "model") == "outage"
+        assert next_try_s(unavailable.value) == (7 if "retry-after" in headers else None)
+        with pytest.raises(ConfigError, match=problem):
+            mcp_tools({"url": server.url}, "here")
+    finally:
+        await tools["session"].aclose()
+        server.stop()
+
+
+@pytest.mark.parametrize("status", [400, 413, 422, 500])
+async def test_another_status_is_the_models(status: int) -> None:
+    server = OlderHttpServer()
+    tools = by_name(mcp_tools({"url": server.url}, "here"))
+    try:
+        await text(tools, "session")
+        server.refusal = status, {}
+        with pytest.raises(ValueError, match="Server returned an error response") as caught:
+            await text(tools, "session")
+        assert cause_of(caught.value, "outage") == "model"
+    finally:
+        await tools["session"].aclose()
+        server.stop()
+
+
+async def test_an_address_without_a_server_is_an_outage() -> None:
+    server = OlderHttpServer()
+    tools = by_name(mcp_tools({"url": server.url}, "here"))
+    try:
+        server.refusal = 404, {}
+        with pytest.raises(ConnectionError, match=r"not at this address \(HTTP 404\); correct mcp\.url") as caught:
+            await text(tools, "session")
+        assert cause_of(caught.value, "model") == "outage"
     finally:
         await tools["session"].aclose()
         server.stop()

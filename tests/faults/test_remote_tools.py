@@ -136,6 +136,16 @@ FAULTS = {
     "503": r"failed \(HTTP 503\)",
     "504": r"failed \(HTTP 504\)",
     "429": r"failed \(HTTP 429\)",
+    "401": r"does not take the key \(HTTP 401\); correct config\.url",
+    "402": r"does not take the key \(HTTP 402\); correct config\.url",
+    "403": r"does not take the key \(HTTP 403\); correct config\.url",
+    "407": r"is behind a proxy that refuses \(HTTP 407\); correct the password in HTTP_PROXY",
+    "405": r"is not at this address \(HTTP 405\); correct config\.url",
+    "421": r"is not at this address \(HTTP 421\); correct config\.url",
+    "501": r"is not at this address \(HTTP 501\); correct config\.url",
+    "redirects": r"is not at this address \(HTTP 307\); correct config\.url",
+    "304": r"is not at this address \(HTTP 304\); correct config\.url",
+    "204": "cannot be read",
     "floods compressed": "cannot be read",
     "says nothing": "cannot be read",
     "says half": "cannot be read",
@@ -146,14 +156,32 @@ FAULTS = {
     "says no results": "cannot be read",
 }
 LATE = {"hangs", "drips"}
-OUTAGES = {"hangs", "drips", "429", "502", "503", "504"}
+OUTAGES = {
+    *(
+        "hangs",
+        "drips",
+        "429",
+        "502",
+        "503",
+        "504",
+        "401",
+        "402",
+        "403",
+        "407",
+        "405",
+        "421",
+        "501",
+        "redirects",
+        "304",
+    ),
+}
 """Faults that no single request can be the reason of, but for its time (`LATE` and 504)."""
 REFUSALS = {
     "floods": "has more than 2000000 bytes",
-    "404": r"refused the request \(HTTP 404\)",
+    "400": r"refused the request \(HTTP 400\)",
+    "413": r"refused the request \(HTTP 413\)",
     "422": r"refused the request \(HTTP 422\)",
-    "204": r"refused the request \(HTTP 204\)",
-    "redirects": r"refused the request \(HTTP 307\)",
+    "451": r"refused the request \(HTTP 451\)",
 }
 
 
@@ -178,6 +206,25 @@ async def test_every_fault_is_one_short_error_and_the_next_call_works(
         service.fault = ""
         assert "fine" in (await call(**arguments))[0].text, "the one connection was given back"
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("status", ["404", "410"])
+@pytest.mark.parametrize("name", TOOLS)
+async def test_nothing_there_is_the_address_unless_the_model_has_named_the_thing(
+    running: tuple[Service, str], service: Service, name: str, status: str
+) -> None:
+    async with conversation(tool_of(name, running[1])) as call:
+        service.fault = status
+        with pytest.raises((UnavailableError, ValueError)) as caught:
+            await call(**TOOLS[name][2])
+    if name == "browse":
+        assert (str(caught.value), cause_of(caught.value, "model")) == (
+            f"the browse server refused the request (HTTP {status})",
+            "model",
+        )
+    else:
+        assert caught.match(rf"is not at this address \(HTTP {status}\); correct config\.url")
+        assert cause_of(caught.value, "model") == "outage"
 
 
 @pytest.mark.parametrize("name", TOOLS)

@@ -111,6 +111,15 @@ def composed(**changes: str) -> Any:
             None,
             "verl then takes the engine's log-probs for all tokens",
         ),
+        (
+            {
+                "reward.custom_reward_function.path": "pkg://verl_multiturn.rewards",
+                "+reward.custom_reward_function.reward_kwargs.judge.url": "http://judge.corp:8000/v1",
+            },
+            None,
+            "reward.custom_reward_function.reward_kwargs.judge.url: the environment variable "
+            "ALL_PROXY='socks://desk:1' names the proxy for judge.corp, and 'socks' is no kind of proxy",
+        ),
         ({"ray_kwargs.ray_init.num_cpus": "4"}, None, "Ray has 4 logical CPUs and this run reserves 13"),
     ],
     ids=[
@@ -128,6 +137,7 @@ def composed(**changes: str) -> Any:
         "unknown_trainer",
         "manager_that_keeps",
         "no_pass",
+        "no_proxy_of_the_judge",
         "few_cpus",
     ],
 )
@@ -143,6 +153,7 @@ def test_what_is_refused(
     from verl_multiturn.verl_bridge.startup import configuration
 
     monkeypatch.setattr(configuration, "config_hooks", [])
+    monkeypatch.setenv("ALL_PROXY", "socks://desk:1")
     if yaml_text is not None:
         changes = {**changes, f"{ROLLOUT}.multi_turn.tool_config_path": bad_yaml(tmp_path, yaml_text)}
     with pytest.raises(ConfigError, match=re.escape(message)):

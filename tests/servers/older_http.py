@@ -14,11 +14,19 @@ class OlderHttpServer:
 
     def __init__(self) -> None:
         self.sessions: set[str] = set()
+        self.refusal: tuple[int, dict[str, str]] | None = None
+        """Status and headers by which it answers all messages; None: it takes them."""
+        self.asked = 0
+        """Number of messages that it refused."""
         served = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                if served.refusal is not None:
+                    served.asked += 1
+                    self.answer(served.refusal[0], {"detail": "no"}, served.refusal[1])
+                    return
                 self.answer(*served.answer(request, self.headers.get("mcp-session-id")))
 
             def do_GET(self) -> None:

@@ -129,7 +129,7 @@ def check_engine(engine: str) -> None:
     if engine != "sglang" and not engine.startswith(("http://", "https://")):
         raise ConfigError(f"--engine {engine!r}: expected sglang, or an address that begins with http")
     if engine != "sglang":
-        check_address(engine.partition("#")[0], "--engine")
+        check_address(engine.partition("#")[0], "--engine", takes_socks=False)
     chat_address(engine)
 
 

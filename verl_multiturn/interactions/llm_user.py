@@ -12,7 +12,7 @@ from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.chat.model_text import spoken
 from verl_multiturn.chat_endpoint import AskAgainError, ChatEndpoint, EndpointError, check_address, key_of
 from verl_multiturn.interactions.base import Reply
-from verl_multiturn.interactions.failed import EnvironmentLateError, EnvironmentOutageError
+from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentLateError, EnvironmentOutageError
 from verl_multiturn.interactions.settings import read_config
 from verl_multiturn.interactions.simulated_user import SimulatedUser, UserSettings
 
@@ -56,7 +56,8 @@ class LlmUser(SimulatedUser):
         settings = settings or read_config(config, LlmUserSettings, "LlmUser")
         super().__init__(config, settings)
         self._llm = settings
-        check_address(settings.base_url, f"config of {type(self).__name__}: base_url")
+        self._where = f"config of {type(self).__name__}"
+        check_address(settings.base_url, f"{self._where}: base_url")
         self._key()
         self._endpoints = PerLoop(self._open, ChatEndpoint.close)
 
@@ -71,6 +72,7 @@ class LlmUser(SimulatedUser):
 
         Raises:
             EnvironmentOutageError: The endpoint gave no text.
+            EnvironmentFailedError: It refuses the conversation, for which a turn of the model may be the reason.
             EnvironmentLateError: It gave none in time.
         """
         endpoint = self._endpoints.get()
@@ -80,7 +82,11 @@ class LlmUser(SimulatedUser):
             problem = f"{endpoint.address} did not answer within {self._llm.timeout_s:g} s"
             raise EnvironmentLateError(f"the user's model at {problem}") from None
         except EndpointError as error:
-            raise EnvironmentOutageError(f"the user's model at {error}") from None
+            if error.is_refusal:
+                raise EnvironmentFailedError(f"the user's model at {error}") from None
+            out = EnvironmentOutageError(f"the user's model at {error}")
+            out.next_try_s = error.next_try_s
+            raise out from None
 
     async def close(self, instance_id: str) -> None:
         """Forget the conversation; the last one closes the connections."""
@@ -88,7 +94,7 @@ class LlmUser(SimulatedUser):
         await self._endpoints.leave(instance_id)
 
     def _key(self) -> str | None:
-        return key_of(self._llm.api_key_env, f"config of {type(self).__name__}: api_key_env")
+        return key_of(self._llm.api_key_env, f"{self._where}: api_key_env")
 
     def _open(self) -> ChatEndpoint:
         return ChatEndpoint(
@@ -98,6 +104,7 @@ class LlmUser(SimulatedUser):
             timeout_s=self._llm.timeout_s,
             attempts=self._llm.attempts,
             connections=self._llm.connections,
+            settings=(f"{self._where}: base_url", f"{self._where}: api_key_env"),
         )
 
 

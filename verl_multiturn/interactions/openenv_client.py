@@ -32,10 +32,12 @@ import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
 
 from verl_multiturn.calls.loading import resolve
+from verl_multiturn.calls.outages.causes import next_try_s
 from verl_multiturn.chat.model_text import last_tag, spoken
 from verl_multiturn.chat_endpoint import check_address
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError, InteractionContractError
+from verl_multiturn.http_connections import Route, open_session, remedy, route_to
 from verl_multiturn.interactions.actions import asking
 from verl_multiturn.interactions.base import Interaction, Reply
 from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentLateError, EnvironmentOutageError
@@ -100,7 +102,7 @@ class OpenEnvClient(Interaction):
         super().__init__(config)
         self._settings = settings = read_config(config, OpenEnvSettings, "OpenEnvClient")
         where = "config of OpenEnvClient"
-        self._address = check_address(settings.base_url, f"{where}: base_url").rstrip("/") + "/ws"
+        self._address = check_address(settings.base_url, f"{where}: base_url", takes_socks=False).rstrip("/") + "/ws"
         if (settings.action_field is None) == (settings.to_action is None):
             raise ConfigError(
                 f"{where}: expected either 'action_field' or 'to_action', got {show(settings.action_field)} and "
@@ -122,12 +124,14 @@ class OpenEnvClient(Interaction):
         data = {name: value for name, value in kwargs.items() if value is not None}
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                session.http = aiohttp.ClientSession()
+                session.http = open_session(self._route())
                 session.socket = await session.http.ws_connect(self._address, max_msg_size=_MOST_BYTES)
         except TimeoutError:
             raise self._out(f"did not take the connection within {self._settings.timeout_s:g} s") from None
+        except aiohttp.ClientResponseError as error:
+            raise self._refused(error) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise self._out(f"cannot be reached: {describe(error)}") from None
+            raise self._out(f"cannot be reached{self._route().words}: {describe(error)}") from None
         return self._reply(session, await self._ask(session, "reset", data))
 
     async def reply(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
@@ -233,6 +237,16 @@ class OpenEnvClient(Interaction):
 
     def _out(self, problem: str) -> EnvironmentOutageError:
         return EnvironmentOutageError(self._say(problem))
+
+    def _refused(self, error: aiohttp.ClientResponseError) -> EnvironmentOutageError:
+        where, route = "config.base_url", self._route()
+        advice = remedy(error.status, route, where, where)
+        failed = self._out(f"gives no connection (HTTP {error.status}){route.words}{advice}")
+        failed.next_try_s = next_try_s(error)
+        return failed
+
+    def _route(self) -> Route:
+        return route_to(self._address, "config of OpenEnvClient: base_url", takes_socks=False)
 
     def _say(self, problem: str) -> str:
         return f"the OpenEnv server at {self._address} {problem}"

@@ -98,6 +98,7 @@ class _Judge:
             timeout_s=options.timeout_s,
             attempts=options.attempts,
             connections=options.connections,
+            settings=("reward_kwargs.judge.url", "reward_kwargs.judge.api_key_env"),
         )
 
     async def close(self) -> None:

@@ -27,9 +27,11 @@ from uuid import uuid4
 
 import aiohttp
 
+from verl_multiturn.calls.outages.causes import retry_after_s
 from verl_multiturn.chat_endpoint import spellings
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError, EngineError
+from verl_multiturn.http_connections import Route, open_session, route_to
 from verl_multiturn.rollout.engine import Ask, Finish, Generation
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.tasks import keep
@@ -43,8 +45,6 @@ ALIVE_S = 90.0
 _BUSY = (429, 503)
 """Statuses of a server that has too much to do: it is asked again."""
 _PAUSES_S = (1.0, 4.0, 16.0)
-_MOST_S = 30.0
-"""Longest pause that a server may ask for."""
 _SHOWN = 200
 _MOST_BYTES = 256 << 20
 """Most bytes of an answer, unpacked. A generation has some 50 a token."""
@@ -115,6 +115,8 @@ class HttpEngine:
             limit = aiohttp.ClientTimeout(total=self._alive_s)
             async with self._client().get(self.url + self._alive, headers=self._headers, timeout=limit) as response:
                 return response.status < self.alive_below
+        except aiohttp.ClientResponseError as error:  # a redirect, which says as much
+            return error.status < self.alive_below
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
 
@@ -149,8 +151,8 @@ class HttpEngine:
         for pause_s in (*_PAUSES_S, None):
             async with self._answer(path, body) as response:
                 if response.status in _BUSY and pause_s is not None:
-                    with contextlib.suppress(ValueError):
-                        pause_s = max(0.0, min(float(response.headers.get("Retry-After", pause_s)), _MOST_S))
+                    told_s = retry_after_s(response.headers.get("Retry-After"))
+                    pause_s = pause_s if told_s is None else told_s
                 else:
                     return await self._read(response)
             self._heard = time.monotonic()
@@ -164,8 +166,8 @@ class HttpEngine:
                 yield response
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, aiohttp.ClientConnectionError) and not await self.answered():
-                self.give_up(f"{self.url} does not answer: {describe(error)}")
-            raise EngineError(f"{self.url}{path}: {describe(error)}") from error
+                self.give_up(f"{self.url} does not answer{self._route().words}: {describe(error)}")
+            raise EngineError(f"{self.url}{path}{self._route().words}: {describe(error)}") from error
 
     async def _get(self, path: str) -> dict[str, Any]:
         try:
@@ -173,7 +175,7 @@ class HttpEngine:
             async with self._client().get(self.url + path, headers=self._headers, timeout=limit) as response:
                 return await self._read(response)
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineError(f"{self.url}{path}: {describe(error)}") from error
+            raise EngineError(f"{self.url}{path}{self._route().words}: {describe(error)}") from error
 
     async def _read(self, response: aiohttp.ClientResponse) -> dict[str, Any]:
         where, held = str(response.url), bytearray()
@@ -184,7 +186,7 @@ class HttpEngine:
         text = held.decode(errors="replace")  # JSON is UTF-8, whatever the header says
         text = self._key.sub("[key]", text) if self._key else text
         if response.status >= 400:
-            raise EngineError(f"{where} answered {response.status}: {show(text[:_SHOWN])}")
+            raise EngineError(f"{where} answered {response.status}{self._route().words}: {show(text[:_SHOWN])}")
         try:
             found = json.loads(text)
         except (ValueError, RecursionError):
@@ -210,8 +212,11 @@ class HttpEngine:
             unbounded = aiohttp.ClientTimeout(total=None, sock_connect=30.0)
             # SGLang's server closes a connection that is idle for 5 s: one that it is about to close is not used.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=unbounded)
+            self._session = open_session(self._route(), connector=connector, timeout=unbounded)
         return self._session
+
+    def _route(self) -> Route:
+        return route_to(self.url, "the engine", takes_socks=False)
 
 
 class GenerateEngine(HttpEngine):

@@ -4,7 +4,7 @@ POST /browse {"page": "Paris", "part": 1, "part_characters": 4000}
 → {"title": "Paris", "text": "…", "parts": 3}
 
 `title` is null where there is no such page. Where there is no such part, `text` is empty, and `parts` says how many
-there are. A service of your own may fetch `page` from the web.
+there are. A service of your own may fetch `page` from the web, and pass on the status 404 or 410 of a page.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class BrowseServiceTool(HttpTool):
     pure = True
     service = "browse server"
     path = "/browse"
+    not_found = (404, 410)
 
     def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
         self._settings = read_model(BrowseServiceSettings, config, "config")

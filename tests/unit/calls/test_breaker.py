@@ -155,6 +155,16 @@ def test_probes_follow_after_1_2_4_and_then_every_5_seconds() -> None:
     assert waits == [1, 2, 4, 5, 5, 5]
 
 
+def test_the_next_probe_follows_when_the_service_wants_to_be_asked_again() -> None:
+    breaker = opened(10.0)
+    breaker.put_off(10.0, 30.0)
+    assert breaker.next_probe_s(10.0) == 30
+    probe(breaker, 40.0, good=False)
+    assert breaker.next_probe_s(40.0) == 2
+    breaker.put_off(40.0, 0.0)
+    assert breaker.next_probe_s(40.0) == 1  # never sooner than the first one
+
+
 def test_three_good_probes_in_a_row_close_it() -> None:
     breaker = opened()
     probe(breaker, 1, good=True)

@@ -12,9 +12,12 @@ import random
 import socket
 import ssl
 import sys
+import time
 import urllib.error
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from email.message import Message
+from email.utils import formatdate
 from typing import Any
 
 import httpx
@@ -25,7 +28,7 @@ from verl_multiturn import BaseTool, ConfigError, OutageError, ToolContractError
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
 from verl_multiturn.calls.limits import CallLimits, OutageLimits, outage_rules, set_limits
 from verl_multiturn.calls.outages.breaker import Outage
-from verl_multiturn.calls.outages.causes import Timeouts, agents_cause, cause_of
+from verl_multiturn.calls.outages.causes import Timeouts, agents_cause, cause_of, next_try_s, retry_after_s, status_kind
 from verl_multiturn.calls.outages.keeper import KeeperLostError, OutageKeeper, OutageState, Sums
 from verl_multiturn.calls.outages.process import REPORT_S, Outages
 from verl_multiturn.calls.outages.watch import OutageEndError, Watch, Watched
@@ -42,6 +45,10 @@ from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.services.http_client import LateError, UnavailableError
 
 NAME = "tool search"
+
+
+def _date(after_s: float) -> str:
+    return formatdate(time.time() + after_s, usegmt=True)
 
 
 def _class(module: str, name: str, base: type[Exception] = Exception) -> type[Exception]:
@@ -101,7 +108,12 @@ def test_whose_a_failure_is(error: Exception, cause: str, timeouts: Timeouts) ->
 
 
 @pytest.mark.parametrize(
-    ("status", "cause"), [(404, "bug"), (429, "outage"), (500, "bug"), (502, "outage"), (503, "outage"), (504, "late")]
+    ("status", "cause"),
+    [
+        *((status, "outage") for status in (407, 429, 502, 503, 511)),
+        (504, "late"),
+        *((status, "bug") for status in (302, 401, 403, 404, 422, 500, 501)),
+    ],
 )
 @pytest.mark.parametrize("timeouts", ["model", "outage"])
 def test_a_status_says_whose_it_is(status: int, cause: str, timeouts: Timeouts) -> None:
@@ -120,6 +132,74 @@ def test_a_status_says_whose_it_is(status: int, cause: str, timeouts: Timeouts) 
         aiohttps,
     ):
         assert cause_of(error, timeouts) == (timeouts if cause == "late" else cause), error
+
+
+def test_what_each_status_says_where_the_address_is_configured() -> None:
+    kinds: dict[str, list[int]] = {}
+    for status in range(200, 600):
+        kinds.setdefault(status_kind(status), []).append(status)
+    refused = kinds.pop("refused")
+    assert {400, 408, 409, 412, 413, 416, 418, 422, 423, 425, 428, 431, 451} <= set(refused)
+    failed = kinds.pop("failed")
+    assert {500, 506, 507, 508, 510, 520, 529, 599} <= set(failed)
+    assert kinds == {
+        "answer": list(range(200, 300)),
+        "address": [*range(300, 400), 404, 405, 406, 410, 411, 414, 415, 417, 421, 426, 501, 505],
+        "key": [401, 402, 403],
+        "network": [407, 511],
+        "away": [429, 502, 503],
+        "late": [504],
+    }
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("0", 0), ("7", 7), (" 7 ", 7), ("1.5", 1.5), ("2.", 2), ("60", 60), ("61", 60), ("9" * 400, 60),
+        (_date(0), 0), (_date(-3600), 0), (_date(3600), 60), ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        ("Wednesday, 21-Oct-15 07:28:00 GMT", 0), ("Fri, 31 Dec 9999 23:59:59 GMT", 60),
+        (None, None), ("", None), ("-1", None), ("soon", None), ("nan", None), ("inf", None), ("1e3", None),
+        ("1_0", None), ("٣", None), ("5, 10", None), ("5 seconds", None), ("0x10", None), (5, None), (b"5", None),
+        ("Wed, 99 Oct 2015 99:28:00 GMT", None),
+    ],
+)  # fmt: skip
+def test_what_a_retry_after_says(header: Any, seconds: float | None) -> None:
+    assert retry_after_s(header) == seconds
+
+
+def test_the_next_try_is_read_from_the_errors_of_all_clients() -> None:
+    response = httpx.Response(503, headers={"Retry-After": "7"}, request=httpx.Request("GET", "http://x"))
+    message = Message()
+    message["Retry-After"] = "7"
+    openais = _named("openai", "RateLimitError", base=_class("openai", "APIStatusError"))
+    openais.response = response  # type: ignore[attr-defined]
+    aiohttps = _named("aiohttp.client_exceptions", "ClientResponseError")
+    aiohttps.headers = {"retry-after": "7"}  # type: ignore[attr-defined]
+    own = UnavailableError("503")
+    own.next_try_s = 7.0
+    wrapped = OutageError("the service is away")
+    wrapped.__cause__ = own
+    for error in (
+        httpx.HTTPStatusError("x", request=response.request, response=response),
+        urllib.error.HTTPError("http://x", 503, "no", message, None),
+        openais,
+        aiohttps,
+        own,
+        wrapped,
+    ):
+        assert next_try_s(error) == 7, error
+    for silent in (UnavailableError("x"), ValueError(), httpx.ReadError("x"), TimeoutError()):
+        assert next_try_s(silent) is None
+
+
+async def test_the_next_probe_follows_when_the_service_says() -> None:
+    keeper = OutageKeeper()
+    outages = [Outage(each, 0) for each in "abababab"]
+    await keeper.report({"tool a": Sums(outages=outages, next_try_s=30.0), "tool b": Sums(outages=outages)})
+    now = asyncio.get_running_loop().time()
+    waits = [keeper._of(f"tool {name}").breaker.next_probe_s(now) for name in "ab"]
+    assert 29 < waits[0] <= 30
+    assert waits[1] <= 1
 
 
 @pytest.mark.parametrize(

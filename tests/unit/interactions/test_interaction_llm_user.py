@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.calls.outages.causes import cause_of
+from verl_multiturn.calls.outages.causes import cause_of, next_try_s
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.failed import EnvironmentFailedError
@@ -152,12 +152,39 @@ async def test_one_that_is_late(reply: Any) -> None:
         assert len(endpoint.bodies) == 1
 
 
-@pytest.mark.parametrize("status", [400, 401, 404])
-async def test_one_that_refuses_is_asked_once(status: int) -> None:
-    async with user(http(status, b"no")) as (ann, endpoint):
-        with pytest.raises(EnvironmentFailedError, match=f"refuses: status {status}: 'no'"):
+KEY_OF, URL_OF = "config of LlmUser: api_key_env", "config of LlmUser: base_url"
+
+
+@pytest.mark.parametrize(
+    ("status", "advice", "cause"),
+    [
+        (400, "", "bug"),
+        (413, "", "bug"),
+        (422, "", "bug"),
+        (401, f"; correct {KEY_OF}", "outage"),
+        (402, f"; correct {KEY_OF}", "outage"),
+        (403, f"; correct {KEY_OF}", "outage"),
+        (407, "; correct the password in HTTP_PROXY", "outage"),
+        (404, f"; correct {URL_OF}", "outage"),
+        (405, f"; correct {URL_OF}", "outage"),
+        (501, f"; correct {URL_OF}", "outage"),
+        (308, f"; correct {URL_OF}", "outage"),
+    ],
+)
+async def test_one_that_refuses_is_asked_once(status: int, advice: str, cause: str) -> None:
+    async with user(http(status, b"no", "location: http://127.0.0.2:9/\r\n")) as (ann, endpoint):
+        with pytest.raises(EnvironmentFailedError) as caught:
             await ann.reply("a", ANSWERED)
         assert len(endpoint.bodies) == 1
+    assert str(caught.value).endswith(f"refuses: status {status}: 'no'{advice}")
+    assert cause_of(caught.value, "model") == cause
+
+
+async def test_it_says_when_it_wants_to_be_asked_again() -> None:
+    async with user(http(503, b"", "retry-after: 3600\r\n"), attempts=1) as (ann, _):
+        with pytest.raises(EnvironmentFailedError) as caught:
+            await ann.reply("a", ANSWERED)
+    assert next_try_s(caught.value) == 60
 
 
 async def test_one_that_is_not_there() -> None:

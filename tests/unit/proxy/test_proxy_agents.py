@@ -262,7 +262,7 @@ def test_an_agents_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "OPENAI_BASE_URL": "http://127.0.0.1:1/v1", "OPENAI_API_KEY": "key",
         "ANTHROPIC_BASE_URL": "http://127.0.0.1:1", "ANTHROPIC_API_KEY": "key",
         "OPENAI_ORG_ID": None, "ANTHROPIC_AUTH_TOKEN": None, "SEARCH_KEY": "of a tool",
-        "NO_PROXY": "internal.example,127.0.0.1", "no_proxy": "127.0.0.1",
+        "NO_PROXY": "internal.example,127.0.0.1", "no_proxy": "internal.example,127.0.0.1",
     }  # fmt: skip
     assert "key" not in repr(ADDRESS)
 

@@ -26,6 +26,7 @@ from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.loading.call_limits import attach_limits
 from verl_multiturn.tools.loading.functions import function_tool
+from verl_multiturn.tools.services.http_client import UnavailableError
 
 HI = ToolCall("echo", '{"text": "hi"}', "c1")
 
@@ -78,6 +79,16 @@ async def test_retries_where_the_tool_allows_them() -> None:
         "Error: ConnectionError: no route",
         3,
     )
+
+
+async def test_the_service_says_when_it_wants_to_be_asked_again() -> None:
+    soon, late = UnavailableError("busy"), UnavailableError("busy")
+    soon.next_try_s, late.next_try_s = 0.0, 60.0
+    for error, backoff_s, attempts in ((soon, 50.0, 3), (late, 0.001, 1)):
+        tool = limited(Flaky(2, error), retries=2, backoff_s=backoff_s, timeout_s=5)
+        async with session(Gates(Gate, 60), tool) as opened:
+            (result,) = await opened.execute([HI])
+        assert (result.status, result.attempts) == (CallStatus.OK if attempts == 3 else CallStatus.ERROR, attempts)
 
 
 async def test_what_the_model_did_wrong_is_not_repeated() -> None:

@@ -10,6 +10,8 @@
 A probe is a waiting call of the run, one at a time. One that hangs counts as failed when its lease is over. "In a row"
 passes over a call that fails as a probe once more: it may be the only one that the service does not answer.
 
+Where the service says when it wants to be asked again, the next probe follows then.
+
 A call that fails by the model's mistake may never have reached the service, or be its answer. Among the calls of the
 window it counts as half an answered one. As a probe it says nothing: the next one follows at once, and twelve in a row,
 without one that fails, close the breaker.
@@ -249,6 +251,10 @@ class Breaker:
                 doing, and the good ones before it still count.
         """
         self._probe, self._probe_ends, self._has_failed = probe, now + lease_s, has_failed
+
+    def put_off(self, now: float, next_try_s: float) -> None:
+        """Let the next probe begin when the service wants to be asked again, at the soonest after the first pause."""
+        self._next_probe = now + max(PROBE_S[0], next_try_s)
 
     def let_in(self, now: float) -> None:
         """Note that a new conversation was let in, since no call waits that could be a probe."""

@@ -9,8 +9,13 @@ In this order:
 4. **the model's**: a `ValueError`, and a host or a kind of address that does not exist. Bad arguments, unknown tools
    and calls over a limit never come so far;
 5. **outage**: an error of a connection (Python's own, and those of these clients), no route to a host, and the statuses
-   429, 502 and 503. But not a pipe that broke: the program at its other end may be the model's;
+   429, 502 and 503, and 407 and 511, by which the network says that it lets nobody through. But not a pipe that broke:
+   the program at its other end may be the model's;
 6. a **bug**: anything else. It is counted and told once, and says neither that the service is there nor that it is not.
+
+`status_kind` says what a status means to a client whose address is configured, as that of a tool in the box is. There
+the key and the address are nobody's mistake but the configuration's, and so an outage: 401 to 403, 404, 405, a redirect
+and the like. An error of a foreign client does not say who wrote its address: there they are a bug.
 
 An agent says it by raising an `OutageError`, or with the exit status 75 (`EX_TEMPFAIL`). That its work cannot be judged
 it says by an `UnjudgedError`, or with the exit status 69 (`EX_UNAVAILABLE`), and that a setting is wrong by a
@@ -21,8 +26,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC
+from email.message import Message
+from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
@@ -35,10 +45,28 @@ AgentCause = Literal["outage", "unjudged", "misconfigured"]
 
 _EXITS: dict[int, AgentCause] = {os.EX_TEMPFAIL: "outage", os.EX_UNAVAILABLE: "unjudged"}
 """Exit statuses by which an agent says that what it needs is not there, or that what was left cannot be judged."""
-OUTAGE_STATUSES = (429, 502, 503)
-"""Statuses of HTTP by which a service, or a gateway before it, says that it cannot answer now, whatever was asked."""
-LATE_STATUS = 504
-"""Status by which a gateway says that the service was late."""
+
+StatusKind = Literal["answer", "away", "late", "key", "network", "address", "failed", "refused"]
+"""`away`: the service, or a gateway before it, cannot answer now, whatever was asked; `late`: a gateway says so of it.
+
+`key`: it does not know who asks; `network`: a proxy lets nobody through; `address`: it is another service, or has
+another address; `failed`: it failed at this request; `refused`: it does not take what was asked.
+"""
+_STATUSES: dict[int, StatusKind] = {
+    **dict.fromkeys((429, 502, 503), "away"),
+    504: "late",
+    **dict.fromkeys((401, 402, 403), "key"),
+    **dict.fromkeys((407, 511), "network"),
+    # Also: no such form of a request (406, 411, 414, 415, 417), gone (410), another host (421), another protocol (426,
+    # 505), no such method (501). None of it depends on what the model wrote.
+    **dict.fromkeys((404, 405, 406, 410, 411, 414, 415, 417, 421, 426, 501, 505), "address"),
+}
+OUT: tuple[StatusKind, ...] = ("away", "late", "key", "network", "address")
+"""Kinds of statuses that are an outage where the address is configured; `late` as the limits say."""
+_ANYWHERE: tuple[StatusKind, ...] = ("away", "network")
+"""Kinds that are an outage whoever wrote the address."""
+MOST_WAIT_S = 60.0
+"""Most seconds for which a service may put off the next try."""
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 _NO_SUCH_HOST = (socket.EAI_NONAME, socket.EAI_NODATA)
 _STATUS = ("status_code", "status", "code")
@@ -104,10 +132,64 @@ def cause_of(error: BaseException, timeouts: Timeouts, named: Sequence[type[Base
         return "outage" if inner is None else cause_of(inner, timeouts, named)
     if kind == "status":
         status = _status(error)
-        return timeouts if status == LATE_STATUS else "outage" if status in OUTAGE_STATUSES else "bug"
+        found = "failed" if status is None else status_kind(status)
+        return timeouts if found == "late" else "outage" if found in _ANYWHERE else "bug"
     if kind == "outage" or (isinstance(error, OSError) and _is_connections(error)):
         return "outage"
     return "bug"
+
+
+def status_kind(status: int) -> StatusKind:
+    """Return what a status of HTTP says to a client whose address is configured.
+
+    Args:
+        status: The status. 400, 408, 409, 413, 422, 425, 451 and those below 500 that nobody knows are `refused`.
+    """
+    if 200 <= status < 300:
+        return "answer"
+    if (found := _STATUSES.get(status)) is not None:
+        return found
+    return "address" if status < 400 else "refused" if status < 500 else "failed"
+
+
+def retry_after_s(value: object) -> float | None:
+    """Return the seconds until the next try that a `Retry-After` asks for, from 0 to `MOST_WAIT_S`.
+
+    Args:
+        value: The header's text: seconds, also with a fraction, or a date. None: there is no header.
+
+    Returns:
+        The seconds; None where it says none: the client then waits as long as it waits without a header.
+    """
+    if not isinstance(value, str):
+        return None
+    if re.fullmatch(r"[0-9]+(\.[0-9]*)?", text := value.strip()):
+        return min(float(text), MOST_WAIT_S)
+    try:
+        at = parsedate_to_datetime(text)
+        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - time.time()
+    except (TypeError, ValueError, OverflowError, IndexError):
+        return None
+    return max(0.0, min(seconds, MOST_WAIT_S))
+
+
+def next_try_s(error: BaseException) -> float | None:
+    """Return the seconds after which the service that failed wants to be asked again; None where it says nothing.
+
+    Args:
+        error: An `OutageError` that says it, or an error of a client that has the answer's headers.
+    """
+    for each in _chain(error):
+        if isinstance(each, OutageError) and each.next_try_s is not None:
+            return each.next_try_s
+        for holder in (each, getattr(each, "response", None)):
+            headers = getattr(holder, "headers", None)
+            if (
+                isinstance(headers, Mapping | Message)
+                and (found := retry_after_s(headers.get("retry-after"))) is not None
+            ):
+                return found
+    return None
 
 
 def agents_cause(error: BaseException | int) -> AgentCause | None:

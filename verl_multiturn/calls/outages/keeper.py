@@ -79,6 +79,8 @@ class Sums:
     may ask another service than the other calls."""
     error: str = ""
     """Text of the last outage."""
+    next_try_s: float | None = None
+    """Seconds after which the service wants to be asked again; None: it does not say."""
     probe: str = ""
     """Id of a probe that has ended; "" for none."""
     probe_good: bool | None = False
@@ -239,6 +241,8 @@ class OutageKeeper:
             if own.probe:
                 kept.breaker.end_probe(now, own.probe, own.probe_good, mistaken=own.probe_good is None)
             kept.breaker.take_back(own.taken_back)
+            if own.next_try_s is not None:
+                kept.breaker.put_off(now, own.next_try_s)
             if kept.breaker.epoch != epoch:
                 self._note(True)
                 kept.say(name, now)

@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.breaker import WINDOW_S, Outage
-from verl_multiturn.calls.outages.causes import cause_of
+from verl_multiturn.calls.outages.causes import cause_of, next_try_s
 from verl_multiturn.calls.outages.keeper import Admitted, Keeper, Sums, Waiting
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.config import OutageSettings
@@ -394,7 +394,7 @@ class Watched:
         self.again = bool(probe) and self._may_wait_again and not self._has_probed_enough()
         self.met = not self.again
         sums = watch.take()
-        sums.error, sums.probe = text, probe
+        sums.error, sums.probe, sums.next_try_s = text, probe, next_try_s(error)
         if self.met:
             sums.outages.append(Outage(self._conversation, self._epoch))
             if self._was_good:

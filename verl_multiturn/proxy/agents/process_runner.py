@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from verl_multiturn.calls.outages.causes import agents_cause
 from verl_multiturn.errors import AgentContractError, ConfigError
+from verl_multiturn.http_connections import past_proxy
 from verl_multiturn.processes.forks import Fork, ForkError, Forks
 from verl_multiturn.processes.interpreters import interpreter_environment
 from verl_multiturn.processes.lines import read_line
@@ -223,10 +224,7 @@ def environment_of(address: SessionAddress, python: str | None = None) -> dict[s
     if python is not None:
         environment = interpreter_environment(python, environment)
     # Clients would otherwise look for our address behind a proxy of the network.
-    host = urlsplit(address.base_url).hostname or ""
-    for name in ("NO_PROXY", "no_proxy"):
-        environment[name] = ",".join(filter(None, (environment.get(name), host)))
-    return environment | {
+    return past_proxy(environment, urlsplit(address.base_url).hostname or "") | {
         "OPENAI_BASE_URL": address.base_url,
         "OPENAI_API_KEY": address.api_key,
         "ANTHROPIC_BASE_URL": address.anthropic_base_url,

@@ -24,6 +24,7 @@ from typing import Any
 
 from verl_multiturn.calls.calls import Calls
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
+from verl_multiturn.calls.outages.causes import next_try_s
 from verl_multiturn.calls.outages.watch import OutageEndError, Watched
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
@@ -353,8 +354,10 @@ class ToolSession:
                 return await self._calls[gate.name].call("execute", given, slot=run.slot, alarms=alarms)
             except (TimedOutError, ToolContractError, ValueError):
                 raise
-            except Exception:  # a tool's own code
-                wait_s = gate.limits.backoff_s * 2 ** (run.attempts - 1) * random.uniform(0.5, 1)
+            except Exception as error:  # a tool's own code
+                wait_s = next_try_s(error)
+                if wait_s is None:
+                    wait_s = gate.limits.backoff_s * 2 ** (run.attempts - 1) * random.uniform(0.5, 1)
                 if run.attempts > gate.limits.retries or loop.time() + wait_s >= until:
                     raise
             await asyncio.sleep(wait_s)

@@ -6,7 +6,9 @@ Invariants:
 - every failure is an `UnavailableError` or a `ServiceFailedError`, where asking again may help, or a `ValueError`; all
   have a short text for the model, and the log has the address and the cause;
 - only what cannot depend on what was asked is an `UnavailableError`, and so an outage: one request may end a process of
-  the service, or lead to its status 500.
+  the service, or lead to its status 500. A key that is not taken and an address where nothing is are outages, whose
+  text names the status and the setting;
+- no redirect is followed.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from verl_multiturn.calls.limits import OutageLimits
-from verl_multiturn.calls.outages.causes import LATE_STATUS, OUTAGE_STATUSES
+from verl_multiturn.calls.outages.causes import OUT, retry_after_s, status_kind
 from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.errors import MultiTurnError, OutageError
-from verl_multiturn.http_connections import Connections, trusted
+from verl_multiturn.http_connections import Connections, open_client, route_to, say_status, trusted
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.schema import ToolSchema
 
@@ -55,7 +57,10 @@ class HttpSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str
-    """Address of the service, with or without the path to which the tool posts."""
+    """Address of the service, with or without the path to which the tool posts.
+
+    A user and a password in it (`https://USER:PASSWORD@HOST`) are sent to the service, and shown nowhere.
+    """
 
     timeout_s: float = Field(30.0, gt=0, allow_inf_nan=False)
     """Seconds for one request, from waiting for a connection to the last byte.
@@ -89,21 +94,28 @@ class HttpTool(BaseTool):
         config: As in `BaseTool`.
         tool_schema: As in `BaseTool`.
 
+    Raises:
+        ConfigError: The network's proxy, by which the service is reached, cannot be used.
+
     Attributes:
         service: Name of the service in messages to the model; a subclass sets it.
         path: Path to which requests are posted; a subclass sets it.
+        not_found: Statuses by which the service says that there is no such thing as the model named. They are the
+            model's mistake, and no outage.
     """
 
     repeatable = True
     outage_limits = OutageLimits(timeouts="outage")
     service: ClassVar[str]
     path: ClassVar[str]
+    not_found: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, settings: HttpSettings, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
         super().__init__(config, tool_schema)
         self._http = settings
         url = settings.url.rstrip("/")
         self._address = url if url.endswith(self.path) else url + self.path
+        self._route = route_to(self._address, "config.url")
         self._connections = PerLoop(self._open_connections, Connections.close)
 
     async def create(self, instance_id: str, **kwargs: Any) -> None:
@@ -141,7 +153,9 @@ class HttpTool(BaseTool):
         except TimeoutError:
             raise LateError(self._say(f"did not answer within {timeout_s:g} s")) from None
         except (httpx.ConnectError, httpx.UnsupportedProtocol) as error:
-            raise UnavailableError(self._say("cannot be reached", error)) from error
+            raise UnavailableError(self._say(f"cannot be reached{self._route.words}", error)) from error
+        except httpx.ProxyError as error:
+            raise UnavailableError(self._say(f"cannot be reached{self._route.words}: {error}", error)) from error
         except httpx.HTTPError as error:
             text = self._say("broke off", error)
             raise (ServiceFailedError if await self._is_there() else UnavailableError)(text) from error
@@ -152,9 +166,16 @@ class HttpTool(BaseTool):
 
     async def _is_there(self) -> bool:
         """Tell whether the service still takes connections: then it was this request alone that broke off."""
+        limit_s = min(_THERE_S, self._http.timeout_s)
+        if self._route.proxy is not None:  # which always takes connections
+            try:
+                async with asyncio.timeout(limit_s), open_client(httpx.AsyncClient, self._route) as client:
+                    return status_kind((await client.head(self._address)).status_code) not in ("away", "late")
+            except (httpx.HTTPError, TimeoutError):
+                return False
         url = httpx.URL(self._address)
         try:
-            async with asyncio.timeout(min(_THERE_S, self._http.timeout_s)):
+            async with asyncio.timeout(limit_s):
                 _, writer = await asyncio.open_connection(url.host, url.port or (443 if url.scheme == "https" else 80))
         except OSError:  # a TimeoutError is one, too
             return False
@@ -164,16 +185,14 @@ class HttpTool(BaseTool):
         return True
 
     async def _read(self, response: httpx.Response) -> bytes:
-        status = response.status_code
-        if status == LATE_STATUS:
-            raise LateError(self._say(f"failed (HTTP {status})"))
-        if status in OUTAGE_STATUSES:
-            raise UnavailableError(self._say(f"failed (HTTP {status})"))
-        if status >= httpx.codes.INTERNAL_SERVER_ERROR:
-            raise self._failed(f"failed (HTTP {status})")
-        if status != httpx.codes.OK:
-            logger.warning("%s refused a request with HTTP %d", self._address, status)
+        status, kind = response.status_code, status_kind(response.status_code)
+        if kind == "refused" or status in self.not_found:
+            logger.warning("%s refused a request with HTTP %d", self._shown, status)
             raise ValueError(f"the {self.service} refused the request (HTTP {status})")
+        if kind in OUT:
+            raise self._unavailable(response)
+        if kind == "failed":
+            raise self._failed(f"failed (HTTP {status})")
         if response.headers.get("content-encoding", "identity") != "identity":
             raise self._failed("gave an answer that cannot be read", "it is compressed, which was not asked for")
         body, most = bytearray(), self._http.max_response_bytes
@@ -183,16 +202,30 @@ class HttpTool(BaseTool):
                 raise ValueError(f"the answer of the {self.service} has more than {most} bytes; ask for less")
         return bytes(body)
 
+    def _unavailable(self, response: httpx.Response) -> UnavailableError:
+        """Return the outage that a status says, with the setting that it is about."""
+        status = response.status_code
+        text = self._say(
+            say_status(status, self._route, "config.url", "config.url"), response.headers.get("location", "")
+        )
+        error = (LateError if status_kind(status) == "late" else UnavailableError)(text)
+        error.next_try_s = retry_after_s(response.headers.get("retry-after"))
+        return error
+
     def _failed(self, problem: str, cause: object = "") -> ServiceFailedError:
         return ServiceFailedError(self._say(problem, cause))
 
     def _say(self, problem: str, cause: object = "") -> str:
         """Log a problem with its cause, and return what the model reads of it."""
-        logger.warning("%s %s%s", self._address, problem, f": {cause!r:.500}" if cause else "")
+        logger.warning("%s %s%s", self._shown, problem, f": {cause!r:.500}" if cause else "")
         return f"the {self.service} {problem}"
 
     def _open_connections(self) -> Connections:
-        return Connections(self._http.max_connections, self._tls)
+        return Connections(self._http.max_connections, self._tls, self._route)
+
+    @cached_property
+    def _shown(self) -> str:
+        return str(httpx.URL(self._address).copy_with(userinfo=b""))
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:

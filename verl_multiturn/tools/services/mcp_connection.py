@@ -4,6 +4,7 @@ Invariants:
 - each event loop has at most one connection that takes new calls, opened by the first call and shared by all others;
 - a connection is opened and closed by a task of its own, so that no cancelled call can take it down;
 - a call is answered, or fails as soon as its connection has ended; the next call opens another connection;
+- a status of HTTP by which a server says that it is not there, or does not take the key or the address, is an outage;
 - the server process of a connection ends with the connection, with its event loop, or at the latest with the worker.
 """
 
@@ -22,17 +23,21 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO, cast
+from uuid import uuid4
 
 import httpx2
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
-from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, CallToolResult, Tool
+from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST, CallToolResult, Tool
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from verl_multiturn.calls.outages.causes import OUT, retry_after_s, status_kind
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.http_connections import open_client, route_to, say_status, trusted
 from verl_multiturn.processes import guard
+from verl_multiturn.tools.services.http_client import LateError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +49,10 @@ _LONGEST_BACKOFF_S = 10.0
 # A server counts as dead after so many calls in a row that were each given up after more than so many seconds.
 _GIVEN_UP = 8
 _PATIENCE_S = 1.0
+
+
+_OURS = uuid4().hex
+"""Marks the errors that `_HttpClient` puts in the place of an answer."""
 
 
 class McpSettings(BaseModel):
@@ -87,7 +96,8 @@ def check_settings(settings: McpSettings, where: str) -> None:
 
     Raises:
         ConfigError: `command` and `url` are both given or both missing, a setting belongs to the other kind of server,
-            an environment variable is not set, or there is no such program or folder.
+            an environment variable is not set, there is no such program or folder, or the network's proxy, by which the
+            server is reached, cannot be used.
     """
     if (settings.command is None) == (settings.url is None):
         raise ConfigError(f"{where}: expected either 'command' or 'url'; give one of them")
@@ -98,7 +108,7 @@ def check_settings(settings: McpSettings, where: str) -> None:
     if settings.url:
         for name, value in settings.headers.items():
             expand(value, f"{where}.headers.{name}")
-        expand(settings.url, f"{where}.url")
+        route_to(expand(settings.url, f"{where}.url"), f"{where}.url")
     else:
         _server_parameters(settings, where)
 
@@ -162,6 +172,7 @@ class Server:
 
         Raises:
             ConnectionError: There is no connection.
+            UnavailableError: The server says that it is not there, or does not take the key or the address.
             ValueError: The server refuses the call.
             RuntimeError: The connection ended during the call, or the answer is not a result of a tool.
         """
@@ -234,6 +245,8 @@ class _Connection:
                 self._retire("it answered none of its last calls")
             raise
         except MCPError as error:
+            if (outage := _outage(error)) is not None:
+                raise outage from None
             if error.code != CONNECTION_CLOSED and not _is_session_gone(error):
                 self._note_answer()
                 raise ValueError(error.message) from None
@@ -285,7 +298,55 @@ class _Connection:
             self._over.set()
             if not self._client.done():
                 reason = "it was closed" if failure is None else _reason(failure, self._settings)
-                self._client.set_exception(ConnectionError(f"the tool server is not available ({reason})"))
+                error = ConnectionError(f"the tool server is not available ({reason})")
+                error.__cause__ = None if failure is None else _outage(failure)
+                self._client.set_exception(error)
+
+
+class _HttpClient(httpx2.AsyncClient):
+    """A client whose server can answer a message with a status that is an outage.
+
+    The SDK hides the status of an answer, and calls most of them errors of the tool. So such an answer is replaced by
+    an error of the protocol that says it.
+    """
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send a request, and return its answer, or the error in the place of one."""
+        response = await super().send(request, **options)
+        status = response.status_code
+        if request.method != "POST" or (kind := status_kind(status)) not in OUT or _is_protocols(request, response):
+            return response
+        await response.aclose()
+        # The proxy of the client is that of its one address.
+        text = say_status(status, route_to(str(request.url)), "mcp.url", "mcp.headers")
+        next_try_s = retry_after_s(response.headers.get("retry-after"))
+        data = {"ours": _OURS, "late": kind == "late", "next_try_s": next_try_s}
+        error = {"code": INTERNAL_ERROR, "message": f"the tool server {text}", "data": data}
+        answer = {"jsonrpc": "2.0", "id": None, "error": error}
+        return httpx2.Response(max(status, 400), json=answer, request=request)
+
+
+def _is_protocols(request: httpx2.Request, response: httpx2.Response) -> bool:
+    """Return whether a status belongs to the protocol: a session's end, a redirect that the SDK follows, a probe."""
+    if response.next_request is not None:
+        sent, following = request.url, response.next_request.url
+        same = (sent.scheme, sent.port) == (following.scheme, following.port)
+        safer = (sent.scheme, sent.port, following.scheme, following.port) == ("http", None, "https", None)
+        return response.next_request.method == "POST" and sent.host == following.host and (same or safer)
+    if response.status_code == 404 and "mcp-session-id" in request.headers:
+        return True
+    return status_kind(response.status_code) == "address" and b'"server/discover"' in request.content
+
+
+def _outage(error: BaseException) -> UnavailableError | None:
+    """Return the outage that `_HttpClient` put in the place of an answer; None where the error is another one."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, MCPError) or not isinstance(error.data, dict) or error.data.get("ours") != _OURS:
+        return None
+    outage = (LateError if error.data["late"] else UnavailableError)(error.message)
+    outage.next_try_s = error.data["next_try_s"]
+    return outage
 
 
 class _Watched:
@@ -344,10 +405,17 @@ async def _transport(
             # No time limit on an answer: calls have deadlines of their own. No limit on connections either: if a call
             # stopped waiting for one, it would take all others down.
             timeout = httpx2.Timeout(settings.start_timeout_s, read=None, pool=None)
-            http = await stack.enter_async_context(
-                httpx2.AsyncClient(headers=headers, timeout=timeout, limits=httpx2.Limits(max_connections=None))
-            )
             url = expand(settings.url, f"{where}.url")
+            http = await stack.enter_async_context(
+                open_client(
+                    _HttpClient,
+                    route_to(url, f"{where}.url"),
+                    headers=headers,
+                    timeout=timeout,
+                    limits=httpx2.Limits(max_connections=None),
+                    verify=trusted("https:"),
+                )
+            )
             opened: Any = streamable_http_client(url, http_client=http, max_sse_event_size=_LONGEST_EVENT)
         else:
             # Without a file of ours (`errors` is None) the server's errors go where the worker's go.
@@ -392,6 +460,8 @@ def _reason(error: BaseException, settings: McpSettings) -> str:
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
         return f"no answer within {settings.start_timeout_s:g} s"
+    if settings.url and isinstance(error, httpx2.TransportError):
+        return f"{describe(error)}{route_to(expand(settings.url, 'mcp.url')).words}"
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         return f"its answer does not fit the protocol: {'.'.join(map(str, first['loc']))}: {first['msg']}"

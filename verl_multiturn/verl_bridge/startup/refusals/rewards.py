@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from verl_multiturn.chat_endpoint import check_address
 from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.names import STATELESS_MANAGERS
-from verl_multiturn.verl_bridge.startup.table import Row, needs_our_trainer
+from verl_multiturn.verl_bridge.startup.table import Check, Row, needs_our_trainer
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _REWARDS = ("tool_reward", "interaction_reward")
@@ -85,8 +86,20 @@ NEAR = [
     ),
 ]
 
-REWARDS = [
+
+def check_judge(run: RunView) -> None:
+    """Refuse a judge that the reward workers could not ask: its address is none, or needs a proxy that is none."""
+    for section in ("reward.custom_reward_function", "custom_reward_function"):
+        function = run.value(section) or {}
+        if "verl_multiturn" in str(function.get("path")):
+            key = f"{section}.reward_kwargs.judge.url"
+            if (url := run.value(key)) is not None:
+                check_address(url, key)
+
+
+REWARDS: list[Check] = [
     *NEAR,
+    check_judge,
     *(row for name in _REWARDS for row in _rows_of(name)),
     needs_our_trainer(_OTC, _scales, "set the form to none"),
     *map(_row_of_replaced, _REWARDS),
