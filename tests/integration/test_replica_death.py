@@ -262,10 +262,10 @@ def test_the_weights_of_the_last_whole_step_are_saved(trainer: Trainer, tmp_path
 
     again = "start the same command again with trainer.resume_mode=auto, which goes on from"
     said = f"the weights of step 7 are saved in '{tmp_path}/global_step_7'; {again} them"
-    assert save_last(trainer, 7) == said
+    assert save_last(trainer, 7).said == said
     assert trainer.done == [("cancelled", ["u"]), ("cleared", ["u"], "val"), ("saved", 7)]
     trainer.saved_step = 7
-    assert save_last(trainer, 7) == said
+    assert save_last(trainer, 7).said == said
     assert len(trainer.done) == 3
 
 
@@ -273,7 +273,7 @@ def test_weights_that_are_saved_in_the_background_are_not_told_as_saved(trainer:
     from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
 
     trainer.saves_in_background = True
-    assert save_last(trainer, 7) == (
+    assert save_last(trainer, 7).said == (
         f"the weights of step 7 are being saved in '{tmp_path}/global_step_7'; start the same command again with "
         "trainer.resume_mode=auto, which goes on from them if latest_checkpointed_iteration.txt names 7 by then, and "
         "else from the checkpoint before"
@@ -291,8 +291,10 @@ def test_the_checkpoint_of_an_earlier_run_is_not_taken_for_this_ones(trainer: Tr
 def test_nothing_is_saved_within_a_step_or_before_the_first(trainer: Trainer) -> None:
     from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
 
-    assert save_last(trainer, None).startswith("nothing was saved, because a step was half trained; start the same")
-    assert save_last(trainer, 0) == "no step was trained yet, so nothing was saved"
+    assert save_last(trainer, None).said.startswith(
+        "nothing was saved, because a step was half trained; start the same"
+    )
+    assert save_last(trainer, 0).said == "no step was trained yet, so nothing was saved"
     assert trainer.done == []
 
 
@@ -300,11 +302,14 @@ def test_a_checkpoint_that_cannot_be_saved_is_told(trainer: Trainer) -> None:
     from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
 
     trainer.config.trainer.default_local_dir = "/disk"
-    assert save_last(trainer, 7).startswith("its weights could not be saved (OSError: no space left on device); start")
+    assert save_last(trainer, 7).said.startswith(
+        "its weights could not be saved (OSError: no space left on device); start"
+    )
 
 
 def test_a_run_that_loses_a_colocated_server_ends_with_its_last_whole_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.verl_bridge.trainer import hooks
+    from verl_multiturn.verl_bridge.trainer.checkpoints import LastCheckpoint
     from verl_multiturn.verl_bridge.trainer.servers import ServerDied
 
     done: list[str] = []
@@ -338,7 +343,7 @@ def test_a_run_that_loses_a_colocated_server_ends_with_its_last_whole_weights(mo
             )
 
     monkeypatch.setattr(hooks, "close_workers", lambda workers: None)
-    monkeypatch.setattr(hooks, "save_last", lambda trainer, step: f"step {step} is saved")
+    monkeypatch.setattr(hooks, "save_last", lambda trainer, step: LastCheckpoint(f"step {step} is saved"))
     with pytest.raises(ServerDied) as raised:
         Ours().fit(SimpleNamespace(agent_loop_workers=[]))
     assert str(raised.value) == (

@@ -1,4 +1,10 @@
-"""Starting the trainer's process, and ending it together with every process that it started."""
+"""Starting the trainer's process, and ending it together with every process that it started.
+
+Invariants:
+- every signal that would end the launcher, and can be handled, raises KeyboardInterrupt, so that the processes of the
+  run are ended first. SIGUSR1 asks a run that can stop by itself to do so, once;
+- a launcher that is killed at once takes the trainer's process with it (Linux).
+"""
 
 from __future__ import annotations
 
@@ -10,30 +16,54 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
+from verl_multiturn.processes.system import end_with_parent
+
 _MARK = "VERL_MULTITURN_RUN"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP = signal.SIGUSR1
+"""Signal that asks a run to stop when the step that runs has ended."""
+_FAULTS = {"SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSYS"}
+# Signals that end no process, and those that nobody can handle.
+_OTHERS = {"SIGCHLD", "SIGCONT", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG", "SIGWINCH", "SIGINFO", "SIGKILL", "SIGSTOP"}
+
+
+def _ending() -> set[int]:
+    """Return the signals that end a process and come from outside: a fault of the process itself is none of them."""
+    left_out = {getattr(signal, name) for name in _FAULTS | _OTHERS if hasattr(signal, name)}
+    return {int(signum) for signum in signal.valid_signals()} - left_out
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 @contextmanager
-def interruptible() -> Iterator[list[signal.Signals]]:
-    """Raise KeyboardInterrupt at SIGINT, SIGTERM and SIGHUP, as long as the context lasts.
+def interruptible(stop: Callable[[], None] | None = None) -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt at each signal that would end this process, as long as the context lasts.
 
-    A signal that the caller ignores stays ignored: with nohup, a run continues when its terminal closes.
+    A signal that the caller ignores stays ignored: with nohup, a run continues when its terminal closes. One that other
+    code handles stays that code's.
+
+    Args:
+        stop: Function that is called, in place of it, at the first SIGUSR1; None: SIGUSR1 is as the others.
 
     Yields:
         The signals that raise it.
     """
 
-    def interrupted(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+    def ask(signum: int, frame: FrameType | None) -> None:
+        signal.signal(STOP, _interrupt)
+        assert stop is not None
+        stop()
 
-    heard = [signum for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
-    before = {signum: signal.signal(signum, interrupted) for signum in heard}
+    ours = (signal.SIG_DFL, signal.default_int_handler, _interrupt)
+    heard = [signum for signum in sorted(_ending()) if signal.getsignal(signum) in ours]
+    before = {signum: signal.signal(signum, _interrupt if stop is None or signum != STOP else ask) for signum in heard}
     try:
         yield heard
     finally:
@@ -47,10 +77,13 @@ def run_watched(
     log: Path | None = None,
     watch: Callable[[Callable[[], bool]], None] | None = None,
     lock: int | None = None,
+    stop: Callable[[], None] | None = None,
+    begun: Callable[[int], None] | None = None,
 ) -> int:
     """Run a command in a new session until it ends, and return its exit status.
 
-    Afterwards every process that the command started is ended, also after Ctrl-C, SIGTERM or a closed terminal.
+    Afterwards every process that the command started is ended, also after Ctrl-C, a closed terminal, or another signal
+    that ends this process.
 
     Args:
         command: Program and its arguments.
@@ -59,16 +92,19 @@ def run_watched(
         watch: Function that is called once, with a function that tells whether the command still runs. It has to
             return when the command has ended. None: nothing is done meanwhile.
         lock: Descriptor that the command inherits, of a file that stays locked as long as the command runs.
+        stop: Function that asks the command to end by itself, called at the first SIGUSR1; None: SIGUSR1 ends it at
+            once, as other signals do.
+        begun: Function that is called with the command's process id when it has begun.
 
     Returns:
         The exit status; negative for a command that a signal ended.
 
     Raises:
-        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP arrived.
+        KeyboardInterrupt: A signal arrived that ends this process.
     """
     mark = uuid.uuid4().hex
     process: subprocess.Popen[bytes] | None = None
-    with interruptible() as heard:
+    with interruptible(stop) as heard:
         try:
             with log.open("ab") if log is not None else contextlib.nullcontext() as output:
                 process = subprocess.Popen(
@@ -78,8 +114,11 @@ def run_watched(
                     env={**environment, _MARK: mark},
                     start_new_session=True,
                     pass_fds=() if lock is None else (lock,),
+                    preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
                 )
             started = process
+            if begun is not None:
+                begun(process.pid)
             if watch is not None:
                 watch(lambda: started.poll() is None)
             started.wait()

@@ -1,6 +1,9 @@
 """The display of a run while it lasts: the phases of its start-up, then a line for each step and each validation.
 
+    phase: starting Ray, after 52 s
     step  12  reward 0.913  calls/trajectory 0.98  11.2 s  finished 99 %, response_length 1 %  left 0:01:30
+
+In a terminal the phases stand in the progress bar; elsewhere each is a line, when it begins.
 
 All of it is read from the files that verl's trainer writes. The trainer itself is never asked.
 """
@@ -176,6 +179,8 @@ class Display:
         self._console = console
         self._start_up = start_up
         self._not_shown: set[str] = set()
+        self._phase = ""
+        """The phase whose line was printed."""
 
     def show_while(self, is_running: Callable[[], bool]) -> None:
         """Show the run until it ends.
@@ -202,9 +207,20 @@ class Display:
     def _doing(self) -> str:
         return "training" if self._start_up is None else self._start_up.doing
 
+    def _print_phase(self) -> None:
+        """Print the line of a phase that has begun, where no progress bar is seen."""
+        seen = self._console.is_terminal and not self._console.is_dumb_terminal
+        if self._start_up is None or seen or self._phase == self._doing:
+            return
+        self._phase = self._doing
+        line = f"phase: {self._phase}, after {self._start_up.elapsed:.0f} s"
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     def _see(self, progress: Progress, bar: TaskID) -> None:
+        self._print_phase()
         for line in iter(lambda: next(self._log), ""):
             self._see_log(line)
+            self._print_phase()
         for line in iter(lambda: next(self._metrics), ""):
             self._has_metrics = True
             if (entry := read_entry(line)) is None:
@@ -213,11 +229,13 @@ class Display:
             if data.get(REWARD) is not None:
                 if self._start_up is not None and not self._start_up.is_over:
                     self._start_up.end()
+                    self._print_phase()
                 progress.update(bar, completed=step)
             for shown in self._lines.of(step, data):
                 self._console.print(shown, highlight=False, markup=False, soft_wrap=True)
         if self._start_up is not None and not self._start_up.is_over and _size(self._records) > self._recorded:
             self._start_up.end()
+            self._print_phase()
         progress.update(bar, description=self._doing, total=self._lines.total)
 
     def _see_log(self, line: str) -> None:
