@@ -80,10 +80,10 @@ def problems(ray_init: Mapping[str, Any], environment: Mapping[str, str]) -> Ite
         return
     yield from _token(environment)
     folder, setting = temp_folder(ray_init, environment)
+    needed = len(os.fsencode(folder.absolute())) + len(_SOCKET.format(pid=os.getpid()))
     if why := _unwritable(folder):
         yield f"{setting}: Ray cannot write its sessions there ({why}); set RAY_TMPDIR to a folder that can be written"
-    needed = len(os.fsencode(folder.absolute())) + len(_SOCKET.format(pid=os.getpid()))
-    if needed > _SOCKET_BYTES:
+    elif needed > _SOCKET_BYTES:
         yield (
             f"{setting}: Ray's sockets there would have paths of {needed} bytes, and {_SOCKET_BYTES} are possible; set "
             "RAY_TMPDIR to a shorter path"
