@@ -352,3 +352,75 @@ def test_a_run_that_loses_a_colocated_server_ends_with_its_last_whole_weights(mo
     )
     listed = "list ['10.0.0.1:80']"
     assert done == ["first weights", listed, "weights", listed, "abort", "sleep"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+@pytest.mark.parametrize(("asked_in", "saved", "step"), [(1, ("saved", 1), 1), (0, None, 0), (3, ("saved", 3), 3)])
+def test_a_run_that_is_asked_to_stop_saves_where_the_next_step_would_begin(
+    mode: str,
+    asked_in: int,
+    saved: tuple[str, int] | None,
+    step: int,
+    trainer: Trainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With `asked_in=0` the request is there before the first step."""
+    from verl_multiturn.launch.stop_request import StopRequest
+    from verl_multiturn.verl_bridge.trainer import hooks, trainers
+
+    done, request = trainer.done, StopRequest(tmp_path)
+    ours = {
+        "sync": trainers.MultiTurnSync,
+        "colocate_async": trainers.MultiTurnColocateAsync,
+        "separate_async": trainers.MultiTurnSeparateAsync,
+    }[mode]
+
+    def fit(self: Any, agent_loop_manager: Any) -> None:
+        self._whole = self.global_steps = 0
+        if asked_in == 0:
+            request.make()
+        for self.global_steps in range(1, 6):
+            self.on_step_begin()
+            done.append(f"step {self.global_steps}")
+            if self.global_steps == asked_in:
+                request.make()
+            self._whole = self.global_steps
+
+    for verls in ours.__mro__[2:]:
+        if "fit" in vars(verls):
+            monkeypatch.setattr(verls, "fit", fit)
+    made = ours.__new__(ours)
+    made.__dict__.update(vars(trainer))
+    made.replay_buffer = None
+    made._outages = SimpleNamespace(look=lambda: None)
+    made.checkpoint_manager = SimpleNamespace(
+        abort_replicas=lambda: done.append("abort"), sleep_replicas=lambda: done.append("sleep")
+    )
+    made._save_checkpoint = trainer._save_checkpoint
+    trainer.__dict__["global_steps"] = step
+    made._shutdown_dump_executor = lambda: done.append("written")
+    monkeypatch.setattr(hooks, "close_workers", lambda workers: done.append("closed"))
+    manager = SimpleNamespace(agent_loop_workers=[], cancel=trainer.cancel)
+    made.agent_loop_manager = manager
+    assert made.fit(manager) is None
+    steps = [f"step {number}" for number in range(1, asked_in + 1)]
+    saving = [("cancelled", ["u"]), ("cleared", ["u"], "val"), saved] if saved else []
+    assert done == [*steps, "abort", "sleep", *saving, "written", "closed"]
+    answer = request.take()
+    assert answer is not None
+    assert answer.step == step
+    if not step:
+        assert answer.said == "no step was trained yet, so nothing was saved"
+
+
+def test_a_run_whose_checkpoint_cannot_be_saved_fails(trainer: Trainer, tmp_path: Path) -> None:
+    from verl_multiturn.launch.stop_request import StopRequest
+    from verl_multiturn.verl_bridge.trainer.checkpoints import StopDue, stop_with_checkpoint
+
+    request = StopRequest(tmp_path)
+    request.make()
+    trainer.config.trainer.default_local_dir = "/disk"
+    with pytest.raises(StopDue, match="the run was asked to end; its weights could not be saved .OSError: no space"):
+        stop_with_checkpoint(trainer, request, 7)
+    assert not request.is_made()
