@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from statistics import mean
@@ -91,6 +91,22 @@ class RunConsole(Console):
             _say_nothing()
 
 
+def validation_scores(data: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return what a validation found, each with its name: the accuracy of a data set, or its reward where it has none.
+
+    Args:
+        data: Metrics of one entry of verl's file.
+    """
+    found = {match: value for key, value in data.items() if (match := _VALIDATED.fullmatch(key)) and value is not None}
+    accurate = {match[1] for match in found if match[2] == "acc"}
+    shown = {match: value for match, value in found.items() if match[2] == "acc" or match[1] not in accurate}
+    names = {"acc": "accuracy", "reward": "reward"}
+    return [
+        (f"validation {names[match[2]]}{f' of {match[1]}' if len(shown) > 1 else ''}", value)
+        for match, value in shown.items()
+    ]
+
+
 class StepLines:
     """The lines that show the logged metrics of a run.
 
@@ -112,16 +128,7 @@ class StepLines:
             data: The metrics, by name.
         """
         lines = [self._of_step(step, data)] if data.get(REWARD) is not None else []
-        found = {
-            match: value for key, value in data.items() if (match := _VALIDATED.fullmatch(key)) and value is not None
-        }
-        # Where a data set has an accuracy, its reward is not shown.
-        accurate = {match[1] for match in found if match[2] == "acc"}
-        shown = {match: value for match, value in found.items() if match[2] == "acc" or match[1] not in accurate}
-        for match, value in shown.items():
-            what = "accuracy" if match[2] == "acc" else "reward"
-            of = f" of {match[1]}" if len(shown) > 1 else ""
-            lines.append(f"step {step:3d}  validation {what}{of} {value:.3f}")
+        lines += [f"step {step:3d}  {name} {value:.3f}" for name, value in validation_scores(data)]
         return lines
 
     def _of_step(self, step: int, data: dict[str, Any]) -> str:
