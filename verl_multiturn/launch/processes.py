@@ -38,34 +38,56 @@ def _ending() -> set[int]:
     return {int(signum) for signum in signal.valid_signals()} - left_out
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+class Interruption:
+    """Handler of the signals that end this process: it raises KeyboardInterrupt once, so that nothing cuts the cleanup.
+
+    Signals that arrive together are handled one after the other, the second within the cleanup of the first.
+
+    Args:
+        stop: Function that is called, in place of it, at the first SIGUSR1; None: SIGUSR1 is as the others.
+    """
+
+    def __init__(self, stop: Callable[[], None] | None = None) -> None:
+        self._stop = stop
+        self._is_armed = True
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        if not self._is_armed:
+            return
+        if signum == STOP and self._stop is not None:
+            stop, self._stop = self._stop, None
+            stop()
+            return
+        self.disarm()
+        raise KeyboardInterrupt
+
+    def disarm(self) -> None:
+        """Ignore all further signals."""
+        self._is_armed = False
 
 
 @contextmanager
-def interruptible(stop: Callable[[], None] | None = None) -> Iterator[list[int]]:
+def interruptible(stop: Callable[[], None] | None = None) -> Iterator[Interruption]:
     """Raise KeyboardInterrupt at each signal that would end this process, as long as the context lasts.
 
     A signal that the caller ignores stays ignored: with nohup, a run continues when its terminal closes. One that other
     code handles stays that code's.
 
     Args:
-        stop: Function that is called, in place of it, at the first SIGUSR1; None: SIGUSR1 is as the others.
+        stop: As for `Interruption`.
 
     Yields:
-        The signals that raise it.
+        The handler.
     """
-
-    def ask(signum: int, frame: FrameType | None) -> None:
-        signal.signal(STOP, _interrupt)
-        assert stop is not None
-        stop()
-
-    ours = (signal.SIG_DFL, signal.default_int_handler, _interrupt)
-    heard = [signum for signum in sorted(_ending()) if signal.getsignal(signum) in ours]
-    before = {signum: signal.signal(signum, _interrupt if stop is None or signum != STOP else ask) for signum in heard}
+    interruption = Interruption(stop)
+    before = {}
+    for signum in sorted(_ending()):
+        handler = signal.getsignal(signum)
+        if handler in (signal.SIG_DFL, signal.default_int_handler) or isinstance(handler, Interruption):
+            before[signum] = signal.signal(signum, interruption)
     try:
-        yield heard
+        yield interruption
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
@@ -104,28 +126,28 @@ def run_watched(
     """
     mark = uuid.uuid4().hex
     process: subprocess.Popen[bytes] | None = None
-    with interruptible(stop) as heard:
+    with interruptible(stop) as interruption:
         try:
-            with log.open("ab") if log is not None else contextlib.nullcontext() as output:
-                process = subprocess.Popen(
-                    command,
-                    stdout=output,
-                    stderr=subprocess.STDOUT if output is not None else None,
-                    env={**environment, _MARK: mark},
-                    start_new_session=True,
-                    pass_fds=() if lock is None else (lock,),
-                    preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
-                )
-            started = process
-            if begun is not None:
-                begun(process.pid)
-            if watch is not None:
-                watch(lambda: started.poll() is None)
-            started.wait()
-        finally:
-            # A second Ctrl-C must not interrupt the cleanup.
-            for signum in heard:
-                signal.signal(signum, signal.SIG_IGN)
+            try:
+                with log.open("ab") if log is not None else contextlib.nullcontext() as output:
+                    process = subprocess.Popen(
+                        command,
+                        stdout=output,
+                        stderr=subprocess.STDOUT if output is not None else None,
+                        env={**environment, _MARK: mark},
+                        start_new_session=True,
+                        pass_fds=() if lock is None else (lock,),
+                        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
+                    )
+                started = process
+                if begun is not None:
+                    begun(process.pid)
+                if watch is not None:
+                    watch(lambda: started.poll() is None)
+                started.wait()
+            finally:
+                interruption.disarm()
+        finally:  # of its own: a signal may come before the line above
             if left := stop_everything(mark, process):
                 numbers = ", ".join(map(str, left))
                 print(f"these processes of the run could not be ended: {numbers}", file=sys.stderr)

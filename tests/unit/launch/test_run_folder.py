@@ -301,7 +301,7 @@ def test_a_machine_on_which_ray_cannot_start_is_refused_before_anything_is_made(
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/proc/nowhere")
-    with pytest.raises(ConfigError, match="HOME='/proc/nowhere': Ray cannot write its token to '/proc/nowhere/.ray'"):
+    with pytest.raises(ConfigError, match=r"HOME='/proc/nowhere': Ray cannot write its token to"):
         start("gsm8k_multiturn", out, recipe)
     assert not out.exists()
     assert start("gsm8k_multiturn", out, recipe, only_prepare=True) == 0  # which starts no Ray

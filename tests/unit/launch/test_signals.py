@@ -119,14 +119,30 @@ def test_handlers_are_put_back_and_those_of_others_stay() -> None:
     before = signal.signal(signal.SIGUSR2, theirs)
     try:
         was = signal.getsignal(signal.SIGXCPU)
-        with interruptible() as heard:
-            assert signal.SIGUSR2 not in heard
+        with interruptible():
             assert signal.getsignal(signal.SIGUSR2) is theirs
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGXCPU)
         assert signal.getsignal(signal.SIGXCPU) is was
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+def test_the_second_signal_does_not_cut_the_cleanup_of_the_first() -> None:
+    cleaned = []
+
+    def end() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGUSR2)
+            cleaned.append("all")
+
+    with interruptible(), pytest.raises(KeyboardInterrupt):
+        end()
+    assert cleaned == ["all"]
+    with interruptible(), pytest.raises(KeyboardInterrupt):  # another context hears again
+        signal.raise_signal(signal.SIGUSR2)
 
 
 def test_the_process_id_is_told(tmp_path: Path) -> None:
