@@ -104,15 +104,15 @@ def _happened(out: Path) -> list[tuple[str, str]]:
         rows.append(("conversations", f"{conversations:.0f}, {invalid} invalid, {raised:.0f} raised"))
         rows.append(("certificate", f"{summed('rollout/certificate/rows'):.0f} rows, {violations:.0f} violations"))
     seconds = summed("timing_s/step")
-    rows.append(("time", f"{_whole(out)}{timedelta(seconds=round(seconds))} of it in steps"))
+    rows.append(("time", f"{timedelta(seconds=round(seconds))} in steps{_whole(out)}"))
     return rows
 
 
 def _whole(out: Path) -> str:
-    """Return the time since the last start of the run as the beginning of a text; empty where it is not known."""
+    """Return the time since the last start of the run as the end of a text; empty where it is not known."""
     try:
         started = json.loads((out / "start_up.json").read_text(encoding="utf-8"))["started"]
-        return f"{timedelta(seconds=round(time.time() - started))}, "
+        return f", {timedelta(seconds=round(time.time() - started))} since its start"
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 

@@ -67,7 +67,7 @@ def test_what_a_user_wants_to_know(
         "failed calls: 6 (error 2, timeout 4)",
         "conversations: 16, 2 invalid, 0 raised",
         "certificate: 16 rows, 0 violations",
-        "time: 0:01:40, 0:01:00 of it in steps",
+        "time: 0:01:00 in steps, 0:01:40 since its start",
         f"model: {folder}/actor",
         "next:",
         f"verl-multiturn show '{out}'",
@@ -83,7 +83,7 @@ def test_a_run_that_kept_nothing_says_what_to_set(tmp_path: Path, capsys: pytest
         "run",
         "steps: 1",
         "reward, step 1 → 1: 0.500 → 0.500",
-        "time: 0:00:00 of it in steps",
+        "time: 0:00:00 in steps",
         "model: none was kept (trainer.save_freq)",
         "next:",
         "the same run with ++actor_rollout_ref.rollout.custom.multiturn.record_dir=… trainer.save_freq=…, to read its "

@@ -14,6 +14,8 @@ import pytest
 
 from verl_multiturn.launch.processes import _ending, interruptible, run_watched
 
+pytestmark = pytest.mark.slow
+
 LAUNCHER = """
 import signal, sys
 from pathlib import Path
