@@ -85,7 +85,7 @@ def _happened(out: Path) -> list[tuple[str, str]]:
     steps = [entry["data"] for entry in read_metrics(out) if REWARD in entry["data"]]
 
     def summed(key: str, of: str | None = None) -> float:
-        return sum(data.get(key, 0.0) * (1.0 if of is None else data.get(of, 0.0)) for data in steps)
+        return float(sum(data.get(key, 0.0) * (1.0 if of is None else data.get(of, 0.0)) for data in steps))
 
     conversations, total = summed("rollout/trajectories"), summed(f"{_CALLS}total")
     rows = []
