@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from verl_multiturn.launch.last_table import print_last, said, said_change
+from verl_multiturn.launch.last_table import change_text, figure_text, print_last
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 
@@ -99,9 +99,9 @@ def main() -> None:
     summary = summarize(out, time.time() - start_up["started"], start_up["seed"])
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     own = {
-        "accuracy on held-out tasks": said_change(summary["accuracy_before"], summary["accuracy_after"]),
-        "asked when needed, after": said(summary["asked_when_needed"]),
-        "asked needlessly, after": said(summary["asked_needlessly"]),
+        "accuracy on held-out tasks": change_text(summary["accuracy_before"], summary["accuracy_after"]),
+        "asked when needed, after": figure_text(summary["asked_when_needed"]),
+        "asked needlessly, after": figure_text(summary["asked_needlessly"]),
     }
     print_last(out, summary, own)
 

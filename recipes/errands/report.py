@@ -15,7 +15,7 @@ from statistics import mean
 from typing import Any
 
 from recipes.errands.errands import FOLDERS, REQUESTS
-from verl_multiturn.launch.last_table import print_last, said_change
+from verl_multiturn.launch.last_table import change_text, print_last
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 from verl_multiturn.records.reader import read_records
@@ -93,7 +93,7 @@ def main() -> None:
     out = Path(sys.argv[1])
     found = report(out)
     (out / "summary.json").write_text(json.dumps(found, indent=2) + "\n")
-    change = said_change(found["all_right_before"], found["all_right_after"])
+    change = change_text(found["all_right_before"], found["all_right_after"])
     print_last(out, found, {f"all right of {found['held_out']} held-out errands": change})
 
 

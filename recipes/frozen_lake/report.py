@@ -16,7 +16,7 @@ from typing import Any
 
 from lake import HELD_OUT, SIZE, SLIPPERY, held_out_maps, random_policy_share
 
-from verl_multiturn.launch.last_table import print_last, said_change
+from verl_multiturn.launch.last_table import change_text, print_last
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 from verl_multiturn.records.reader import read_records
@@ -84,7 +84,7 @@ def main() -> None:
     out = Path(sys.argv[1])
     found = report(out)
     (out / "summary.json").write_text(json.dumps(found, indent=2) + "\n")
-    change = said_change(found["greedy_before"], found["greedy_after"])
+    change = change_text(found["greedy_before"], found["greedy_after"])
     print_last(out, found, {f"goal reached on {found['held_out_maps']} of {HELD_OUT} held-out maps": change})
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from recipes.repair.agent import command_of
 from recipes.repair.repositories import TESTS
-from verl_multiturn.launch.last_table import print_last, said_change
+from verl_multiturn.launch.last_table import change_text, print_last
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 from verl_multiturn.records.reader import read_records
@@ -86,7 +86,7 @@ def main() -> None:
     out = Path(sys.argv[1])
     found = report(out)
     (out / "summary.json").write_text(json.dumps(found, indent=2) + "\n")
-    change = said_change(found["repaired_before"], found["repaired_after"])
+    change = change_text(found["repaired_before"], found["repaired_after"])
     print_last(out, found, {f"repaired of {found['held_out']} held-out repositories": change})
 
 

@@ -18,7 +18,7 @@ import yaml
 
 from recipes.common.report import report as common_report
 from recipes.researcher.reward import PENALTY
-from verl_multiturn.launch.last_table import print_last, said
+from verl_multiturn.launch.last_table import figure_text, print_last
 from verl_multiturn.records import joins
 from verl_multiturn.records.reader import read_records
 from verl_multiturn.records.rows import columns
@@ -132,7 +132,7 @@ def main() -> None:
     """Print the results of the run in the folder that the command line names."""
     out = Path(sys.argv[1])
     found = report(out)
-    print_last(out, found, {"right answers in training": said(found["right"])})
+    print_last(out, found, {"right answers in training": figure_text(found["right"])})
 
 
 if __name__ == "__main__":

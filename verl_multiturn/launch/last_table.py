@@ -50,14 +50,14 @@ def print_last(
     print(json.dumps(found))
 
 
-def said(value: float | None) -> str:
+def figure_text(value: float | None) -> str:
     """Return a figure as text; a dash where there is none."""
     return "-" if value is None else f"{value:.3f}"
 
 
-def said_change(before: float | None, after: float | None) -> str:
+def change_text(before: float | None, after: float | None) -> str:
     """Return a figure before and after training as text."""
-    return f"{said(before)} → {said(after)}"
+    return f"{figure_text(before)} → {figure_text(after)}"
 
 
 def _learned(out: Path) -> list[tuple[str, str]]:
@@ -77,7 +77,7 @@ def _learned(out: Path) -> list[tuple[str, str]]:
 def _change(name: str, values: Sequence[tuple[int, float]]) -> tuple[str, str]:
     """Return the row of a figure with its first and last value. The steps are named."""
     (first, before), (last, after) = values[0], values[-1]
-    return f"{name}, step {first} → {last}", said_change(before, after)
+    return f"{name}, step {first} → {last}", change_text(before, after)
 
 
 def _happened(out: Path) -> list[tuple[str, str]]:

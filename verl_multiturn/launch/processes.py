@@ -32,7 +32,7 @@ _FAULTS = {"SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSY
 _OTHERS = {"SIGCHLD", "SIGCONT", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG", "SIGWINCH", "SIGINFO", "SIGKILL", "SIGSTOP"}
 
 
-def _ending() -> set[int]:
+def _deadly() -> set[int]:
     """Return the signals that end a process and come from outside: a fault of the process itself is none of them."""
     left_out = {getattr(signal, name) for name in _FAULTS | _OTHERS if hasattr(signal, name)}
     return {int(signum) for signum in signal.valid_signals()} - left_out
@@ -82,7 +82,7 @@ def interruptible(stop: Callable[[], None] | None = None) -> Iterator[Interrupti
     """
     interruption = Interruption(stop)
     before = {}
-    for signum in sorted(_ending()):
+    for signum in sorted(_deadly()):
         handler = signal.getsignal(signum)
         if handler in (signal.SIG_DFL, signal.default_int_handler) or isinstance(handler, Interruption):
             before[signum] = signal.signal(signum, interruption)

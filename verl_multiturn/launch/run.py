@@ -20,7 +20,7 @@ from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan
 from verl_multiturn.launch.processes import interruptible, run_watched
 from verl_multiturn.launch.run_folder import RunFolder, require_folder
-from verl_multiturn.launch.training import Training, said_stop
+from verl_multiturn.launch.training import Training, stop_line
 from verl_multiturn.observe.progress import say
 from verl_multiturn.observe.ray_start import require_places
 
@@ -290,7 +290,7 @@ def _train(
         (out / "start_up.json").write_text(json.dumps(noted) + "\n")
     if end.stopped is not None:
         say(f"stopped as asked; {end.stopped.said}")
-        say(said_stop(end.stopped, out))
+        say(stop_line(end.stopped, out))
         return 0
     if is_ppo and not (metrics.is_file() and metrics.stat().st_size):
         # Without verl's file logger there are no metrics to report.

@@ -22,7 +22,7 @@ from verl_multiturn.launch.processes import run_watched
 from verl_multiturn.launch.run_folder import RunFolder
 from verl_multiturn.launch.stop_request import StopAnswer, StopRequest
 from verl_multiturn.observe.progress import Display, RunConsole, say
-from verl_multiturn.observe.ray_start import cause_in, is_late, joins_cluster, said_load, temp_folder
+from verl_multiturn.observe.ray_start import cause_in, is_late, joins_cluster, load_text, temp_folder
 from verl_multiturn.observe.start_up import StartUp
 
 _TAIL = 40
@@ -160,10 +160,10 @@ class Training:
             return None
         folder, _ = temp_folder(self._ray_init, environment)
         cause = cause_in(folder, begun, pids[0] if pids else None)
-        load, is_busy = said_load()
+        load, is_busy = load_text()
         return f"{cause or written[-1].strip()}; this machine {'is busy' if is_busy else 'is not busy'} ({load})"
 
 
-def said_stop(stopped: StopAnswer, out: Path) -> str:
+def stop_line(stopped: StopAnswer, out: Path) -> str:
     """Return the last line of a run that ended because it was asked to, one JSON object."""
     return json.dumps({"recipe": out.name, "stopped": stopped.step, "out": os.fspath(out)})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.ray_start import problems, said_load, temp_folder
+from verl_multiturn.observe.ray_start import load_text, problems, temp_folder
 from verl_multiturn.sandbox.control_groups import find_parent
 from verl_multiturn.sandbox.launch import SandboxError, check
 from verl_multiturn.sandbox.settings import SandboxSettings
@@ -152,7 +152,7 @@ def _ray() -> Finding:
 
 def _load() -> Finding:
     """Look whether a start of Ray is in doubt, which waits for its processes for a fixed time."""
-    load, is_busy = said_load()
+    load, is_busy = load_text()
     remedy = "Ray waits 30 s for its processes, and may not start now: wait until the load is lower" if is_busy else ""
     return Finding("load of this machine", True, load, remedy)
 
@@ -187,7 +187,7 @@ class _Said(NamedTuple):
     def advice(self, otherwise: str) -> str:
         """Return what to do about a program that failed: one that was only late says nothing about packages."""
         return (
-            f"start this command again when the machine is less busy ({said_load()[0]})" if self.is_late else otherwise
+            f"start this command again when the machine is less busy ({load_text()[0]})" if self.is_late else otherwise
         )
 
 

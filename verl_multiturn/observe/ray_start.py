@@ -29,7 +29,7 @@ _CHECK = re.compile(r".*Check failed: \S+\s*")
 _LATE = re.compile("timed out|deadline exceeded|overloaded|failed to start the dashboard", re.IGNORECASE)
 _TAIL_BYTES = 65_536
 BUSY = 3.0
-"""Load of a core from which on a start of Ray is in doubt: 11 of 12 starts failed at 4 to 8, none of two below 3.5."""
+"""Load of a core from which on a start of Ray is in doubt: 11 of 12 starts failed at 4 to 8."""
 
 
 def joins_cluster(ray_init: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
@@ -124,7 +124,7 @@ def _unwritable(folder: Path) -> str | None:
         return f"{there}: {error.strerror}"
 
 
-def said_load() -> tuple[str, bool]:
+def load_text() -> tuple[str, bool]:
     """Return load and cores of this machine as text, and whether a start of Ray is in doubt."""
     now, cores = os.getloadavg()[0], os.cpu_count() or 1
     return f"load {now:.0f} on {cores} cores", now / cores >= BUSY

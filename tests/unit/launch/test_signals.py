@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from verl_multiturn.launch.processes import _ending, interruptible, run_watched
+from verl_multiturn.launch.processes import _deadly, interruptible, run_watched
 
 pytestmark = pytest.mark.slow
 
@@ -63,9 +63,9 @@ def names() -> list[str]:
 
 
 def test_every_signal_that_ends_a_process_is_handled_but_for_its_own_faults() -> None:
-    assert {getattr(signal, name) for name in names()} <= _ending()
+    assert {getattr(signal, name) for name in names()} <= _deadly()
     for name in ("KILL", "STOP", "SEGV", "ABRT", "CHLD", "WINCH", "CONT", "TSTP"):
-        assert getattr(signal, f"SIG{name}") not in _ending()
+        assert getattr(signal, f"SIG{name}") not in _deadly()
 
 
 @pytest.mark.parametrize("name", [*names(), "SIGKILL"])

@@ -17,7 +17,7 @@ import pytest
 from verl_multiturn.launch import training
 from verl_multiturn.launch.run_folder import RunFolder
 from verl_multiturn.launch.stop_request import StopAnswer, StopRequest
-from verl_multiturn.launch.training import Training, TrainingEnd, said_stop
+from verl_multiturn.launch.training import Training, TrainingEnd, stop_line
 from verl_multiturn.observe.progress import RunConsole
 
 LATE = """
@@ -58,7 +58,7 @@ def train(out: Path, program: str, *words: str, **config: Any) -> tuple[Training
 
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "said_load", lambda: ("load 15 on 2 cores", True))
+    monkeypatch.setattr(training, "load_text", lambda: ("load 15 on 2 cores", True))
 
 
 def test_a_start_that_ray_was_too_late_for_is_tried_once_more(
@@ -171,5 +171,5 @@ def test_a_file_without_an_answer_is_a_request(tmp_path: Path) -> None:
 
 
 def test_the_last_line_of_a_stopped_run_is_json() -> None:
-    line = said_stop(StopAnswer(2, "saved"), Path("/runs/mine"))
+    line = stop_line(StopAnswer(2, "saved"), Path("/runs/mine"))
     assert json.loads(line) == {"recipe": "mine", "stopped": 2, "out": "/runs/mine"}

@@ -48,14 +48,14 @@ def test_the_disk_is_that_of_rays_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_busy_machine_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "said_load", lambda: ("load 15 on 2 cores", True))
+    monkeypatch.setattr(doctor, "load_text", lambda: ("load 15 on 2 cores", True))
     assert doctor._load() == doctor.Finding(
         "load of this machine",
         True,
         "load 15 on 2 cores",
         "Ray waits 30 s for its processes, and may not start now: wait until the load is lower",
     )
-    monkeypatch.setattr(doctor, "said_load", lambda: ("load 1 on 2 cores", False))
+    monkeypatch.setattr(doctor, "load_text", lambda: ("load 1 on 2 cores", False))
     assert doctor._load().remedy == ""
 
 
@@ -77,7 +77,7 @@ def test_what_was_only_late_is_no_reason_to_install(policy: str, monkeypatch: py
         raise subprocess.TimeoutExpired("python", 300)
 
     monkeypatch.setattr(subprocess, "run", late)
-    monkeypatch.setattr(doctor, "said_load", lambda: ("load 15 on 2 cores", True))
+    monkeypatch.setattr(doctor, "load_text", lambda: ("load 15 on 2 cores", True))
     monkeypatch.setattr(doctor, "_installed", lambda name: doctor._FLASH_ATTN_VERSION)
     monkeypatch.setenv("VERL_PLATFORM", "nvidia")
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", policy)

@@ -10,7 +10,7 @@ import pytest
 
 from verl_multiturn import ConfigError
 from verl_multiturn.observe import ray_start
-from verl_multiturn.observe.ray_start import cause_in, is_late, problems, require_places, said_load
+from verl_multiturn.observe.ray_start import cause_in, is_late, load_text, problems, require_places
 
 FATAL = (
     "[2026-11-28 21:21:17,699 C 11981 11981] (raylet) node_manager.cc:3576:  An unexpected system state has occurred. "
@@ -129,4 +129,4 @@ def test_a_machine_is_busy_by_its_load_for_a_core(
 ) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (now, 0.0, 0.0))
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert said_load() == expected
+    assert load_text() == expected
