@@ -209,7 +209,6 @@ def traced_run(folder: Path) -> list[tuple[str, str]]:
     reads = folder / "reads"
     reads.mkdir()
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", "--smoke", f"--out={folder / 'run'}"]
-    command.append("++ray_kwargs.ray_init.include_dashboard=False")
     environment = {**os.environ, **traced(reads), "VERL_PLATFORM": "cpu"}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=sys.stderr)
     return reads_in(reads)

@@ -43,7 +43,6 @@ _QUICK = (
     "--smoke",
     "trainer.val_before_train=False",
     "trainer.test_freq=-1",
-    "++ray_kwargs.ray_init.include_dashboard=False",
 )
 _BOUND = 1
 # Seconds of a call. A step of the smoke run trains for less, so that the trainer waits.

@@ -12,9 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from verl_multiturn.launch.last_table import change_text, figure_text, print_last
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 
@@ -100,12 +98,12 @@ def main() -> None:
     start_up = json.loads((out / "start_up.json").read_text())
     summary = summarize(out, time.time() - start_up["started"], start_up["seed"])
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    table = Table(title=str(summary["recipe"]), show_header=False)
-    for key, value in summary.items():
-        if key != "curve":
-            table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
-    Console().print(table)
-    print(json.dumps(summary))
+    own = {
+        "accuracy on held-out tasks": change_text(summary["accuracy_before"], summary["accuracy_after"]),
+        "asked when needed, after": figure_text(summary["asked_when_needed"]),
+        "asked needlessly, after": figure_text(summary["asked_needlessly"]),
+    }
+    print_last(out, summary, own)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from verl_multiturn.launch.last_table import print_last
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 
@@ -56,12 +53,8 @@ def report(out: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Print the results of the run in the folder that the command line names."""
-    found = report(Path(sys.argv[1]))
-    table = Table(title=found["recipe"], show_header=False)
-    for key, value in found.items():
-        table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
-    Console().print(table)
-    print(json.dumps(found))
+    out = Path(sys.argv[1])
+    print_last(out, report(out))
 
 
 if __name__ == "__main__":

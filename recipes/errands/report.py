@@ -14,10 +14,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from recipes.errands.errands import FOLDERS, REQUESTS
+from verl_multiturn.launch.last_table import change_text, print_last
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 from verl_multiturn.records.reader import read_records
@@ -95,11 +93,8 @@ def main() -> None:
     out = Path(sys.argv[1])
     found = report(out)
     (out / "summary.json").write_text(json.dumps(found, indent=2) + "\n")
-    table = Table(title=f"{found['recipe']}: {found['held_out']} held-out errands", show_header=False)
-    for key, value in found.items():
-        table.add_row(key.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
-    Console().print(table)
-    print(json.dumps(found))
+    change = change_text(found["all_right_before"], found["all_right_after"])
+    print_last(out, found, {f"all right of {found['held_out']} held-out errands": change})
 
 
 if __name__ == "__main__":

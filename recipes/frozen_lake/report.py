@@ -15,9 +15,8 @@ from statistics import mean
 from typing import Any
 
 from lake import HELD_OUT, SIZE, SLIPPERY, held_out_maps, random_policy_share
-from rich.console import Console
-from rich.table import Table
 
+from verl_multiturn.launch.last_table import change_text, print_last
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 from verl_multiturn.records.reader import read_records
@@ -85,11 +84,8 @@ def main() -> None:
     out = Path(sys.argv[1])
     found = report(out)
     (out / "summary.json").write_text(json.dumps(found, indent=2) + "\n")
-    table = Table(title=f"{found['recipe']}: {found['held_out_maps']} of {HELD_OUT} held-out maps", show_header=False)
-    for key, value in found.items():
-        table.add_row(key.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
-    Console().print(table)
-    print(json.dumps(found))
+    change = change_text(found["greedy_before"], found["greedy_after"])
+    print_last(out, found, {f"goal reached on {found['held_out_maps']} of {HELD_OUT} held-out maps": change})
 
 
 if __name__ == "__main__":

@@ -12,12 +12,11 @@ from typing import Any
 import pandas as pd
 import torch
 import yaml
-from rich.console import Console
-from rich.table import Table
 from transformers import AutoTokenizer
 
 from recipes.proxy_quickstart import credit_check, same_prompts
 from verl_multiturn.certificate.receipts import CAUSES
+from verl_multiturn.launch.last_table import print_last
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 from verl_multiturn.records.reader import read_records
@@ -124,11 +123,7 @@ def main() -> None:
     out = Path(sys.argv[1])
     found = report(out)
     (out / "summary.json").write_text(json.dumps(found, indent=2) + "\n")
-    table = Table(title=found["recipe"], show_header=False)
-    for key, value in found.items():
-        table.add_row(key.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
-    Console().print(table)
-    print(json.dumps(found))
+    print_last(out, found)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from typing import Any
 
 import matplotlib
 from rich.console import Console
-from rich.table import Table
 
+from verl_multiturn.launch.last_table import print_last
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 from verl_multiturn.records.fates import count, fates_of
@@ -104,14 +104,7 @@ def summarize(
     }
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     _plot(out / "curve.png", steps, validations)
-    table = Table(title="quickstart", show_header=False)
-    for key, value in summary.items():
-        table.add_row(key.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
-    console.print(table)
-    console.print(
-        f"written: {out}/summary.json, curve.png, trajectories.jsonl, metrics.jsonl, train.log", soft_wrap=True
-    )
-    print(json.dumps(summary))
+    print_last(out, summary, console=console)
     return summary
 
 

@@ -14,11 +14,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from recipes.repair.agent import command_of
 from recipes.repair.repositories import TESTS
+from verl_multiturn.launch.last_table import change_text, print_last
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 from verl_multiturn.records.reader import read_records
@@ -88,11 +86,8 @@ def main() -> None:
     out = Path(sys.argv[1])
     found = report(out)
     (out / "summary.json").write_text(json.dumps(found, indent=2) + "\n")
-    table = Table(title=f"{found['recipe']}: {found['held_out']} held-out repositories", show_header=False)
-    for key, value in found.items():
-        table.add_row(key.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
-    Console().print(table)
-    print(json.dumps(found))
+    change = change_text(found["repaired_before"], found["repaired_after"])
+    print_last(out, found, {f"repaired of {found['held_out']} held-out repositories": change})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ turns, less the mean of this over the group, from what the records and the join 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
-from rich.table import Table
 
 from recipes.common.report import report as common_report
 from recipes.researcher.reward import PENALTY
+from verl_multiturn.launch.last_table import figure_text, print_last
 from verl_multiturn.records import joins
 from verl_multiturn.records.reader import read_records
 from verl_multiturn.records.rows import columns
@@ -132,12 +130,9 @@ def _of_turn(each: Trained, turn: int, group: Sequence[Trained], gamma: float) -
 
 def main() -> None:
     """Print the results of the run in the folder that the command line names."""
-    found = report(Path(sys.argv[1]))
-    table = Table(title=found["recipe"], show_header=False)
-    for key, value in found.items():
-        table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
-    Console().print(table)
-    print(json.dumps(found))
+    out = Path(sys.argv[1])
+    found = report(out)
+    print_last(out, found, {"right answers in training": figure_text(found["right"])})
 
 
 if __name__ == "__main__":

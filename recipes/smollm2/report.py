@@ -23,6 +23,7 @@ from pyarrow.parquet import read_table
 from rich.console import Console
 from rich.table import Table
 
+from verl_multiturn.launch.last_table import print_last
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 from verl_multiturn.records.reader import read_records
@@ -187,7 +188,7 @@ def main() -> None:
         table.add_row(kind, *(f"{value:.3f}" for each in summaries for value in each["accuracy_by_kind"][kind]))
     table.add_row("all", *(f"{each[f'accuracy_{when}']:.3f}" for each in summaries for when in ("before", "after")))
     Console().print(table)
-    print(json.dumps(found))
+    print_last(args.out, found)
 
 
 if __name__ == "__main__":

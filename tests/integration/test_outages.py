@@ -438,6 +438,7 @@ def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pyt
     with pytest.raises(OutageLasts, match=r"tool search has not been there for 101 s, longer than .*stop_s=100; "):
         trainer.look_after()
     assert freed == ["abort", "sleep"], "the servers make room for the workers that save"
+    trainer._stop = SimpleNamespace(is_made=lambda: False)
     with pytest.raises(OutageLasts):
         trainer.on_step_begin()  # an asynchronous run may never wait
     assert freed == ["abort", "sleep"] * 2

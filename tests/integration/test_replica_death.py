@@ -262,10 +262,10 @@ def test_the_weights_of_the_last_whole_step_are_saved(trainer: Trainer, tmp_path
 
     again = "start the same command again with trainer.resume_mode=auto, which goes on from"
     said = f"the weights of step 7 are saved in '{tmp_path}/global_step_7'; {again} them"
-    assert save_last(trainer, 7) == said
+    assert save_last(trainer, 7).said == said
     assert trainer.done == [("cancelled", ["u"]), ("cleared", ["u"], "val"), ("saved", 7)]
     trainer.saved_step = 7
-    assert save_last(trainer, 7) == said
+    assert save_last(trainer, 7).said == said
     assert len(trainer.done) == 3
 
 
@@ -273,7 +273,7 @@ def test_weights_that_are_saved_in_the_background_are_not_told_as_saved(trainer:
     from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
 
     trainer.saves_in_background = True
-    assert save_last(trainer, 7) == (
+    assert save_last(trainer, 7).said == (
         f"the weights of step 7 are being saved in '{tmp_path}/global_step_7'; start the same command again with "
         "trainer.resume_mode=auto, which goes on from them if latest_checkpointed_iteration.txt names 7 by then, and "
         "else from the checkpoint before"
@@ -291,8 +291,10 @@ def test_the_checkpoint_of_an_earlier_run_is_not_taken_for_this_ones(trainer: Tr
 def test_nothing_is_saved_within_a_step_or_before_the_first(trainer: Trainer) -> None:
     from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
 
-    assert save_last(trainer, None).startswith("nothing was saved, because a step was half trained; start the same")
-    assert save_last(trainer, 0) == "no step was trained yet, so nothing was saved"
+    assert save_last(trainer, None).said.startswith(
+        "nothing was saved, because a step was half trained; start the same"
+    )
+    assert save_last(trainer, 0).said == "no step was trained yet, so nothing was saved"
     assert trainer.done == []
 
 
@@ -300,11 +302,14 @@ def test_a_checkpoint_that_cannot_be_saved_is_told(trainer: Trainer) -> None:
     from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
 
     trainer.config.trainer.default_local_dir = "/disk"
-    assert save_last(trainer, 7).startswith("its weights could not be saved (OSError: no space left on device); start")
+    assert save_last(trainer, 7).said.startswith(
+        "its weights could not be saved (OSError: no space left on device); start"
+    )
 
 
 def test_a_run_that_loses_a_colocated_server_ends_with_its_last_whole_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.verl_bridge.trainer import hooks
+    from verl_multiturn.verl_bridge.trainer.checkpoints import LastCheckpoint
     from verl_multiturn.verl_bridge.trainer.servers import ServerDied
 
     done: list[str] = []
@@ -338,7 +343,7 @@ def test_a_run_that_loses_a_colocated_server_ends_with_its_last_whole_weights(mo
             )
 
     monkeypatch.setattr(hooks, "close_workers", lambda workers: None)
-    monkeypatch.setattr(hooks, "save_last", lambda trainer, step: f"step {step} is saved")
+    monkeypatch.setattr(hooks, "save_last", lambda trainer, step: LastCheckpoint(f"step {step} is saved"))
     with pytest.raises(ServerDied) as raised:
         Ours().fit(SimpleNamespace(agent_loop_workers=[]))
     assert str(raised.value) == (
@@ -347,3 +352,80 @@ def test_a_run_that_loses_a_colocated_server_ends_with_its_last_whole_weights(mo
     )
     listed = "list ['10.0.0.1:80']"
     assert done == ["first weights", listed, "weights", listed, "abort", "sleep"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+@pytest.mark.parametrize(("asked_in", "saved", "step"), [(1, ("saved", 1), 1), (0, None, 0), (3, ("saved", 3), 3)])
+def test_a_run_that_is_asked_to_stop_saves_where_the_next_step_would_begin(
+    mode: str,
+    asked_in: int,
+    saved: tuple[str, int] | None,
+    step: int,
+    trainer: Trainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With `asked_in=0` the request is there before the first step."""
+    from verl_multiturn.launch.stop_request import StopRequest
+    from verl_multiturn.verl_bridge.trainer import hooks, trainers
+
+    done, request = trainer.done, StopRequest(tmp_path)
+    ours = {
+        "sync": trainers.MultiTurnSync,
+        "colocate_async": trainers.MultiTurnColocateAsync,
+        "separate_async": trainers.MultiTurnSeparateAsync,
+    }[mode]
+
+    def fit(self: Any, agent_loop_manager: Any) -> None:
+        self._whole = self.global_steps = 0
+        if asked_in == 0:
+            request.make()
+        for self.global_steps in range(1, 6):
+            self.on_step_begin()
+            done.append(f"step {self.global_steps}")
+            if self.global_steps == asked_in:
+                request.make()
+            self._whole = self.global_steps
+
+    for verls in ours.__mro__[2:]:
+        if "fit" in vars(verls):
+            monkeypatch.setattr(verls, "fit", fit)
+    made = ours.__new__(ours)
+    made.__dict__.update(vars(trainer))
+    made.replay_buffer = None
+    made._outages = SimpleNamespace(look=lambda: None)
+    made.hybrid_rollout_config, made.current_mode = SimpleNamespace(enable_switch=False), None  # of separate_async
+    made.checkpoint_manager = SimpleNamespace(
+        abort_replicas=lambda: done.append("abort"), sleep_replicas=lambda: done.append("sleep")
+    )
+
+    def save() -> None:
+        trainer.global_steps = made.global_steps
+        trainer._save_checkpoint()
+
+    made._save_checkpoint = save
+    made._shutdown_dump_executor = lambda: done.append("written")
+    monkeypatch.setattr(hooks, "close_workers", lambda workers: done.append("closed"))
+    manager = SimpleNamespace(agent_loop_workers=[], cancel=trainer.cancel)
+    made.agent_loop_manager = manager
+    assert made.fit(manager) is None
+    steps = [f"step {number}" for number in range(1, asked_in + 1)]
+    saving = [("cancelled", ["u"]), ("cleared", ["u"], "val"), saved] if saved else []
+    assert done == [*steps, "abort", "sleep", *saving, "written", "closed"]
+    answer = request.take()
+    assert answer is not None
+    assert answer.step == step
+    if not step:
+        assert answer.said == "no step was trained yet, so nothing was saved"
+
+
+def test_a_run_whose_checkpoint_cannot_be_saved_fails(trainer: Trainer, tmp_path: Path) -> None:
+    from verl_multiturn.launch.stop_request import StopRequest
+    from verl_multiturn.verl_bridge.trainer.checkpoints import StopDue, stop_with_checkpoint
+
+    request = StopRequest(tmp_path)
+    request.make()
+    trainer.config.trainer.default_local_dir = "/disk"
+    with pytest.raises(StopDue, match="the run was asked to end; its weights could not be saved"):
+        stop_with_checkpoint(trainer, request, 7)
+    assert not request.is_made()

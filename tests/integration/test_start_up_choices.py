@@ -218,6 +218,15 @@ def test_a_replaced_checkpoint_engine_is_told(
     assert told in "".join(lines)
 
 
+def test_a_run_on_a_cpu_has_no_dashboard_unless_it_is_asked_for() -> None:
+    from verl_multiturn.cpu.defaults import fill_in
+
+    for words, expected in (({}, False), ({"++ray_kwargs.ray_init.include_dashboard": "True"}, True)):
+        config = composed(**words)
+        fill_in(config, 64)
+        assert config.ray_kwargs.ray_init.include_dashboard is expected
+
+
 @pytest.mark.parametrize(
     ("key", "value", "remedy"),
     [

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.config_reads import reads_in, traced
-from verl_multiturn.observe.first_run import run_whole_path
+from verl_multiturn.observe.first_run import overrides, run_whole_path
 from verl_multiturn.records.reader import read_records
 from verl_multiturn.records.rows import columns
 from verl_multiturn.records.summaries import summary_of
@@ -33,7 +33,6 @@ def marked(out: Path) -> dict[str, str]:
 
 def start(out: Path, *arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", "quickstart", "--out", str(out), *arguments]
-    command.append("++ray_kwargs.ray_init.include_dashboard=False")
     environment = {**os.environ, "VERL_PLATFORM": "cpu", **marked(out)}
     with (out.parent / "console.log").open("wb") as log:
         return subprocess.Popen(
@@ -162,3 +161,38 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, signum: sig
     trainer.send_signal(signum)
     assert trainer.wait(timeout=700) == 130
     assert processes_of(out) == set()
+
+
+SMALL = [*overrides("cpu"), "trainer.resume_mode=auto", "trainer.val_before_train=False", "trainer.test_freq=-1"]
+
+
+def steps_in(metrics: Path) -> list[int]:
+    """Return the steps in a file of metrics, which may be growing."""
+    lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
+    return [json.loads(line)["step"] for line in lines if line.endswith("\n")]
+
+
+def test_a_run_that_is_asked_to_stop_goes_on_from_where_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    trainer = start(out, "--steps", "90", *SMALL)
+    while not steps_in(out / "metrics.jsonl"):
+        assert trainer.poll() is None, (tmp_path / "console.log").read_text()
+        time.sleep(0.1)
+    trainer.send_signal(signal.SIGUSR1)
+    assert trainer.wait(timeout=700) == 0
+    console = (tmp_path / "console.log").read_text().splitlines()
+    last = max(steps_in(out / "metrics.jsonl"))
+    assert json.loads(console[-1]) == {"recipe": "out", "stopped": last, "out": str(out)}
+    assert console[-2] == (
+        f"stopped as asked; the weights of step {last} are saved in '{out}/checkpoints/global_step_{last}'; start the "
+        "same command again with trainer.resume_mode=auto, which goes on from them"
+    )
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [
+        f"global_step_{last}",
+        "latest_checkpointed_iteration.txt",
+    ]
+    assert processes_of(out) == set()
+    again = start(out, "--steps", str(last + 1), *SMALL)
+    assert again.wait(timeout=700) == 0
+    assert json.loads((tmp_path / "console.log").read_text().splitlines()[-1])["steps"] == last + 1
+    assert steps_in(out / "metrics.2.jsonl") == [last + 1]

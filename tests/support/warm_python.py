@@ -115,7 +115,7 @@ def of_run() -> tuple[dict[str, str], list[str]]:
     A run has a server of its own otherwise, which imports everything again.
     """
     own = f"++ray_kwargs.ray_init.runtime_env.py_executable='{server().executable}'"
-    return {**variables(), "PYTHON": warm_python()}, ["++ray_kwargs.ray_init.include_dashboard=False", own]
+    return {**variables(), "PYTHON": warm_python()}, [own]
 
 
 def run_warm(

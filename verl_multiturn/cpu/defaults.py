@@ -79,6 +79,8 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         ray_init = config.ray_kwargs.ray_init
         if cluster:
             return  # a running cluster keeps the resources that it was started with
+        if ray_init.get("include_dashboard") is None:
+            ray_init.include_dashboard = False  # nobody looks at it, and on a busy machine it is what fails first
         if ray_init.get("num_gpus") is None:
             ray_init.num_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
             ray_init.num_gpus += rollout.n_gpus_per_node * rollout.nnodes  # servers apart from the trainer

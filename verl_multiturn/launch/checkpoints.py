@@ -19,13 +19,25 @@ import contextlib
 import json
 import os
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 TRACKER = "latest_checkpointed_iteration.txt"
 TRAINED = "trained.json"
 POSITION = "data.pt"
 QUEUE = "transfer_queue"
 _FOLDER = "global_step_"
+
+
+def checkpoints_of(trainer: Mapping[str, Any], out: Path) -> Path:
+    """Return the folder of a run's checkpoints.
+
+    Args:
+        trainer: The section `trainer` of the configuration.
+        out: Folder of the run.
+    """
+    return Path(trainer.get("default_local_dir") or out / "checkpoints")
 
 
 def checkpoint_folder(checkpoints: Path, step: int) -> Path:

@@ -1,4 +1,10 @@
-"""Starting the trainer's process, and ending it together with every process that it started."""
+"""Starting the trainer's process, and ending it together with every process that it started.
+
+Invariants:
+- every signal that would end the launcher, and can be handled, raises KeyboardInterrupt, so that the processes of the
+  run are ended first. SIGUSR1 asks a run that can stop by itself to do so, once;
+- a launcher that is killed at once takes the trainer's process with it (Linux).
+"""
 
 from __future__ import annotations
 
@@ -10,32 +16,78 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
+from verl_multiturn.processes.system import end_with_parent
+
 _MARK = "VERL_MULTITURN_RUN"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP = signal.SIGUSR1
+"""Signal that asks a run to stop when the step that runs has ended."""
+_FAULTS = {"SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSYS"}
+# Signals that end no process, and those that nobody can handle.
+_OTHERS = {"SIGCHLD", "SIGCONT", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG", "SIGWINCH", "SIGINFO", "SIGKILL", "SIGSTOP"}
+
+
+def _deadly() -> set[int]:
+    """Return the signals that end a process and come from outside: a fault of the process itself is none of them."""
+    left_out = {getattr(signal, name) for name in _FAULTS | _OTHERS if hasattr(signal, name)}
+    return {int(signum) for signum in signal.valid_signals()} - left_out
+
+
+class Interruption:
+    """Handler of the signals that end this process: it raises KeyboardInterrupt once, so that nothing cuts the cleanup.
+
+    Signals that arrive together are handled one after the other, the second within the cleanup of the first.
+
+    Args:
+        stop: Function that is called, in place of it, at the first SIGUSR1; None: SIGUSR1 is as the others.
+    """
+
+    def __init__(self, stop: Callable[[], None] | None = None) -> None:
+        self._stop = stop
+        self._is_armed = True
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        if not self._is_armed:
+            return
+        if signum == STOP and self._stop is not None:
+            stop, self._stop = self._stop, None
+            stop()
+            return
+        self.disarm()
+        raise KeyboardInterrupt
+
+    def disarm(self) -> None:
+        """Ignore all further signals."""
+        self._is_armed = False
 
 
 @contextmanager
-def interruptible() -> Iterator[list[signal.Signals]]:
-    """Raise KeyboardInterrupt at SIGINT, SIGTERM and SIGHUP, as long as the context lasts.
+def interruptible(stop: Callable[[], None] | None = None) -> Iterator[Interruption]:
+    """Raise KeyboardInterrupt at each signal that would end this process, as long as the context lasts.
 
-    A signal that the caller ignores stays ignored: with nohup, a run continues when its terminal closes.
+    A signal that the caller ignores stays ignored: with nohup, a run continues when its terminal closes. One that other
+    code handles stays that code's.
+
+    Args:
+        stop: As for `Interruption`.
 
     Yields:
-        The signals that raise it.
+        The handler.
     """
-
-    def interrupted(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    heard = [signum for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
-    before = {signum: signal.signal(signum, interrupted) for signum in heard}
+    interruption = Interruption(stop)
+    before = {}
+    for signum in sorted(_deadly()):
+        handler = signal.getsignal(signum)
+        if handler in (signal.SIG_DFL, signal.default_int_handler) or isinstance(handler, Interruption):
+            before[signum] = signal.signal(signum, interruption)
     try:
-        yield heard
+        yield interruption
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
@@ -47,10 +99,13 @@ def run_watched(
     log: Path | None = None,
     watch: Callable[[Callable[[], bool]], None] | None = None,
     lock: int | None = None,
+    stop: Callable[[], None] | None = None,
+    begun: Callable[[int], None] | None = None,
 ) -> int:
     """Run a command in a new session until it ends, and return its exit status.
 
-    Afterwards every process that the command started is ended, also after Ctrl-C, SIGTERM or a closed terminal.
+    Afterwards every process that the command started is ended, also after Ctrl-C, a closed terminal, or another signal
+    that ends this process.
 
     Args:
         command: Program and its arguments.
@@ -59,34 +114,40 @@ def run_watched(
         watch: Function that is called once, with a function that tells whether the command still runs. It has to
             return when the command has ended. None: nothing is done meanwhile.
         lock: Descriptor that the command inherits, of a file that stays locked as long as the command runs.
+        stop: Function that asks the command to end by itself, called at the first SIGUSR1; None: SIGUSR1 ends it at
+            once, as other signals do.
+        begun: Function that is called with the command's process id when it has begun.
 
     Returns:
         The exit status; negative for a command that a signal ended.
 
     Raises:
-        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP arrived.
+        KeyboardInterrupt: A signal arrived that ends this process.
     """
     mark = uuid.uuid4().hex
     process: subprocess.Popen[bytes] | None = None
-    with interruptible() as heard:
+    with interruptible(stop) as interruption:
         try:
-            with log.open("ab") if log is not None else contextlib.nullcontext() as output:
-                process = subprocess.Popen(
-                    command,
-                    stdout=output,
-                    stderr=subprocess.STDOUT if output is not None else None,
-                    env={**environment, _MARK: mark},
-                    start_new_session=True,
-                    pass_fds=() if lock is None else (lock,),
-                )
-            started = process
-            if watch is not None:
-                watch(lambda: started.poll() is None)
-            started.wait()
-        finally:
-            # A second Ctrl-C must not interrupt the cleanup.
-            for signum in heard:
-                signal.signal(signum, signal.SIG_IGN)
+            try:
+                with log.open("ab") if log is not None else contextlib.nullcontext() as output:
+                    process = subprocess.Popen(
+                        command,
+                        stdout=output,
+                        stderr=subprocess.STDOUT if output is not None else None,
+                        env={**environment, _MARK: mark},
+                        start_new_session=True,
+                        pass_fds=() if lock is None else (lock,),
+                        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
+                    )
+                started = process
+                if begun is not None:
+                    begun(process.pid)
+                if watch is not None:
+                    watch(lambda: started.poll() is None)
+                started.wait()
+            finally:
+                interruption.disarm()
+        finally:  # of its own: a signal may come before the line above
             if left := stop_everything(mark, process):
                 numbers = ", ".join(map(str, left))
                 print(f"these processes of the run could not be ended: {numbers}", file=sys.stderr)

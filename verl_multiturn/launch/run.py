@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -21,20 +20,18 @@ from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan
 from verl_multiturn.launch.processes import interruptible, run_watched
 from verl_multiturn.launch.run_folder import RunFolder, require_folder
-from verl_multiturn.observe.progress import Display, RunConsole, say
-from verl_multiturn.observe.start_up import StartUp
+from verl_multiturn.launch.training import Training, stop_line
+from verl_multiturn.observe.progress import say
+from verl_multiturn.observe.ray_start import require_places
 
 _PPO = "verl.trainer.main_ppo"
-_TAIL = 40
-"""Number of the log's last lines that are shown when a run failed."""
-_TAIL_BYTES = 65_536
 
 
 def run_recipe(plan: RunPlan, *, only_prepare: bool = False) -> int:
     """Prepare the data, train and report, and return the exit status.
 
-    When the training succeeds, the last printed line is a JSON object. The exit status is 130 for a run that was
-    interrupted.
+    When the training succeeds, or stopped because SIGUSR1 asked it to, the last printed line is a JSON object. The exit
+    status is 130 for a run that was interrupted.
 
     Args:
         plan: The planned run.
@@ -57,6 +54,8 @@ def _run(plan: RunPlan, only_prepare: bool) -> int:
     command = [*trainer_command(config, only_prepare), *plan.words()]
     folder = RunFolder(Path(config["recipe"]["out"]), _node(config))
     environment = environment_of(plan, config)
+    if config["recipe"]["trainer"] == _PPO and not only_prepare:
+        require_places((config.get("ray_kwargs") or {}).get("ray_init") or {}, environment)
     try:
         with folder.held() as lock:
             if status := _prepare_data(plan, config, folder, environment, lock):
@@ -279,41 +278,29 @@ def _train(
     started: float,
     lock: int,
 ) -> int:
-    recipe, out, log = config["recipe"], folder.path, folder.log
+    recipe, out = config["recipe"], folder.path
     metrics = folder.next_metrics()
     environment["VERL_FILE_LOGGER_PATH"] = str(metrics)
-    console = RunConsole()
-    start_up = StartUp(started) if recipe["trainer"] == _PPO else None
-    display = Display(log, metrics, _records(config), config["trainer"]["total_training_steps"], console, start_up)
-    begun_at = log.stat().st_size if log.exists() else 0
-    console.print(f"log: {log}", soft_wrap=True, highlight=False, markup=False)
-    status = run_watched(command, environment, log, display.show_while, lock)
-    if status != 0:
-        console.print("\n".join(_tail(log, begun_at)), markup=False, highlight=False, soft_wrap=True)
-        doing = "training" if start_up is None else start_up.doing
-        how = f"ended with exit status {status}" if status > 0 else f"was killed by signal {-status}"
-        memory = "; the machine may have run out of memory" if status == -signal.SIGKILL else ""
-        say(f"the trainer {how} while {doing}{memory}; whole log: {log}")
-        return status if status > 0 else 1
-    if start_up is not None:
-        noted = {"started": started, "seconds": start_up.seconds, "seed": config["data"].get("seed")}
+    is_ppo = recipe["trainer"] == _PPO
+    end = Training(command, config, folder, metrics, _records(config), is_ppo).run(environment, started, lock)
+    if end.status != 0:
+        return end.status
+    if is_ppo:
+        noted = {"started": started, "seconds": end.seconds, "seed": config["data"].get("seed")}
         (out / "start_up.json").write_text(json.dumps(noted) + "\n")
-    if start_up is not None and not (metrics.is_file() and metrics.stat().st_size):
+    if end.stopped is not None:
+        say(f"stopped as asked; {end.stopped.said}")
+        say(stop_line(end.stopped, out))
+        return 0
+    if is_ppo and not (metrics.is_file() and metrics.stat().st_size):
         # Without verl's file logger there are no metrics to report.
         say(json.dumps({"recipe": out.name, "metrics": None, "out": str(out)}))
         return 0
-    if has_left(out):
+    if has_left(out) and not end.was_asked:
         say("checkpoints whose evaluation the training did not wait for; Ctrl-C leaves them")
         run_watched(worker_command(out), environment, lock=lock)
     status = run_watched([_python(), recipe["report"], str(out)], environment, lock=lock)
     return status if status >= 0 else 1
-
-
-def _tail(log: Path, begin: int) -> list[str]:
-    """Return the last lines that this start of the run wrote to the log."""
-    with log.open("rb") as file:
-        file.seek(max(begin, log.stat().st_size - _TAIL_BYTES))
-        return file.read().decode(errors="replace").splitlines()[-_TAIL:]
 
 
 def _records(config: Mapping[str, Any]) -> Path | None:

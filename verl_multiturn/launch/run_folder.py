@@ -29,7 +29,7 @@ import psutil
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.points import FOLDER as EVALUATIONS
-from verl_multiturn.launch.checkpoints import mend_tracker, resumes
+from verl_multiturn.launch.checkpoints import checkpoints_of, mend_tracker, resumes
 from verl_multiturn.observe.metric_files import metric_files
 from verl_multiturn.observe.progress import say
 
@@ -226,7 +226,7 @@ class RunFolder:
         """Return whether the trainer finds a checkpoint of an earlier start by itself; mend a torn tracker file."""
         if trainer.get("resume_mode", "auto") != "auto":
             return False
-        checkpoints = Path(trainer.get("default_local_dir") or self.path / _CHECKPOINTS)
+        checkpoints = checkpoints_of(trainer, self.path)
         if mended := mend_tracker(checkpoints):
             say(mended)
         return resumes(checkpoints)

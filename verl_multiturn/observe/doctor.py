@@ -11,9 +11,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.observe.ray_start import load_text, problems, temp_folder
 from verl_multiturn.sandbox.control_groups import find_parent
 from verl_multiturn.sandbox.launch import SandboxError, check
 from verl_multiturn.sandbox.settings import SandboxSettings
@@ -42,7 +43,7 @@ class Finding:
 
 
 def examine(gpu: bool = False) -> list[Finding]:
-    """Check versions, the disk, the sandbox, and whether verl knows the plugin.
+    """Check versions, what a start of Ray needs, the sandbox, and whether verl knows the plugin.
 
     Args:
         gpu: Whether to check also what only a run on a GPU needs.
@@ -52,9 +53,9 @@ def examine(gpu: bool = False) -> list[Finding]:
     findings = [_python(), *_versions(judgement, remedy)]
     findings += [_version(name, version, remedy) for name, version in _KERNELS.items() if gpu]
     complete = all(finding.found != _MISSING for finding in findings)
-    findings += [_free_disk(), _sandbox()]
+    findings += [_free_disk(), _ray(), _load(), _shared_memory(gpu), _sandbox()]
     if gpu:
-        findings += [_shared_memory(), _flash_attn(remedy), _gpu(remedy), cuda_compiler()]
+        findings += [_flash_attn(remedy), _gpu(remedy), cuda_compiler()]
     if complete:
         findings += _registration(judgement, remedy)
     return findings
@@ -131,10 +132,29 @@ def _versions(judgement: Judgement, remedy: str) -> list[Finding]:
 
 
 def _free_disk() -> Finding:
-    free_gb = shutil.disk_usage("/tmp").free / _GB
+    folder, setting = temp_folder({}, os.environ)
+    there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+    free_gb = shutil.disk_usage(there).free / _GB
+    remedy = "" if free_gb > 2 else f"Ray needs 2 GB there; free it, or set another folder ({setting})"
+    return Finding(f"space in {there} (Ray)", free_gb > 2, f"{free_gb:.0f} GB free", remedy)
+
+
+def _ray() -> Finding:
+    """Look at the places that a Ray which is started here needs."""
+    found = [problem.partition("; ") for problem in problems({}, os.environ)]
+    if found:
+        what, remedy = ("; ".join(parts[at] for parts in found) for at in (0, 2))
+        return Finding("start of Ray", False, what, remedy)
     return Finding(
-        "space in /tmp (Ray)", free_gb > 2, f"{free_gb:.0f} GB free", "" if free_gb > 2 else "Ray needs 2 GB there"
+        "start of Ray", True, f"its token and its sessions ({temp_folder({}, os.environ)[0]}) can be written"
     )
+
+
+def _load() -> Finding:
+    """Look whether a start of Ray is in doubt, which waits for its processes for a fixed time."""
+    load, is_busy = load_text()
+    remedy = "Ray waits 30 s for its processes, and may not start now: wait until the load is lower" if is_busy else ""
+    return Finding("load of this machine", True, load, remedy)
 
 
 def _sandbox() -> Finding:
@@ -149,26 +169,40 @@ def _sandbox() -> Finding:
     return Finding("sandbox", True, f"a program ran, isolation {settings.isolation}, {limits}")
 
 
-def _shared_memory() -> Finding:
+def _shared_memory(gpu: bool) -> Finding:
+    """Look at the shared memory: NCCL needs it, and Ray's objects lie on the disk where it is small."""
     total_gb = shutil.disk_usage("/dev/shm").total / _GB
     remedy = "" if total_gb > 1 else "containers begin with 64 MB: docker run --shm-size=16g"
-    return Finding("shared memory", total_gb > 1, f"{total_gb:.1f} GB", remedy)
+    return Finding("shared memory", total_gb > 1 or not gpu, f"{total_gb:.1f} GB", remedy)
 
 
-def _python_says(program: str) -> tuple[bool, list[str]]:
-    """Run a Python program in a separate process, for at most `_PATIENCE_S` seconds.
+class _Said(NamedTuple):
+    """How a Python program in a process of its own ended."""
 
-    Returns:
-        Whether it ended without an error, and the lines of its output (with an error: of its error output).
-    """
+    ok: bool
+    lines: list[str]
+    """Its output; of a program that failed its error output."""
+    is_late: bool = False
+
+    def advice(self, otherwise: str) -> str:
+        """Return what to do about a program that failed: one that was only late says nothing about packages."""
+        return (
+            f"start this command again when the machine is less busy ({load_text()[0]})" if self.is_late else otherwise
+        )
+
+
+def _python_says(program: str) -> _Said:
+    """Run a Python program in a separate process, for at most `_PATIENCE_S` seconds."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=_PATIENCE_S
         )
     except subprocess.TimeoutExpired:
-        return False, [f"no answer within {_PATIENCE_S} s: the machine is busy, or an import hangs"]
+        return _Said(
+            False, [f"no answer within {_PATIENCE_S} s: the machine is busy, or an import hangs"], is_late=True
+        )
     said = (done.stderr if done.returncode else done.stdout).strip().splitlines()
-    return done.returncode == 0, said or [f"no message (exit status {done.returncode})"]
+    return _Said(done.returncode == 0, said or [f"no message (exit status {done.returncode})"])
 
 
 def _flash_attn(remedy: str) -> Finding:
@@ -182,9 +216,10 @@ def _flash_attn(remedy: str) -> Finding:
         return Finding(what, True, f"{_MISSING}: recipes need {WITHOUT_FLASH_ATTN}")
     if found.split("+")[0] != _FLASH_ATTN_VERSION:
         return Finding(what, False, found, f"written for {_FLASH_ATTN_VERSION}: {remedy}")
-    fits, said = _python_says("import torch, flash_attn_2_cuda")
-    if not fits:
-        return Finding(what, False, f"{found}: {said[-1]}", f"built for another torch or CUDA; another wheel: {remedy}")
+    said = _python_says("import torch, flash_attn_2_cuda")
+    if not said.ok:
+        another = f"built for another torch or CUDA; another wheel: {remedy}"
+        return Finding(what, False, f"{found}: {said.lines[-1]}", said.advice(another))
     replaced = [file for file in importlib.metadata.files("flash-attn-4") or [] if _is_another(file)]
     if replaced:
         return Finding(what, False, f"its {replaced[0]} is in the place of flash-attn-4's", remedy)
@@ -214,10 +249,11 @@ def _gpu(remedy: str) -> Finding:
         return Finding("GPU", False, "VERL_PLATFORM='cpu' asks for a run without one", "unset it")
     if _installed("torch") is None:
         return Finding("GPU", False, "torch is not installed, so that nothing is known of it", remedy)
-    there, said = _python_says(_PROBE)
-    if not there:
-        return Finding("GPU", False, f"none that torch can use: {said[-1]}", "start it on a machine with a GPU")
-    return judge_gpu(json.loads(said[-1]))
+    said = _python_says(_PROBE)
+    if not said.ok:
+        elsewhere = said.advice("start it on a machine with a GPU")
+        return Finding("GPU", False, f"none that torch can use: {said.lines[-1]}", elsewhere)
+    return judge_gpu(json.loads(said.lines[-1]))
 
 
 def judge_gpu(gpu: dict[str, Any]) -> Finding:
@@ -283,19 +319,19 @@ def _registration(judgement: Judgement, remedy: str) -> list[Finding]:
     A separate process registers what a run would register.
     """
     plugin = "plugin in verl"
-    registered, said = _python_says(_REGISTERED + _NAMES)
-    if registered:
-        platform, names = said[-2:]
+    said = _python_says(_REGISTERED + _NAMES)
+    if said.ok:
+        platform, names = said.lines[-2:]
         return [Finding(plugin, True, f"registered; {platform}"), _names(names, judgement, remedy)]
-    policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
-    if policy != "auto":
-        return [Finding(plugin, False, said[-1], f"VERL_USE_EXTERNAL_PLUGINS={policy!r} keeps plugins out; unset it")]
-    finding = Finding(plugin, False, said[-1], remedy)
-    if judgement.verdict == "supported":
+    last, policy = said.lines[-1], os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
+    if policy != "auto" and not said.is_late:
+        return [Finding(plugin, False, last, f"VERL_USE_EXTERNAL_PLUGINS={policy!r} keeps plugins out; unset it")]
+    finding = Finding(plugin, False, last, said.advice(remedy))
+    if judgement.verdict == "supported" or said.is_late:
         return [finding]
     # A name that is missing may be why it did not register.
-    asked, said = _python_says(_NAMES)
-    return [finding, _names(said[-1], judgement, remedy)] if asked else [finding]
+    asked = _python_says(_NAMES)
+    return [finding, _names(asked.lines[-1], judgement, remedy)] if asked.ok else [finding]
 
 
 def _names(said: str, judgement: Judgement, remedy: str) -> Finding:

@@ -53,6 +53,7 @@ _REASONS = {
     "undefined symbol": "a package was built for another torch: install with scripts/install_gpu.sh",
     "FlashAttention2 has been toggled on": f"flash-attn is missing: install it, or use {WITHOUT_FLASH_ATTN}",
     "No space left on device": "a disk is full: look at df -h / /tmp /dev/shm",
+    "The current node timed out during startup": "start the same command again, when the machine is less busy",
     "NCCL error": "NCCL failed: run again with NCCL_DEBUG=INFO and look at the log",
 }
 

@@ -1,6 +1,9 @@
 """The display of a run while it lasts: the phases of its start-up, then a line for each step and each validation.
 
+    phase: starting Ray, after 52 s
     step  12  reward 0.913  calls/trajectory 0.98  11.2 s  finished 99 %, response_length 1 %  left 0:01:30
+
+In a terminal the phases stand in the progress bar; elsewhere each is a line, when it begins.
 
 All of it is read from the files that verl's trainer writes. The trainer itself is never asked.
 """
@@ -12,7 +15,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from statistics import mean
@@ -88,6 +91,22 @@ class RunConsole(Console):
             _say_nothing()
 
 
+def validation_scores(data: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return what a validation found, each with its name: the accuracy of a data set, or its reward where it has none.
+
+    Args:
+        data: Metrics of one entry of verl's file.
+    """
+    found = {match: value for key, value in data.items() if (match := _VALIDATED.fullmatch(key)) and value is not None}
+    accurate = {match[1] for match in found if match[2] == "acc"}
+    shown = {match: value for match, value in found.items() if match[2] == "acc" or match[1] not in accurate}
+    names = {"acc": "accuracy", "reward": "reward"}
+    return [
+        (f"validation {names[match[2]]}{f' of {match[1]}' if len(shown) > 1 else ''}", value)
+        for match, value in shown.items()
+    ]
+
+
 class StepLines:
     """The lines that show the logged metrics of a run.
 
@@ -109,16 +128,7 @@ class StepLines:
             data: The metrics, by name.
         """
         lines = [self._of_step(step, data)] if data.get(REWARD) is not None else []
-        found = {
-            match: value for key, value in data.items() if (match := _VALIDATED.fullmatch(key)) and value is not None
-        }
-        # Where a data set has an accuracy, its reward is not shown.
-        accurate = {match[1] for match in found if match[2] == "acc"}
-        shown = {match: value for match, value in found.items() if match[2] == "acc" or match[1] not in accurate}
-        for match, value in shown.items():
-            what = "accuracy" if match[2] == "acc" else "reward"
-            of = f" of {match[1]}" if len(shown) > 1 else ""
-            lines.append(f"step {step:3d}  validation {what}{of} {value:.3f}")
+        lines += [f"step {step:3d}  {name} {value:.3f}" for name, value in validation_scores(data)]
         return lines
 
     def _of_step(self, step: int, data: dict[str, Any]) -> str:
@@ -176,6 +186,8 @@ class Display:
         self._console = console
         self._start_up = start_up
         self._not_shown: set[str] = set()
+        self._phase = ""
+        """The phase whose line was printed."""
 
     def show_while(self, is_running: Callable[[], bool]) -> None:
         """Show the run until it ends.
@@ -202,9 +214,20 @@ class Display:
     def _doing(self) -> str:
         return "training" if self._start_up is None else self._start_up.doing
 
+    def _print_phase(self) -> None:
+        """Print the line of a phase that has begun, where no progress bar is seen."""
+        seen = self._console.is_terminal and not self._console.is_dumb_terminal
+        if self._start_up is None or seen or self._phase == self._doing:
+            return
+        self._phase = self._doing
+        line = f"phase: {self._phase}, after {self._start_up.elapsed:.0f} s"
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     def _see(self, progress: Progress, bar: TaskID) -> None:
+        self._print_phase()
         for line in iter(lambda: next(self._log), ""):
             self._see_log(line)
+            self._print_phase()
         for line in iter(lambda: next(self._metrics), ""):
             self._has_metrics = True
             if (entry := read_entry(line)) is None:
@@ -213,11 +236,13 @@ class Display:
             if data.get(REWARD) is not None:
                 if self._start_up is not None and not self._start_up.is_over:
                     self._start_up.end()
+                    self._print_phase()
                 progress.update(bar, completed=step)
             for shown in self._lines.of(step, data):
                 self._console.print(shown, highlight=False, markup=False, soft_wrap=True)
         if self._start_up is not None and not self._start_up.is_over and _size(self._records) > self._recorded:
             self._start_up.end()
+            self._print_phase()
         progress.update(bar, description=self._doing, total=self._lines.total)
 
     def _see_log(self, line: str) -> None:

@@ -43,6 +43,11 @@ class StartUp:
         """Return the text of the present phase; "training" after the last one."""
         return "training" if self.is_over else _PHASES[len(self.seconds)][1]
 
+    @property
+    def elapsed(self) -> float:
+        """Return the seconds that the phases before the present one took together."""
+        return sum(self.seconds.values())
+
     def see(self, line: str) -> None:
         """Read a line of the log, and end the phase that it belongs to.
 

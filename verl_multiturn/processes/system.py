@@ -21,15 +21,16 @@ _STRAYS_S = 2.0
 _prctl = ctypes.CDLL(None).prctl  # found at import: a process that was just forked calls it and loads nothing
 
 
-def end_with_parent(parent: int) -> bool:
-    """Ask the kernel to kill this process when its parent ends, and return whether the parent is still there.
+def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> bool:
+    """Ask the kernel to end this process when its parent ends, and return whether the parent is still there.
 
     The kernel also does so when only the thread ends that started this process.
 
     Args:
         parent: Process id of the parent.
+        signum: Signal that ends this process.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, signum)
     return os.getppid() == parent
 
 

@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+from verl_multiturn.observe import start_up as start_up_module
 from verl_multiturn.observe.progress import REWARD, Display, StepLines, follow
 from verl_multiturn.observe.start_up import StartUp
 
@@ -74,10 +76,41 @@ def test_a_run_is_shown_from_its_files(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     start_up = StartUp(0.0)
     shown = show(tmp_path, start_up)
-    assert "step   0  validation accuracy 0.500\nstep   1  reward 0.500  10.0 s  left 0:00:20\n" in shown
+    lines = [line for line in shown.splitlines() if line.startswith("step")]
+    assert lines == ["step   0  validation accuracy 0.500", "step   1  reward 0.500  10.0 s  left 0:00:20"]
     assert "1/3" in shown
     # A step was trained: the first conversation is over, with records or without.
     assert start_up.is_over
+
+
+def test_the_phases_are_lines_where_no_bar_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([12.0, 15.0, 20.0, 40.0, 44.5])
+    monkeypatch.setattr(start_up_module.time, "time", lambda: next(clock))
+    (tmp_path / "train.log").write_text(
+        "ray init kwargs: {}\nStarted a local Ray instance.\nactor and ref model engine initialized\n"
+        "checkpoint engine manager initialized\n"
+    )
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "data": trained(0.5)}) + "\n")
+    shown = show(tmp_path, StartUp(10.0)).splitlines()
+    assert [line for line in shown if line.startswith(("phase", "step"))] == [
+        "phase: importing verl, checking the settings, after 0 s",
+        "phase: starting Ray, after 2 s",
+        "phase: loading data and model, after 5 s",
+        "phase: starting SGLang, after 10 s",
+        "phase: starting the agent loop, waiting for the first conversation, after 30 s",
+        "phase: training, after 34 s",
+        "step   1  reward 0.500  10.0 s",
+    ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_has_the_phases_in_its_bar(tmp_path: Path, terminal: bool) -> None:
+    console = Console(file=io.StringIO(), width=200, force_terminal=terminal, _environ={"TERM": "xterm"})
+    (tmp_path / "train.log").touch()
+    display = Display(tmp_path / "train.log", tmp_path / "metrics.jsonl", None, None, console, StartUp(0.0))
+    display.show_while(lambda: False)
+    assert isinstance(console.file, io.StringIO)
+    assert ("phase:" in console.file.getvalue()) != terminal
 
 
 def test_what_cannot_be_shown_is_told_once_and_ends_nothing(tmp_path: Path) -> None:

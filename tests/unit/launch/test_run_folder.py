@@ -271,20 +271,40 @@ def test_rows_are_those_of_this_run(
 def test_one_run_at_a_time(recipe: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(out), *recipe]
-    environment = {**os.environ, "BEFORE": "time.sleep(600)"}
+    noted = tmp_path / "daemon"
+    daemon = "import subprocess; daemon = subprocess.Popen(['sleep', '600'], close_fds=False)"
+    note = f"open({str(noted)!r}, 'w').write(f'{{daemon.pid}}\\n')"
+    environment = {**os.environ, "BEFORE": f"{daemon}; {note}; sys.stdout.flush(); time.sleep(600)"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
-        while not (out / "train.log").is_file() or "trained" not in (out / "train.log").read_text():
+        while not (noted.is_file() and noted.read_text().endswith("\n")):
+            assert other.poll() is None
             time.sleep(0.05)
         with pytest.raises(ConfigError, match=rf"another run uses .*with its .lock open: .*{other.pid} \w+"):
             start("gsm8k_multiturn", out, recipe)
-        other.kill()  # the trainer goes on
+        other.kill()  # its trainer ends with it, what that has started goes on
         other.wait()
-    with pytest.raises(ConfigError, match=r"another run uses .*with its .lock open: \d+ \w+"):
+    left = psutil.Process(int(noted.read_text()))
+    trainers = [
+        each for each in psutil.process_iter(["cmdline"]) if f"recipe.out={out}" in (each.info["cmdline"] or [])
+    ]
+    psutil.wait_procs(trainers, timeout=60)
+    with pytest.raises(ConfigError, match=rf"another run uses .*with its .lock open: {left.pid} sleep[)]"):
         start("gsm8k_multiturn", out, recipe)
-    for process in psutil.process_iter(["cmdline"]):
-        if {"verl.trainer.main_ppo", f"recipe.out={out}"} <= set(process.info["cmdline"] or []):
-            process.kill()
+    left.kill()
+
+
+def test_a_machine_on_which_ray_cannot_start_is_refused_before_anything_is_made(
+    recipe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/proc/nowhere")
+    with pytest.raises(ConfigError, match=r"HOME='/proc/nowhere': Ray cannot write its token to"):
+        start("gsm8k_multiturn", out, recipe)
+    assert not out.exists()
+    assert start("gsm8k_multiturn", out, recipe, only_prepare=True) == 0  # which starts no Ray
 
 
 def test_a_start_tells_nothing_of_an_earlier_one(

@@ -7,6 +7,7 @@ builds the configuration in another way has to call `prepare_config` itself.
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.errors import MultiTurnError
+from verl_multiturn.observe.ray_start import require_places
 from verl_multiturn.verl_bridge.startup.derive import (
     complete,
     copy_settings,
@@ -63,8 +65,9 @@ def prepare_config(config: DictConfig) -> None:
 class StartUpCheck(Callback):
     """Hydra callback that runs `prepare_config` before the trainer's main function.
 
-    Before it, it looks at the versions of verl and SGLang, and for the files and folders that the configuration names,
-    which lie on the machine of the run alone; after it, since an import may take long, it imports the user's own code.
+    Before it, it looks at the versions of verl and SGLang, at the places that Ray needs, and for the files and folders
+    that the configuration names, which lie on the machine of the run alone; after it, since an import may take long, it
+    imports the user's own code.
     """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -73,6 +76,7 @@ class StartUpCheck(Callback):
             return
         try:
             check_versions()
+            require_places(OmegaConf.select(config, "ray_kwargs.ray_init") or {}, os.environ)
             run = RunView(config)
             check(run, FILES)
             make_absolute(config, models_of(run))

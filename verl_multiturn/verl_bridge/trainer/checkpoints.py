@@ -7,11 +7,24 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_multiturn.describe import describe
+from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.launch.checkpoints import POSITION, QUEUE, TRACKER, TRAINED, checkpoint_folder, is_complete
+from verl_multiturn.launch.stop_request import StopAnswer, StopRequest
 from verl_multiturn.verl_bridge.compat.stored_rows import VALIDATION, clear_groups, list_prompts
+
+
+class StopDue(MultiTurnError):
+    """The run was asked to end (`StopRequest`), and no step runs."""
+
+
+class LastCheckpoint(NamedTuple):
+    """A sentence about the last checkpoint of a run that ends, and whether weights that should be in it are lost."""
+
+    said: str
+    is_lost: bool = False
 
 
 def begin_checkpoint(folder: Path) -> None:
@@ -23,7 +36,7 @@ def begin_checkpoint(folder: Path) -> None:
         shutil.rmtree(folder / QUEUE)
 
 
-def save_last(trainer: Any, step: int | None) -> str:
+def save_last(trainer: Any, step: int | None) -> LastCheckpoint:
     """Save a checkpoint of a run that ends, unless there is one, and return how to go on.
 
     Args:
@@ -32,9 +45,10 @@ def save_last(trainer: Any, step: int | None) -> str:
     """
     again = "start the same command again with trainer.resume_mode=auto, which goes on from"
     if step is None:
-        return f"nothing was saved, because a step was half trained; {again} the last checkpoint"
+        said = f"nothing was saved, because a step was half trained; {again} the last checkpoint"
+        return LastCheckpoint(said, is_lost=True)
     if step == 0:
-        return "no step was trained yet, so nothing was saved"
+        return LastCheckpoint("no step was trained yet, so nothing was saved")
     checkpoints = Path(trainer.config.trainer.default_local_dir)
     folder, after = checkpoint_folder(checkpoints, step), ""
     if trainer.saved_step != step or not _names(checkpoints, step):
@@ -44,14 +58,33 @@ def save_last(trainer: Any, step: int | None) -> str:
             trainer._save_checkpoint()
         except Exception as error:  # of the disk, of Ray, of a training worker, or of a callback of the user's
             if not (_names(checkpoints, step) and is_complete(folder)):
-                return f"its weights could not be saved ({describe(error)}); {again} the last checkpoint"
+                said = f"its weights could not be saved ({describe(error)}); {again} the last checkpoint"
+                return LastCheckpoint(said, is_lost=True)
             after = f", after which trainer.checkpoint_callback_class failed ({describe(error)})"
     if not _names(checkpoints, step):  # verl writes it after the weights, which Megatron may save in the background
-        return (
+        return LastCheckpoint(
             f"the weights of step {step} are being saved in {str(folder)!r}; {again} them if {TRACKER} names {step} by "
             "then, and else from the checkpoint before"
         )
-    return f"the weights of step {step} are saved in {str(folder)!r}{after}; {again} them"
+    return LastCheckpoint(f"the weights of step {step} are saved in {str(folder)!r}{after}; {again} them")
+
+
+def stop_with_checkpoint(trainer: Any, request: StopRequest, step: int | None) -> None:
+    """Save the last checkpoint of a run that was asked to end, and answer the request.
+
+    Args:
+        trainer: Our trainer. No training worker may be at work.
+        request: The request.
+        step: As for `save_last`.
+
+    Raises:
+        StopDue: The weights could not be saved.
+    """
+    last = save_last(trainer, step)
+    if last.is_lost:
+        request.take()
+        raise StopDue(f"the run was asked to end; {last.said}")
+    request.answer(StopAnswer(step or 0, last.said))
 
 
 def _names(checkpoints: Path, step: int) -> bool:

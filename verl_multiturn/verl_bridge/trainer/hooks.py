@@ -39,6 +39,8 @@ While the trainer waits for groups, and before it sends new weights, it looks af
 
 A new concern that changes a batch goes before the certificate, which reads the columns that critic and actor fetch
 next. The metrics are added when a step ends. After training the tools of the agent-loop workers are closed.
+
+Where a step would begin, a run that was asked to end (`launch/stop_request.py`) saves a checkpoint and ends.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ from omegaconf import DictConfig
 
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.launch.checkpoints import checkpoint_folder, mend_tracker
+from verl_multiturn.launch.stop_request import StopRequest
 from verl_multiturn.observe.metrics import Stats, conversations
 from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.closing import close_workers
@@ -61,7 +64,12 @@ from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, list_prompts
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
 from verl_multiturn.verl_bridge.settings import may_have_several_rows, runs_our_server, settings_of, why_rows_stay
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows, StepRows
-from verl_multiturn.verl_bridge.trainer.checkpoints import begin_checkpoint, save_last
+from verl_multiturn.verl_bridge.trainer.checkpoints import (
+    StopDue,
+    begin_checkpoint,
+    save_last,
+    stop_with_checkpoint,
+)
 from verl_multiturn.verl_bridge.trainer.engine_log_probs import EngineLogProbs
 from verl_multiturn.verl_bridge.trainer.group_filter import GroupFilter
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
@@ -129,6 +137,7 @@ class MultiTurnHooks:
     critic_wg: Any
     _restored_tq_prompt_count: int
     _add_prompts_to_generate: Any
+    _shutdown_dump_executor: Any
     train_dataset: Any
 
     saved_step: int | None = None
@@ -283,7 +292,11 @@ class MultiTurnHooks:
             try:
                 return super().fit(agent_loop_manager)  # type: ignore[misc]
             except (ServerDied, OutageLasts) as error:
-                raise type(error)(f"{error}; {save_last(self, self._whole)}") from None
+                raise type(error)(f"{error}; {save_last(self, self._whole).said}") from None
+            except StopDue:
+                stop_with_checkpoint(self, self._stop, self._whole)
+                self._shutdown_dump_executor()
+                return None
 
     def look_after(self) -> None:
         """Look after the servers, and for outages that do not end; the trainer waits.
@@ -313,6 +326,10 @@ class MultiTurnHooks:
         self._listing.put_back({replica.server_address: replica for replica in replicas})
 
     @cached_property
+    def _stop(self) -> StopRequest:
+        return StopRequest(Path(self.config.trainer.default_local_dir))
+
+    @cached_property
     def _listing(self) -> Listing:
         return Listing(self.llm_server_manager.global_load_balancer)
 
@@ -334,11 +351,15 @@ class MultiTurnHooks:
         self._whole = self.global_steps
 
     def on_step_begin(self) -> None:
-        """Begin a step, as verl does, if no outage lasts for too long: an asynchronous run may never wait.
+        """Begin a step, as verl does, if the run goes on.
 
         Raises:
-            OutageLasts: One does.
+            StopDue: The run was asked to end.
+            OutageLasts: An outage lasts for too long. An asynchronous run may never wait, and look for it then.
         """
+        if self._stop.is_made():
+            self._make_room()
+            raise StopDue
         self._look_for_outages()
         if self._joining is not None:
             self._joining.began = time.time()
