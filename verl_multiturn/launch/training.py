@@ -161,7 +161,7 @@ class Training:
         folder, _ = temp_folder(self._ray_init, environment)
         cause = cause_in(folder, begun, pids[0] if pids else None)
         load, is_busy = load_text()
-        return f"{cause or written[-1].strip()}; this machine {'is busy' if is_busy else 'is not busy'} ({load})"
+        return f"{cause or written[-1].strip()}; {f'this machine is busy ({load})' if is_busy else load}"
 
 
 def stop_line(stopped: StopAnswer, out: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.conftest import ROOT
 from tests.unit.trainer.test_checkpoints import write
 from verl_multiturn.launch.last_table import print_last
 
@@ -92,3 +93,10 @@ def test_a_run_that_kept_nothing_says_what_to_set(tmp_path: Path, capsys: pytest
     (out / "records").mkdir()
     lines = printed(out, capsys)
     assert lines[-3:] == [f"verl-multiturn {command} {out}" for command in ("show", "view", "explain")]
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "recipes").glob("*/report.py")), ids=lambda path: path.parent.name)
+def test_every_report_ends_in_this_table(script: Path) -> None:
+    text = script.read_text(encoding="utf-8")
+    assert text.count("print_last(") == 1
+    assert "print(json.dumps(" not in text  # it prints the JSON object, behind the table
