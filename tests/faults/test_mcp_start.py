@@ -103,7 +103,10 @@ def test_an_excluded_tool_may_have_any_schema_and_pages_end() -> None:
         ("#5", "it does not fit the protocol: name: Field required"),
         ("#6", "it does not fit the protocol: the tool: "),
         ("wrong_output", "it does not fit the protocol: outputSchema.type: Input should be 'object'"),
-        ("bad_output", "it does not fit the protocol: outputSchema.properties.a.type: 'objekt' is not valid"),
+        (
+            "bad_output",
+            "it does not fit the protocol: outputSchema.properties.a.type: no valid JSON Schema: 'objekt' is no type",
+        ),
         ("unknown_draft", "its schema.function.parameters.$schema: the draft 'http://127.0.0.1:9/x' is not known"),
     ],
 )

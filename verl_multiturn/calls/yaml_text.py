@@ -84,7 +84,8 @@ def words_of_two_meanings(text: str) -> Iterator[tuple[tuple[Any, ...], str, Any
             continue
         if isinstance(before, str) or (type(before), repr(before)) == (type(now), repr(now)):
             continue
-        if yaml.compose(word, _CoreLoader).tag == node.tag:  # otherwise its author has given it a tag
+        plain: Any = yaml.compose(word, _CoreLoader)
+        if plain.tag == node.tag:  # otherwise its author has given it a tag
             yield path, word, before
 
 

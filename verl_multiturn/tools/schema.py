@@ -92,7 +92,9 @@ class ToolSchema(BaseModel):
             if "type" not in part:
                 continue
             own = compile_schema({"type": part["type"]})
-            values = [((key,), part[key]) for key in ("const", "default") if key in part]
+            values: list[tuple[tuple[Any, ...], Any]] = [
+                ((key,), part[key]) for key in ("const", "default") if key in part
+            ]
             for key in ("enum", "examples"):
                 values += [((key, index), value) for index, value in enumerate(part.get(key) or [])]
             for at, value in values:

@@ -11,9 +11,9 @@ from verl_multiturn.chat.parsing.formats import make_call_parser
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, ToolCall
 
-NAMES = ["resolve-library-id", "files.read", "functions.x", "a.b-c", "3d-search", "404", "import", "None", "true", "null",
-         "print", "class.f", "a..b", ".a", "a.", "-", "--x", "_", "__debug__", "__", "match", "q_0", "x" * 64, "f-1",
-         "not"]  # fmt: skip
+NAMES = ["resolve-library-id", "files.read", "functions.x", "a.b-c", "3d-search", "404", "import", "None", "true",
+         "null", "print", "class.f", "a..b", ".a", "a.", "-", "--x", "_", "__debug__", "__", "match", "q_0", "x" * 64,
+         "f-1", "not"]  # fmt: skip
 ARGUMENTS = ["user-id", "from", "class", "$top", "@type", "user.id", "user name", "2nd", "None", "true", "ﬁ", "größe",
              "__debug__", "filter[status]", "a=b", "(x)", "a,b", "{x}", "a:b", "#x", "a\\b", "x y[z]",
              "self", "lambda", "q_0", "<x>"]  # fmt: skip

@@ -176,7 +176,7 @@ def _refused_in_all(errors: Iterable[ValidationError], keys: Collection[str]) ->
     refused: set[str] = set()
     for error in errors:
         if error.instance_path:
-            refused |= {error.instance_path[0]} & set(keys)
+            refused |= {str(error.instance_path[0])} & set(keys)
         elif fitting := [branch for branch in _alternatives(error) if _may_fit(branch, keys)]:
             refused |= set.intersection(*(_refused_in_all(branch, keys) for branch in fitting))
     return refused
@@ -194,7 +194,7 @@ def _may_fit(errors: Iterable[ValidationError], keys: Collection[str]) -> bool:
 def _named(errors: Iterable[ValidationError], keys: Collection[str]) -> Iterator[set[str]]:
     """Yield the arguments that are in error, then those of each alternative."""
     errors = list(errors)
-    direct = {error.instance_path[0] for error in errors if error.instance_path} & set(keys)
+    direct = {str(error.instance_path[0]) for error in errors if error.instance_path} & set(keys)
     if direct:
         yield direct
     for error in errors:
@@ -207,10 +207,10 @@ def _is_of_another_type(error: ValidationError) -> bool:
     """Return whether an error says that an argument is of another type than the schema wants."""
     if len(error.instance_path) > 1:
         return False
-    name, value = error.kind.name, error.instance
-    if name in ("enum", "const"):
-        wanted = error.kind.options if name == "enum" else [error.kind.expected_value]
-        return not any(type(each) is type(value) for each in wanted)
+    kind: Any = error.kind
+    if kind.name in ("enum", "const"):
+        wanted = kind.options if kind.name == "enum" else [kind.expected_value]
+        return not any(type(each) is type(error.instance) for each in wanted)
     if branches := _alternatives(error):
         return all(any(map(_is_of_another_type, branch)) for branch in branches)
-    return bool(name == "type")
+    return bool(kind.name == "type")

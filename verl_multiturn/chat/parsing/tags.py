@@ -90,8 +90,8 @@ class TagParser(TextParser):
         if end is None:
             rest = text[position : position + 20].strip()
             where = f"from {rest!r} on" if rest else "to its end"
-            written = self._form.written
-            raise UnreadableCallError(f"the call of {header['name']!r} cannot be read {where}; write it as {written}")
+            form = self._form.written
+            raise UnreadableCallError(f"the call of {header['name']!r} cannot be read {where}; write it as {form}")
         return [(header["name"], as_json(arguments))], end.end()
 
     def _unread_to(self, text: str, position: int) -> int:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from jsonschema import SchemaError, validators
 from mcp.types import Tool
-from mcp_types.methods import parse_server_result
+from mcp.types.methods import parse_server_result
 from pydantic import ValidationError
+
+from verl_multiturn.json_schema.compiled import SchemaError, compile_schema
 
 _METHOD = "tools/list"
 
@@ -68,12 +69,13 @@ class Listing:
         return not problem
 
 
-def _wrong_output(schema: Any) -> str:
+def _wrong_output(schema: dict[str, Any] | None) -> str:
     """Return why the client could check no answer against a schema; "" if it can."""
     if schema is None:
         return ""
     try:
-        validators.validator_for(schema).check_schema(schema)
+        compile_schema(schema)
     except SchemaError as error:
-        return f"outputSchema.{error.json_path.removeprefix('$').lstrip('.')}: {error.message:.200}".replace(".:", ":")
+        if error.path != ("$schema",):  # the client reads an unknown draft as the newest
+            return f"{'.'.join(map(str, ('outputSchema', *error.path)))}: {error}"
     return ""
