@@ -256,8 +256,13 @@ def _odd_arguments(schemas: Sequence[dict[str, Any]]) -> list[str]:
     """Return the names of arguments that a search for brackets and quotes could not find, the longest first."""
     found = set()
     for schema in schemas:
-        properties = (schema["function"].get("parameters") or {}).get("properties")
-        found |= {name for name in properties or () if re.search(r"[()\[\]{},='\"]|[!<>:]\Z", name)}
+        parameters = schema["function"].get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, dict) else None
+        found |= {
+            name
+            for name in (properties if isinstance(properties, dict) else ())
+            if re.search(r"[()\[\]{},='\"]|[!<>:]\Z", name)
+        }
     return sorted(found, key=lambda name: (-len(name), name))
 
 
