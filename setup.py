@@ -43,7 +43,7 @@ setup(
         "httpx>=0.27",
         "httpx2>=2.0",
         "jinja2>=3.1",
-        "jsonschema-rs>=0.30",
+        "jsonschema-rs>=0.60",
         "math-verify>=0.8",
         "mcp>=2.0",
         "numpy>=1.26",

@@ -65,7 +65,14 @@ async def test_headers_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None
         ({"command": "python", "args": [PLAIN, "silent"], "start_timeout_s": 0.5}, "no answer within 0.5 s"),
         ({"command": "python", "args": ["-c", "pass"]}, "Connection closed"),
         ({"command": "python", "args": [PLAIN, "bad_schema"]}, "tool 'bad'"),
-        ({"command": "python", "args": [PLAIN, "bad_list"]}, "does not fit the protocol: tools.0.inputSchema.type"),
+        (
+            {"command": "python", "args": [PLAIN, "bad_list"]},
+            "does not fit the protocol: inputSchema.type: Input should be",
+        ),
+        (
+            {"command": "python", "args": [PLAIN, "twice"]},
+            "'python' lists two tools called 'a'; put 'a' under 'exclude'",
+        ),
         ({"command": "python", "args": [PLAIN, "twins"]}, "'a b' and 'a/b' would both be called 'a_b'"),
         ({"command": "python", "args": [PLAIN, "twins"], "include": ["a*c"]}, "'a*c' fits none of the 2 tools"),
         ({"command": "python", "args": [PLAIN, "asks"], "include": ["aks"]}, "did you mean 'ask'?"),
@@ -85,6 +92,50 @@ def test_an_excluded_tool_may_have_any_schema_and_pages_end() -> None:
     assert [tool.name for tool in plain("bad_schema", exclude=["bad"])] == ["good"]
     with pytest.raises(ConfigError, match="lists its tools without end"):
         plain("endless")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("no_type", "it does not fit the protocol: inputSchema.type: Field required"),
+        ("null_type", "it does not fit the protocol: inputSchema.type: Input should be 'object'"),
+        ("no_schema", "it does not fit the protocol: inputSchema: Field required"),
+        ("#5", "it does not fit the protocol: name: Field required"),
+        ("#6", "it does not fit the protocol: the tool: "),
+        ("wrong_output", "it does not fit the protocol: outputSchema.type: Input should be 'object'"),
+        (
+            "bad_output",
+            "it does not fit the protocol: outputSchema.properties.a.type: no valid JSON Schema: 'objekt' is no type",
+        ),
+        ("unknown_draft", "its schema.function.parameters.$schema: the draft 'http://127.0.0.1:9/x' is not known"),
+    ],
+)
+def test_one_tool_that_cannot_be_used_is_named(name: str, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plain("mixed", include=["good", name])
+    assert f"tool {name!r} of 'python3' cannot be used, {why}" in str(caught.value)
+    assert str(caught.value).endswith(f"; put {name!r} under 'exclude', or mend the server")
+
+
+async def test_the_other_tools_of_such_a_server_are_there() -> None:
+    bad = ["no_*", "null_type", "#*", "*_output", "unknown_draft", "get[1]"]
+    tools = by_name(plain("mixed", exclude=bad))
+    assert list(tools) == ["good", "tuple", "last"]
+    assert tools["good"].tool_schema.as_dict()["function"] == {
+        "name": "good",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    }
+    assert tools["tuple"].tool_schema.read_arguments('{"p": ["a"]}')[0] is None
+    try:
+        assert "Sampling not supported" in await text(tools, "last")
+    finally:
+        await tools["last"].aclose()
+    assert list(by_name(plain("twice", exclude=["a"]))) == ["last"]
+    with pytest.raises(
+        ConfigError, match=r"tool 'no_type' of .* \(and 5 more of its tools\); put 'no_type', 'null_type'"
+    ):
+        plain("mixed", exclude=["#*", "get[1]"])
 
 
 def test_a_row_cannot_hand_kwargs_to_a_server() -> None:

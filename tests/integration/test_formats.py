@@ -1,6 +1,7 @@
 """Every call format: single and several calls, any schema and any argument, and calls that cannot be read."""
 
 import json
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -323,3 +324,33 @@ async def test_what_parsers_of_verl_and_sglang_read_is_read_alike(given: Argumen
             if ours != (theirs := [(str(item.name), json.loads(item.parameters)) for item in items]):
                 different["sglang", name] = theirs
     assert different == {}
+
+
+ROOT: dict[str, Any] = {"$defs": {"A": {"enum": ["a", 1, None]}, "B": {"$ref": "#/$defs/B"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"type": "string"}, "string"),
+        ({"type": ["string", "null"]}, "null string"),
+        ({"enum": ["a", 1, 1.5, True, None, [], {}]}, "array boolean integer null number object string"),
+        ({"const": 1}, "integer"),
+        ({"$ref": "#/$defs/A"}, "integer null string"),
+        ({"$ref": "#/$defs/B"}, ""),
+        ({"$ref": "#/$defs/C"}, ""),
+        ({"$ref": "https://example.org/x"}, ""),
+        ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/A"}]}, "integer null string"),
+        ({"oneOf": [{"type": "string"}, {}]}, ""),
+        ({"allOf": [{"type": ["string", "null"]}, {"type": "string"}, {"minLength": 1}]}, "string"),
+        (reduce(lambda inner, _: {"anyOf": [inner]}, range(8), {"type": "string"}), "string"),
+        (reduce(lambda inner, _: {"anyOf": [inner]}, range(9), {"type": "string"}), ""),  # the search ends
+        ({"description": "any"}, ""),
+        (True, ""),
+        (None, ""),
+    ],
+)
+def test_types_of_a_schema(schema: Any, types: str) -> None:
+    from verl_multiturn.verl_bridge.model.call_formats import types_of
+
+    assert types_of(schema, ROOT) == set(types.split())

@@ -71,28 +71,6 @@ def test_a_name_that_no_model_could_write_is_refused(made: dict[str, Any]) -> No
     check_names(codec_of(), [Tool({}, ToolSchema.read(schema(description="<think>", enum=["a b"]), "test"))])
 
 
-@pytest.mark.parametrize("wrong", ["get-weather", "import", "class.f", "2x"])
-def test_a_name_that_is_none_in_python_is_refused_where_calls_are_python(wrong: str) -> None:
-    from verl_multiturn.verl_bridge.model.chat_setup import check_python_names
-
-    named = schema()
-    named["function"]["name"] = wrong
-    for made in (named, schema_with(wrong)):
-        tool = EchoTool(tool_schema=ToolSchema.read(made, "test"))
-        for tool_format in ("pythonic", "lfm2"):
-            with pytest.raises(ConfigError, match="is no name in Python"):
-                check_python_names(tool_format, [tool])
-        check_python_names("hermes", [tool])
-    check_python_names("pythonic", [EchoTool(tool_schema=ToolSchema.read(schema(), "test"))])
-
-
-def schema_with(argument: str) -> dict[str, Any]:
-    made = schema()
-    made["function"]["parameters"]["properties"] = {argument: {"type": "string"}}
-    made["function"]["parameters"]["required"] = []
-    return made
-
-
 def test_such_a_name_ends_the_start_up(tmp_path: Path) -> None:
     from omegaconf import OmegaConf
 

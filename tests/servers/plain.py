@@ -4,6 +4,8 @@ The modes:
 - `exits` and `silent` do so before they answer anything.
 - `bad_schema` lists a good tool beside one whose schema is not a schema.
 - `bad_list` lists a tool that the protocol does not allow.
+- `mixed` lists good tools and tools that the protocol or the client refuses, on two pages.
+- `twice` lists two tools of one name.
 - `twins` lists two tools whose names differ only in punctuation.
 - `asks` has one tool that asks the client for a sampling and for an elicitation, and answers with the responses.
 - `endless` lists its tools page by page without end.
@@ -15,7 +17,27 @@ import time
 
 OBJECT = {"type": "object", "properties": {}}
 NO_SCHEMA = {"type": "object", "properties": {"a": {"type": "objekt"}}}
+TUPLE = {"type": "object", "properties": {"p": {"type": "array", "items": [{"type": "number"}]}}}
+DRAFT = "http://json-schema.org/draft-07/schema#"
+MIXED = [
+    {"name": "good", "description": None, "inputSchema": {"$schema": DRAFT, **OBJECT}},
+    {"name": "no_type", "inputSchema": {"properties": {}}},
+    {"name": "null_type", "inputSchema": {"type": None}},
+    {"name": "no_schema"},
+    {"name": "tuple", "inputSchema": {"$schema": DRAFT, **TUPLE}},
+    {"inputSchema": OBJECT},
+    "no tool",
+]
+MORE = [
+    {"name": "wrong_output", "inputSchema": OBJECT, "outputSchema": {"type": "string"}},
+    {"name": "bad_output", "inputSchema": OBJECT, "outputSchema": NO_SCHEMA},
+    {"name": "last", "inputSchema": OBJECT},
+    {"name": "get[1]"},
+    {"name": "unknown_draft", "inputSchema": {"$schema": "http://127.0.0.1:9/x", **OBJECT}},
+]
 TOOLS = {
+    "mixed": MIXED,
+    "twice": [{"name": "a", "inputSchema": OBJECT}, {"name": "a", "inputSchema": NO_SCHEMA}, MORE[2]],
     "asks": [{"name": "ask", "inputSchema": OBJECT}],
     "bad_schema": [{"name": "bad", "inputSchema": NO_SCHEMA}, {"name": "good", "inputSchema": OBJECT}],
     "bad_list": [{"name": "bad", "inputSchema": {"type": "array"}}],
@@ -41,6 +63,8 @@ def answer(mode: str, method: str, params: dict[str, object]) -> object:
     if method == "initialize":
         info = {"name": "plain", "version": "1"}
         return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": info}
+    if method == "tools/list" and mode == "mixed":
+        return {"tools": MORE} if params.get("cursor") else {"tools": MIXED, "nextCursor": "more"}
     if method == "tools/list":
         return {"tools": TOOLS[mode]} | ({"nextCursor": "more"} if mode == "endless" else {})
     if method == "tools/call":

@@ -58,13 +58,17 @@ class ListFile:
         Raises:
             ConfigError: There is no such file, it is not YAML, or it has no list of entries.
         """
-        import yaml  # the process of an agent imports this module, and may have no more than the standard library
+        # The process of an agent imports this module, and may have no more than the standard library.
+        import yaml
+
+        from verl_multiturn.calls.yaml_text import read_yaml, words_of_two_meanings
 
         if not path.is_file():
             raise ConfigError(f"{self.setting} {str(path)!r} is no file; {self.remedy}")
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            text = path.read_text(encoding="utf-8")
+            content = read_yaml(text)
+        except (yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"{self.setting} {str(path)!r} is no valid YAML: {error}") from None
         except RecursionError:
             raise ConfigError(f"{self.setting} {str(path)!r} is no valid YAML: it is nested too deeply") from None
@@ -74,7 +78,28 @@ class ListFile:
             )
         if unknown := sorted(set(content) - {self.key}, key=str):
             raise ConfigError(f"{path}: unknown key {unknown[0]!r}; only {self.key!r} is known")
+        for (key, index, *rest), word, before in words_of_two_meanings(text):
+            # Settings of ours have types, by which a text such as `off` is read; what an author's code gets has none.
+            if rest[:1] == ["config"] and (len(rest) > 2 or not _is_ours(content[key][index])):
+                at = ".".join(map(str, rest))
+                raise ConfigError(
+                    f"{path}: {key}[{index}].{at}: {word!r} is {before!r} in YAML 1.1, and not in YAML 1.2, which is "
+                    f"read here; put it in quotes if it is a text, or write {_plainly(before)}"
+                )
         return list(content[self.key])
+
+
+def _is_ours(entry: Any) -> bool:
+    """Return whether an entry names something of this package."""
+    return isinstance(entry, Mapping) and any(
+        isinstance(entry.get(key), str) and entry[key].startswith("verl_multiturn.")
+        for key in ("class_name", "toolset")
+    )
+
+
+def _plainly(value: Any) -> str:
+    """Return how a value of YAML 1.1 is written so that YAML 1.2 reads the same."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def check_keys(entry: Mapping[Any, Any], known: Collection[str], where: str, known_are: str) -> None:

@@ -29,6 +29,7 @@ from mcp.types import CallToolResult
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.json_schema.compiled import without_draft
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.services.mcp_connection import McpSettings, Server, check_settings, list_tools
@@ -43,51 +44,78 @@ def mcp_tools(raw: Any, where: str) -> list[McpTool]:
 
     Raises:
         ConfigError: A setting is wrong, the server does not answer, a pattern matches no tool, two tools would have one
-            name, or the schema of a tool is wrong.
+            name, or the protocol or our check refuses a tool, which the error names. A tool that is not chosen is not
+            examined.
     """
     if not isinstance(raw, dict):
         raise ConfigError(f"{where}: expected a mapping with 'command' or 'url', got {raw!r:.200}")
     settings = read_model(McpSettings, raw, where)
     check_settings(settings, where)
     server = Server(settings, where)
+    listing = list_tools(settings, where)
+    chosen = _chosen(listing.names, settings, where)
     tools: dict[str, McpTool] = {}
-    for listed in _chosen(list_tools(settings, where), settings, where):
+    problems = {name: f"it does not fit the protocol: {why}" for name, why in listing.refused.items() if name in chosen}
+    for listed in listing.tools:
+        if listed.name not in chosen:
+            continue
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", settings.prefix + listed.name)[:64]
         if name in tools:
-            raise ConfigError(
-                f"{where}: the server's tools {tools[name].remote_name!r} and {listed.name!r} would both be called "
-                f"{name!r}; put one of them under 'exclude'"
-            )
-        parameters = {key: value for key, value in listed.input_schema.items() if key != "$schema"}
-        function = {"name": name, "description": listed.description or "", "parameters": parameters}
+            raise ConfigError(f"{where}: {_twins(tools[name].remote_name, listed.name, name, settings)}")
+        function = {
+            "name": name,
+            "description": listed.description or "",
+            "parameters": without_draft(listed.input_schema),
+        }
         try:
-            schema = ToolSchema.read({"type": "function", "function": function}, f"{where}: tool {listed.name!r}")
+            schema = ToolSchema.read({"type": "function", "function": function}, "its schema")
         except ConfigError as error:
-            raise ConfigError(f"{error}; put {listed.name!r} under 'exclude', or mend the server") from None
+            problems[listed.name] = str(error)
+            continue
         hints = listed.annotations
         may_repeat = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
         tools[name] = (_RepeatableMcpTool if may_repeat else McpTool)(server, listed.name, schema)
+    if problems:
+        name, why = next(iter(problems.items()))
+        more = f" (and {len(problems) - 1} more of its tools)" if len(problems) > 1 else ""
+        raise ConfigError(
+            f"{where}: tool {name!r} of {settings.label} cannot be used, {why}{more}; put "
+            f"{', '.join(map(repr, problems))} under 'exclude', or mend the server"
+        )
     return list(tools.values())
 
 
-def _chosen(listed: Sequence[types.Tool], settings: McpSettings, where: str) -> list[types.Tool]:
-    names = [tool.name for tool in listed]
+def _twins(one: str, other: str, name: str, settings: McpSettings) -> str:
+    """Say which tools of a server would have one name, and what to do."""
+    if one == other:
+        return f"{settings.label} lists two tools called {one!r}; put {one!r} under 'exclude', or mend the server"
+    return f"the server's tools {one!r} and {other!r} would both be called {name!r}; put one of them under 'exclude'"
+
+
+def _chosen(names: Sequence[str], settings: McpSettings, where: str) -> set[str]:
+    """Return the names of the tools that the settings choose."""
     for key in ("include", "exclude"):
         for pattern in getattr(settings, key):
-            if not any(fnmatchcase(name, pattern) for name in names):
+            if not any(_fits(name, pattern) for name in names):
                 near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:10]
                 raise ConfigError(
                     f"{where}.{key}: {pattern!r} fits none of the {len(names)} tools of {settings.label}"
                     + (f"; did you mean {' or '.join(map(repr, near))}?" if near else "")
                 )
 
-    def fits(name: str, patterns: Sequence[str]) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-    chosen = [tool for tool in listed if fits(tool.name, settings.include) and not fits(tool.name, settings.exclude)]
+    chosen = {
+        name
+        for name in names
+        if any(_fits(name, pattern) for pattern in settings.include)
+        and not any(_fits(name, pattern) for pattern in settings.exclude)
+    }
     if not chosen:
         raise ConfigError(f"{where}: 'exclude' leaves none of the tools {names}; exclude fewer")
     return chosen
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatchcase(name, pattern)  # a name may hold what means something in a pattern
 
 
 class McpTool(BaseTool):

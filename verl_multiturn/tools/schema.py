@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cached_property
 from typing import Any, Literal
 
-import jsonschema_rs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.json_schema.compiled import SchemaError, Validator, compile_schema, subschemas
 
 
 class FunctionSchema(BaseModel):
@@ -40,8 +41,8 @@ class ToolSchema(BaseModel):
             where: The place that errors name, for example `tools.yaml: tools[0].tool_schema`.
 
         Raises:
-            ConfigError: The mapping is not a function schema, it holds a value that is not JSON, its parameters are not
-                a JSON Schema of type `object`, or a `$ref` in it cannot be resolved.
+            ConfigError: The mapping is not a function schema, it holds a value that is not JSON, or its parameters are
+                not a JSON Schema of type `object` that can be compiled (`json_schema/compiled.py`).
         """
         try:
             schema = cls.model_validate(raw)
@@ -53,39 +54,56 @@ class ToolSchema(BaseModel):
             ) from None
         parameters = schema.function.parameters
         if wrong := _not_json(schema.function.model_dump(exclude_unset=True), "function"):
-            raise ConfigError(
-                f"{where}.{wrong[0]}: {show(wrong[1])} is no JSON; write it in quotes, if it is a text that YAML reads "
-                "as something else, such as a date"
-            )
+            raise ConfigError(f"{where}.{wrong[0]}: {show(wrong[1])} is no JSON; write it in quotes, if it is a text")
         try:
-            jsonschema_rs.meta.validate(parameters)
-        except jsonschema_rs.ValidationError as error:
-            path = ".".join(str(part) for part in error.instance_path)
-            raise ConfigError(
-                f"{where}.function.parameters{'.' + path if path else ''}: no valid JSON Schema: {error.message}"
-            ) from None
+            schema._validator  # noqa: B018  # made now, to find what cannot be compiled
+        except SchemaError as error:
+            path = ".".join(str(part) for part in ("function", "parameters", *error.path))
+            raise ConfigError(f"{where}.{path}: {error}") from None
         if parameters.get("type") != "object":
             raise ConfigError(
                 f"{where}.function.parameters.type: expected 'object', got {parameters.get('type')!r}; "
                 "a tool's arguments are named"
             )
-        try:
-            schema._validator  # noqa: B018  # made now, to find a $ref that leads nowhere
-        except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
-            raise ConfigError(
-                f"{where}.function.parameters: a $ref cannot be resolved ({str(error).splitlines()[0]}); write what it "
-                "refers to beneath $defs"
-            ) from None
         return schema
 
     @cached_property
-    def _validator(self) -> jsonschema_rs.Draft202012Validator:
-        return jsonschema_rs.Draft202012Validator(self.function.parameters, retriever=_no_retrieval)
+    def _validator(self) -> Validator:
+        return compile_schema(self.function.parameters)
 
     def __getstate__(self) -> dict[Any, Any]:
         """Leave out the validator, which cannot be pickled: verl's own tools send themselves to a Ray actor."""
         state = super().__getstate__()
         return {**state, "__dict__": {key: value for key, value in state["__dict__"].items() if key != "_validator"}}
+
+    def check_values(self, where: str) -> None:
+        """Refuse a value under `enum`, `const`, `default` or `examples` that the `type` beside it refuses.
+
+        No model could write such a value. It most often is a text that the schema's author did not quote. A `default`
+        of null is none.
+
+        Args:
+            where: As in `read`.
+
+        Raises:
+            ConfigError: There is such a value.
+        """
+        for path, part in subschemas(self.function.parameters):
+            if "type" not in part:
+                continue
+            own = compile_schema({"type": part["type"]})
+            values: list[tuple[tuple[Any, ...], Any]] = [
+                ((key,), part[key]) for key in ("const", "default") if key in part
+            ]
+            for key in ("enum", "examples"):
+                values += [((key, index), value) for index, value in enumerate(part.get(key) or [])]
+            for at, value in values:
+                if not own.is_valid(value) and (at != ("default",) or value is not None):
+                    place = ".".join(map(str, ("function", "parameters", *path, *at)))
+                    raise ConfigError(
+                        f"{where}.{place}: {value!r:.100} is not of the type beside it, {part['type']!r}; quote it if "
+                        "it is a text, or mend the type"
+                    )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the mapping as its author wrote it, for the chat template."""
@@ -122,8 +140,10 @@ class ToolSchema(BaseModel):
 
 def _not_json(value: Any, path: str) -> tuple[str, Any] | None:
     """Return the path and value of the first value or key that JSON does not know; None if there is none."""
-    if value is None or isinstance(value, str | bool | int | float):
+    if value is None or isinstance(value, str | bool | int):
         return None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else (path, value)
     if isinstance(value, dict):
         if strange := [key for key in value if not isinstance(key, str)]:
             return path, strange[0]
@@ -133,7 +153,3 @@ def _not_json(value: Any, path: str) -> tuple[str, Any] | None:
     else:
         return path, value
     return next((wrong for key, item in items if (wrong := _not_json(item, f"{path}.{key}"))), None)
-
-
-def _no_retrieval(uri: str) -> Any:
-    raise ValueError(f"{uri} is not fetched")

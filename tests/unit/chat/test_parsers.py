@@ -1,12 +1,11 @@
 """Calls, malformed calls and the text around them; reasoning; the values that an argument's text stands for."""
 
-from functools import reduce
 from typing import Any
 
 import pytest
 
 from tests.conftest import CharTokenizer
-from verl_multiturn.chat.parsing.arguments import read_argument, types_of
+from verl_multiturn.chat.parsing.arguments import read_arguments
 from verl_multiturn.chat.parsing.formats import FORMATS, make_call_parser
 from verl_multiturn.chat.parsing.harmony import HarmonyParser
 from verl_multiturn.chat.parsing.json_calls import JsonParser
@@ -164,34 +163,6 @@ async def test_harmony_with_something_after_the_json(rest: str) -> None:
     assert call == MalformedCall(f"<|start|>assistant{written}", problem, "call_0_0")
 
 
-ROOT: dict[str, Any] = {"$defs": {"A": {"enum": ["a", 1, None]}, "B": {"$ref": "#/$defs/B"}}}
-
-
-@pytest.mark.parametrize(
-    ("schema", "types"),
-    [
-        ({"type": "string"}, "string"),
-        ({"type": ["string", "null"]}, "null string"),
-        ({"enum": ["a", 1, 1.5, True, None, [], {}]}, "array boolean integer null number object string"),
-        ({"const": 1}, "integer"),
-        ({"$ref": "#/$defs/A"}, "integer null string"),
-        ({"$ref": "#/$defs/B"}, ""),
-        ({"$ref": "#/$defs/C"}, ""),
-        ({"$ref": "https://example.org/x"}, ""),
-        ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/A"}]}, "integer null string"),
-        ({"oneOf": [{"type": "string"}, {}]}, ""),
-        ({"allOf": [{"type": ["string", "null"]}, {"type": "string"}, {"minLength": 1}]}, "string"),
-        (reduce(lambda inner, _: {"anyOf": [inner]}, range(8), {"type": "string"}), "string"),
-        (reduce(lambda inner, _: {"anyOf": [inner]}, range(9), {"type": "string"}), ""),  # the search ends
-        ({"description": "any"}, ""),
-        (True, ""),
-        (None, ""),
-    ],
-)
-def test_types_of_a_schema(schema: Any, types: str) -> None:
-    assert types_of(schema, ROOT) == set(types.split())
-
-
 @pytest.mark.parametrize(
     ("text", "types", "value"),
     [
@@ -217,12 +188,73 @@ def test_types_of_a_schema(schema: Any, types: str) -> None:
         ("9" * 5000, "integer", "9" * 5000),
         ("42", "", 42),
         ("a b", "", "a b"),
-        ('"a"', "", "a"),
+        ('"a"', "", '"a"'),
+        ('"42"', "", "42"),
+        ('"42"', "string integer", "42"),
+        ('"42"', "string", '"42"'),
+        ('"42"', "integer", "42"),
+        ('"\\"42\\""', "string integer", '"42"'),
+        ('"\\"a\\""', "string integer", '"\\"a\\""'),
+        (' "null" ', "string null", "null"),
+        ("[42]", "string array", [42]),
+        ("NaN", "", "NaN"),
+        ('{"a": 1, "a": 2}', "object", '{"a": 1, "a": 2}'),
     ],
 )
 def test_what_an_arguments_text_means(text: str, types: str, value: Any) -> None:
-    read = read_argument(text, frozenset(types.split()))
+    schema = {"properties": {"x": {"type": types.split()} if types else {}}}
+    read = read_arguments({"x": text}, schema)["x"]
     assert (read, type(read)) == (value, type(value))
+
+
+def kinds(**named: str) -> dict[str, Any]:
+    return {"properties": {key: {"type": kind} for key, kind in named.items()}}
+
+
+STRING, INTEGER = {"type": "string"}, {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts", "values"),
+    [
+        ({"additionalProperties": STRING}, {"a": "42", "b": "null"}, {"a": "42", "b": "null"}),
+        ({"patternProperties": {"^a": STRING, "^n": INTEGER}}, {"a": "42", "n": "42"}, {"a": "42", "n": 42}),
+        ({"allOf": [kinds(a="string"), kinds(b="integer")]}, {"a": "1", "b": "1"}, {"a": "1", "b": 1}),
+        ({"anyOf": [kinds(a="string", b="integer")]}, {"a": "1", "b": "1"}, {"a": "1", "b": 1}),
+        ({"oneOf": [kinds(a="integer", b="string"), kinds(a="boolean")]}, {"a": "1", "b": "1"}, {"a": 1, "b": "1"}),
+        ({"$ref": "#/$defs/q", "$defs": {"q": kinds(a="string")}}, {"a": "42"}, {"a": "42"}),
+        ({"if": {"properties": {"k": {"const": "1"}}}, "then": kinds(v="integer"), "else": kinds(v="string"),
+          **kinds(k="string")}, {"v": "7", "k": "1"}, {"v": 7, "k": "1"}),
+        ({"if": {"properties": {"k": {"const": "1"}}}, "then": kinds(v="integer"), "else": kinds(v="string"),
+          **kinds(k="string")}, {"v": "7", "k": "2"}, {"v": "7", "k": "2"}),
+        ({"dependentSchemas": {"a": kinds(b="string")}}, {"a": "1", "b": "1"}, {"a": 1, "b": "1"}),
+        ({"properties": {"x": {"enum": ["1", "2"]}}}, {"x": "1"}, {"x": "1"}),
+        ({"properties": {"x": {"const": "true"}}}, {"x": "true"}, {"x": "true"}),
+        ({"properties": {"x": {"not": INTEGER}}}, {"x": "1"}, {"x": "1"}),
+        ({"properties": {"x": {"type": "string", "pattern": "^[0-9]"}}}, {"x": '"42"'}, {"x": '"42"'}),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", "dependencies": {"a": kinds(b="string")}},
+         {"a": "x", "b": "1"}, {"a": "x", "b": "1"}),
+        ({"$schema": "http://127.0.0.1:1/x", **kinds(x="string")}, {"x": "1"}, {"x": 1}),  # cannot be compiled
+        # No reading fits: what is of the right type makes the message.
+        ({"properties": {"x": {**INTEGER, "minimum": 10}}}, {"x": "5"}, {"x": 5}),
+        ({"properties": {"x": {"enum": [1, 2]}}}, {"x": "5"}, {"x": 5}),
+        ({"properties": {"x": {"enum": ["1", "2"]}}}, {"x": "5"}, {"x": "5"}),
+        ({"properties": {"x": {"type": "array", "items": STRING}}}, {"x": "[1]"}, {"x": [1]}),
+    ],
+)  # fmt: skip
+def test_arguments_are_read_by_the_whole_schema(
+    schema: dict[str, Any], texts: dict[str, str], values: dict[str, Any]
+) -> None:
+    assert read_arguments(texts, schema) == values
+
+
+def test_the_validations_of_a_call_are_few() -> None:
+    """So many arguments could be combined in 2 ** 400 ways."""
+    texts = {f"a{index}": "1" for index in range(400)}
+    assert read_arguments(texts, {"additionalProperties": STRING}) == texts
+    assert read_arguments(texts, {"additionalProperties": {"enum": [2]}}) == dict.fromkeys(texts, 1)
+    one = {"additionalProperties": INTEGER, "properties": {"a7": STRING}}
+    assert read_arguments(texts, {"anyOf": [{"required": ["b"]}, one]}) == dict.fromkeys(texts, 1) | {"a7": "1"}
 
 
 @pytest.mark.parametrize("name", FORMATS)

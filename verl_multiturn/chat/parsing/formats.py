@@ -191,18 +191,11 @@ _FORMS: dict[str, JsonForm | TagForm | PythonForm] = {
         written='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="name"><steptml:parameter name="key">'
         "value</steptml:parameter></steptml:invoke><｜tool_call_end｜>",
     ),
-    # A call needs no mark: it is a list whose first element looks like a call with named arguments, or with none. At
-    # the beginning of a turn, `[name(` is enough. Any other text is an answer.
-    "pythonic": PythonForm(
-        begun=r"<\|python_start\|>\s*|\A\s*(?=\[\s*[A-Za-z_][\w.]*\()"
-        r"|(?=\[\s*[A-Za-z_][\w.]*\(\s*(?:[A-Za-z_]\w*\s*=|\)))",
-        close="",
-    ),
+    # A call needs no mark: it is a list whose first element looks like a call with named arguments, or with none, or is
+    # a call of a tool. At the beginning of a turn, `[name(` is enough. Any other text is an answer.
+    "pythonic": PythonForm(begun=r"<\|python_start\|>\s*|(?=\[\s*[\w.-]+\()", close="", mark="<|python_start|>"),
     "lfm2": PythonForm(begun=r"<\|tool_call_start\|>", close="<|tool_call_end|>"),
 }
-
-PYTHON_FORMATS = frozenset(name for name, form in _FORMS.items() if isinstance(form, PythonForm))
-"""Names of the formats that write calls as Python."""
 
 FORMATS = sorted([*_FORMS, "gpt-oss"])
 """Names of all formats that this package reads, sorted."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_multiturn.chat.parsing.arguments import read_argument, types_of
+from verl_multiturn.chat.parsing.arguments import read_arguments, read_value
 from verl_multiturn.chat.parsing.call_json import NamedCall, UnreadableCallError, as_json, read_json
 from verl_multiturn.chat.parsing.text_parser import TextParser
 from verl_multiturn.chat.parsing.turns import Tokenizer
@@ -71,39 +71,42 @@ class TagParser(TextParser):
         header = self._header.match(text, found.start())
         if header is None:
             raise UnreadableCallError(f"the call cannot be read; write it as {self._form.written}")
-        parameters = _parameters(schemas, header["name"])
-        arguments: dict[str, Any] = {}
+        written: dict[str, re.Match[str]] = {}
         position = header.end()
         while one := self._argument.match(text, position):
             key = one["key"].strip()  # not in the expression: skipping white space there takes quadratic time
-            if key in arguments:
+            if key in written:
                 raise UnreadableCallError(f"the call has the argument {key!r:.100} twice")
             if tag := self._tag.search(one["value"]):
                 raise UnreadableCallError(
                     f"the argument {key!r:.100} is not closed before {tag[0]!r}, or holds it, and none may"
                 )
-            arguments[key] = self._value(one, key, parameters)
+            written[key] = one
             position = one.end()
+        arguments = self._arguments(written, schemas, header["name"])
         if not arguments and (opened := re.compile(r"\s*(?=\{)").match(text, position)):
             arguments, position = read_json(text, opened.end())  # DeepSeek's models may write one object instead
         end = self._end.match(text, position)
         if end is None:
             rest = text[position : position + 20].strip()
             where = f"from {rest!r} on" if rest else "to its end"
-            written = self._form.written
-            raise UnreadableCallError(f"the call of {header['name']!r} cannot be read {where}; write it as {written}")
+            form = self._form.written
+            raise UnreadableCallError(f"the call of {header['name']!r} cannot be read {where}; write it as {form}")
         return [(header["name"], as_json(arguments))], end.end()
 
     def _unread_to(self, text: str, position: int) -> int:
         return len(text)  # nobody knows where an argument ends that cannot be read
 
-    def _value(self, one: re.Match[str], key: str, parameters: Mapping[str, Any]) -> Any:
-        text = html.unescape(one["value"]) if self._form.escaped else one["value"]
-        if "string" in one.re.groupindex:
-            return read_argument(text, frozenset({"string"} if one["string"] == "true" else ()))
-        properties = parameters.get("properties")
-        schema = properties.get(key) if isinstance(properties, dict) else None
-        return read_argument(text, types_of(schema, parameters))
+    def _arguments(
+        self, written: Mapping[str, re.Match[str]], schemas: Sequence[dict[str, Any]], name: str
+    ) -> dict[str, Any]:
+        """Return the arguments of a call, read by the schema of its tool or as the model said."""
+        texts = {
+            key: html.unescape(one["value"]) if self._form.escaped else one["value"] for key, one in written.items()
+        }
+        if "string" in self._argument.groupindex:
+            return {key: text if written[key]["string"] == "true" else read_value(text) for key, text in texts.items()}
+        return read_arguments(texts, _parameters(schemas, name))
 
 
 def _parameters(schemas: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:

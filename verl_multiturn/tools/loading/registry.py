@@ -30,7 +30,11 @@ from verl_multiturn.tools.schema import ToolSchema
 METHODS = ("create", "execute", "calc_reward", "release")
 """Names of the four methods of a tool."""
 TOOL_FILE = ListFile(
-    "tool_config_path", "tools", "give the path of a tool YAML, see tool_configs/", "tool name", "rename one of them"
+    "tool_config_path",
+    "tools",
+    "give the path of a tool YAML, see tool_configs/",
+    "tool name",
+    "rename one of them, or give an MCP server a 'prefix'",
 )
 # Allowed keys of an entry, by the key that says its kind.
 _ENTRY_KEYS = {
@@ -95,7 +99,10 @@ def _build_entry(entry: Mapping[str, Any], kind: str, where: str) -> list[Any]:
     if kind == "toolset":
         return _build_toolset(entry, where)
     raw_schema = entry.get("tool_schema")
-    schema = ToolSchema.read(raw_schema, f"{where}.tool_schema") if raw_schema is not None else None
+    schema = None
+    if raw_schema is not None:
+        schema = ToolSchema.read(raw_schema, f"{where}.tool_schema")
+        schema.check_values(f"{where}.tool_schema")
     if kind == "function":
         return [_build_function(entry["function"], schema, where)]
     return [_build_tool(entry, schema, where)]

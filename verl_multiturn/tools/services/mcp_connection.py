@@ -29,7 +29,7 @@ import httpx2
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
-from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST, CallToolResult, Tool
+from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST, CallToolResult
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.calls.outages.causes import OUT, retry_after_s, status_kind
@@ -38,6 +38,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.http_connections import open_client, route_to, say_status, trusted
 from verl_multiturn.processes import guard
 from verl_multiturn.tools.services.http_client import LateError, UnavailableError
+from verl_multiturn.tools.services.mcp_listing import Listing
 
 logger = logging.getLogger(__name__)
 
@@ -128,14 +129,14 @@ def expand(value: str, where: str) -> str:
     return _VARIABLE.sub(replace, value)
 
 
-def list_tools(settings: McpSettings, where: str) -> list[Tool]:
+def list_tools(settings: McpSettings, where: str) -> Listing:
     """Start a server, ask it for its tools and stop it again; may be called while an event loop runs.
 
     Raises:
         ConfigError: The server does not start, or does not answer; the error begins with `where`.
     """
 
-    async def ask(errors: TextIO) -> list[Tool]:
+    async def ask(errors: TextIO) -> Listing:
         async with contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(settings.start_timeout_s):
                 return (await _open(stack, settings, where, errors, asyncio.Event()))[1]
@@ -350,11 +351,12 @@ def _outage(error: BaseException) -> UnavailableError | None:
 
 
 class _Watched:
-    """A stream of messages that sets an event when it has ended."""
+    """A stream of messages that sets an event when it has ended, and sifts the pages of tools."""
 
-    def __init__(self, stream: Any, ended: asyncio.Event) -> None:
+    def __init__(self, stream: Any, ended: asyncio.Event, listing: Listing) -> None:
         self._stream = stream
         self._ended = ended
+        self._listing = listing
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -371,33 +373,36 @@ class _Watched:
 
     async def __anext__(self) -> Any:
         try:
-            return await self._stream.__anext__()
+            item = await self._stream.__anext__()
         except BaseException:  # the stream's end, an error or a cancellation: in each case it has ended
             self._ended.set()
             raise
+        self._listing.sift(item)
+        return item
 
 
 async def _open(
     stack: contextlib.AsyncExitStack, settings: McpSettings, where: str, errors: TextIO | None, ended: asyncio.Event
-) -> tuple[Client, list[Tool]]:
+) -> tuple[Client, Listing]:
+    listing = Listing()
     # Without callbacks the client refuses sampling, elicitation and roots, so the server gets none of them.
-    client = Client(_transport(settings, where, errors, ended), cache=None)
+    client = Client(_transport(settings, where, errors, ended, listing), cache=None)
     await stack.enter_async_context(client)
-    tools: list[Tool] = []
+    listing.version = client.protocol_version
     cursor: str | None = None
     # List the tools also at run time: the client checks answers against the schemas that it has seen.
     for _ in range(_MOST_PAGES):
         page = await client.list_tools(cursor=cursor)
-        tools += page.tools
+        listing.tools += page.tools
         cursor = page.next_cursor
         if cursor is None:
-            return client, tools
+            return client, listing
     raise ConfigError(f"{where}: the MCP server {settings.label} lists its tools without end; mend the server")
 
 
 @contextlib.asynccontextmanager
 async def _transport(
-    settings: McpSettings, where: str, errors: TextIO | None, ended: asyncio.Event
+    settings: McpSettings, where: str, errors: TextIO | None, ended: asyncio.Event, listing: Listing
 ) -> AsyncIterator[tuple[Any, Any]]:
     async with contextlib.AsyncExitStack() as stack:
         if settings.url is not None:
@@ -421,7 +426,7 @@ async def _transport(
             # Without a file of ours (`errors` is None) the server's errors go where the worker's go.
             opened = stdio_client(_server_parameters(settings, where), errlog=cast(TextIO, errors))
         read, write = await stack.enter_async_context(opened)
-        yield _Watched(read, ended), write
+        yield _Watched(read, ended, listing), write
 
 
 def _server_parameters(settings: McpSettings, where: str) -> StdioServerParameters:

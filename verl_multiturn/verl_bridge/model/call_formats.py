@@ -10,10 +10,9 @@ A parser registered with verl does not report a call that it cannot read. We do 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_multiturn.chat.parsing.arguments import types_of
 from verl_multiturn.chat.parsing.call_json import read_whole_json
 from verl_multiturn.chat.parsing.formats import FORMATS, make_call_parser
 from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, THINK, Reasoning
@@ -23,6 +22,16 @@ from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+_JSON_TYPES = {
+    dict: "object",
+    list: "array",
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+}
 
 
 def known_formats() -> list[str]:
@@ -161,3 +170,35 @@ def _verl_schema(schema: dict[str, Any]) -> Any:
     reduced = {"type": "object", "properties": properties, "required": parameters.get("required", [])}
     described = {"name": function["name"], "description": function.get("description", ""), "parameters": reduced}
     return OpenAIFunctionToolSchema.model_validate({"type": "function", "function": described})
+
+
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """Return the JSON types that a schema allows, as far as the schema says.
+
+    Example: `{"type": "integer"}` gives `frozenset({"integer"})`.
+
+    Args:
+        schema: JSON Schema of one argument.
+        root: The schema in which a `$ref` is looked up.
+        depth: How many references and choices led here. The search ends at 8.
+
+    Returns:
+        Names of types. An empty set means any type.
+    """
+    if not isinstance(schema, dict) or depth > 8:
+        return frozenset()
+    if "type" in schema:
+        return frozenset([schema["type"]] if isinstance(schema["type"], str) else schema["type"])
+    if "enum" in schema or "const" in schema:
+        return frozenset(_JSON_TYPES[type(value)] for value in schema.get("enum", [schema.get("const")]))
+    if "$ref" in schema:
+        target: Any = root
+        for part in str(schema["$ref"]).removeprefix("#/").split("/"):
+            target = target.get(part) if isinstance(target, Mapping) else None
+        return types_of(target, root, depth + 1)
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            choices = [types_of(choice, root, depth + 1) for choice in schema[key]]
+            return frozenset().union(*choices) if all(choices) else frozenset()
+    known = [types for part in schema.get("allOf", ()) if (types := types_of(part, root, depth + 1))]
+    return frozenset.intersection(*known) if known else frozenset()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from verl_multiturn.chat.answer_tags import answer_tags
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.images import load_images
-from verl_multiturn.chat.parsing.formats import PYTHON_FORMATS
 from verl_multiturn.chat.rendering import Difference, RenderingCheck
 from verl_multiturn.chat.shown_schemas import must_stay
 from verl_multiturn.chat.template import SCHEMA, Template, examine_template
@@ -229,33 +227,6 @@ def check_names(codec: ChatCodec, tools: Iterable[Any]) -> None:
             raise ConfigError(
                 f"tool {tool.name!r}: {changed!r} in its schema is a control token of the model's, or becomes one in "
                 "the chat template, and no model could write it in a call; give it another name"
-            )
-
-
-def check_python_names(tool_format: str, tools: Iterable[Any]) -> None:
-    """Refuse tools that cannot be called in a format whose calls are Python code.
-
-    The name of a tool, and each name of an argument, must be a name in Python. Tools of an MCP server pass, as in
-    `check_names`.
-
-    Args:
-        tool_format: `multi_turn.format`; formats whose calls are not Python pass.
-        tools: The tools of the run.
-
-    Raises:
-        ConfigError: A tool has another name.
-    """
-    if tool_format not in PYTHON_FORMATS:
-        return
-    for tool in tools:
-        function = schema_of(tool).as_dict()["function"]
-        names = [*function["name"].split("."), *(function.get("parameters") or {}).get("properties", {})]
-        wrong = next((name for name in names if not name.isidentifier() or iskeyword(name)), None)
-        if wrong is not None and not getattr(tool, "schema_of_others", False):
-            raise ConfigError(
-                f"tool {tool.name!r}: {wrong!r} is no name in Python, and calls in rollout.multi_turn.format="
-                f"{tool_format} are Python; give the tool or its argument a name of letters, digits and underscores "
-                "that is no keyword"
             )
 
 

@@ -15,6 +15,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.import_utils import resolve_config_path
 
+from verl_multiturn.calls.yaml_text import read_yaml
 from verl_multiturn.describe import describe
 from verl_multiturn.launch.imports import PACKAGE
 from verl_multiturn.records.run_file import digest, digest_of_vocabulary, without_secrets
@@ -76,8 +77,8 @@ def _yaml(path: str | None) -> Any:
     if not path:
         return None
     try:
-        found = yaml.safe_load(Path(resolve_config_path(path)).read_text())
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        found = read_yaml(Path(resolve_config_path(path)).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, ValueError) as error:
         logger.warning("the records do not have %s: %s", path, describe(error))
         return None
     return without_secrets(found)

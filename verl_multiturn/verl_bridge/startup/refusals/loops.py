@@ -21,7 +21,7 @@ from verl_multiturn.interactions.running.registry import interaction_of_row, loa
 from verl_multiturn.tools.loading.kwargs import SHOWN
 from verl_multiturn.tools.loading.registry import schema_of
 from verl_multiturn.verl_bridge.model.call_formats import check_format
-from verl_multiturn.verl_bridge.model.chat_setup import check_names, check_python_names, examine_model, load_chat
+from verl_multiturn.verl_bridge.model.chat_setup import check_names, examine_model, load_chat
 from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.names import ROLLOUT
 from verl_multiturn.verl_bridge.settings import own_loops, settings_of
@@ -166,7 +166,6 @@ def check_interactions(run: RunView) -> None:
 
 def check_tools(run: RunView) -> None:
     """Refuse tools that cannot be loaded, or have a name that the model could not write in a call."""
-    check_python_names(run.multi_turn.format, run.tools.values())
     check_tool_names(run.config, run.tools)
 
 

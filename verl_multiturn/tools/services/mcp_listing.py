@@ -1,0 +1,81 @@
+"""What an MCP server lists, tool by tool.
+
+The client reads a page of tools as a whole, so that one tool which the protocol does not allow would take all others
+with it. Here such a tool is taken out of the page before the client reads it, and kept by its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mcp.types import Tool
+from mcp.types.methods import parse_server_result
+from pydantic import ValidationError
+
+from verl_multiturn.json_schema.compiled import SchemaError, compile_schema
+
+_METHOD = "tools/list"
+
+
+class Listing:
+    """The tools of a server, as far as its pages were read.
+
+    Attributes:
+        version: Version of the protocol that client and server speak; None until they have agreed on one.
+        tools: The tools that the protocol allows.
+        refused: Why the protocol or the client refuses each other tool, by its name, or by `#` and its place on its
+            page where it has none.
+    """
+
+    def __init__(self) -> None:
+        self.version: str | None = None
+        self.tools: list[Tool] = []
+        self.refused: dict[str, str] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all tools."""
+        return [tool.name for tool in self.tools] + list(self.refused)
+
+    def sift(self, item: Any) -> None:
+        """Take the tools that the protocol refuses out of a server's message, if it is a page of tools.
+
+        Args:
+            item: What the transport has read: a message with its metadata, or an error.
+        """
+        result = getattr(getattr(item, "message", None), "result", None)
+        if self.version is None or not isinstance(result, dict) or "content" in result:
+            return
+        if isinstance(listed := result.get("tools"), list):
+            result["tools"] = [tool for index, tool in enumerate(listed) if self._is_allowed(tool, index, result)]
+
+    def _is_allowed(self, tool: Any, index: int, page: dict[str, Any]) -> bool:
+        assert self.version is not None
+        try:
+            parse_server_result(_METHOD, self.version, {**page, "tools": [tool]})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            if first["loc"][:1] != ("tools",):
+                return True  # it is the page that is wrong, and the client says so
+            path = ".".join(map(str, first["loc"][2:])) or "the tool"
+            problem = f"{path}: {first['msg']}"
+        except (KeyError, ValueError):  # a version that this check does not know
+            return True
+        else:
+            problem = _wrong_output(tool.get("outputSchema"))
+        if problem:
+            name = tool.get("name") if isinstance(tool, dict) else None
+            self.refused[name if isinstance(name, str) else f"#{index}"] = problem
+        return not problem
+
+
+def _wrong_output(schema: dict[str, Any] | None) -> str:
+    """Return why the client could check no answer against a schema; "" if it can."""
+    if schema is None:
+        return ""
+    try:
+        compile_schema(schema)
+    except SchemaError as error:
+        if error.path != ("$schema",):  # the client reads an unknown draft as the newest
+            return f"{'.'.join(map(str, ('outputSchema', *error.path)))}: {error}"
+    return ""
