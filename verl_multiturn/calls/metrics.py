@@ -38,7 +38,8 @@ class _Budget:
 def plain_metrics(name: str, metrics: Mapping[Any, Any], kind: str = "tool") -> dict[str, Any]:
     """Return a copy of a tool's metrics that can be written as JSON.
 
-    A value becomes what `json_value` makes of it, but a Decimal a number, and what JSON has no form for becomes text. Metrics beyond `METRICS_CHARACTERS` in all are left out, and the log says so.
+    A value becomes what `json_value` makes of it, but a Decimal becomes a number, and what JSON has no form for becomes
+    text. Metrics beyond `METRICS_CHARACTERS` in all are left out, and the log says so.
 
     Args:
         name: The tool's name, for the log.
