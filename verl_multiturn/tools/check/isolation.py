@@ -1,7 +1,8 @@
 """The check of isolation: two conversations of different rows at once are compared with each of them alone.
 
 Invariants:
-- a conversation is compared with itself: answers, step rewards and `calc_reward`, each where it is the same twice alone;
+- a conversation is compared with itself: answers with step rewards, and `calc_reward`, where they are the same twice
+  alone;
 - the other conversation has another row and other arguments where there are any that the tool takes; the finding says
   which.
 """
@@ -63,7 +64,7 @@ class _Side:
     alone: tuple[Played, Played]
 
     def difference(self, played: Played, when: str) -> str:
-        """Return how a conversation differs from itself alone, in words; "" where it does not, or cannot be compared."""
+        """Return how a conversation differs from itself alone, in words; "" where nothing that can be compared does."""
         first, again = self.alone
         if first.answers == again.answers and played.answers != first.answers:
             return f"alone it answers {_said(first.answers)}, {when} {_said(played.answers)}"
