@@ -269,6 +269,16 @@ class Down(Quick):
         raise RuntimeError("database is down")
 
 
+class Unborn(Quick):
+    async def create(self, instance_id: str, **kwargs: Any) -> Any:
+        raise RuntimeError("database is down")
+
+
+class NoJudge(Quick):
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        raise RuntimeError("database is down")
+
+
 class Away(Quick):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         raise OutageError("database is down")
@@ -281,4 +291,6 @@ def test_advice_for_a_tool_that_raises_names_the_two_errors(tool: Any) -> None:
     assert finding.remedy == (
         "raise ValueError for the model's mistake, OutageError for a service that is down; else mend that line"
     )
+    assert check(Unborn())["create"].remedy.startswith("raise ValueError for a wrong row, OutageError for a service")
+    assert check(NoJudge())["calc_reward"].remedy.startswith("raise UnjudgedError where it cannot judge")
     assert check(Away())["execute"].remedy == "what it asks does not answer: start it, and check again"

@@ -38,7 +38,10 @@ ADVICE = {
     "start": "return None, or a Reply; the row's kwargs are --kwargs, the time is --timeout-s",
     "reply": "return a Reply to any turn, with a finite reward, within --timeout-s, and from a server that runs; the "
     "player's turns are drawn, unless --actions names a file with them",
+    "start raised": "raise OutageError for a service that is down; else mend that line; the row's kwargs are --kwargs",
+    "reply raised": "answer whatever a model writes; raise OutageError for a service that is down; else mend that line",
     "score": "return a finite number",
+    "score raised": "raise OutageError for a service that is down; else mend that line",
     "close": "give everything back, and raise nothing",
     "actions": "give turns that it understands: --actions, or `actions` in the config",
     "every call": "return a Reply from every call",
@@ -81,7 +84,9 @@ class InteractionExamination(Examination):
             fine["reply"] = f"{len(episode.answers) - 1} turns, {how}"
         for method in METHODS:
             if method in problems:
-                self.judge(method, problems[method], self.advice[method], fine.get(method, ""))
+                raised = f"{method} raised" if problems[method].startswith("raised ") else method
+                remedy = self.advice.get(raised, self.advice[method])
+                self.judge(method, problems[method], remedy, fine.get(method, ""))
             else:
                 self.note(method, Grade.SKIPPED, "", "first mend what is above")
         if 0 < episode.unreadable == len(episode.answers) - 1:

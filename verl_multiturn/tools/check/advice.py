@@ -10,7 +10,11 @@ _FOR_ALL = {
     "conversation from create on",
     "guess": "give --arguments that it takes: the checks say more then",
     "given data": "copy it first: here each call gets a copy of its own, in other loops a group shares its row",
-    "raised": "raise ValueError for the model's mistake, OutageError for a service that is down; else mend that line",
+    "create raised": "raise ValueError for a wrong row, OutageError for a service that is down; else mend that line. "
+    "Kwargs of a row: --create-kwargs",
+    "execute raised": "raise ValueError for the model's mistake, OutageError for a service that is down; else mend "
+    "that line",
+    "calc_reward raised": "raise UnjudgedError where it cannot judge, for a cause of yours; else mend that line",
     "cancel": "let CancelledError pass, and clean up in `finally` or with `async with`",
     "outage": "what it asks does not answer: start it, and check again",
     "seats": "wait for nothing that another conversation holds",

@@ -150,7 +150,7 @@ class ToolExamination(Examination):
             problem = ""
         else:
             self.judge("execute", problem, self._advice("execute", executed, instance_id))
-        reward_problem = self._reward(await probe.call("calc_reward", instance_id))
+        reward_problem = self._reward(await probe.call("calc_reward", instance_id), instance_id)
         released = await probe.call("release", instance_id)
         self.judge("release", released.failure(), self.advice["release"])
         return not problem and not reward_problem and released.error is None
@@ -159,13 +159,13 @@ class ToolExamination(Examination):
         """Return the advice for a method; where it does not find its conversation, also how to give it a world."""
         if outcome.cause == "outage":
             return self.advice["outage"]
-        is_raised = outcome.error is not None and not outcome.timed_out
         lost = isinstance(outcome.error, LookupError) and instance_id in message_of(outcome.error)
         if lost and self._probe.world is None:
             return self.advice["world"]
-        return self.advice["raised" if is_raised and method == "execute" else method]
+        is_raised = outcome.error is not None and not outcome.timed_out
+        return self.advice[f"{method} raised" if is_raised else method]
 
-    def _reward(self, rewarded: Probed) -> str:
+    def _reward(self, rewarded: Probed, instance_id: str) -> str:
         """Judge `calc_reward`, and return what is wrong; for another agent loop's tool a wrong reward is a warning."""
         tool = self._probe.tool
         problem, foreign = rewarded.failure(), is_foreign(tool)
@@ -178,7 +178,7 @@ class ToolExamination(Examination):
         if problem and foreign and rewarded.error is None:
             self.note("calc_reward", Grade.WARNING, f"{problem}; it is left out", self.advice["calc_reward"])
             return ""
-        self.judge("calc_reward", problem, self.advice["calc_reward"])
+        self.judge("calc_reward", problem, self._advice("calc_reward", rewarded, instance_id))
         return problem
 
     async def _release_after_a_failed_create(self, check: str) -> None:

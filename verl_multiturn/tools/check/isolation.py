@@ -20,7 +20,7 @@ from verl_multiturn.tools.check.examination import Grade
 from verl_multiturn.tools.check.other_rows import Kwargs, made_rows, varied
 from verl_multiturn.tools.check.probe import Probe, as_call, reward_of, text_of
 from verl_multiturn.tools.check.probed import Probed
-from verl_multiturn.tools.check.shared_state import overwritten
+from verl_multiturn.tools.check.shared_state import Moment, overwritten
 
 _CALLS = 2
 
@@ -96,7 +96,8 @@ class Isolation:
     async def run(self) -> tuple[Grade, str]:
         """Return the verdict and what was found."""
         probe = self._probe
-        probe.moments = moments = []
+        moments: list[Moment] = []
+        probe.moments = moments
         alone = [await _play(probe, self._arguments) for _ in range(2)]
         shown = self._shown(alone[1])
         beside = await self._beside()

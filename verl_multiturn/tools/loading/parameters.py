@@ -27,6 +27,10 @@ from verl_multiturn.describe import describe, show, without_addresses
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.loading.model_schema import SchemaGenerator
 
+_ANNOTATED: Any = Annotated
+_UNION: Any = Union
+"""The forms of `typing`, as values: what stands in them is known when they run."""
+
 
 @dataclass(frozen=True)
 class Parameters:
@@ -164,7 +168,7 @@ class _Parameter:
         self._default = parameter.default
         if isinstance(parameter.default, FieldInfo):
             marks, self._default = [*marks, parameter.default], parameter.empty
-        field = FieldInfo.from_annotation(Annotated[self._type, *marks, Field()])
+        field = FieldInfo.from_annotation(_ANNOTATED[self._type, *marks, Field()])
         self.is_given = self._default is parameter.empty and not field.is_required()
         if self.is_given and field.default_factory is None:
             self._default = field.default
@@ -177,12 +181,12 @@ class _Parameter:
 
     def field(self) -> Any:
         """Return the field for `create_model`."""
-        annotation = Annotated[self._type, *self._marks]
+        annotation = _ANNOTATED[self._type, *self._marks]
         return annotation if self._default is inspect.Parameter.empty else (annotation, self._default)
 
     def _check_type(self, annotation: Any) -> None:
         if self._default is None and not _takes(self._type, None):
-            self._type = Union[self._type, None]  # noqa: UP007  # `x: str = None`; a type may have no operator `|`
+            self._type = _UNION[self._type, None]  # `x: str = None`
         try:
             TypeAdapter(self._type).json_schema(schema_generator=SchemaGenerator)
         except Exception as error:  # pydantic and the author's own types may raise anything here
@@ -251,8 +255,8 @@ def _with_descriptions(annotation: Any) -> Any:
         inside = tuple(_described(part) for part in inner)
         if any(new is not old for new, old in zip(inside, inner, strict=True)):
             is_union = origin in (Union, types.UnionType)
-            kind = Union[inside] if is_union else origin[inside]  # noqa: UP007  # as many as there are
-    return Annotated[kind, *marks] if marks else kind
+            kind = _UNION[inside] if is_union else origin[inside]
+    return _ANNOTATED[kind, *marks] if marks else kind
 
 
 def _described(part: Any) -> Any:
@@ -265,4 +269,4 @@ def _described(part: Any) -> Any:
         return part if found == part else found
     if any(isinstance(mark, FieldInfo) and mark.description for mark in marks):
         return found
-    return Annotated[kind, *marks, Field(description=said)]
+    return _ANNOTATED[kind, *marks, Field(description=said)]
