@@ -109,7 +109,9 @@ class Probe(CallProbe):
         Raises:
             ConfigError: A method cannot be called with them.
         """
-        return Probe(self.tool, kwargs, self.timeout_s, self.world)
+        other = Probe(self.tool, kwargs, self.timeout_s, self.world)
+        other.end_s = self.end_s
+        return other
 
     def kwargs_of(self, method: str, arguments: tuple[Any, ...]) -> Mapping[str, Any]:
         """Return a copy of the row's kwargs for a call.
