@@ -151,7 +151,7 @@ def _plain_parts(value: Any, path: str, above: tuple[int, ...]) -> Any:
     if isinstance(value, Set):
         items = _plain_items(value, path, above)
         is_number = all(isinstance(item, int | float) for item in items)
-        return sorted(items, key=None if is_number else _sorting_text)
+        return sorted(items) if is_number else sorted(items, key=_sorting_text)
     if isinstance(value, io.IOBase):  # an open file is an iterator, too
         raise _no_json(value, path)
     if isinstance(value, Iterator):
@@ -197,10 +197,8 @@ def _text_of(value: bytes) -> str:
 
 def _of_numpy(value: np.generic) -> Any:
     """Return what a scalar of NumPy holds."""
-    if isinstance(value, np.float16 | np.float32):
-        return float(str(value))
-    if isinstance(value, np.longdouble):
-        return float(value)
+    if value.dtype.kind == "f":
+        return float(str(value))  # the shortest decimal, which `item` does not give
     if isinstance(value, np.datetime64 | np.timedelta64):
         return str(value)
     if isinstance(value, np.void) and value.dtype.names:

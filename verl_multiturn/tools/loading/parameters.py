@@ -176,8 +176,8 @@ class _Parameter:
         if self._default is not parameter.empty:
             self._check_default()
         self.alias = self._alias(field, parameter.name)
-        own = {"description": field.description or _said(marks) or described or None}
-        self._marks = [*marks, Field(alias=self.alias, validation_alias=self.alias, **own)]
+        said = field.description or _said(marks) or described or None
+        self._marks = [*marks, Field(alias=self.alias, validation_alias=self.alias, description=said)]
 
     def field(self) -> Any:
         """Return the field for `create_model`."""
