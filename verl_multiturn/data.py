@@ -11,11 +11,12 @@ import copy
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from verl_multiturn.chat.messages import check_messages
+from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.row_files import READERS, read_rows
 from verl_multiturn.tools.check.alike import gather_alike
@@ -44,7 +45,8 @@ def make_row(
 
     Args:
         data_source: Name that chooses the reward.
-        prompt: The user's message, or all messages.
+        prompt: The user's message, or all messages. Where the interaction speaks first: what stands before that, such
+            as a system message; `[]` beside `system`.
         ground_truth: What the reward compares the answer with. A value that is not text is stored as JSON, since a
             column of a parquet file has one type, and a data set may mix tasks.
         system: System message to put before the prompt; "": none.
@@ -61,9 +63,10 @@ def make_row(
 
     Raises:
         ConfigError: `tools` is empty (verl would give such a row all tools), `interaction_kwargs` come without the name
-            of an interaction, or a message has an unknown role, video or audio.
+            of an interaction, `prompt` is neither text nor a list of messages, or a message has an unknown role, video
+            or audio.
     """
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+    messages = _messages(prompt, data_source)
     if system:
         messages.insert(0, {"role": "system", "content": system})
     check_messages(messages, f"a row of {data_source!r}")
@@ -89,6 +92,22 @@ def make_row(
         "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": extra_info,
     }
+
+
+def _messages(prompt: Any, data_source: str) -> list[dict[str, Any]]:
+    """Return a prompt as a list of messages."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    is_list = isinstance(prompt, Iterable) and not isinstance(prompt, bytes | Mapping)
+    listed = list(prompt) if is_list else [None]
+    if wrong := [message for message in listed if not isinstance(message, Mapping)]:
+        given = f"message {listed.index(wrong[0])}={show(wrong[0], 100)}" if is_list else f"prompt={show(prompt, 100)}"
+        raise ConfigError(
+            f"a row of {data_source!r}: {given}: expected the user's message, or a list of messages such as "
+            '{"role": "user", "content": …}; where the interaction speaks first, give what stands before that: a '
+            'message with the role "system", or prompt=[] and system="…"'
+        )
+    return [dict(message) for message in listed]
 
 
 def read_splits(

@@ -24,7 +24,14 @@ from typing import Any
 _LONGEST = 1_000_000
 _MOST_MEANT = 3
 _SURE = 0.9  # of difflib's ratio: a letter more or less in a word of some length
-_ADDRESS = re.compile(r"(<[^<>]{0,200}?) at 0x[0-9a-fA-F]+>")
+_ADDRESS = re.compile(
+    r" at 0x[0-9a-fA-F]+(?=[>,;: \])}])| with id=[0-9]{6,}(?=>)|, started (?:daemon )?[0-9]{9,}(?=\)>)"
+)
+_MARKS = (" at 0x", " with id=", ", started ")
+_OPENED = re.compile(r"<(?=[A-Za-z_])|(?<![-=])>")
+"""What opens and closes a `repr`; the arrows of a signature or of a message close none."""
+_LONGEST_REPR = 400
+"""Characters of a `repr` before its address."""
 _PACKAGE, _PYTHON = str(Path(__file__).parent), sysconfig.get_path("stdlib")
 _INSTALLED = "site-packages"
 _UNSHOWN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -38,7 +45,34 @@ def message_of(error: BaseException) -> str:
         text = str.__str__(str(error))
     except BaseException as broken:  # whatever `__str__` does
         return f"its message cannot be read: {_name_of(broken)}"
-    return _ADDRESS.sub(r"\1>", text[:_LONGEST])
+    return without_addresses(text[:_LONGEST])
+
+
+def without_addresses(text: str) -> str:
+    """Return a text without the addresses in memory that Python writes into the `repr` of an object.
+
+    Example: `<function <lambda> at 0x7f0c2e5d4a40>` becomes `<function <lambda>>`. An address that is not part of such
+    a `repr` stays, as in `a fault at 0x401000`.
+    """
+    if not any(mark in text for mark in _MARKS):
+        return text
+
+    def instead(found: re.Match[str]) -> str:
+        depth = 0
+        for mark in _OPENED.finditer(text, max(0, found.start() - _LONGEST_REPR), found.start()):
+            depth = depth + 1 if mark[0] == "<" else max(0, depth - 1)
+        return "" if depth else found[0]
+
+    return _ADDRESS.sub(instead, text)
+
+
+def type_name(value: object) -> str:
+    """Return the name of a value's class with its module, as in `torch.Tensor`; one of Python's has its name alone."""
+    try:
+        kind = type(value)
+        return str.__str__(f"{kind.__module__}.{kind.__qualname__}").removeprefix("builtins.")
+    except BaseException:  # a metaclass may raise
+        return "object"
 
 
 def describe(error: BaseException) -> str:
@@ -61,7 +95,7 @@ def place_of(error: BaseException) -> str:
 
 def show(value: object, most_characters: int = 200) -> str:
     """Return the `repr` of a value, cut to `most_characters`. A large container shows only its first items."""
-    return _ADDRESS.sub(r"\1>", _short.repr(value)[:_LONGEST])[:most_characters]
+    return without_addresses(_short.repr(value)[:_LONGEST])[:most_characters]
 
 
 def printable(text: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from decimal import Decimal
 from numbers import Integral, Real
 from typing import Any
 
+from verl_multiturn.calls.json_values import json_value
 from verl_multiturn.describe import show
 from verl_multiturn.reward_numbers import plain_scalar
 
@@ -36,7 +38,8 @@ class _Budget:
 def plain_metrics(name: str, metrics: Mapping[Any, Any], kind: str = "tool") -> dict[str, Any]:
     """Return a copy of a tool's metrics that can be written as JSON.
 
-    A value that is not JSON becomes text. Metrics beyond `METRICS_CHARACTERS` in all are left out, and the log says so.
+    A value becomes what `json_value` makes of it, but a Decimal becomes a number, and what JSON has no form for becomes
+    text. Metrics beyond `METRICS_CHARACTERS` in all are left out, and the log says so.
 
     Args:
         name: The tool's name, for the log.
@@ -64,7 +67,7 @@ def _plain(value: Any, budget: _Budget, depth: int) -> Any:
     if isinstance(value, str):
         text = str.__str__(value)
         return text if budget.takes(len(text)) else None
-    if isinstance(value, Real):
+    if isinstance(value, Real | Decimal):
         budget.takes(8)
         try:
             return int(value) if isinstance(value, Integral) and abs(int(value)) < 2**63 else float(value)
@@ -86,8 +89,18 @@ def _plain(value: Any, budget: _Budget, depth: int) -> Any:
                 break
             items.append(_plain(item, budget, depth - 1))
         return items
+    if depth and (plain := _json(value)) is not None:
+        return _plain(plain, budget, depth - 1)
     text = show(value)
     return text if budget.takes(len(text)) else None
+
+
+def _json(value: Any) -> Any:
+    """Return what JSON makes of a value that is no list, dictionary or number; None where that is nothing or much."""
+    try:
+        return json_value(value) if getattr(value, "size", 0) <= METRICS_CHARACTERS else None
+    except Exception:  # NoJsonError, or what the author's own object raises
+        return None
 
 
 def _key(key: Any) -> str:

@@ -220,6 +220,9 @@ def check_tools(
     ] = None,
     create_kwargs: Annotated[str | None, typer.Option(help="Kwargs as a data row gives them, as JSON.")] = None,
     execute_kwargs: Annotated[str | None, typer.Option(help="Kwargs as a data row gives them, as JSON.")] = None,
+    dataset: Annotated[
+        Path | None, typer.Option(help="Data rows: two that differ for the tool are played at once; else made.")
+    ] = None,
     interaction: Annotated[
         str | None,
         typer.Option(help="The interaction whose world the tools share: a class, FILE or FILE:NAME."),
@@ -243,7 +246,7 @@ def check_tools(
         for tool in tools_to_check(target, _json(config), tool_config, name):
             kwargs = {"create_kwargs": create, "execute_kwargs": execute}
             world = load_world(interaction, _json(interaction_kwargs) or {}, timeout_s) if interaction else None
-            findings = examine(tool, arguments=example, timeout_s=timeout_s, world=world, **kwargs)
+            findings = examine(tool, arguments=example, timeout_s=timeout_s, world=world, dataset=dataset, **kwargs)
             problems += _show_findings(f"tool {tool.name}", findings)
     except MultiTurnError as error:
         refuse(error)

@@ -35,7 +35,7 @@ from verl_multiturn.calls.loading import resolve
 from verl_multiturn.calls.outages.causes import next_try_s
 from verl_multiturn.chat.model_text import last_tag, spoken
 from verl_multiturn.chat_endpoint import check_address
-from verl_multiturn.describe import describe, show
+from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.http_connections import Route, open_session, remedy, route_to
 from verl_multiturn.interactions.actions import asking
@@ -141,7 +141,7 @@ class OpenEnvClient(Interaction):
         try:
             action = self._action(said)
         except ValueError as error:
-            text = asking(str(error), None, own=self._settings.to_action is not None)
+            text = asking(message_of(error), None, own=self._settings.to_action is not None)
             return Reply(text=text, state=session.seen, metrics={"unreadable_actions": 1.0})
         return self._reply(session, await self._ask(session, "step", action))
 

@@ -10,6 +10,7 @@ All conversations of a worker share one tool object. Keep what belongs to one co
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,15 +37,16 @@ class BaseTool:
 
     Args:
         config: The `config` mapping of the tool's YAML entry.
-        tool_schema: The `tool_schema` of the entry; None when the class describes itself in `get_schema`.
+        tool_schema: The `tool_schema` of the entry, or a mapping as it stands there; None when the class describes
+            itself in `get_schema`.
 
     Attributes:
         config: As given.
-        tool_schema: As given, or from `get_schema`.
+        tool_schema: As given, or from `get_schema`, as a `ToolSchema`.
         name: The function name in the schema, by which the model calls the tool.
 
     Raises:
-        ConfigError: There is no schema, neither given nor from `get_schema`.
+        ConfigError: There is no schema, neither given nor from `get_schema`, or it is wrong.
     """
 
     repeatable: ClassVar[bool] = False
@@ -60,16 +62,20 @@ class BaseTool:
     Example: `OutageLimits(timeouts="outage")`, where the time depends on a service alone, not on what the model wrote.
     """
 
-    def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
+    def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | Mapping[str, Any] | None = None) -> None:
         self.config = config
-        schema = tool_schema or self.get_schema()
-        if schema is None:
-            raise ConfigError(f"{type(self).__name__} has no tool_schema; give it in the YAML or override get_schema()")
-        self.tool_schema = schema
-        self.name = schema.function.name
+        name = type(self).__name__
+        given, where = (tool_schema, "tool_schema") if tool_schema else (self.get_schema(), "get_schema()")
+        if given is None:
+            raise ConfigError(f"{name} has no tool_schema; give it in the YAML or override get_schema()")
+        self.tool_schema = ToolSchema.of(given, f"{name}.{where}")
+        self.name = self.tool_schema.function.name
 
-    def get_schema(self) -> ToolSchema | None:
-        """Return the schema of a class that describes itself; None where the YAML entry has to give it."""
+    def get_schema(self) -> ToolSchema | Mapping[str, Any] | None:
+        """Return the schema of a class that describes itself; None where the YAML entry has to give it.
+
+        Example: `{"type": "function", "function": {"name": "count", "parameters": {"type": "object", …}}}`.
+        """
         return None
 
     async def create(self, instance_id: str, **kwargs: Any) -> None:

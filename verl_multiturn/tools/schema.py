@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal
 
@@ -66,6 +68,30 @@ class ToolSchema(BaseModel):
                 "a tool's arguments are named"
             )
         return schema
+
+    @classmethod
+    def of(cls, given: Any, where: str) -> ToolSchema:
+        """Return a schema that is given in any form: as it is, as a mapping, or as an object of verl's schema class.
+
+        Args:
+            given: The schema.
+            where: As in `read`.
+
+        Raises:
+            ConfigError: It is none of these, or wrong.
+        """
+        if isinstance(given, cls):
+            return given
+        if isinstance(given, Mapping):
+            return cls.read(dict(given), where)
+        if isinstance(given, BaseModel):
+            return cls.read(given.model_dump(exclude_unset=True, exclude_none=True), where)
+        if inspect.iscoroutine(given):
+            given.close()  # else Python warns of it, at some later moment
+        raise ConfigError(
+            f'{where}: expected {{"type": "function", "function": {{…}}}} or a ToolSchema, got {show(given, 100)}; see '
+            "tool_configs/ for examples"
+        )
 
     @cached_property
     def _validator(self) -> Validator:

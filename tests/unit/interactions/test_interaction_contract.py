@@ -355,3 +355,57 @@ def test_one_interaction_of_a_yaml(tmp_path: Path) -> None:
         interactions_to_check(f"{path}:two", None, "one")
     with pytest.raises(ConfigError, match=r"no interaction 'three'; known are \['one', 'two'\]"):
         interactions_to_check(f"{path}:three", None)
+
+
+class Goal(Dice):
+    """The goal of the conversation that began last is everybody's."""
+
+    goal = 0
+
+    async def start(self, instance_id: str, *, goal: int = 3, seed: int = 0) -> Reply:  # type: ignore[override]
+        self.goal = goal
+        return await super().start(instance_id, seed=seed)
+
+    async def score(self, instance_id: str) -> float:
+        return float(self.goal == 3)
+
+
+class GoalThatNobodySees(Goal):
+    async def score(self, instance_id: str) -> float:
+        return 1.0
+
+
+class GoalOfItsOwn(Dice):
+    """Each conversation has its goal, and another one than those that it knows is refused."""
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        super().__init__(config)
+        self.goals: dict[str, str] = {}
+        self.begun = 0
+
+    async def start(self, instance_id: str, *, goal: str, size: int = 3) -> Reply:  # type: ignore[override]
+        if goal != "here":
+            raise ValueError(goal)
+        self.begun += 1
+        self.goals[instance_id] = goal
+        return await super().start(instance_id, seed=size)
+
+    async def close(self, instance_id: str) -> None:
+        self.goals.pop(instance_id, None)
+        await super().close(instance_id)
+
+
+def test_state_of_one_conversation_is_found_with_other_kwargs() -> None:
+    finding = {each.check: each for each in check_interaction(Goal(), {"goal": 3}, timeout_s=60.0)}["one episode"]
+    assert finding.verdict is Grade.PROBLEM
+    assert "score 1.0, then 0.0" in finding.found
+    unseen = check_interaction(GoalThatNobodySees(), {"goal": 3}, timeout_s=60.0)
+    finding = {each.check: each for each in unseen}["one episode"]
+    assert (finding.verdict, finding.found) == (
+        Grade.WARNING,
+        "self.goal, which all conversations share, is 3 for one row, 4 for another",
+    )
+    sound = check_interaction(GoalOfItsOwn(), {"goal": "here", "size": 3}, timeout_s=60.0)
+    assert {each.verdict for each in sound} == {Grade.OK}
+    finding = {each.check: each for each in sound}["one episode"]
+    assert "with made kwargs {'goal': 'here', 'size': 4}" in finding.found

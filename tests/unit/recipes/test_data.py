@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet
 import pytest
@@ -24,6 +25,35 @@ def test_a_row_has_verls_columns() -> None:
         "reward_model": {"style": "rule", "ground_truth": "4"},
         "extra_info": {"question": "2+2?", "need_tools_kwargs": True, "tools_kwargs": KWARGS},
     }
+
+
+@pytest.mark.parametrize(
+    ("prompt", "given"),
+    [
+        (None, "prompt=None"),
+        (3, "prompt=3"),
+        (b"2+2?", "prompt=b'2+2?'"),
+        ({"role": "user", "content": "2+2?"}, "prompt={'role': 'user'"),
+        (["2+2?"], "message 0='2+2?'"),
+        ([{"role": "user", "content": "a"}, None], "message 1=None"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_with_what_to_do(prompt: Any, given: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_row("a/b", prompt, "4", interaction="user")
+    assert str(caught.value).startswith(f"a row of 'a/b': {given}")
+    assert 'where the interaction speaks first, give what stands before that: a message with the role "system"' in str(
+        caught.value
+    )
+
+
+def test_where_the_interaction_speaks_first_a_system_message_is_a_prompt() -> None:
+    system = {"role": "system", "content": "Count."}
+    for row in (
+        make_row("a/b", [system], "4", interaction="user"),
+        make_row("a/b", [], "4", system="Count.", interaction="user"),
+    ):
+        assert row["prompt"] == [system]
 
 
 def test_a_structured_truth_is_json_and_tools_are_selected() -> None:

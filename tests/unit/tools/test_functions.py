@@ -20,7 +20,8 @@ from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.results import CallResult, CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.loading.functions import FromRow, function_tool, read_docstring
+from verl_multiturn.tools.loading.docstrings import read_docstring
+from verl_multiturn.tools.loading.functions import FromRow, function_tool
 
 
 class Colour(enum.Enum):

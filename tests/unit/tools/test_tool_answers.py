@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal
 from fractions import Fraction
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,7 +101,7 @@ async def test_an_error_that_cannot_be_told_is_an_error_like_others(error: BaseE
 async def test_what_cannot_be_told_in_a_result() -> None:
     async with session(EchoTool({"returns": ("x", 1.0, {"odd": Unspeakable(), "deep": [Unspeakable()]})})) as opened:
         (result,) = await opened.execute([HI])
-    told = "<Unspeakable whose repr raises AttributeError>"
+    told = "Unspeakable: its message cannot be read: AttributeError"
     assert result.metrics == {"odd": told, "deep": [told]}
     for returned in (Unspeakable(), ("x", Unspeakable(), {}), {"a": Unspeakable()}):
         with pytest.raises(ToolContractError, match="Unspeakable whose repr raises"):
@@ -122,7 +126,33 @@ async def test_metrics_have_a_limit(caplog: pytest.LogCaptureFixture) -> None:
     async with session(EchoTool({"returns": ("ok", 0.5, kinds)})) as opened:
         (result,) = await opened.execute([HI])
     assert result.metrics.pop("l").startswith("1000")
-    assert result.metrics == {"n": 0.5, "i": 3, "('a', 1)": {"x": [1, None]}, "s": "{1}", "b": True}
+    assert result.metrics == {"n": 0.5, "i": 3, "('a', 1)": {"x": [1, None]}, "s": [1], "b": True}
+
+
+async def test_metrics_have_the_form_of_json() -> None:
+    given = {
+        "d": Decimal("0.5"),
+        "a": np.array([[1, 2]]),
+        "t": date(2026, 1, 2),
+        "x": b"\xff",
+        "l": Lock(),
+        "g": broken(),
+    }
+    async with session(EchoTool({"returns": ("ok", 0.5, given)})) as opened:
+        (result,) = await opened.execute([HI])
+    assert result.metrics == {
+        "d": 0.5,
+        "a": [[1, 2]],
+        "t": "2026-01-02",
+        "x": "/w==",
+        "l": "<unlocked _thread.lock object>",
+        "g": "<generator object broken>",
+    }
+
+
+def broken() -> Iterator[int]:
+    raise RuntimeError("boom")
+    yield 1
 
 
 class FarOut(BaseException):

@@ -3,6 +3,7 @@
 import pickle
 from datetime import date
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from verl_multiturn.cli.main import app
 from verl_multiturn.config import read_settings
 from verl_multiturn.tools.calculator import evaluate
 from verl_multiturn.tools.check.data_rows import validate_dataset
+from verl_multiturn.tools.loading.registry import schema_of
 
 CALCULATOR = ROOT / "tool_configs" / "calculator.yaml"
 
@@ -225,3 +227,64 @@ def test_what_verls_loader_demands_does_not_reach_our_tools(tmp_path: Path, kind
     }
     path.write_text(yaml.safe_dump({"tools": [entry]}))
     assert load_tools(path)["x"].config == seen
+
+
+RAW = {"type": "function", "function": {"name": "count", "parameters": {"type": "object", "properties": {}}}}
+
+
+class Describes(BaseTool):
+    """A class that describes itself as its test says."""
+
+    described: Any = RAW
+
+    def get_schema(self) -> Any:
+        return self.described
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> str:
+        return "1"
+
+
+async def as_a_coroutine() -> Any:
+    return RAW
+
+
+def test_a_class_may_describe_itself_with_a_mapping() -> None:
+    for described in (RAW, MappingProxyType(RAW), ToolSchema.read(RAW, "test"), ToolSchema.read(RAW, "test")):
+        tool = type("Own", (Describes,), {"described": described})({})
+        assert (tool.name, tool.tool_schema) == ("count", ToolSchema.read(RAW, "test"))
+    assert Describes({}, {**RAW, "function": {"name": "given"}}).name == "given"
+
+
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        ({"type": "function"}, "Describes.get_schema().function: Field required"),
+        ({"name": "count", "parameters": {}}, "Describes.get_schema().type: Field required"),
+        ([RAW], 'Describes.get_schema(): expected {"type": "function", "function": {…}} or a ToolSchema, got [{'),
+        ("count", "got 'count'; see tool_configs/"),
+        (as_a_coroutine, "got <coroutine object as_a_coroutine>"),
+        (None, "Describes has no tool_schema"),
+    ],
+)
+def test_a_schema_in_another_form_is_refused(described: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Describes, "described", described() if callable(described) else described)
+    with pytest.raises(ConfigError) as caught:
+        Describes({})
+    assert message in str(caught.value)
+
+
+def test_another_loops_tool_may_have_a_mapping_as_its_schema(tmp_path: Path) -> None:
+    path = tmp_path / "tools.yaml"
+    path.write_text(yaml.safe_dump({"tools": [{"class_name": f"{__name__}.WithMapping"}]}))
+    assert schema_of(load_tools(path)["count"]) == ToolSchema.read(RAW, "test")
+
+
+class WithMapping:
+    """A tool that derives from no class of ours."""
+
+    def __init__(self, config: Any, tool_schema: Any) -> None:
+        self.name, self.tool_schema = "count", RAW
+
+    async def create(self, instance_id: str, **kwargs: Any) -> None: ...
+
+    execute = calc_reward = release = create

@@ -7,6 +7,8 @@ import math
 from collections import Counter
 from typing import Any
 
+from verl_multiturn.describe import message_of
+
 NamedCall = tuple[str, str]
 """`(name, arguments)` of a call. The arguments are JSON text."""
 
@@ -121,7 +123,7 @@ def read_problem(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         rest = error.doc[error.pos : error.pos + 20]
         return f"{error.msg} at {rest!r}" if rest else f"{error.msg} at its end"
-    return "nested too deeply" if isinstance(error, RecursionError | MemoryError) else str(error)
+    return "nested too deeply" if isinstance(error, RecursionError | MemoryError) else message_of(error)
 
 
 def as_json(value: Any) -> str:
@@ -139,4 +141,4 @@ def as_json(value: Any) -> str:
     except UnicodeEncodeError:
         raise UnreadableCallError("the call's arguments hold half a character, a lone surrogate") from None
     except (ValueError, TypeError, RecursionError) as error:
-        raise UnreadableCallError(f"the call's arguments are no JSON ({error})") from None
+        raise UnreadableCallError(f"the call's arguments are no JSON ({message_of(error)})") from None

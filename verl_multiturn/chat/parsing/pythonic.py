@@ -275,12 +275,26 @@ def _literal(node: ast.expr) -> Any:
     """Return the value of a Python literal, if JSON can hold it unchanged.
 
     Raises:
-        ValueError: The expression is not a literal, or the keys of an object are not texts or integers, or one key
-            stands twice.
+        ValueError: The expression is not a literal (the text shows the part that is none), or the keys of an object are
+            not texts or integers, or one key stands twice.
     """
     for each in ast.walk(node):
         if isinstance(each, ast.Dict):
             keys = [key.value if isinstance(key, ast.Constant) else None for key in each.keys]
             if not all(type(key) in (str, int) for key in keys) or len(set(map(str, keys))) < len(keys):
                 raise ValueError("the keys of an object are words or numbers, each there once")
-    return ast.literal_eval(node)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:  # whose text has the address of a node
+        raise ValueError(f"{ast.unparse(_no_literal(node)):.100} is no plain value") from None
+
+
+def _no_literal(node: ast.AST) -> ast.AST:
+    """Return the smallest part of an expression because of which the whole is no literal."""
+    for part in ast.iter_child_nodes(node):
+        if isinstance(part, ast.expr):
+            try:
+                ast.literal_eval(part)
+            except ValueError:
+                return _no_literal(part)
+    return node

@@ -13,11 +13,12 @@ from typing import Any
 
 from verl_multiturn.describe import show
 from verl_multiturn.interactions.check.episodes import InteractionProbe, PlayedEpisode
-from verl_multiturn.interactions.old_verl.classes import AdaptedInteraction
 from verl_multiturn.interactions.running.session import METHODS
 from verl_multiturn.tools.check.examination import Examination, Grade, Timed, Wait
 from verl_multiturn.tools.check.instruments import Watch
+from verl_multiturn.tools.check.other_rows import made_kwargs
 from verl_multiturn.tools.check.probed import Probed
+from verl_multiturn.tools.check.shared_state import Moment, overwritten
 
 OTHERS = 16
 """Number of episodes beside the one that is compared."""
@@ -37,7 +38,10 @@ ADVICE = {
     "start": "return None, or a Reply; the row's kwargs are --kwargs, the time is --timeout-s",
     "reply": "return a Reply to any turn, with a finite reward, within --timeout-s, and from a server that runs; the "
     "player's turns are drawn, unless --actions names a file with them",
+    "start raised": "raise OutageError for a service that is down; else mend that line; the row's kwargs are --kwargs",
+    "reply raised": "answer whatever a model writes; raise OutageError for a service that is down; else mend that line",
     "score": "return a finite number",
+    "score raised": "raise OutageError for a service that is down; else mend that line",
     "close": "give everything back, and raise nothing",
     "actions": "give turns that it understands: --actions, or `actions` in the config",
     "every call": "return a Reply from every call",
@@ -80,7 +84,9 @@ class InteractionExamination(Examination):
             fine["reply"] = f"{len(episode.answers) - 1} turns, {how}"
         for method in METHODS:
             if method in problems:
-                self.judge(method, problems[method], self.advice[method], fine.get(method, ""))
+                raised = f"{method} raised" if problems[method].startswith("raised ") else method
+                remedy = self.advice.get(raised, self.advice[method])
+                self.judge(method, problems[method], remedy, fine.get(method, ""))
             else:
                 self.note(method, Grade.SKIPPED, "", "first mend what is above")
         if 0 < episode.unreadable == len(episode.answers) - 1:
@@ -115,9 +121,7 @@ class InteractionExamination(Examination):
 
     def attributes(self) -> Iterable[tuple[str, Any]]:
         """Return the names and values of the interaction's attributes."""
-        interaction = self._probe.interaction
-        own = interaction.old if isinstance(interaction, AdaptedInteraction) else interaction
-        return dict(getattr(own, "__dict__", {})).items()
+        return self._probe.attributes()
 
     async def _reply(self, instance_id: str, text: str) -> Probed:
         return await self._probe.call("reply", instance_id, _said(text))
@@ -148,7 +152,7 @@ class InteractionExamination(Examination):
         self.judge(check, "; ".join(problems[:4]), self.advice[check], f"{len(_ANY_ANSWER)} tried")
 
     async def _one_episode(self, check: str) -> None:
-        """Play an episode alone, again, and beside others, half of which have other seeds."""
+        """Play an episode alone, again, and beside others, half of which are of other rows."""
         probe, advice = self._probe, self.advice[check]
         alone, again = PlayedEpisode(), PlayedEpisode()
         await probe.play(alone)
@@ -160,26 +164,48 @@ class InteractionExamination(Examination):
             self.note(check, grade, f"played again it is another one: {changed}", remedy)
             return
         beside = [PlayedEpisode() for _ in range(OTHERS + 1)]
-        seed = probe.kwargs.get("seed")
-        # Others with other seeds, too, where there are seeds: they would draw from a generator that all share.
-        others = [self._with_seed(seed + index) for index in range(1, OTHERS // 2 + 1)] if type(seed) is int else []
-        compared = beside[len(others) :]
+        others, how = await self._others()
+        compared = beside[: len(beside) - len(others)]
+        # Others of other rows, too, and last: they would overwrite what all share, and draw from its generator.
+        players = [*[probe] * len(compared), *others]
         started = time.perf_counter()
-        players = [*others, *[probe] * len(compared)]
         await asyncio.gather(*(player.play(episode) for player, episode in zip(players, beside, strict=True)))
         took = time.perf_counter() - started
         changes = [changed for episode in compared if (changed := alone.difference(episode))]
         problem = (
             f"beside {OTHERS} others {len(changes)} of {len(compared)} are another one: {changes[0]}" if changes else ""
         )
-        turns = len(alone.answers) - 1
-        self.judge(check, problem, advice, f"{turns} turns alone, again, and beside {OTHERS} others in {took:.2f} s")
+        if not problem and (state := await self._shared_state(others[-1] if others else None)):
+            self.note(check, Grade.WARNING, state, advice)
+            return
+        turns, which = len(alone.answers) - 1, f", {len(others)} of them {how}" if others else ""
+        found = f"{turns} turns alone, again, and beside {OTHERS} others in {took:.2f} s{which}"
+        self.judge(check, problem, advice, found)
 
-    def _with_seed(self, seed: int) -> InteractionProbe:
+    async def _others(self) -> tuple[list[InteractionProbe], str]:
+        """Return players of other rows, half as many as play at once, and how the rows were made."""
         probe = self._probe
-        actions = [probe.action(turn) for turn in range(probe.rounds)]
-        kwargs = {**probe.kwargs, "seed": seed}
-        return InteractionProbe(probe.interaction, kwargs, actions, probe.rounds, probe.timeout_s)
+        seed = probe.kwargs.get("seed")
+        seeds = range(seed + 1, seed + 1 + OTHERS // 2) if type(seed) is int else ()
+        others = [probe.with_kwargs({**probe.kwargs, "seed": other}) for other in seeds]
+        for made in made_kwargs(probe.kwargs):
+            player = probe.with_kwargs(made)
+            await player.play(alone := PlayedEpisode())
+            if not alone.failure:
+                others = [*others[: OTHERS // 4], *[player] * (OTHERS // 4)]
+                return others, f"with made kwargs {show(made, 120)}"
+        return others, "with other seeds" if others else ""
+
+    async def _shared_state(self, other: InteractionProbe | None) -> str:
+        """Return the attribute that each conversation overwrites when it begins, and how; "" if there is none."""
+        moments: list[Moment] = []
+        players = [self._probe, self._probe, *([] if other is None else [other]), self._probe]
+        for player in players:
+            player.moments = moments
+            await player.play(PlayedEpisode())
+            player.moments = None
+        state = overwritten(moments, "start", [player is other for player in players])
+        return next((f"self.{name}, which all conversations share, {how}" for name, how in state.items()), "")
 
     async def _cancel(self, check: str, method: str) -> None:
         probe = self._probe

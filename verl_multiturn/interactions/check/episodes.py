@@ -9,7 +9,7 @@ import copy
 import random
 import string
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from verl_multiturn.calls.limits import CallLimits, limits_of
 from verl_multiturn.describe import show
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.base import Interaction
+from verl_multiturn.interactions.old_verl.classes import AdaptedInteraction
 from verl_multiturn.interactions.running.registry import default_name
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError, read_number, read_reply
 from verl_multiturn.interactions.running.session import interaction_owner
@@ -96,6 +97,17 @@ class InteractionProbe(CallProbe):
         self._actions = list(actions) or drawn_actions(getattr(interaction, "config", None), rounds)
         if interaction.policy is None:
             interaction.policy = PolicyStandIn()
+
+    def attributes(self) -> Iterable[tuple[str, Any]]:
+        """Return the names and values of the interaction's attributes."""
+        interaction = self.interaction
+        own = interaction.old if isinstance(interaction, AdaptedInteraction) else interaction
+        return list(getattr(own, "__dict__", {}).items())
+
+    def with_kwargs(self, kwargs: Mapping[str, Any]) -> InteractionProbe:
+        """Return the same interaction and player with the kwargs of another row."""
+        actions = [self.action(turn) for turn in range(self.rounds)]
+        return InteractionProbe(self.interaction, kwargs, actions, self.rounds, self.timeout_s)
 
     def action(self, turn: int) -> str:
         """Return what the player writes in a turn; the first is 0."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_multiturn.calls.loading import import_module, resolve
-from verl_multiturn.describe import describe, show
+from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.actions import UnreadableError, read_action
 from verl_multiturn.processes.zygote import seed_process
@@ -181,7 +181,7 @@ class Episode:
         try:
             return self._loaded.to_action(self._env, said)
         except ValueError as error:
-            raise UnreadableError(str(error)) from None
+            raise UnreadableError(message_of(error)) from None
 
     def _text_arena_step(self, result: Any) -> dict[str, Any]:
         if not isinstance(result, tuple) or len(result) != 2:

@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_multiturn.describe import describe, show
+from verl_multiturn.describe import describe, message_of, show, without_addresses
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.task_sets.bfcl.package import methods_of, world_class
 
@@ -99,10 +99,10 @@ def _made(method: Any, arguments: Mapping[str, Any]) -> str:
             try:
                 return json.dumps(result)
             except (TypeError, ValueError):
-                return str(result)
-        return str(result)
+                return without_addresses(str(result))
+        return without_addresses(str(result))
     except Exception as error:  # whatever the world's code raises is the call's result, as in BFCL
-        return _failed(error)
+        return _failed(message_of(error))
 
 
 def _failed(why: object) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl_multiturn.describe import message_of
 from verl_multiturn.processes.zygote import problem_of
 from verl_multiturn.task_sets.tau2.package import import_tau2, tasks_of
 
@@ -105,7 +106,7 @@ def call(loaded: Loaded, name: str, arguments: Mapping[str, Any]) -> dict[str, A
         made = loaded.messages.ToolCall(name=name, arguments=dict(arguments))
         shown = loaded.worlds[0].get_response(made)
     except Exception as error:  # an answer that τ² cannot write; it shows other errors in this form
-        return {"content": f"Error: {error}", "error": True}
+        return {"content": f"Error: {message_of(error)}", "error": True}
     return {"content": shown.content, "error": shown.error}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,18 @@ from verl_multiturn.tools.base import ToolResponse
 
 LONGEST_WHOLE = 1_000_000
 """Characters of an answer that a record keeps."""
+
+
+@dataclass(frozen=True)
+class UnreadableReturn:
+    """Mark of a return value that breaks the contract; `problem` says how, and what to do."""
+
+    problem: str
+
+
+def is_response(value: Any) -> bool:
+    """Return whether a value is a tool's answer as it is: text, our `ToolResponse`, or one of verl's shape."""
+    return isinstance(value, str | ToolResponse) or (hasattr(value, "text") and hasattr(value, "image"))
 
 
 @dataclass(slots=True)
@@ -62,6 +75,8 @@ def read_answer(name: str, returned: Any, most_characters: int, foreign: bool = 
         if len(said) <= most_characters:
             return CallAnswer(said)
         return CallAnswer(shorten(said, most_characters), truncated=True, whole=whole_of(said, most_characters))
+    if isinstance(returned, UnreadableReturn):
+        raise ToolContractError(f"tool {name!r}: {returned.problem}")
     response, reward, metrics = returned if isinstance(returned, tuple) and len(returned) == 3 else (returned, 0.0, {})
     text: Any = response if isinstance(response, str) else getattr(response, "text", response)
     if text is None and hasattr(response, "text"):
@@ -71,9 +86,11 @@ def read_answer(name: str, returned: Any, most_characters: int, foreign: bool = 
     images = getattr(response, "image", None)
     if not isinstance(images, list | tuple | None):
         raise ToolContractError(f"tool {name!r}: `image` must be a list of images, got {show(images)}")
-    if foreign and not isinstance(metrics, dict | None):
+    if foreign and not isinstance(metrics, Mapping | None):
         metrics = None
-    if not isinstance(text, str) or not isinstance(metrics, dict | None):
+    if isinstance(text, UnreadableReturn):
+        raise ToolContractError(f"tool {name!r}: {text.problem}")
+    if not isinstance(text, str) or not isinstance(metrics, Mapping | None):
         raise ToolContractError(
             f"tool {name!r}: execute must return ToolResponse, str, or (response, reward, metrics); "
             f"got {show(returned)}"
@@ -105,7 +122,10 @@ def read_reward(name: str, method: str, value: Any, foreign: bool = False) -> fl
         return as_reward(value)
     except NoNumberError as error:
         if not foreign:
-            raise ToolContractError(f"tool {name!r}: the reward of {method} must be a number, {error}") from None
+            remedy = "" if "; return" in str(error) else "; return one number"
+            raise ToolContractError(
+                f"tool {name!r}: the reward of {method} must be a number, {error}{remedy}"
+            ) from None
     except UnusableNumberError:
         pass
     warn_once(f"tool {name!r}", f"the reward of {method} is no {USABLE} and is left out", f": {show(value)}")

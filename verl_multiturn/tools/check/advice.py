@@ -10,6 +10,11 @@ _FOR_ALL = {
     "conversation from create on",
     "guess": "give --arguments that it takes: the checks say more then",
     "given data": "copy it first: here each call gets a copy of its own, in other loops a group shares its row",
+    "create raised": "raise ValueError for a wrong row, OutageError for a service that is down; else mend that line. "
+    "Kwargs of a row: --create-kwargs",
+    "execute raised": "raise ValueError for the model's mistake, OutageError for a service that is down; else mend "
+    "that line",
+    "calc_reward raised": "raise UnjudgedError where it cannot judge, for a cause of yours; else mend that line",
     "cancel": "let CancelledError pass, and clean up in `finally` or with `async with`",
     "outage": "what it asks does not answer: start it, and check again",
     "seats": "wait for nothing that another conversation holds",
@@ -29,7 +34,7 @@ CLASS = _FOR_ALL | {
     "leftovers": "give it back in release",
     "release after a failed create": "release is called whenever create began: look the conversation up with "
     "pop(instance_id, None)",
-    "isolation": "keep what belongs to a conversation under its instance_id",
+    "isolation": "keep what belongs to a conversation under its instance_id, as in self.goals[instance_id]",
     "bad arguments": "let the schema refuse them (required, type), or raise ValueError with a word for the model",
 }
 """Advice for a class with the four methods."""

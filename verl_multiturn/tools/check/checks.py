@@ -18,6 +18,8 @@ from verl_multiturn.tools.calls.answers import read_reward
 from verl_multiturn.tools.check.advice import CLASS, FUNCTION
 from verl_multiturn.tools.check.examination import AT_ONCE, Examination, Grade, Timed, Wait
 from verl_multiturn.tools.check.instruments import Watch
+from verl_multiturn.tools.check.isolation import Isolation
+from verl_multiturn.tools.check.other_rows import Kwargs
 from verl_multiturn.tools.check.probe import (
     Probe,
     as_call,
@@ -42,11 +44,20 @@ class ToolExamination(Examination):
         watch: As in `Examination`.
         temporary: As in `Examination`.
         arguments: Arguments of an example call; None to guess them.
+        other: Another row's kwargs; None to make them.
     """
 
-    def __init__(self, probe: Probe, watch: Watch, temporary: Path, arguments: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self,
+        probe: Probe,
+        watch: Watch,
+        temporary: Path,
+        arguments: Mapping[str, Any] | None,
+        other: Kwargs | None = None,
+    ) -> None:
         super().__init__(watch, temporary, FUNCTION if isinstance(probe.tool, FunctionTool) else CLASS)
         self._probe = probe
+        self._other = other
         self._guessed = arguments is None
         parameters = probe.schema.function.parameters
         self._arguments = dict(example_arguments(parameters) if arguments is None else arguments)
@@ -89,7 +100,7 @@ class ToolExamination(Examination):
 
     def attributes(self) -> Iterable[tuple[str, Any]]:
         """Return the names and values of the tool's attributes."""
-        return dict(getattr(self._probe.tool, "__dict__", {})).items()
+        return self._probe.attributes()
 
     def _schema(self) -> None:
         function = self._probe.schema.function
@@ -104,7 +115,7 @@ class ToolExamination(Examination):
             self.note("name", Grade.OK, function.name)
         else:
             self.note("name", Grade.WARNING, f"{function.name!r} is refused by OpenAI's API", self.advice["name"])
-        silent = [name for name, of in properties.items() if not isinstance(of, Mapping) or not of.get("description")]
+        silent = [name for name, of in properties.items() if not _is_described(of)]
         missing = ([] if function.description else ["the tool"]) + silent
         if missing:
             found = f"none of {', '.join(missing)}"
@@ -139,7 +150,7 @@ class ToolExamination(Examination):
             problem = ""
         else:
             self.judge("execute", problem, self._advice("execute", executed, instance_id))
-        reward_problem = self._reward(await probe.call("calc_reward", instance_id))
+        reward_problem = self._reward(await probe.call("calc_reward", instance_id), instance_id)
         released = await probe.call("release", instance_id)
         self.judge("release", released.failure(), self.advice["release"])
         return not problem and not reward_problem and released.error is None
@@ -149,9 +160,12 @@ class ToolExamination(Examination):
         if outcome.cause == "outage":
             return self.advice["outage"]
         lost = isinstance(outcome.error, LookupError) and instance_id in message_of(outcome.error)
-        return self.advice["world" if lost and self._probe.world is None else method]
+        if lost and self._probe.world is None:
+            return self.advice["world"]
+        is_raised = outcome.error is not None and not outcome.timed_out
+        return self.advice[f"{method} raised" if is_raised else method]
 
-    def _reward(self, rewarded: Probed) -> str:
+    def _reward(self, rewarded: Probed, instance_id: str) -> str:
         """Judge `calc_reward`, and return what is wrong; for another agent loop's tool a wrong reward is a warning."""
         tool = self._probe.tool
         problem, foreign = rewarded.failure(), is_foreign(tool)
@@ -164,7 +178,7 @@ class ToolExamination(Examination):
         if problem and foreign and rewarded.error is None:
             self.note("calc_reward", Grade.WARNING, f"{problem}; it is left out", self.advice["calc_reward"])
             return ""
-        self.judge("calc_reward", problem, self.advice["calc_reward"])
+        self.judge("calc_reward", problem, self._advice("calc_reward", rewarded, instance_id))
         return problem
 
     async def _release_after_a_failed_create(self, check: str) -> None:
@@ -178,49 +192,9 @@ class ToolExamination(Examination):
             self.note(check, Grade.OK, "")
 
     async def _isolation(self, check: str) -> None:
-        """Compare two conversations at once with one alone, and look for words of one in the answers of the other."""
-        probe, name = self._probe, self._probe.tool.name
-        remedy = self.advice[check]
-        alone = [await probe.converse([self._arguments] * 2) for _ in range(2)]
-        shared = self._shown(alone[1])
-        first, _ = await probe.begin()
-        second, _ = await probe.begin()
-        if first == second:
-            self.note(check, Grade.PROBLEM, f"create gave two conversations the id {first!r}", remedy)
-            await probe.call("release", first)
-            return
-        together: dict[str, list[str]] = {first: [], second: []}
-        marks = {first: f"mark{uuid.uuid4().hex}", second: f"mark{uuid.uuid4().hex}"}
-        for instance_id in (first, second) * 2:
-            answer = await probe.call("execute", instance_id, dict(self._arguments))
-            together[instance_id].append(text_of(answer, name))
-        seen = ""
-        for instance_id in (first, second, first):
-            other = second if instance_id == first else first
-            text = text_of(await probe.call("execute", instance_id, self._marked(marks[instance_id])), name)
-            seen = seen or (text if marks[other] in text else "")
-        for instance_id in (first, second):
-            await probe.call("release", instance_id)
-        if seen:
-            self.note(check, Grade.PROBLEM, f"a conversation reads what another one wrote: {seen!r:.200}", remedy)
-        elif alone[0] == alone[1]:
-            changed = [answers for answers in together.values() if answers != alone[0]]
-            problem = f"alone it answers {alone[0]!r:.150}, beside another {changed[0]!r:.150}" if changed else ""
-            self.judge(check, problem, remedy, "two conversations at once answer as one alone")
-        elif shared:
-            self.note(check, Grade.WARNING, f"each conversation answers otherwise, and {shared} shows in it", remedy)
-        else:
-            self.note(check, Grade.SKIPPED, "answers differ from call to call, so they cannot be compared")
-
-    def _marked(self, mark: str) -> dict[str, Any]:
-        return {name: mark if isinstance(value, str) else value for name, value in self._arguments.items()}
-
-    def _shown(self, answers: list[str]) -> str:
-        """Return the attribute of the shared tool object whose number is in the last answer; empty if there is none."""
-        for name, value in getattr(self._probe.tool, "__dict__", {}).items():
-            if isinstance(value, int | float) and not isinstance(value, bool) and str(value) in answers[-1]:
-                return f"self.{name}"
-        return ""
+        """Compare two conversations at once with each of them alone, and look for words of one in the other."""
+        grade, found = await Isolation(self._probe, self._arguments, self._other).run()
+        self.note(check, grade, found, self.advice[check] if grade in (Grade.PROBLEM, Grade.WARNING) else "")
 
     async def _given_data(self, check: str) -> None:
         """Check whether a conversation changes its row's kwargs or a call's arguments."""
@@ -305,3 +279,11 @@ class ToolExamination(Examination):
             self.note("answer size", Grade.WARNING, "; ".join(long[:3]), self.advice["answer size"])
         else:
             self.note("answer size", Grade.OK, "")
+
+
+def _is_described(schema: Any) -> bool:
+    """Return whether a schema has a description, or one of its alternatives."""
+    if not isinstance(schema, Mapping):
+        return False
+    options = [option for key in ("anyOf", "oneOf", "allOf") for option in schema.get(key, ())]
+    return bool(schema.get("description")) or any(map(_is_described, options))

@@ -20,6 +20,7 @@ from verl_multiturn.tools.check.advice import CLASS
 from verl_multiturn.tools.check.checks import ToolExamination
 from verl_multiturn.tools.check.examination import CheckResult, Grade, run_examination
 from verl_multiturn.tools.check.instruments import Watch
+from verl_multiturn.tools.check.other_rows import Kwargs, rows_of_data
 from verl_multiturn.tools.check.probe import Probe, World
 from verl_multiturn.tools.loading.functions import function_tool
 from verl_multiturn.tools.loading.registry import TOOL_FILE, build_tools, load_tools
@@ -34,6 +35,7 @@ def check_tool(
     execute_kwargs: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
     world: World | None = None,
+    dataset: Path | None = None,
 ) -> list[CheckResult]:
     """Examine a tool; this takes seconds, and calls the tool some hundred times.
 
@@ -45,20 +47,30 @@ def check_tool(
         timeout_s: Seconds after which a call counts as hanging; None: the `limits.timeout_s` of its
             YAML entry, from 10 to 60.
         world: What its conversations share with an interaction; None: nothing.
+        dataset: A file of data rows. The tool gets the kwargs of the first row that has it, unless `create_kwargs` or
+            `execute_kwargs` are given, and a second conversation those of a row that differs. None: kwargs that differ
+            are made (`other_rows.py`).
 
     Returns:
         One finding for each check, in the order of the checks.
 
     Raises:
-        ConfigError: It is not a tool, or cannot be called with these kwargs; or its world does not begin.
+        ConfigError: It is not a tool, or cannot be called with these kwargs; its world does not begin; or no row of the
+            data set has it.
     """
     if not hasattr(tool, "tool_schema"):
         tool = function_tool(tool)
-    kwargs = {"create_kwargs": create_kwargs or {}, "execute_kwargs": execute_kwargs or {}}
+    given = {"create_kwargs": create_kwargs, "execute_kwargs": execute_kwargs}
+    kwargs: Kwargs = {method: value or {} for method, value in given.items()}
+    other: Kwargs | None = None
+    if dataset is not None:
+        first, second = rows_of_data(dataset, tool.name)
+        own = {method: value for method, value in given.items() if value is not None}
+        kwargs, other = {**kwargs, **first, **own}, first if own and first != own else second
     probe = Probe(tool, kwargs, timeout_s, world)
 
     def begin(watch: Watch, temporary: Path) -> ToolExamination:
-        return ToolExamination(probe, watch, temporary, arguments)
+        return ToolExamination(probe, watch, temporary, arguments, other)
 
     return run_examination(begin, probe.end_s)
 

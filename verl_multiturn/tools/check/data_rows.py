@@ -12,7 +12,7 @@ from verl_multiturn.row_files import read_rows
 from verl_multiturn.tools.loading.kwargs import read_tools_kwargs, tools_of_row
 
 # The files that verl's data set reads.
-_SUFFIXES = (".parquet", ".jsonl", ".json")
+SUFFIXES = (".parquet", ".jsonl", ".json")
 
 
 class RowCheck(Protocol):
@@ -44,7 +44,7 @@ def validate_dataset(
     Raises:
         ConfigError: The file cannot be read, or has no rows.
     """
-    rows = read_rows(path, _SUFFIXES)
+    rows = read_rows(path, SUFFIXES)
     if not rows:
         raise ConfigError(f"{str(path)!r} has no rows; write some")
     problems = []

@@ -49,6 +49,13 @@ def text_of(outcome: Probed, name: str) -> str:
     return read_answer(name, outcome.value, _ENOUGH, foreign=True).text
 
 
+def reward_of(outcome: Probed) -> str:
+    """Return the step reward of a call as text; "0.0" where it has none."""
+    value = outcome.value
+    reward = value[1] if isinstance(value, tuple) and len(value) == 3 else None
+    return show(0.0 if reward is None else reward)
+
+
 class World(Protocol):
     """What a tool's conversations share with an interaction; `interactions/check/tool_world.py` has one."""
 
@@ -71,6 +78,9 @@ class Probe(CallProbe):
         timeout_s: As in `check_tool`.
         world: What each conversation shares with an interaction, from before `create` until after `release`; None:
             nothing.
+
+    Attributes:
+        row: The kwargs of the data row.
     """
 
     def __init__(
@@ -78,6 +88,7 @@ class Probe(CallProbe):
     ) -> None:
         super().__init__(tool_owner(tool), timeout_s)
         self.tool = tool
+        self.row = kwargs
         self.world = world
         self._worlds: dict[str, str] = {}
         """The id under which the world of a conversation began, by each id that the tool has for it."""
@@ -91,6 +102,16 @@ class Probe(CallProbe):
         )
         self.given: list[tuple[str, Any, str]] | None = None
         """Calls while it is a list: method, what was passed, and the `repr` of that before the call."""
+
+    def with_row(self, kwargs: Mapping[str, Mapping[str, Any]]) -> Probe:
+        """Return the same tool with the kwargs of another row.
+
+        Raises:
+            ConfigError: A method cannot be called with them.
+        """
+        other = Probe(self.tool, kwargs, self.timeout_s, self.world)
+        other.end_s = self.end_s
+        return other
 
     def kwargs_of(self, method: str, arguments: tuple[Any, ...]) -> Mapping[str, Any]:
         """Return a copy of the row's kwargs for a call.

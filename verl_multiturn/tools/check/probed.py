@@ -6,7 +6,7 @@ Invariant: whatever the author's code does comes back as a `Probed`: an end by `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from verl_multiturn.calls.owner import Owner
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.tasks import Alarms
 from verl_multiturn.tools.check import instruments
+from verl_multiturn.tools.check.shared_state import Moment, seen
 
 DEFAULT_TIMEOUT_S = 10.0
 """Seconds after which a call counts as hanging, where neither the caller nor the object's YAML entry says it."""
@@ -71,6 +72,8 @@ class CallProbe:
     def __init__(self, owner: Owner, timeout_s: float | None) -> None:
         self.end_s = timeout_s or DEFAULT_TIMEOUT_S
         self.timeout_s = timeout_s or min(max(DEFAULT_TIMEOUT_S, owner.limits.timeout_s or 0.0), LONGEST_TIMEOUT_S)
+        self.moments: list[Moment] | None = None
+        """Calls while it is a list, with the object's attributes before and after each."""
         self._owner = owner
         self._outage = outage_rules(owner.made, owner.limits, f"{owner.kind} {owner.name!r}")
 
@@ -83,8 +86,19 @@ class CallProbe:
         """
         return {}
 
+    def attributes(self) -> Iterable[tuple[str, Any]]:
+        """Return the names and values of the object's attributes."""
+        return list(getattr(self._owner.made, "__dict__", {}).items())
+
     async def call(self, method: str, *arguments: Any) -> Probed:
         """Call a method, and return how it ended; one that does not end within its time is cancelled."""
+        before = seen(self.attributes()) if self.moments is not None else {}
+        outcome = await self._call(method, arguments)
+        if self.moments is not None:
+            self.moments.append(Moment(method, arguments[0], before, seen(self.attributes())))
+        return outcome
+
+    async def _call(self, method: str, arguments: tuple[Any, ...]) -> Probed:
         loop = asyncio.get_running_loop()
         started, limit_s = loop.time(), self.end_s if method == self._owner.end else self.timeout_s
         value: Any = None

@@ -92,6 +92,28 @@ def _of_row(row: Mapping[str, Any]) -> Any:
     return row.get("tools_kwargs") or (extra_info.get("tools_kwargs") if isinstance(extra_info, Mapping) else None)
 
 
+def kwargs_of_tool(row: Any, name: str, where: str) -> dict[str, Any] | None:
+    """Return what a data row gives to one tool, whatever other tools the run has; None where it does not have the tool.
+
+    Args:
+        row: As in `tools_of_row`.
+        name: The tool's name.
+        where: As in `tools_of_row`.
+
+    Raises:
+        ConfigError: The row is no mapping, or its `tools_kwargs` or `tool_selection` are wrong.
+    """
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"{where}: expected a mapping, got {show(row)}")
+    given = read_tools_kwargs(_of_row(row), where)
+    extra_info = row.get("extra_info")
+    needs = isinstance(extra_info, Mapping) and extra_info.get("need_tools_kwargs")
+    selection = _selection(extra_info.get("tool_selection") if isinstance(extra_info, Mapping) else None, where)
+    if (needs and name not in given) or (selection and name not in selection):
+        return None
+    return {key: value for key, value in given.get(name, {}).items() if key != SHOWN}
+
+
 def hidden_tools(tools_kwargs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the names of the tools that the model is not shown until the interaction shows them.
 

@@ -200,10 +200,8 @@ def _check_built(tool: Any, class_name: str, where: str) -> None:
         )
     try:
         schema_of(tool)
-    except AttributeError:
-        raise ConfigError(
-            f"{where}: the tool_schema of {class_name!r} is {show(tool.tool_schema, 100)}; make it with ToolSchema.read"
-        ) from None
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {class_name!r}: {error}") from None
     if _leaves_out_execute(type(tool)):
         raise ConfigError(
             f"{where}: {class_name!r} does not define execute(), so every call would fail or do nothing; define execute"
@@ -211,13 +209,9 @@ def _check_built(tool: Any, class_name: str, where: str) -> None:
 
 
 def schema_of(tool: Any) -> ToolSchema:
-    """Return a tool's schema as a `ToolSchema`, also where the tool has an object of verl's schema class.
+    """Return a tool's schema as a `ToolSchema`, also where the tool has a mapping or an object of verl's schema class.
 
     Raises:
-        AttributeError: The tool's `tool_schema` is neither.
-        ConfigError: The schema is wrong.
+        ConfigError: The schema is none of these, or wrong.
     """
-    schema = tool.tool_schema
-    if isinstance(schema, ToolSchema):
-        return schema
-    return ToolSchema.read(schema.model_dump(exclude_unset=True, exclude_none=True), f"tool {tool.name!r}")
+    return ToolSchema.of(tool.tool_schema, f"tool {tool.name!r}: tool_schema")

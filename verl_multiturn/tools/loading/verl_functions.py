@@ -13,8 +13,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from verl_multiturn.calls.json_values import NoJsonError, json_value
+from verl_multiturn.describe import show, without_addresses
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
-from verl_multiturn.tools.loading.functions import is_response
+from verl_multiturn.tools.calls.answers import UnreadableReturn, is_response
+from verl_multiturn.tools.loading.parameters import field_defaults
 from verl_multiturn.tools.schema import ToolSchema
 
 
@@ -45,9 +49,14 @@ def verl_function_tool(entry: Any, schema: ToolSchema | None = None) -> VerlFunc
         schema: The schema of the tool; None: the entry's own, which verl derived or the author gave.
 
     Raises:
-        ConfigError: The entry's schema is wrong.
+        ConfigError: The entry's schema is wrong, or a default is a `Field`, which verl hands over as it is.
     """
     function: Callable[..., Any] = entry.fn
+    if fields := list(field_defaults(list(inspect.signature(function).parameters.values()), {}).items()):
+        raise ConfigError(
+            f"@function_tool {entry.name!r}: parameter {fields[0][0]!r} has the default {show(fields[0][1], 100)}, "
+            "which verl's decorator does not read; leave the decorator out, or give the value itself"
+        )
     if schema is None:
         raw = entry.tool_schema.model_dump(exclude_unset=True, exclude_none=True)
         if entry.name != function.__name__:  # the author gave a name; otherwise the schema's name holds
@@ -91,4 +100,9 @@ def read_return(returned: Any) -> Any:
 def _response(value: Any) -> Any:
     if is_response(value):
         return value
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
+    if not isinstance(value, dict):
+        return without_addresses(str(value))
+    try:
+        return json.dumps(json_value(value), ensure_ascii=False)
+    except NoJsonError as error:
+        return UnreadableReturn(f"the function returned what JSON cannot express: {error}; return plain types")
