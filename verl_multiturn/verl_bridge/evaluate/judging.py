@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.calls.outages.process import Outages
-from verl_multiturn.describe import describe
+from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.records.joins import JoinedRow
 from verl_multiturn.row_keys import RowKey
@@ -70,7 +70,7 @@ class Judge:
             raise
         except Exception as error:  # a reward function is its author's code
             failed = [self._joined(output, key, number, FAILED) for number, output in enumerate(outputs)]
-            return failed, describe(error)
+            return failed, describe(error) + place_of(error)
         stats = [column["metrics"][STATS] for column in columns]
         untrained = UNREWARDED if stats[-1]["unrewarded"] else None
         rows = []
