@@ -297,7 +297,7 @@ def _train(
         return status if status > 0 else 1
     if start_up is not None:
         noted = {"started": started, "seconds": start_up.seconds, "seed": config["data"].get("seed")}
-        (out / "start_up.json").write_text(json.dumps(noted) + "\n")
+        (out / "start_up.json").write_text(json.dumps(noted) + "\n", encoding="utf-8")
     if start_up is not None and not (metrics.is_file() and metrics.stat().st_size):
         # Without verl's file logger there are no metrics to report.
         say(json.dumps({"recipe": out.name, "metrics": None, "out": str(out)}))

@@ -163,7 +163,13 @@ def _python_says(program: str) -> tuple[bool, list[str]]:
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=_PATIENCE_S
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_PATIENCE_S,
+            encoding="utf-8",
+            errors="replace",
         )
     except subprocess.TimeoutExpired:
         return False, [f"no answer within {_PATIENCE_S} s: the machine is busy, or an import hangs"]

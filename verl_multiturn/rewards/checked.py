@@ -96,5 +96,7 @@ def _row_of(row: Mapping[str, Any]) -> str:
     extra = row.get("extra_info")
     index = extra.get("index") if isinstance(extra, Mapping) else None
     known = [] if index is None else [f"extra_info.index {show(index)}"]
-    known += [f"{key} {show(row.get(key), _LONGEST)}" for key in ("data_source", "ground_truth")]
+    for key in ("data_source", "ground_truth"):
+        value = row.get(key)
+        known.append(f"{key} {show(str(value) if isinstance(value, str) else value, _LONGEST)}")  # not NumPy's str
     return f"the row with {', '.join(known)}"

@@ -347,7 +347,7 @@ def _name_hash(key: str) -> int:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    with open(path, "w") as file:
+    with open(path, "w", encoding="utf-8") as file:
         # Where locks do not work (some network file systems), several processes build and one of them wins.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)

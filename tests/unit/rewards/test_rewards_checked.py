@@ -19,7 +19,7 @@ from verl_multiturn.rewards.router import compute_score
 ROW: dict[str, Any] = {
     "data_source": "sums",
     "solution_str": "4",
-    "ground_truth": "5",
+    "ground_truth": np.str_("5"),
     "extra_info": {"index": 7},
 }
 PATHS = "; return a number on every path, or raise UnjudgedError where there is no verdict"

@@ -76,7 +76,7 @@ def _yaml(path: str | None) -> Any:
     if not path:
         return None
     try:
-        found = yaml.safe_load(Path(resolve_config_path(path)).read_text())
+        found = yaml.safe_load(Path(resolve_config_path(path)).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         logger.warning("the records do not have %s: %s", path, describe(error))
         return None
