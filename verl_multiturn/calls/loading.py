@@ -16,6 +16,7 @@ from typing import Any
 
 from verl_multiturn.describe import describe, did_you_mean, show
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.paths import at_home
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class ListFile:
             )
         if unknown := sorted(set(content) - {self.key}, key=str):
             raise ConfigError(f"{path}: unknown key {unknown[0]!r}; only {self.key!r} is known")
-        return list(content[self.key])
+        return [at_home(entry) for entry in content[self.key]]
 
 
 def check_keys(entry: Mapping[Any, Any], known: Collection[str], where: str, known_are: str) -> None:

@@ -17,6 +17,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.errors import MultiTurnError
+from verl_multiturn.launch.compose import expand_homes
 from verl_multiturn.verl_bridge.startup.derive import (
     complete,
     copy_settings,
@@ -73,6 +74,7 @@ class StartUpCheck(Callback):
             return
         try:
             check_versions()
+            expand_homes(config)
             run = RunView(config)
             check(run, FILES)
             make_absolute(config, models_of(run))
