@@ -14,6 +14,7 @@ import yaml
 from tests.conftest import ROOT
 from verl_multiturn.launch.compose import expand_homes
 from verl_multiturn.launch.plan import plan_run, quoted
+from verl_multiturn.launch.run import environment_of
 from verl_multiturn.paths import at_home, word_at_home
 from verl_multiturn.tools.loading.registry import load_tools
 
@@ -112,23 +113,33 @@ def test_a_folder_that_was_deleted_is_named(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr, done.stdout) == (2, said, b"")
 
 
+LOCALES: list[dict[str, str]] = [
+    {"LC_ALL": "C"},
+    {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+    {"LC_ALL": "en_US.ISO-8859-1", "PYTHONUTF8": "0"},
+    {"PYTHONIOENCODING": "ascii"},
+    {"PYTHONIOENCODING": "latin-1:strict"},
+]
+
+
 @pytest.mark.slow
+@pytest.mark.stack
+@pytest.mark.parametrize("locale", LOCALES, ids=str)
+def test_every_locale_takes_all_letters(locale: dict[str, str], home: Path) -> None:
+    words = ["data.train_files=/数据/a=b.parquet", "data.val_files=~/c.parquet", "+recipe.text=Wie heißt du?"]
+    done = start("run", "quickstart", "--print", *words, HOME=str(home), **locale)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout.decode("utf-8", "replace")
+    assert "/a=b.parquet" in shown
+    assert f"data.val_files={home}/c.parquet" in shown
+
+
 @pytest.mark.parametrize(
-    "locale",
-    [
-        {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
-        {"LC_ALL": "POSIX"},
-        {"LC_ALL": "en_US.ISO-8859-1", "PYTHONUTF8": "0"},
-        {"PYTHONIOENCODING": "ascii"},
-        {"PYTHONIOENCODING": "latin-1:strict"},
-    ],
-    ids=str,
+    ("given", "passed"), [(None, ":backslashreplace"), ("ascii", "ascii:backslashreplace"), ("utf-8:strict",) * 2]
 )
-def test_every_locale_shows_and_reads_all_letters(locale: dict[str, str], tmp_path: Path) -> None:
-    tools = tmp_path / "tools.yaml"
-    entry = {"class_name": "verl_multiturn.tools.数.Zählen"}
-    tools.write_text(yaml.safe_dump({"tools": [entry]}, allow_unicode=True), encoding="utf-8")
-    done = start("validate", str(tools), **locale)
-    assert done.returncode == 1 or done.returncode == 2, done.stderr
-    assert b"Traceback" not in done.stderr
-    assert b"Error" not in done.stdout
+def test_no_letter_ends_a_process_of_a_run(given: str | None, passed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    if given is not None:
+        monkeypatch.setenv("PYTHONIOENCODING", given)
+    found = environment_of(plan_run("quickstart"), {"recipe": {"on_cpu": False}})
+    assert found["PYTHONIOENCODING"] == passed
