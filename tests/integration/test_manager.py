@@ -117,7 +117,6 @@ async def test_a_mistake_of_the_reward_function_is_told_at_once(worker: Any, mon
 
     manager: Any = object.__new__(MultiTurnManager)
     manager.__dict__ |= {"_starts": {}, "_polls": {0: "poll"}, "_seen": {}, "_ends": {}, "_raised": 0, "_groups": {}}
-    manager.mistake = ""
     monkeypatch.setattr("ray.wait", lambda polls, **_: (polls, []))
     monkeypatch.setattr("ray.get", lambda _: told)
     manager._collect()

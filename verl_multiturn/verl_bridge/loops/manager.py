@@ -282,6 +282,9 @@ class MultiTurnManager(AgentLoopManagerTQ):
     ended first; when its whole node is lost, Ray takes up to a minute to call it dead.
     """
 
+    mistake: str = ""
+    """Mistake of the reward function, for which the run has to end; "": none is known."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(MultiTurnWorker)
@@ -293,8 +296,6 @@ class MultiTurnManager(AgentLoopManagerTQ):
         self._ends: dict[str, End] = {}
         self._raised = 0
         """Number of conversations that have raised since the last call of `take_raised`."""
-        self.mistake = ""
-        """Mistake of the reward function, for which the run has to end; "": none is known."""
         self._starts: dict[int, tuple[float, Any]] = {}
         """Time at which each replacement was begun, and Ray's reference that tells when it has started."""
         self._failed_starts: dict[int, int] = {}

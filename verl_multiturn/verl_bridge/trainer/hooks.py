@@ -125,7 +125,7 @@ class MultiTurnHooks:
     global_steps: int
     local_trigger_step: int
     replay_buffer: Any
-    agent_loop_manager: Any
+    agent_loop_manager: Any = None
     checkpoint_manager: Any
     llm_server_manager: Any
     reward_loop_manager: Any
