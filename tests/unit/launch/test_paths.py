@@ -93,11 +93,11 @@ def test_hydra_reads_what_was_written(override: str) -> None:
     assert quoted(word) == word
 
 
-def start(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[bytes]:
+def start(*words: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))}
     kept |= {"PYTHONPATH": str(ROOT), **environment}
     command = [sys.executable, "-m", "verl_multiturn.cli", *words]
-    return subprocess.run(command, capture_output=True, cwd=cwd, env=kept)
+    return subprocess.run(command, capture_output=True, env=kept)
 
 
 @pytest.mark.slow
