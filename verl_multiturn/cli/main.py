@@ -49,6 +49,7 @@ from verl_multiturn.launch.run import run_recipe, shown_command
 from verl_multiturn.observe.doctor import Finding
 from verl_multiturn.observe.doctor import examine as examine_environment
 from verl_multiturn.observe.first_run import run_whole_path
+from verl_multiturn.paths import word_at_home
 from verl_multiturn.records.verified_files import verify_files
 from verl_multiturn.tools.check.alike import gather_alike
 from verl_multiturn.tools.check.contract import examine, tools_to_check
@@ -417,7 +418,13 @@ def main() -> None:
 
     As with `python -m`, a command can name modules of the current folder.
     """
-    sys.path.insert(0, os.getcwd())
+    try:
+        sys.path.insert(0, os.getcwd())
+    except FileNotFoundError:
+        message = "the current folder was deleted; change into one that is there, such as with `cd ~`"
+        print(f"verl-multiturn: {message}", file=sys.stderr)
+        sys.exit(2)
+    sys.argv[1:] = map(word_at_home, sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a letter ends no command
             stream.reconfigure(errors="backslashreplace")

@@ -32,6 +32,10 @@ _SETS = {
     "recipe.seed": "--seed",
     "recipe.out": "--out",
 }
+_READABLE = re.compile(r"[A-Za-z0-9_/+.%*@?:|$~,()\[\]{}'\"\\ \t-]*")
+"""What Hydra can read in a value without quotes, as far as characters say it."""
+_LIST = re.compile(r"\[([^\[\]{}'\"]*)\]")
+_BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
 _PLAIN = re.compile(r"[A-Za-z0-9_/+.%*@?:\ -]*")
 
 
@@ -217,8 +221,30 @@ def plan_run(
         data,
         seed,
         steps,
-        tuple(overrides),
+        tuple(map(quoted, overrides)),
     )
+
+
+def quoted(word: str) -> str:
+    """Return a Hydra override whose value Hydra can read: one that it could not is put into quotes.
+
+    Example: `data.train_files=/数据/a=b` returns `data.train_files='/数据/a=b'`. Of a list each item is looked at. What
+    has quotes, a mapping or a list in a list stays as it is.
+    """
+    key, equals, value = word.partition("=")
+    if not equals or _READABLE.fullmatch(value):
+        return word
+    if (found := _LIST.fullmatch(value)) is not None:
+        return f"{key}=[{','.join(_in_quotes(item.strip()) for item in found[1].split(','))}]"
+    return word if value.lstrip().startswith(("'", '"', "{", "[")) else f"{key}={_in_quotes(value)}"
+
+
+def _in_quotes(value: str) -> str:
+    if _READABLE.fullmatch(value):
+        return value
+    # A backslash counts as itself, unless a quote comes after it.
+    escaped = _BEFORE_QUOTE.sub(lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)
+    return f"'{escaped}'"
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -174,6 +174,9 @@ def environment_of(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, str]:
     """
     # Unbuffered: the log has the lines of both streams in their order, and the last lines of a process that dies.
     environment = {"PYTHONUNBUFFERED": "1", "RAY_DEDUP_LOGS": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ}
+    # A letter that a log or a terminal cannot show ends no process.
+    encoding = environment.get("PYTHONIOENCODING", "")
+    environment["PYTHONIOENCODING"] = encoding if ":" in encoding else f"{encoding}:backslashreplace"
     # A YAML of a recipe names its own classes: `recipes.NAME.module.Class`.
     listed = [str(plan.root), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(listed)
@@ -287,7 +290,7 @@ def _train(
         return end.status
     if is_ppo:
         noted = {"started": started, "seconds": end.seconds, "seed": config["data"].get("seed")}
-        (out / "start_up.json").write_text(json.dumps(noted) + "\n")
+        (out / "start_up.json").write_text(json.dumps(noted) + "\n", encoding="utf-8")
     if end.stopped is not None:
         say(f"stopped as asked; {end.stopped.said}")
         say(stop_line(end.stopped, out))

@@ -24,6 +24,7 @@ from verl_multiturn.chat.template_rules import Rule
 from verl_multiturn.chat.tir import TIR, TirCodec
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
+from verl_multiturn.row_files import refuse_pointer
 from verl_multiturn.tools.loading.kwargs import hidden_tools
 from verl_multiturn.tools.loading.registry import schema_of
 from verl_multiturn.verl_bridge.model.call_formats import check_format, make_parser
@@ -125,6 +126,7 @@ def load_chat(model: str, template_kwargs: Mapping[str, Any] | None = None, **se
         ConfigError: The model is not on this machine, has no chat template, or verl has no builder for it.
     """
     path = str(Path(model).expanduser())
+    refuse_pointer(Path(path))
     trust = bool(settings.get("trust_remote_code"))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, local_files_only=True)

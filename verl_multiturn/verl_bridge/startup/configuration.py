@@ -18,6 +18,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.errors import MultiTurnError
+from verl_multiturn.launch.compose import expand_homes
 from verl_multiturn.observe.ray_start import require_places
 from verl_multiturn.verl_bridge.startup.derive import (
     complete,
@@ -76,6 +77,7 @@ class StartUpCheck(Callback):
             return
         try:
             check_versions()
+            expand_homes(config)
             require_places(OmegaConf.select(config, "ray_kwargs.ray_init") or {}, os.environ)
             run = RunView(config)
             check(run, FILES)

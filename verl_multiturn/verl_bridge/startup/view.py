@@ -179,7 +179,7 @@ class RunView:
         """
         if (path := local_model(self.config)) is None:
             return {}
-        model_type = json.loads((path / "config.json").read_text()).get("model_type")
+        model_type = json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type")
         processor = load_processor(str(path), model_type, bool(self.config.data.get("trust_remote_code")))
         kwargs = plain_dict(self.config.data.get("mm_processor_kwargs"))
         return {} if processor is None else engine_image_settings(kwargs)

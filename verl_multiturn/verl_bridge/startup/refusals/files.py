@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import os
 import re
@@ -15,6 +16,7 @@ from omegaconf import OmegaConf
 from verl_multiturn.config import PATH
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.row_files import refuse_encoding, refuse_pointer
 from verl_multiturn.verl_bridge.startup.table import Check, Row
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -72,6 +74,7 @@ def _check_model(run: RunView, key: str) -> None:
         raise ConfigError(f"{key}={value!r} is a file, {expected}; name the folder that it lies in")
     weights = not is_adapter and not key.endswith("tokenizer_path")
     elsewhere = key == f"{_MODEL}.path" and run.is_set(f"{_MODEL}.hf_config_path")
+    refuse_pointer(path)
     if weights and not elsewhere and not (path / "config.json").is_file():
         raise ConfigError(f"{key}={value!r} has no config.json; {expected}; name the folder that has it")
 
@@ -103,12 +106,14 @@ def _check_file(where: str, file: str) -> None:
         return
     if not path.is_file():
         raise ConfigError(f"{where} is no file; correct the path, or write the rows")
+    refuse_pointer(path)
     try:
         if path.suffix == ".parquet":
             some = pyarrow.parquet.read_metadata(path).num_rows > 0
         else:
+            refuse_encoding(path)
             with path.open("rb") as lines:
-                some = any(line.strip() for line in lines)
+                some = any(line.removeprefix(codecs.BOM_UTF8).strip() for line in lines)
     except (OSError, pyarrow.ArrowException) as error:
         raise ConfigError(f"{where} cannot be read ({error}); write the rows again") from None
     if not some:
