@@ -59,6 +59,18 @@ def test_a_tools_settings_may_lie_in_the_home_folder(home: Path, tmp_path: Path)
     assert list(load_tools(file)) == ["search"]
 
 
+def test_a_schema_is_for_the_model_and_keeps_its_words(home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tools.yaml"
+    file.write_text(
+        "tools:\n  - class_name: verl_multiturn.tools.finish.FinishTool\n    tool_schema:\n      type: function\n"
+        "      function:\n        name: finish\n        description: ~/ is your home folder.\n"
+        "        parameters: {type: object, properties: {answer: {type: string, enum: ['~/a']}}, required: [answer]}\n"
+    )
+    shown = load_tools(file)["finish"].tool_schema.function
+    assert shown.description == "~/ is your home folder."
+    assert shown.parameters["properties"]["answer"]["enum"] == ["~/a"]
+
+
 def test_the_home_folder_in_a_configuration(home: Path) -> None:
     from omegaconf import OmegaConf
 
