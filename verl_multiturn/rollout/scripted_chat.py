@@ -22,7 +22,7 @@ from uuid import uuid4
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.chat.control_tokens import Firewall
-from verl_multiturn.chat.messages import check_messages
+from verl_multiturn.chat.messages import read_messages
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.rendering import RenderingCheck
 from verl_multiturn.config import MultiTurnSettings
@@ -154,8 +154,7 @@ def _messages(prompt: Any) -> list[Message]:
     listed = isinstance(prompt, Sequence) and prompt and all(isinstance(message, Mapping) for message in prompt)
     if not listed:
         raise ConfigError(f"prompt={show(prompt)}: expected a text or a list of messages; give one of them")
-    check_messages(prompt, "prompt")
-    return [dict(message) for message in prompt]
+    return read_messages(prompt, "prompt")
 
 
 def transcript(outcome: Outcome) -> list[tuple[Source, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from keyword import iskeyword
 from pathlib import Path
@@ -15,7 +15,7 @@ from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, VLCont
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from verl_multiturn.chat.answer_tags import answer_tags
-from verl_multiturn.chat.codec import ChatCodec
+from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.images import load_images
 from verl_multiturn.chat.parsing.formats import PYTHON_FORMATS
@@ -98,19 +98,26 @@ def make_chat(
     # verl's builders for a known family restore the separator after a turn; its two default builders lose it.
     loses_separator = type(builder) in (ContinuousTokenBuilder, VLContinuousTokenBuilder)
     separator = initialize_turn_separator(template, **kwargs) if loses_separator else []
-    unguarded = ChatCodec(builder, ends, separator, vision=vision)
+
+    def write(messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> str:
+        text: str = template.apply_chat_template(
+            list(messages), tools=list(schemas) or None, add_generation_prompt=True, tokenize=False, **kwargs
+        )
+        return text
+
+    unguarded = ChatCodec(builder, ends, separator, vision=vision, write=write)
     tags = [] if text_mode else answer_tags(unguarded, tokenizer.decode, ends)
     firewall = Firewall(tokenizer, vision.texts if vision is not None else (), tags)
-    codec = ChatCodec(builder, ends, separator, firewall, tokenizer, vision)
+    codec = ChatCodec(builder, ends, separator, firewall, tokenizer, vision, write)
     codec.forget_schemas(SCHEMA, ends)
     asked = "q7z"  # occurs in no template
     messages = [{"role": "user", "content": asked}]
-    prompt = tokenizer.decode(codec.initial(messages, []), skip_special_tokens=False)
+    prompt = tokenizer.decode(codec.rendered(messages, []), skip_special_tokens=False)
     without = template.apply_chat_template(messages, add_generation_prompt=False, tokenize=False, **kwargs)
     generation_prompt = prompt[len(without) :] if prompt.startswith(without) else prompt.rpartition(asked)[2]
     check = RenderingCheck(tokenizer, kwargs, generation_prompt, ends, ignored, processor, vision)
     if text_mode:
-        codec = TirCodec(builder, firewall, tokenizer)
+        codec = TirCodec(builder, firewall, tokenizer, write)
     return ModelChat(codec, ends, generation_prompt, check, processor)
 
 
