@@ -23,13 +23,13 @@ from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.parsing.turns import CallParser
+from verl_multiturn.chat.template_form import TemplateForm
 from verl_multiturn.errors import ConfigError, EngineError
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, RefusedError
 from verl_multiturn.proxy.sessions.nodes import CompletionNode
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.session import AgentSession
 from verl_multiturn.proxy.sessions.shared import ProxyRun
-from verl_multiturn.chat.template_form import TemplateForm
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.limits import Limits, StopReason

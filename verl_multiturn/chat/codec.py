@@ -25,10 +25,14 @@ from verl_multiturn.errors import ConfigError
 
 Message = dict[str, Any]
 Result = TypeVar("Result")
+Write = Callable[[Sequence[Message], Sequence[dict[str, Any]]], str]
+"""A function that returns what a template writes for a first prompt, or raises what the template raises."""
 
 # How many of the last ids a builder gets. It needs the last token or two; with the whole history, the cost of a turn
 # would grow with the conversation.
 _TAIL = 16
+# A text that no template writes on its own.
+_MARK = "q7z"
 # The most lists of schemas whose cleaned form is remembered. The requests of a run have few different lists.
 _MOST_SCHEMAS = 256
 
@@ -100,8 +104,8 @@ class ChatCodec:
         tokenizer: Counts the tokens for `clip`, and reads what the template writes of a schema; None where no limit
             counts tokens.
         vision: The model's placeholder tokens; None for a model that takes no images.
-        write: Returns a first prompt as text, with the header of the assistant's turn at the end, or raises what the
-            template raises. None: the text is decoded from the builder's ids.
+        write: Writes first prompts with the header of the assistant's turn at the end, as the builder does; None for a
+            builder without a template, whose prompts are not looked at.
     """
 
     def __init__(
@@ -112,7 +116,7 @@ class ChatCodec:
         firewall: Firewall | None = None,
         tokenizer: Tokenizer | None = None,
         vision: Vision | None = None,
-        write: Callable[[Sequence[Message], Sequence[dict[str, Any]]], str] | None = None,
+        write: Write | None = None,
     ) -> None:
         self.vision = vision
         self._write = write
@@ -155,11 +159,12 @@ class ChatCodec:
         return [self._parted(message, firewall) for message in cleaned]
 
     def trusted_schemas(self, schemas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return tool schemas with all control tokens in their text broken.
+        """Return tool schemas in the template's form, with all control tokens in their text broken.
 
         This includes text that would become a control token only together with the template's text. What `initial` and
         `observation` get must have passed through here. Results are remembered.
         """
+        schemas = self.form.tools(schemas) if schemas else schemas
         firewall = self._firewall
         if firewall is None or not schemas:
             return list(schemas)
@@ -289,31 +294,27 @@ class ChatCodec:
             ConfigError: The template cannot render the messages, does not show what they say, or writes placeholders
                 for more or fewer images than they have.
         """
-        text = self._written(messages, schemas)
-        ids = self._ids(messages, schemas)
-        if check is not Check.NOTHING:
-            if text is None and self.form.is_known:
-                text = self._decoded(ids)
-            if text is not None:
-                self._check_shown(messages, schemas, text, check)
-        return ids
+        if check is not Check.NOTHING and self._write is not None:
+            self._check_shown(messages, schemas, self._written(messages, schemas, self._write), check)
+            return self._ids(messages, schemas)
+        return self.rendered(messages, schemas)
 
     def rendered(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
         """Return the ids of a prompt as `initial` does, whether it shows what the messages say or not."""
-        return self.initial(messages, schemas, Check.NOTHING)
+        if self._write is not None:
+            self._written(messages, schemas, self._write)
+        return self._ids(messages, schemas)
 
-    def _written(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> str | None:
-        """Return the template's text of a first prompt; None where only the builder can render.
+    def _written(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], write: Write) -> str:
+        """Return the template's text of a first prompt.
 
         verl's builder swallows an error of the template, and renders again without what stands before the first
         message: the system's text, the tools and the first token. So the template is asked itself before.
         """
-        if self._write is None:
-            return None
         try:
-            return self._write(messages, schemas)
+            return write(messages, schemas)
         except Exception as error:  # a template is other people's code and may raise anything
-            raise refusal(messages, schemas, self._write, error) from error
+            raise refusal(messages, schemas, write, error) from error
 
     def _ids(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
         try:
@@ -325,9 +326,6 @@ class ChatCodec:
             ) from error
         self._check_images(ids, messages)
         return ids
-
-    def _decoded(self, ids: Sequence[int]) -> str | None:
-        return None if self._tokenizer is None else str(self._tokenizer.decode(list(ids)))
 
     def _check_shown(
         self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], text: str, check: Check
@@ -341,23 +339,21 @@ class ChatCodec:
     @cached_property
     def _beginning(self) -> str:
         """The token with which the template begins a plain prompt, as text; "" where it begins with text."""
-        try:
-            ids = self.rendered([{"role": "user", "content": "x"}], [])
-        except ConfigError:
-            return ""
-        first = self._decoded(ids[:1]) or ""
-        return first if first and first == getattr(self._tokenizer, "bos_token", None) else ""
+        first = getattr(self._tokenizer, "bos_token", None)
+        return first if first and self._text([{"role": "user", "content": "x"}]).startswith(first) else ""
 
     @cached_property
     def _shows_tools(self) -> bool:
-        """Whether the template shows the descriptions of tools."""
-        mark = "q7z"
-        function = {"name": "probe", "description": mark, "parameters": {"type": "object", "properties": {}}}
+        """Whether the template shows tools with their descriptions."""
+        function = {"name": "probe", "description": _MARK, "parameters": {"type": "object", "properties": {}}}
+        return _MARK in self._text([{"role": "user", "content": "x"}], [{"type": "function", "function": function}])
+
+    def _text(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]] = ()) -> str:
+        """Return the template's text of a first prompt; "" where it cannot render one."""
         try:
-            ids = self.rendered([{"role": "user", "content": "x"}], [{"type": "function", "function": function}])
+            return self._written(messages, schemas, self._write) if self._write is not None else ""
         except ConfigError:
-            return False
-        return mark in (self._decoded(ids) or "")
+            return ""
 
     def observation(
         self,
@@ -517,7 +513,7 @@ def _arguments(text: str) -> Any:
 def refusal(
     messages: Sequence[Message],
     schemas: Sequence[dict[str, Any]],
-    write: Callable[[Sequence[Message], Sequence[dict[str, Any]]], str],
+    write: Write,
     error: Exception,
 ) -> MessageError:
     """Return the refusal of messages that a template cannot render, with the message and the field that it refuses.

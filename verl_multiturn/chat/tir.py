@@ -21,11 +21,11 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from verl_multiturn.chat.clipping import Encoder
-from verl_multiturn.chat.codec import ChatCodec, Check, Increment, Message, TokenBuilder
+from verl_multiturn.chat.codec import ChatCodec, Check, Increment, Message, TokenBuilder, Write
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.call_json import as_json
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, Tokenizer, ToolCall, turn_text
@@ -145,7 +145,7 @@ class TirCodec(ChatCodec):
         builder: TokenBuilder,
         firewall: Firewall | None,
         tokenizer: TextTokenizer,
-        write: Callable[[Sequence[Message], Sequence[dict[str, Any]]], str] | None = None,
+        write: Write | None = None,
     ) -> None:
         super().__init__(builder, firewall=firewall, tokenizer=tokenizer, write=write)
         self._text = tokenizer

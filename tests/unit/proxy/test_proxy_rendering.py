@@ -15,12 +15,12 @@ from verl_multiturn import Ask, EngineError, Generation
 from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.reasoning import THINK
+from verl_multiturn.chat.template_form import TemplateForm
 from verl_multiturn.chat.turn_ends import closing_ids
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, RefusedError
 from verl_multiturn.proxy.sessions.canonical import arguments_key, compared, content_key
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.shared import ProxyRun
-from verl_multiturn.chat.template_form import TemplateForm
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.scripted import ScriptedEngine
@@ -279,7 +279,7 @@ async def test_a_prompt_that_fails_fails_for_all_that_wait_for_it(at_once: int) 
     asked = (agent.session.complete(ChatRequest([user("x")])) for _ in range(at_once))
     found = await asyncio.gather(*asked, return_exceptions=True)
     assert [str(error) for error in found] == [
-        "the chat template cannot render the prompt: no such role; change one of them"
+        "the chat template cannot render the prompt: no such role; change its messages, or use another chat template"
     ] * at_once
 
 

@@ -70,6 +70,7 @@ class PromptRenderer:
         self._codec = codec
         self._end_ids = frozenset(end_ids)
         self._closing = closing_ids(codec)
+        self._form = codec.form  # found out here, not in the thread
         self._read_images = read_images
         # One thread: the codec remembers schemas in a dictionary of its own.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
@@ -106,10 +107,10 @@ class PromptRenderer:
         return made
 
     async def _rendered(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> RenderedPrompt:
-        written = await self._loaded(self._codec.form.prompt(messages))
+        written = await self._loaded(self._form.prompt(messages))
 
         def render() -> tuple[list[int], Sequence[dict[str, Any]]]:
-            shown = self._codec.trusted_schemas(self._codec.form.tools(tools))
+            shown = self._codec.trusted_schemas(tools)
             return self._codec.initial(self._codec.trusted(written), shown, Check.OTHERS), shown
 
         ids, shown = await self._in_thread(render)
@@ -133,11 +134,9 @@ class PromptRenderer:
         Raises:
             RefusedError: As for `prompt`.
         """
-        added = await self._loaded(self._codec.form.added(messages, said))
+        added = await self._loaded(self._form.added(messages, said))
         closing = [] if sampled[-1] in self._end_ids else self._closing
-        before: list[Message] = [
-            {"role": "assistant", "content": said["content"], **self._codec.form.assistant_fields(said)}
-        ]
+        before: list[Message] = [{"role": "assistant", "content": said["content"], **self._form.assistant_fields(said)}]
 
         def render() -> Increment:
             return self._codec.observation(before, self._codec.trusted(added), sampled, shown)

@@ -22,6 +22,7 @@ from verl_multiturn.chat.parsing.formats import PYTHON_FORMATS
 from verl_multiturn.chat.rendering import Difference, RenderingCheck
 from verl_multiturn.chat.shown_schemas import must_stay
 from verl_multiturn.chat.template import SCHEMA, Template, examine_template
+from verl_multiturn.chat.template_form import MessageError
 from verl_multiturn.chat.template_rules import Rule
 from verl_multiturn.chat.tir import TIR, TirCodec
 from verl_multiturn.errors import ConfigError
@@ -209,7 +210,13 @@ def prompt_measure(
             messages = asyncio.run(load_images(messages, read, "its prompt"))
         hidden = hidden_tools(request.tools_kwargs)
         schemas = [schema_of(tool).as_dict() for name, tool in request.tools.items() if name not in hidden]
-        return len(chat.codec.initial(chat.codec.trusted(messages), chat.codec.trusted_schemas(schemas)))
+        if request.interaction is not None and not any(each["role"] == "user" for each in messages):
+            messages = [*messages, {"role": "user", "content": ""}]  # some templates render no prompt without a user
+        trusted = chat.codec.trusted(messages)
+        try:
+            return len(chat.codec.initial(trusted, chat.codec.trusted_schemas(schemas)))
+        except MessageError as error:
+            raise error.at("", len(messages) - len(trusted)) from None
 
     return measure
 
