@@ -41,7 +41,7 @@ from verl_multiturn.interactions.check.contract import (
     read_actions,
 )
 from verl_multiturn.interactions.check.tool_world import load_world
-from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
+from verl_multiturn.interactions.running.registry import check_row, load_interactions
 from verl_multiturn.launch.plan import plan_run
 from verl_multiturn.launch.run import run_recipe, shown_command
 from verl_multiturn.observe.doctor import Finding
@@ -159,7 +159,7 @@ def validate(
     for kind, name, made in loaded:
         console.print(f"[green]ok[/] {kind} {name}: {type(made).__module__}.{type(made).__qualname__}", highlight=False)
 
-    checks = [partial(interaction_of_row, interactions=interactions)]
+    checks = [partial(check_row, interactions=interactions)]
     measure = None
     if model is not None:
         try:
