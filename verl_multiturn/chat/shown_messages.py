@@ -8,6 +8,7 @@ earlier turns.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -136,6 +137,24 @@ def _said(message: Message, shown: ShownText) -> Iterator[tuple[str, Any, bool]]
             continue
         for key, value in arguments.items():
             yield f"{where}.arguments", {key: value}, shown.has(str(key)) and shown.has_value(value)
+
+
+def reasoning_left_out(messages: Sequence[Message], text: str) -> int:
+    """Return how many messages have reasoning that the template leaves out. It is not said, so that is no fault.
+
+    Args:
+        messages: The messages that the template was given.
+        text: What it wrote.
+    """
+    count = 0
+    for message in messages:
+        content = message.get("content")
+        said = content if message["role"] == "assistant" and isinstance(content, str) else ""
+        inside = said.removesuffix(spoken_text(said))
+        for mark in itertools.chain(*REASONING_MARKS):
+            inside = inside.replace(mark, "")
+        count += any(each.strip() not in text for each in (inside, message.get("reasoning_content") or ""))
+    return count
 
 
 def check_tools_shown(

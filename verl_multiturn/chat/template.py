@@ -15,6 +15,7 @@ from verl_multiturn.chat.images import stand_in
 from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
 from verl_multiturn.chat.parsing.turns import CallParser
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
+from verl_multiturn.chat.said_forms import said_is_shown
 from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, Verdict
 from verl_multiturn.errors import ConfigError
 
@@ -64,6 +65,7 @@ async def examine_template(template: Template, tools: bool = True, prompt_only: 
     rules = [probe.renders(), probe.system_prompt()]
     if rules[0].verdict is Verdict.REFUSED:
         return rules[:1]
+    rules.append(said_is_shown(template.codec, template.tokenizer, tools and not prompt_only))
     if prompt_only:
         end = probe.end_token()
         if end.verdict is Verdict.REFUSED:

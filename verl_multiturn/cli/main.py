@@ -163,9 +163,9 @@ def validate(
     measure = None
     if model is not None:
         try:
-            from verl_multiturn.verl_bridge.model.chat_setup import prompt_measure
+            from verl_multiturn.verl_bridge.model.chat_setup import PromptMeasure
 
-            measure = prompt_measure(model, tools, tool_format, interactions)
+            measure = PromptMeasure(model, tools, tool_format, interactions)
         except MultiTurnError as error:
             refuse(error)
         except ImportError as error:
@@ -180,6 +180,13 @@ def validate(
                 console.print(f"[red]no[/] {path}: {problem}", highlight=False, soft_wrap=True)
             fail(f"{path}: {len(problems)} of {rows} rows cannot work")
         console.print(f"[green]ok[/] {path}: {rows} rows", highlight=False, soft_wrap=True)
+    if measure is not None and measure.reasoning_left_out:
+        console.print(
+            f"[yellow]ok?[/] the chat template leaves the reasoning of {measure.reasoning_left_out} earlier messages "
+            "out of the prompts, as it does with the model's own (docs/train/templates.md)",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 _CHECKED = {
