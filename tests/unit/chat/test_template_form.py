@@ -171,6 +171,7 @@ def test_what_the_model_wrote_may_be_shortened_by_its_template() -> None:
         ("llama3.1", "text beside a call, several calls of a turn"),
         ("deepseek-v3", "tools that no message describes"),
         ("gpt-oss", "several calls of a turn"),
+        ("gemma3", "calls in a history, tools that no message describes"),
     ],
 )
 def test_the_check_of_a_template_names_the_forms_that_it_does_not_take(name: str, refused: str) -> None:
