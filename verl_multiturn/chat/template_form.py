@@ -62,8 +62,8 @@ class MessageError(ConfigError):
 class Renderer(Protocol):
     """The part of a `ChatCodec` by which a template is found out."""
 
-    def rendered(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
-        """Return the ids of a first prompt, or raise a ConfigError."""
+    def rendered(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> Any:
+        """Return the ids or the text of a first prompt, or raise a ConfigError."""
         ...
 
     def observation(
