@@ -340,15 +340,17 @@ class ChatCodec:
     def _beginning(self) -> str:
         """The token with which the template begins a plain prompt, as text; "" where it begins with text."""
         first = getattr(self._tokenizer, "bos_token", None)
-        return first if first and self._text([{"role": "user", "content": "x"}]).startswith(first) else ""
+        return first if first and self._prompt_text([{"role": "user", "content": "x"}]).startswith(first) else ""
 
     @cached_property
     def _shows_tools(self) -> bool:
         """Whether the template shows tools with their descriptions."""
         function = {"name": "probe", "description": _MARK, "parameters": {"type": "object", "properties": {}}}
-        return _MARK in self._text([{"role": "user", "content": "x"}], [{"type": "function", "function": function}])
+        return _MARK in self._prompt_text(
+            [{"role": "user", "content": "x"}], [{"type": "function", "function": function}]
+        )
 
-    def _text(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]] = ()) -> str:
+    def _prompt_text(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]] = ()) -> str:
         """Return the template's text of a first prompt; "" where it cannot render one."""
         try:
             return self._written(messages, schemas, self._write) if self._write is not None else ""

@@ -46,6 +46,7 @@ class ShownTemplate:
         return getattr(self._template, name)
 
     def __call__(self, *arguments: Any, **given: Any) -> Any:
+        """Process texts and images as the processor does."""
         return self._template(*arguments, **given)
 
     def apply_chat_template(self, conversation: Any, **given: Any) -> Any:
