@@ -46,14 +46,13 @@ class ShownText:
         """
         if not said.strip():
             return True
-        forms = list(dict.fromkeys(_forms(said.strip())))
-        for form in forms:
+        for form in _forms(said.strip()):
             at = self._text.find(form, self._at)
             if at >= 0:
                 self._at = at + len(form)
                 self._found[form] += 1
                 return True
-        for form in forms:
+        for form in _forms(said.strip()):
             if self._text.count(form) > self._found[form]:
                 self._found[form] += 1
                 return True

@@ -164,7 +164,8 @@ def check_interactions(run: RunView) -> None:
             hides = bool(columns) and f"{SHOWN}: bool" in str(pyarrow.parquet.read_schema(path).field(columns[0]).type)
             if not interactions and not hides and not any(greets):
                 continue
-            for index, row in enumerate(pyarrow.parquet.read_table(path, columns=columns).to_pylist()):
+            rows = pyarrow.parquet.read_table(path, columns=columns).to_pylist() if columns else [{}] * len(greets)
+            for index, row in enumerate(rows):
                 where = f"{path}: row {index}"
                 interaction, _ = interaction_of_row(row, interactions, where)
                 if greets[index] and run.has_our_loop and not run.has_agents:
