@@ -16,7 +16,7 @@ from typing import Any
 
 from verl_multiturn.chat.control_tokens import text_parts
 from verl_multiturn.chat.images import Message
-from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
+from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, THINK
 from verl_multiturn.chat.template_form import MessageError
 from verl_multiturn.describe import show
 
@@ -86,13 +86,18 @@ def _forms(said: str) -> Iterator[str]:
     yield repr(said)[1:-1]
 
 
-def spoken_text(text: str) -> str:
-    """Return the text of an assistant's message without the reasoning before it."""
+def spoken_texts(text: str) -> list[str]:
+    """Return the texts of an assistant's message around its reasoning.
+
+    Where a section is closed that was not opened, the reasoning is all that stands before it.
+    """
     for opens, closes in REASONING_MARKS:
         begin, found, rest = text.partition(closes)
-        if found and (opens in begin or opens == REASONING_MARKS[0][0]):
-            return spoken_text(rest)
-    return text
+        if found and opens in begin:
+            return [begin.partition(opens)[0], *spoken_texts(rest)]
+        if found and (opens, closes) == THINK:
+            return spoken_texts(rest)
+    return [text]
 
 
 def check_messages_shown(messages: Sequence[Message], text: str, with_assistant: bool = True) -> None:
@@ -125,8 +130,8 @@ def _said(message: Message, shown: ShownText) -> Iterator[tuple[str, Any, bool]]
     content = message.get("content")
     is_assistant = message.get("role") == "assistant"
     for text in [content] if isinstance(content, str) else text_parts(content):
-        spoken = spoken_text(text) if is_assistant else text
-        yield "content", spoken, shown.has(spoken)
+        for spoken in spoken_texts(text) if is_assistant else [text]:
+            yield "content", spoken, shown.has(spoken)
     for index, call in enumerate(message.get("tool_calls") or ()):
         function, where = call["function"], f"tool_calls[{index}].function"
         yield f"{where}.name", function["name"], shown.has(function["name"])
@@ -149,9 +154,9 @@ def reasoning_left_out(messages: Sequence[Message], text: str) -> int:
     for message in messages:
         content = message.get("content")
         said = content if message["role"] == "assistant" and isinstance(content, str) else ""
-        inside = said.removesuffix(spoken_text(said))
-        for mark in itertools.chain(*REASONING_MARKS):
-            inside = inside.replace(mark, "")
+        inside = said
+        for each in (*spoken_texts(said), *itertools.chain(*REASONING_MARKS)):
+            inside = inside.replace(each, "")
         count += any(each.strip() not in text for each in (inside, message.get("reasoning_content") or ""))
     return count
 

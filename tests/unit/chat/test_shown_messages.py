@@ -9,7 +9,7 @@ from verl_multiturn.chat.shown_messages import (
     check_messages_shown,
     check_tools_shown,
     reasoning_left_out,
-    spoken_text,
+    spoken_texts,
 )
 from verl_multiturn.chat.template_form import MessageError
 
@@ -82,8 +82,11 @@ def test_reasoning_is_not_said_and_counted() -> None:
     assert reasoning_left_out(messages, "yes no") == 1
     assert reasoning_left_out(messages, "<think>\nwhy\n</think>\n\nyes no") == 0
     assert reasoning_left_out([said("assistant", "yes", reasoning_content="why")], "yes") == 1
-    assert spoken_text("why</think>yes") == spoken_text("<think>why</think>yes") == "yes"
-    assert spoken_text("no mark") == "no mark"
+    assert spoken_texts("why</think>yes") == ["yes"]
+    assert spoken_texts("so <think>why</think>yes<think>b</think>") == ["so ", "yes", ""]
+    assert spoken_texts("no mark") == ["no mark"]
+    with pytest.raises(MessageError, match="does not show its content, 'so '"):
+        check_messages_shown([said("assistant", "so <think>why</think>yes")], "yes")
 
 
 def test_tools_are_shown_with_their_descriptions() -> None:

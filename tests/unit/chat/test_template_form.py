@@ -71,7 +71,7 @@ def test_arguments_are_shown_the_same_in_each_form(name: str) -> None:
     assert "Paris" in prompt
     assert '\\"city' not in prompt
     assert prompt == shown(name, history('{"city": "Paris"}'))
-    assert prompt == shown(name, history({"city": "Paris", "expr": None, "opts": {"deep": None}}))
+    assert prompt == shown(name, history({"city": "Paris", "expr": None, "opts": None}))
     assert shown(name, history("")) == shown(name, history({})) == shown(name, history(None))
 
 
