@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
-import ray
 from omegaconf import DictConfig, OmegaConf
-from ray._private.utils import get_num_cpus
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.settings import cluster_address
 from verl_multiturn.verl_bridge.startup.view import RunView
+
+counts_clusters = True
+"""Whether a cluster is joined to count its CPUs; False in a dry start, which joins none."""
 
 
 def required_ray_cpus(config: DictConfig) -> dict[str, int]:
@@ -37,10 +38,15 @@ def check_ray_cpus(run: RunView) -> None:
 
     For a cluster with fewer only a warning is printed, since it may grow; one that cannot be joined is refused.
     """
+    run.require_stack()
+    from ray._private.utils import get_num_cpus
+
     ray_init = run.config.ray_kwargs.ray_init
     cluster = cluster_address(ray_init.get("address"))
     if not run.is_v1 or (cluster or "").startswith("ray://"):
         return  # Other trainers reserve other numbers; a cluster behind `ray://` is not joined only to count.
+    if cluster and not counts_clusters:
+        return
     if cluster:
         have = _cluster_cpus(ray_init.get("address") or "auto")
     else:
@@ -60,6 +66,8 @@ def check_ray_cpus(run: RunView) -> None:
 
 
 def _cluster_cpus(address: str) -> int:
+    import ray
+
     try:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False)
     except ConnectionError as error:
