@@ -139,11 +139,14 @@ def dry_start(plan: RunPlan, check: Check | None = None) -> tuple[int, str, str]
         raise ConfigError(
             f"--check looks at runs of {_PPO}, and this recipe's trainer is {config['recipe']['trainer']}; use --print"
         )
+    environment = environment_of(plan, config)
+    if not is_on_cpu(plan, config):  # a machine without GPUs may check what one with GPUs will start
+        environment.setdefault("VERL_PLATFORM", "nvidia")
     with tempfile.TemporaryDirectory(prefix="verl-multiturn-check-") as folder:
         words = [*plan.words(), f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
         done = subprocess.run(
             [_python(), "-m", _DRY_START, *words],
-            env=environment_of(plan, config),
+            env=environment,
             capture_output=True,
             text=True,
             encoding="utf-8",

@@ -12,8 +12,9 @@ from omegaconf import OmegaConf
 
 from tests.conftest import ROOT
 from verl_multiturn.cli.run import refuse_early
+from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.launch.plan import MODES, find_recipe, plan_run
+from verl_multiturn.launch.plan import MODES, find_recipe, in_full, plan_run
 from verl_multiturn.launch.run import run_configuration
 from verl_multiturn.recipes import list_recipes
 
@@ -223,3 +224,25 @@ def test_every_default_of_verl_has_its_own_type() -> None:
             if kinds == {"any"} and not key.endswith("_target_"):
                 untyped.add(key)
     assert untyped == set()
+
+
+@pytest.mark.parametrize(
+    ("word", "full"),
+    [
+        ("mt.filter=skip", "++{}.filter=skip"),
+        ("+mt.filter=skip", "++{}.filter=skip"),
+        ("++mt.filter=skip", "++{}.filter=skip"),
+        ("~mt.filter", "~{}.filter"),
+        ("mt={filter: skip}", "++{}={{filter: skip}}"),
+        ("actor_rollout_ref.rollout.custom.multiturn.void_turn_pattern=a=b", "++{}.void_turn_pattern=a=b"),
+        ("mtx.filter=skip", "mtx.filter=skip"),
+        ("data.shuffle=True", "data.shuffle=True"),
+    ],
+)
+def test_a_setting_of_ours_in_full(word: str, full: str) -> None:
+    assert in_full(word) == full.format(PATH)
+
+
+def test_a_trainer_without_conversations_takes_no_setting_of_ours(tmp_path: Path) -> None:
+    found = refusal(tmp_path, "mt.filter=skip", recipe="from_records")
+    assert "have no effect: the trainer verl.trainer.sft_trainer holds no conversations" in found
