@@ -144,12 +144,9 @@ def validate(
     model: Annotated[str | None, typer.Option("--model", help="Count prompts with this model's tokenizer.")] = None,
     prompt_length: Annotated[int, typer.Option(min=1, help="`data.max_prompt_length` of the run.")] = 1024,
     tool_format: Annotated[str, typer.Option("--format", help="What `multi_turn.format` is set to.")] = "hermes",
-    scores: Annotated[
-        bool,
-        typer.Option(
-            help="Whether a reward function scores the rows; --no-scores: tools, users or a manager of your own do."
-        ),
-    ] = True,
+    no_scores: Annotated[
+        bool, typer.Option("--no-scores", help="Tools, users or a manager of your own score the rows.")
+    ] = False,
 ) -> None:
     """Check a tool YAML, an interaction YAML, or both, and, if given, data sets.
 
@@ -172,7 +169,7 @@ def validate(
         partial(interaction_of_row, interactions=interactions),
         partial(check_agent_name, known=OUR_LOOPS | LOOPS_OF_VERL),
     ]
-    if scores:
+    if not no_scores:
         checks.append(_check_scored)
     measure = None
     if model is not None:

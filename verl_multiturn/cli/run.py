@@ -93,6 +93,8 @@ def _check(plan: RunPlan) -> int:
     if status:
         begin = max(errors.rfind("verl-multiturn: "), 0) if status == 2 else 0
         print(errors[begin:].strip(), file=sys.stderr)
+        if status == 2 and f"{plan.out}/data" in errors[begin:]:
+            print("verl-multiturn: the run makes this file itself; --prepare --check makes it first", file=sys.stderr)
         return status if status in (1, 2) else 1
     facts = json.loads(printed.strip().splitlines()[-1])
     from verl_multiturn.verl_bridge.startup.plan_table import lines_of

@@ -19,9 +19,8 @@ import hydra
 import verl  # noqa: F401  # which loads the plugin, and with it the start-up check
 from omegaconf import DictConfig
 
-from verl_multiturn.verl_bridge.startup import ray_cpus
 from verl_multiturn.verl_bridge.startup.plan_table import facts_of
-from verl_multiturn.verl_bridge.startup.view import RunView
+from verl_multiturn.verl_bridge.startup.view import RunView, begin_dry_start
 
 
 @hydra.main(config_path=None, config_name="ppo_trainer", version_base=None)
@@ -35,5 +34,5 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    ray_cpus.counts_clusters = False
+    begin_dry_start()
     main()

@@ -8,10 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.settings import cluster_address
-from verl_multiturn.verl_bridge.startup.view import RunView
-
-counts_clusters = True
-"""Whether a cluster is joined to count its CPUs; False in a dry start, which joins none."""
+from verl_multiturn.verl_bridge.startup.view import RunView, is_dry_start
 
 
 def required_ray_cpus(config: DictConfig) -> dict[str, int]:
@@ -45,7 +42,7 @@ def check_ray_cpus(run: RunView) -> None:
     cluster = cluster_address(ray_init.get("address"))
     if not run.is_v1 or (cluster or "").startswith("ray://"):
         return  # Other trainers reserve other numbers; a cluster behind `ray://` is not joined only to count.
-    if cluster and not counts_clusters:
+    if cluster and is_dry_start():
         return
     if cluster:
         have = _cluster_cpus(ray_init.get("address") or "auto")

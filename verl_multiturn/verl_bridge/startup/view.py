@@ -42,6 +42,20 @@ TRAINERS = ("sync", "colocate_async", "separate_async")
 _OURS = f"{PATH}."
 
 
+_dry = False
+
+
+def begin_dry_start() -> None:
+    """Let this process be a dry start: no cluster is joined, and what the run itself makes may not be there yet."""
+    global _dry  # Hydra calls the start-up check, which takes no argument of ours
+    _dry = True
+
+
+def is_dry_start() -> bool:
+    """Tell whether this process is a dry start (`dry_start.py`)."""
+    return _dry
+
+
 class LaterError(Exception):
     """A question needs verl, the model's tokenizer or the user's code, and is left to the trainer's own process."""
 
@@ -67,7 +81,7 @@ class RunView:
     def will_be_made(self, path: str | Path) -> bool:
         """Tell whether the run itself may make a file or folder before it starts the trainer: in its own folder."""
         out = self.value("recipe.out")
-        if not self.is_early or out is None or Path(path).expanduser().exists():
+        if not (self.is_early or is_dry_start()) or out is None or Path(path).expanduser().exists():
             return False
         return Path(out) in Path(path).expanduser().absolute().parents
 
