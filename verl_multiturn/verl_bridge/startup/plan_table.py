@@ -136,19 +136,17 @@ def _sizes(run: RunView, facts: dict[str, Any], devices: int) -> dict[str, Any]:
     config = config.get("text_config") or config  # of a model for images
     sizes |= {"parameters": count, "checkpoint_gib": round(count * 12 / _GIB, 2)}
     sizes["engine_gib"] = round(count * 2 / facts["tensor_parallel"] / _GIB, 2)
-    # Weights and gradients in float32, and Adam's two moments, spread over all GPUs.
-    section = run.value(f"{_ACTOR}.fsdp_config") or {}
-    states = 4 * count if facts["lora_rank"] else 16 * count
-    states -= 4 * count * bool(section.get("param_offload")) if facts["lora_rank"] else 0
-    if not facts["lora_rank"]:
-        states -= 8 * count * bool(section.get("optimizer_offload")) + 4 * count * bool(section.get("param_offload"))
-    reference = 4 * count if run.has_reference and not facts["lora_rank"] else 0
-    reference *= not (run.value("actor_rollout_ref.ref.fsdp_config.param_offload"))
+    is_whole, section = not facts["lora_rank"], run.value(f"{_ACTOR}.fsdp_config") or {}
+    each = 0 if section.get("param_offload") else 4  # bytes of a parameter in float32
+    if is_whole:
+        each += 4 + (0 if section.get("optimizer_offload") else 8)  # its gradient, and Adam's two moments
+    if is_whole and run.has_reference and not run.value("actor_rollout_ref.ref.fsdp_config.param_offload"):
+        each += 4
     micro = facts["micro_batch_tokens"] or (facts["micro_batch"] or 1) * run.longest_row // facts["sequence_parallel"]
     hidden, layers, words = (config.get(key) or 0 for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
     kept = layers if run.value(f"{_MODEL}.enable_gradient_checkpointing") else 17 * layers
     activations = 2 * micro * hidden * kept
-    sizes["trainer_gib"] = round(((states + reference) / devices + activations + 6 * micro * words) / _GIB, 2)
+    sizes["trainer_gib"] = round((count * each / devices + activations + 6 * micro * words) / _GIB, 2)
     return sizes
 
 
