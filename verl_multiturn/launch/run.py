@@ -195,6 +195,8 @@ def run_configuration(plan: RunPlan, check: Check | None = None) -> dict[str, An
     steps, out = config["trainer"].get("total_training_steps"), str(config["recipe"].get("out") or "")
     if steps is not None and (type(steps) is not int or steps < 1):
         raise ConfigError(f"trainer.total_training_steps={steps}: expected a number of steps, or null")
+    if not isinstance(on_cpu := config["recipe"].get("on_cpu", False), bool):
+        raise ConfigError(f"recipe.on_cpu={on_cpu!r}: expected true or false; write recipe.on_cpu=True or =False")
     if (seed := config["recipe"].get("seed")) is not None:
         check_seed(seed, f"recipe.seed={seed!r}")
     if not out.strip():

@@ -75,6 +75,7 @@ WRONG = [
     ("trainer.logger=wandb", "'wandb' is not logged in on this machine; set WANDB_API_KEY"),
     ("trainer.logger='[console,file]'", "trainer.logger='[console,file]': expected a list, got text"),
     ("trainer.logger=[clearml]", "trainer.logger: 'clearml' needs the package clearml, which is not installed; pip "),
+    ("recipe.on_cpu=off", "recipe.on_cpu='off': expected true or false; write recipe.on_cpu=True or =False"),
     ("mt.tool_reward.mod=add", "did you mean 'mode'?"),
     ("mt.tool_reward.mode=ad", "Input should be 'none', 'add' or 'replace', got 'ad'"),
     (f"{ROLLOUT}.multi_turn.tool_config_path=no/such.yaml", "'no/such.yaml' is no file"),
@@ -106,10 +107,14 @@ def test_a_value_that_is_refused_before_verl_is_imported(tmp_path: Path, word: s
         "~mt.record_dir",
         "+my.own_key=off",
         "data.train_batch_size=${oc.decode:'64'}",
+        f"{ROLLOUT}.enable_prefix_caching=False",
     ],
 )
-def test_right_values_are_taken(tmp_path: Path, word: str) -> None:
+def test_right_values_are_taken_and_what_is_only_told_waits_for_the_start(
+    tmp_path: Path, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert refusal(tmp_path, word) == ""
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_logger_with_an_account_or_without_the_net_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

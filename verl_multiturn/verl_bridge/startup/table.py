@@ -7,7 +7,6 @@ tokenizer, is a function; it stands among the rows, in the one order in which al
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,8 +51,7 @@ class Row:
             return
         if self.is_refusal:
             raise ConfigError(message)
-        if not run.is_early:
-            print(f"verl-multiturn: {message}", file=sys.stderr)
+        run.tell(message)
 
     def message(self, run: RunView) -> str | None:
         """Return what the row says of a run; None where it does not apply."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import sys
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -77,6 +78,11 @@ class RunView:
         """
         if self.is_early:
             raise LaterError
+
+    def tell(self, message: str) -> None:
+        """Print what is no refusal; an early view prints nothing, since the start tells it."""
+        if not self.is_early:
+            print(f"verl-multiturn: {message}", file=sys.stderr)
 
     def will_be_made(self, path: str | Path) -> bool:
         """Tell whether the run itself may make a file or folder before it starts the trainer: in its own folder."""
