@@ -108,8 +108,6 @@ def _check(plan: RunPlan) -> int:
     for line in told:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(table)
-    if facts["rows"] is None:
-        say("the rows are not made yet, so that nobody has looked at them; --prepare --check makes them first")
     print(json.dumps({"recipe": plan.name, "out": str(plan.out), **facts}))
     return 0
 

@@ -45,6 +45,15 @@ def test_what_the_quickstart_is(tmp_path: Path) -> None:
     assert lines["rows"] == "training not known from here, validation not known from here"
     assert lines["memory of a GPU (estimate)"] == "none, on a CPU"
     assert lines["steps"] == "20"
+    assert lines["left to the start"] == "the rows, which are not made yet (--prepare --check makes them)"
+    there = {**found, "rows": 8, "cluster": "head:6379", "device": "cuda", "parameters": None}
+    for text in (
+        "the logical CPUs of Ray's cluster at head:6379",
+        "the model's files",
+        "`verl-multiturn doctor --gpu`",
+    ):
+        assert text in lines_of(there)["left to the start"]
+    assert "rows" not in lines_of(there)["left to the start"]
 
 
 def test_steps_follow_from_the_rows(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def facts_of(run: RunView) -> dict[str, Any]:
         "estimator": run.estimator,
         "kl": _kl(run),
         "lora_rank": next((rank for rank in map(run.value, ADAPTER_RANKS) if rank), 0),
+        "cluster": run.cluster,
         "ray_cpus": sum(required_ray_cpus(run.config).values()) if run.is_v1 else None,
     }
     facts["steps"] = _steps(run, facts["rows"])
@@ -169,6 +170,12 @@ def lines_of(facts: dict[str, Any]) -> dict[str, str]:
     turns = facts["turns"] or _ROW_LIMIT
     conversations = (facts["batch"] or 0) * (facts["n"] or 1)
     lora = f", LoRA of rank {facts['lora_rank']}" if facts["lora_rank"] else ""
+    later = {
+        "the rows, which are not made yet (--prepare --check makes them)": facts["rows"] is None,
+        "the model's files, which are not on this machine": facts["parameters"] is None,
+        f"the logical CPUs of Ray's cluster at {facts['cluster']}": facts["cluster"] is not None,
+        "the GPUs and what is built for them (`verl-multiturn doctor --gpu`)": facts["device"] != "cpu",
+    }
     ours = "" if set(facts["agent_loops"]) & OUR_LOOPS else " (verl's own loop)"
     return {
         "model": f"{facts['model']}, {known(facts['parameters'], ' parameters')}{lora}",
@@ -189,4 +196,5 @@ def lines_of(facts: dict[str, Any]) -> dict[str, str]:
         "memory of a GPU (estimate)": "none, on a CPU"
         if facts["device"] == "cpu"
         else f"trainer {known(facts['trainer_gib'], ' GiB')}, engine's weights {known(facts['engine_gib'], ' GiB')}",
+        "left to the start": "; ".join(text for text, is_so in later.items() if is_so) or "nothing more",
     }

@@ -284,6 +284,12 @@ class RunView:
         return self.value(ENGINE_CHOICE) or os.environ.get(VENDOR_VARIABLE)
 
     @property
+    def cluster(self) -> str | None:
+        """The address of Ray's cluster that is said to be joined; None: Ray is started on this machine."""
+        address = self.value("ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
+        return None if address in (None, "", "local") else str(address)
+
+    @property
     def estimator(self) -> str:
         """The name of the estimator of advantages."""
         return estimator_of(self.config)

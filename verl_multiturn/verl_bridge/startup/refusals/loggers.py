@@ -38,7 +38,8 @@ def check_loggers(run: RunView) -> None:
                 raise ConfigError(f"{_LOGGER}={given!r}: expected a list, got text; write '{_LOGGER}=[console,wandb]'")
             hint = did_you_mean(str(name), known) or f"known are {known}"
             raise ConfigError(f"{_LOGGER}: verl has no logger {name!r}; {hint}")
-    is_elsewhere = has_other_environment(run.config) or _joins_a_cluster(run)
+    # In a cluster the logger may run on another machine, whose keys nobody can see from here.
+    is_elsewhere = has_other_environment(run.config) or run.cluster is not None
     for name in names:
         if not has_other_environment(run.config) and name in _PACKAGES and find_spec(_PACKAGES[name]) is None:
             package = _PACKAGES[name].replace("_", "-")
@@ -50,12 +51,6 @@ def check_loggers(run: RunView) -> None:
             raise ConfigError(
                 f"{_LOGGER}: {name!r} is not logged in on this machine; set {needed}, or leave {name!r} out of the list"
             )
-
-
-def _joins_a_cluster(run: RunView) -> bool:
-    """Tell whether the logger may run on another machine, whose keys nobody can see from here."""
-    address = run.value("ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
-    return address not in (None, "", "local")
 
 
 def _variables(run: RunView) -> dict[str, str]:
