@@ -17,6 +17,7 @@ from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.launch.compose import resolved
 from verl_multiturn.launch.plan import RunPlan, plan_run, run_name
 from verl_multiturn.launch.run import dry_start, environment_of, run_recipe, shown_command
+from verl_multiturn.launch.run_folder import OwnFiles
 from verl_multiturn.observe.progress import say
 
 
@@ -112,12 +113,13 @@ def _check(plan: RunPlan) -> int:
     return 0
 
 
-def refuse_early(plan: RunPlan, config: Any, is_here: bool = True) -> None:
+def refuse_early(plan: RunPlan, config: Any, own_files: OwnFiles, is_here: bool = True) -> None:
     """Refuse what can be refused without importing verl, in the trainer's process after a minute.
 
     Args:
         plan: The planned run.
         config: Its composed configuration, as `compose_run` returns it.
+        own_files: Whether the run has made what lies in its own folder.
         is_here: Whether it will run on this machine; a command that is printed may be for another.
 
     Raises:
@@ -126,4 +128,4 @@ def refuse_early(plan: RunPlan, config: Any, is_here: bool = True) -> None:
     from verl_multiturn.verl_bridge.startup.configuration import check_early
 
     is_on_cpu = environment_of(plan, resolved(config)).get("VERL_PLATFORM", "").strip().lower() == "cpu"
-    check_early(config, is_on_cpu=is_on_cpu, is_here=is_here)
+    check_early(config, is_on_cpu=is_on_cpu, is_here=is_here, own_files=own_files)

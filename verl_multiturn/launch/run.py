@@ -22,7 +22,7 @@ from verl_multiturn.launch.checkpoint_evaluations import has_left, worker_comman
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan
 from verl_multiturn.launch.processes import interruptible, run_watched
-from verl_multiturn.launch.run_folder import RunFolder, require_folder
+from verl_multiturn.launch.run_folder import OwnFiles, RunFolder, require_folder
 from verl_multiturn.observe.progress import Display, RunConsole, say
 from verl_multiturn.observe.start_up import StartUp
 
@@ -33,8 +33,11 @@ _TAIL = 40
 _TAIL_BYTES = 65_536
 
 
-Check = Callable[[RunPlan, Any], None]
-"""Refuses a planned run by its composed configuration; the rows may not have been made yet."""
+Check = Callable[[RunPlan, Any, OwnFiles], None]
+"""Refuses a planned run by its composed configuration.
+
+The third argument says whether the run has made what lies in its own folder.
+"""
 
 
 def run_recipe(plan: RunPlan, *, only_prepare: bool = False, check: Check | None = None) -> int:
@@ -72,7 +75,7 @@ def _run(plan: RunPlan, only_prepare: bool, check: Check | None) -> int:
             if only_prepare:
                 return 0
             if check is not None:
-                check(plan, compose_run(plan))
+                check(plan, compose_run(plan), "there")
             folder.begin(plan.name, plan.smoke, config["trainer"], resumes=_resumes_from_path(config))
             return _train(command, config, folder, environment, started, lock)
     except OSError as error:
@@ -134,7 +137,7 @@ def dry_start(plan: RunPlan, check: Check | None = None) -> tuple[int, str, str]
     Raises:
         ConfigError: The configuration cannot work.
     """
-    config = run_configuration(plan, check)
+    config = run_configuration(plan, check, "maybe")
     if config["recipe"]["trainer"] != _PPO:
         raise ConfigError(
             f"--check looks at runs of {_PPO}, and this recipe's trainer is {config['recipe']['trainer']}; use --print"
@@ -175,12 +178,13 @@ def shown_command(plan: RunPlan, check: Check | None = None) -> str:
     return " \\\n    ".join([*variables, begun, *map(shlex.quote, words[4:])])
 
 
-def run_configuration(plan: RunPlan, check: Check | None = None) -> dict[str, Any]:
+def run_configuration(plan: RunPlan, check: Check | None = None, own_files: OwnFiles = "later") -> dict[str, Any]:
     """Return the composed configuration of a run, in which our own settings were checked as a worker will read them.
 
     Args:
         plan: The planned run.
         check: A further check.
+        own_files: Whether the run has made what lies in its own folder; for the check.
 
     Raises:
         ConfigError: The configuration cannot work.
@@ -209,7 +213,7 @@ def run_configuration(plan: RunPlan, check: Check | None = None) -> dict[str, An
             "leave them out"
         )
     if check is not None:
-        check(plan, composed)
+        check(plan, composed, own_files)
     return config
 
 

@@ -100,3 +100,23 @@ def test_validate_refuses_rows_without_an_agent(tmp_path: Path, name: Any, messa
     )
     assert result.exit_code == int(bool(message))
     assert message in result.output
+
+
+def test_rows_of_the_run_itself_are_looked_at_when_they_are_made(tmp_path: Path) -> None:
+    from verl_multiturn.cli.run import refuse_early
+    from verl_multiturn.errors import ConfigError
+    from verl_multiturn.launch.plan import plan_run
+    from verl_multiturn.launch.run import run_configuration
+
+    plan = plan_run("quickstart", out=tmp_path / "out")
+    run_configuration(plan, refuse_early, "later")
+    run_configuration(plan, refuse_early, "maybe")
+    with pytest.raises(ConfigError, match=r"train.parquet' is no file"):
+        run_configuration(plan, refuse_early, "there")
+    (tmp_path / "out" / "data").mkdir(parents=True)
+    for name in ("train", "test"):
+        write(tmp_path / "out" / "data" / f"{name}.parquet", [GOOD])
+    run_configuration(plan, refuse_early, "later")  # they may be made anew
+    for own_files in ("maybe", "there"):
+        with pytest.raises(ConfigError, match=r"data.train_files has 1 rows: fewer than the 16 of a batch"):
+            run_configuration(plan, refuse_early, own_files)

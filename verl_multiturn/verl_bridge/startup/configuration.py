@@ -18,6 +18,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.errors import MultiTurnError
+from verl_multiturn.launch.run_folder import OwnFiles
 from verl_multiturn.verl_bridge.startup.derive import (
     complete,
     copy_settings,
@@ -107,13 +108,14 @@ def _is_trainer_config(config: DictConfig) -> bool:
     return all(OmegaConf.select(config, key) is not None for key in ("actor_rollout_ref.rollout.multi_turn", "trainer"))
 
 
-def check_early(config: DictConfig, *, is_on_cpu: bool, is_here: bool = True) -> None:
+def check_early(config: DictConfig, *, is_on_cpu: bool, is_here: bool = True, own_files: OwnFiles = "there") -> None:
     """Refuse what can be refused without importing verl, torch or Ray; the start asks the same table again, whole.
 
     Args:
         config: verl's whole configuration; it stays as it is. One of another trainer is not looked at.
         is_on_cpu: Whether the run will be on the CPU platform.
         is_here: Whether it will be on this machine; otherwise files, rows and accounts are not looked for.
+        own_files: Whether the run has made what lies in its own folder (`RunView.own_files`).
 
     Raises:
         ConfigError: The run cannot work; the message names the setting, its value and the remedy.
@@ -121,7 +123,7 @@ def check_early(config: DictConfig, *, is_on_cpu: bool, is_here: bool = True) ->
     if not _is_trainer_config(config):
         return
     config = copy.deepcopy(config)
-    run = RunView(config, is_early=True)
+    run = RunView(config, True, own_files)
     check(run, VALUES + (FILES if is_here else []))
     check(run, BEFORE_PLATFORM)
     copy_settings(config)
@@ -130,7 +132,7 @@ def check_early(config: DictConfig, *, is_on_cpu: bool, is_here: bool = True) ->
     if is_on_cpu and config.trainer.n_gpus_per_node * config.trainer.nnodes == 1:
         # As the platform does. A run of several devices is one for GPUs, and its sizes hold as they are written.
         OmegaConf.update(config, "actor_rollout_ref.rollout.tensor_model_parallel_size", 1)
-    run = RunView(config, is_early=True)
+    run = RunView(config, True, own_files)
     check(run, SETTINGS)
     if is_here:
         check(run, LAST)

@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.chat.tir import TIR
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
+from verl_multiturn.launch.run_folder import OwnFiles
 from verl_multiturn.verl_bridge.names import (
     ENGINE_CHOICE,
     ESTIMATORS,
@@ -70,6 +71,9 @@ class RunView:
     is_early: bool = False
     """Whether verl is not imported yet: the launcher refuses what it can, and tells nothing that is no refusal."""
 
+    own_files: OwnFiles = "there"
+    """Whether the run has made what lies in its own folder, such as its rows."""
+
     def require_stack(self) -> None:
         """Leave a question that needs verl or the user's code to the start.
 
@@ -86,10 +90,11 @@ class RunView:
 
     def will_be_made(self, path: str | Path) -> bool:
         """Tell whether the run itself may make a file or folder before it starts the trainer: in its own folder."""
-        out = self.value("recipe.out")
-        if not (self.is_early or is_dry_start()) or out is None or Path(path).expanduser().exists():
+        out, path = self.value("recipe.out"), Path(path).expanduser()
+        when = "maybe" if is_dry_start() else self.own_files
+        if out is None or Path(out) not in path.absolute().parents:
             return False
-        return Path(out) in Path(path).expanduser().absolute().parents
+        return when == "later" or (when == "maybe" and not path.exists())
 
     def value(self, key: str) -> Any:
         """Return the value of a setting; of ours its default where it is not set, of verl's None."""

@@ -36,7 +36,8 @@ def files_of(run: RunView, key: str) -> list[Path] | None:
     for name in map(str, names):
         path = Path(name).expanduser()
         found += map(Path, sorted(glob.glob(str(path)))) if glob.has_magic(name) and not path.exists() else [path]
-    return found if all(path.is_file() for path in found) else None
+    is_known = all(path.is_file() and not run.will_be_made(path) for path in found)
+    return found if is_known else None
 
 
 def row_count(path: Path) -> int:

@@ -193,7 +193,7 @@ def check_interactions(run: RunView) -> None:
 def check_tools(run: RunView) -> None:
     """Refuse tools that cannot be loaded, or have a name that the model could not write in a call."""
     path, _ = run.tool_files
-    if run.is_early and path and not Path(path).is_file() and not run.will_be_made(path):
+    if run.is_early and path and not run.will_be_made(path) and not Path(path).is_file():
         load_tools(path)  # which says so
     run.require_stack()
     from verl_multiturn.verl_bridge.model.chat_setup import check_python_names
