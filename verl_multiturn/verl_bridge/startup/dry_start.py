@@ -23,8 +23,7 @@ from verl_multiturn.verl_bridge.startup.plan_table import facts_of
 from verl_multiturn.verl_bridge.startup.view import RunView, begin_dry_start
 
 
-@hydra.main(config_path=None, config_name="ppo_trainer", version_base=None)
-def main(config: DictConfig) -> None:
+def describe(config: DictConfig) -> None:
     """Print what a run will be; Hydra has called the start-up check by then.
 
     Args:
@@ -35,4 +34,4 @@ def main(config: DictConfig) -> None:
 
 if __name__ == "__main__":
     begin_dry_start()
-    main()
+    hydra.main(config_path=None, config_name="ppo_trainer", version_base=None)(describe)()

@@ -171,8 +171,8 @@ def _kinds_of_annotation(node: ast.expr) -> Kinds:
         if outer == "Literal":
             return frozenset(f"={each.value}" for each in inner if isinstance(each, ast.Constant))
         if outer in ("Optional", "Union"):
-            kinds = frozenset().union(*map(_kinds_of_annotation, inner))
-            return kinds | {"null"} if outer == "Optional" else kinds
+            found = [kind for each in inner for kind in _kinds_of_annotation(each)]
+            return frozenset([*found, "null"] if outer == "Optional" else found)
         return frozenset({_BY_NAME.get(outer, "any")})
     name = ast.unparse(node).rpartition(".")[2]
     return frozenset({"mapping" if fields_of(name) else _BY_NAME.get(name, "any")})

@@ -49,10 +49,9 @@ def loggers() -> frozenset[str]:
 
 def has_other_plugins() -> bool:
     """Tell whether verl loads code beside ours, which may register names of its own."""
-    others = (entry for entry in importlib.metadata.entry_points(group="verl.plugins"))
-    return bool(os.environ.get("VERL_USE_EXTERNAL_MODULES")) or any(
-        not entry.value.startswith("verl_multiturn") for entry in others
-    )
+    plugins = importlib.metadata.entry_points(group="verl.plugins")
+    others = [entry for entry in plugins if not entry.value.startswith("verl_multiturn")]
+    return bool(others or os.environ.get("VERL_USE_EXTERNAL_MODULES"))
 
 
 def _class(file: str, name: str) -> ast.ClassDef:
