@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -32,6 +32,14 @@ from verl_multiturn.evaluation.points import FOLDER as EVALUATIONS
 from verl_multiturn.launch.checkpoints import checkpoints_of, mend_tracker, resumes
 from verl_multiturn.observe.metric_files import metric_files
 from verl_multiturn.observe.progress import say
+
+OwnFiles = Literal["later", "maybe", "there"]
+"""Whether a run has made what lies in its own folder, such as its rows.
+
+- `later`: it will make them, and may replace those that are there: none is looked at.
+- `maybe`: those that are there are looked at.
+- `there`: it has, and one that is missing is refused.
+"""
 
 _MOVING = ".moving"
 _SPLITS = ("train", "test")

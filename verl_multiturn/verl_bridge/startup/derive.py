@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
-from verl.utils.import_utils import resolve_config_path
 
 from verl_multiturn.config import PATH
 from verl_multiturn.records.run_file import new_start
@@ -208,6 +207,8 @@ def set_needs(config: DictConfig, needs: Needs) -> None:
 
 def _resolve_paths(run: RunView) -> None:
     """Make paths absolute: workers may have another working directory than the driver."""
+    from verl.utils.import_utils import resolve_config_path
+
     path, function_path = run.tool_files
     if function_path:
         run.multi_turn.function_tool_path = str(Path(resolve_config_path(function_path)).resolve())

@@ -65,6 +65,8 @@ def _check_model(run: RunView, key: str) -> None:
     if value.startswith("hdfs://"):
         return
     path = Path(value).expanduser()
+    if run.will_be_made(path):
+        return
     is_adapter = key.endswith("lora_adapter_path")
     if not path.exists():
         if is_adapter or _IS_PATH.match(value):
@@ -89,7 +91,8 @@ def check_data(run: RunView) -> None:
         if not files:
             raise ConfigError(f"{key}={listed!r}: it names no file; name one that ends in {_ENDS}")
         for file in map(str, files):
-            _check_file(f"{key}: {file!r}", file)
+            if not run.will_be_made(file):
+                _check_file(f"{key}: {file!r}", file)
 
 
 def _check_file(where: str, file: str) -> None:
