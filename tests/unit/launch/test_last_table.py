@@ -95,7 +95,7 @@ def test_a_run_that_kept_nothing_says_what_to_set(tmp_path: Path, capsys: pytest
     assert lines[-3:] == [f"verl-multiturn {command} {out}" for command in ("show", "view", "explain")]
 
 
-# `from_records` is a fine-tuning: it has no conversations, and prints a table of its losses.
+# `from_records` is a fine-tuning, which has no conversations and no steps of rewards.
 REPORTS = [path for path in sorted((ROOT / "recipes").glob("*/report.py")) if path.parent.name != "from_records"]
 
 
