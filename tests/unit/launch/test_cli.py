@@ -123,7 +123,9 @@ def test_rows_with_one_fault_are_one_line(tmp_path: Path) -> None:
     ]
     other = {"prompt": [], "extra_info": {}}
     rows.write_text("".join(json.dumps(row) + "\n" for row in [*bad, other]))
-    done = CliRunner().invoke(cli.app, ["validate", TOOLS, "--dataset", str(rows)])
+    done = CliRunner().invoke(
+        cli.app, ["validate", str(ROOT / "tool_configs" / "calculator.yaml"), "--dataset", str(rows)]
+    )
     assert done.exit_code == 1
     lines = [line for line in done.output.splitlines() if "rows.jsonl" in line]
     assert [line.partition(":")[0].partition(" ")[0] for line in lines] == ["error", "error", "verl-multiturn"]
