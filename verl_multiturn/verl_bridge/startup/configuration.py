@@ -74,12 +74,12 @@ class StartUpCheck(Callback):
             return
         try:
             check_versions()
-            expand_homes(config)
             run = RunView(config)
             check(run, FILES)
             make_absolute(config, models_of(run))
             is_elsewhere = has_other_environment(config)
             prepare_config(config)
+            expand_homes(config)  # what is compared with verl's defaults has been
             check_own_code(RunView(config), is_imported=not is_elsewhere)
         except MultiTurnError as error:
             # Hydra turns a callback's Exception into a warning and goes on. SystemExit is not an Exception.
