@@ -200,7 +200,7 @@ def test_a_reward_function_that_forgets_to_return_ends_it(
     file.write_text("def compute_score(ground_truth, **given):\n    pass\n", encoding="utf-8")
     overrides = [f"reward.custom_reward_function.path={file}"]
     if add:
-        overrides.append("+actor_rollout_ref.rollout.custom.multiturn.interaction_reward.mode=add")
+        overrides.append("+actor_rollout_ref.rollout.custom.multiturn.tool_reward.mode=add")
     asked = job(tmp_path / "out", rows, server, *overrides)
     with pytest.raises(RewardContractError) as ended:
         evaluate(asked, quiet, quiet)

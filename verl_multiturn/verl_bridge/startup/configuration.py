@@ -81,13 +81,13 @@ class StartUpCheck(Callback):
             return
         try:
             check_versions()
-            expand_homes(config)
             require_places(OmegaConf.select(config, "ray_kwargs.ray_init") or {}, os.environ)
             run = RunView(config)
             check(run, VALUES + FILES)
             make_absolute(config, models_of(run))
             is_elsewhere = has_other_environment(config)
             prepare_config(config)
+            expand_homes(config)  # what is compared with verl's defaults has been
             check(RunView(config), LAST)
             check_own_code(RunView(config), is_imported=not is_elsewhere)
         except MultiTurnError as error:

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from verl_multiturn.config import PATH
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.paths import at_home
 from verl_multiturn.row_files import refuse_encoding, refuse_pointer
 from verl_multiturn.verl_bridge.startup.table import Check, Row
 from verl_multiturn.verl_bridge.startup.view import RunView
@@ -132,7 +133,7 @@ def check_resume_mode(run: RunView) -> None:
 
 def _resumes_from(run: RunView) -> str | None:
     """Return the checkpoint that the run is told to go on from; verl looks for it when all models are loaded."""
-    return str(run.value(_RESUME)) if run.value(_MODE) == "resume_path" else None
+    return str(at_home(run.value(_RESUME))) if run.value(_MODE) == "resume_path" else None
 
 
 def _is_missing(run: RunView, folder: str) -> bool:
@@ -148,7 +149,7 @@ def check_written(run: RunView) -> None:
         value = OmegaConf.select(run.config, key)
         if value is None or "://" in str(value):
             continue
-        path = Path(os.path.abspath(str(value)))
+        path = Path(os.path.abspath(str(at_home(value))))
         there = next(each for each in (path, *path.parents) if os.path.lexists(each))
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             why = f"{str(there)!r} may not be written to" if there.is_dir() else f"{str(there)!r} is no folder"
