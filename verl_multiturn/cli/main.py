@@ -194,7 +194,10 @@ def validate(
 
 
 def _check_scored(row: Mapping[str, Any], *, where: str) -> None:
-    if row.get("agent_name") not in (PROXY_LOOP, RECORDED_LOOP):  # an agent gives the reward itself
+    extra_info = row.get("extra_info")
+    has_user = isinstance(extra_info, Mapping) and extra_info.get("interaction_kwargs")
+    # An agent gives the reward itself, and an interaction may.
+    if not has_user and row.get("agent_name") not in (PROXY_LOOP, RECORDED_LOOP):
         check_scored(row, where=where)
 
 
