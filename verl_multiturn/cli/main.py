@@ -194,8 +194,8 @@ def validate(
 
 
 def _check_scored(row: Mapping[str, Any], *, where: str) -> None:
-    extra_info = row.get("extra_info")
-    has_user = isinstance(extra_info, Mapping) and extra_info.get("interaction_kwargs")
+    places = [row, extra_info if isinstance(extra_info := row.get("extra_info"), Mapping) else {}]
+    has_user = any(place.get("interaction_kwargs") for place in places)
     # An agent gives the reward itself, and an interaction may.
     if not has_user and row.get("agent_name") not in (PROXY_LOOP, RECORDED_LOOP):
         check_scored(row, where=where)
