@@ -221,7 +221,10 @@ def validate(
 
 
 def _check_scored(row: Mapping[str, Any], *, where: str) -> None:
-    if row.get("agent_name") not in (PROXY_LOOP, RECORDED_LOOP):  # an agent gives the reward itself
+    places = [row, extra_info if isinstance(extra_info := row.get("extra_info"), Mapping) else {}]
+    has_user = any(place.get("interaction_kwargs") for place in places)
+    # An agent gives the reward itself, and an interaction may.
+    if not has_user and row.get("agent_name") not in (PROXY_LOOP, RECORDED_LOOP):
         check_scored(row, where=where)
 
 

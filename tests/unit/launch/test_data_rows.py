@@ -120,3 +120,16 @@ def test_rows_of_the_run_itself_are_looked_at_when_they_are_made(tmp_path: Path)
     for own_files in ("maybe", "there"):
         with pytest.raises(ConfigError, match=r"data.train_files has 1 rows: fewer than the 16 of a batch"):
             run_configuration(plan, refuse_early, own_files)
+
+
+def test_validate_leaves_the_score_to_an_interaction_or_an_agent(tmp_path: Path) -> None:
+    users = tmp_path / "users.yaml"
+    scripted = "verl_multiturn.interactions.scripted_user.ScriptedUser"
+    users.write_text(f"interaction: [{{name: user, class_name: {scripted}, config: {{}}}}]")
+    by_user = {"prompt": GOOD["prompt"], "extra_info": {"interaction_kwargs": {"user": {"turns": ["no"]}}}}
+    by_agent = {"prompt": GOOD["prompt"], "agent_name": "proxy_agent"}
+    calculator = str(ROOT / "tool_configs" / "calculator.yaml")
+    for row, more in ((by_user, ["--interactions", str(users)]), (by_agent, [calculator])):
+        path = write(tmp_path / "rows.jsonl", [row])
+        result = CliRunner().invoke(app, ["validate", *more, "--dataset", str(path)])
+        assert result.exit_code == 0, result.output

@@ -174,7 +174,9 @@ def lines_of(facts: dict[str, Any]) -> dict[str, str]:
         "the rows, which are not made yet (--prepare --check makes them)": facts["rows"] is None,
         "the model's files, which are not on this machine": facts["parameters"] is None,
         f"the logical CPUs of Ray's cluster at {facts['cluster']}": facts["cluster"] is not None,
-        "the GPUs and what is built for them (`verl-multiturn doctor --gpu`)": facts["device"] != "cpu",
+        "the GPUs, what is built for them (`verl-multiturn doctor --gpu`) and, where none is here, the logical CPUs": (
+            facts["device"] != "cpu"
+        ),
     }
     ours = "" if set(facts["agent_loops"]) & OUR_LOOPS else " (verl's own loop)"
     return {

@@ -42,7 +42,7 @@ def check_ray_cpus(run: RunView) -> None:
     cluster = cluster_address(ray_init.get("address"))
     if not run.is_v1 or (cluster or "").startswith("ray://"):
         return  # Other trainers reserve other numbers; a cluster behind `ray://` is not joined only to count.
-    if cluster and is_dry_start():
+    if is_dry_start() and (cluster or (not ray_init.get("num_cpus") and _is_for_another_machine(run))):
         return
     if cluster:
         have = _cluster_cpus(ray_init.get("address") or "auto")
@@ -60,6 +60,13 @@ def check_ray_cpus(run: RunView) -> None:
     raise ConfigError(
         f"{problem} Set ray_kwargs.ray_init.num_cpus={need} (logical CPUs need not exist), or fewer storage units"
     )
+
+
+def _is_for_another_machine(run: RunView) -> bool:
+    """Tell whether a run needs GPUs, and this machine has none."""
+    import torch
+
+    return run.value("trainer.device") != "cpu" and not torch.cuda.is_available()
 
 
 def _cluster_cpus(address: str) -> int:

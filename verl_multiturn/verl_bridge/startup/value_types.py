@@ -169,7 +169,7 @@ def _kinds_of_annotation(node: ast.expr) -> Kinds:
         outer = ast.unparse(node.value).rpartition(".")[2]
         inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if outer == "Literal":
-            return frozenset(f"={each.value}" for each in inner if isinstance(each, ast.Constant))
+            return frozenset(f"={each.value!s}" for each in inner if isinstance(each, ast.Constant))
         if outer in ("Optional", "Union"):
             found = [kind for each in inner for kind in _kinds_of_annotation(each)]
             return frozenset([*found, "null"] if outer == "Optional" else found)

@@ -67,5 +67,6 @@ def default_of(name: str, field: str) -> Any:
 @functools.cache
 def _classes() -> dict[str, ast.ClassDef]:
     paths = [path for folder in _FOLDERS for path in sorted((verl_root() / folder).glob("*.py"))]
+    paths.append(verl_root() / "base_config.py")
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
     return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}

@@ -43,7 +43,7 @@ def _row_of_size(key: str) -> Row:
     )
 
 
-def _check_name(run: RunView, key: str, known: Collection[str], registered: Callable[[], Collection[Any]]) -> None:
+def _check_name(run: RunView, key: str, known: Collection[str], registered: Callable[[], Any]) -> None:
     """Refuse a name that nobody has registered; one that is like none of verl's may be of the user's own code."""
     name = run.value(key)
     if name is None or (name := str(getattr(name, "value", name))) in known:
@@ -61,7 +61,7 @@ def _check_name(run: RunView, key: str, known: Collection[str], registered: Call
 def check_estimator(run: RunView) -> None:
     """Refuse an `algorithm.adv_estimator` that nobody has registered."""
 
-    def registered() -> Collection[Any]:
+    def registered() -> Any:
         from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
         return ADV_ESTIMATOR_REGISTRY
@@ -72,7 +72,7 @@ def check_estimator(run: RunView) -> None:
 def check_policy_loss(run: RunView) -> None:
     """Refuse an `actor.policy_loss.loss_mode` that nobody has registered."""
 
-    def registered() -> Collection[Any]:
+    def registered() -> Any:
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
         return POLICY_LOSS_REGISTRY
