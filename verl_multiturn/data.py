@@ -108,7 +108,7 @@ def _messages(prompt: Any, data_source: str) -> list[dict[str, Any]]:
             '{"role": "user", "content": …}; where the interaction speaks first, give what stands before that: a '
             'message with the role "system", or prompt=[] and system="…"'
         )
-    return [dict(message) for message in listed]
+    return [dict(message) for message in listed if message is not None]
 
 
 def read_splits(

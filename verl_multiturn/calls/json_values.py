@@ -203,7 +203,7 @@ def _of_numpy(value: np.generic) -> Any:
         return str(value)
     if isinstance(value, np.void) and value.dtype.names:
         return {name: value[name] for name in value.dtype.names}
-    return bytes(value) if isinstance(value, np.void) else value.item()
+    return value.tobytes() if isinstance(value, np.void) else value.item()
 
 
 def _items(value: np.ndarray[Any, Any]) -> Any:
@@ -217,7 +217,7 @@ def _drawn(value: Iterator[Any], path: str) -> Iterator[Any]:
         yield item
 
 
-def _fields(value: Any) -> dict[str, Any] | None:
+def _fields(value: Any) -> Any:
     """Return the fields of an object whose class declares them; None for another one, and for pydantic's."""
     if hasattr(value, "__pydantic_serializer__"):
         return None

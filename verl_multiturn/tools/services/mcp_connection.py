@@ -299,9 +299,9 @@ class _Connection:
             self._over.set()
             if not self._client.done():
                 reason = "it was closed" if failure is None else _reason(failure, self._settings)
-                error = ConnectionError(f"the tool server is not available ({reason})")
-                error.__cause__ = None if failure is None else _outage(failure)
-                self._client.set_exception(error)
+                lost = ConnectionError(f"the tool server is not available ({reason})")
+                lost.__cause__ = None if failure is None else _outage(failure)
+                self._client.set_exception(lost)
 
 
 class _HttpClient(httpx2.AsyncClient):
