@@ -1,12 +1,9 @@
-"""The oracle of `benchmarks.rows`: the words of a row, and whether a prompt shows them.
+"""The oracle of `benchmarks.rows`: whether a prompt shows what a data row says, and nothing that nobody said.
 
 Invariants:
-- It shares no code with the product. It reads the row as its author wrote it, and the prompt as the engine gets it.
+- It shares no code with the product. It reads the prompt as the engine gets it.
 - It knows each family's marks of turns and calls by itself, from the family's template.
-- A finding names the place in the row and the part of the prompt.
-
-What a row says is the text of each message, names and arguments of calls, answers of tools, names and descriptions of
-tools, and BOS where the template writes one. Ids of calls, names of speakers and reasoning are not said.
+- A fault names the place in the row and the part of the prompt.
 """
 
 from __future__ import annotations
@@ -16,17 +13,11 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
-Message = Mapping[str, Any]
+from benchmarks.row_words import MARK, Said
 
-Nulls = Literal["said", "perhaps", "never"]
-"""A null in a JSON text was said. In a mapping perhaps. In a column of a parquet file it stands for what is not there."""
-MARK = re.compile(r"zq\d+x")
-"""Words that occur once in all rows of the benchmark."""
-REASONING = ("reasoning_content", "reasoning", "thinking")
-SYSTEM = ("system", "developer")
 _BREAK = "\u200b"
 _CHATML = {
     r"<\|im_start\|>(system|developer|user|assistant|tool)": "",
@@ -60,18 +51,12 @@ _HEADERS: dict[str, dict[str, str]] = {
     "mistral": {
         r"\[SYSTEM_PROMPT\]": "system",
         r"\[INST\]": "user",
-        r"\[/INST\]|\[/TOOL_RESULTS\]|\[/SYSTEM_PROMPT\]|</s>": "assistant",
+        r"\[/INST\]|\[/TOOL_RESULTS\]|\[/SYSTEM_PROMPT\]|</s>|^<s>": "assistant",
         r"\[TOOL_RESULTS\]": "tool",
     },
 }
 """What begins a turn of a role, by family: a pattern, and the role; "" where the pattern's group is the role. Others
 write ChatML."""
-_NO_SYSTEM = {"gemma3"}
-"""Families whose template writes the system message into the user's first."""
-_ANSWERS_AS_JSON = {"llama3.1", "llama3.2", "gpt-oss"}
-"""Families whose template writes a tool's answer as a JSON text."""
-_CONTENT_LAST = {"gemma4"}
-"""Families whose template writes the text of a message with calls behind these calls and their answers."""
 _JSON_CALL = re.compile(
     r'",\s*"(?:arguments|parameters)":\s*|\[ARGS\]|\n```json\n|<\|channel\|>commentary json<\|message\|>'
 )
@@ -82,135 +67,6 @@ _TAGS = {
 _LEAVES = {"lfm2": "<|tool_call_end|>", "lfm2.5": "<|tool_call_end|>", "gemma4": "<tool_call|>"}
 _NOTHING = re.compile(r"(?<![\w.])(?:null|None|undefined)(?!\w)")
 _OTHER_FORM = re.compile(r"\{'(?:type|text|role|content|name|arguments|id)'|\"type\": ?\"(?:text|input_text)\"|dtype=")
-
-
-@dataclass(frozen=True)
-class Said:
-    """Something that a row says, in the order of the row."""
-
-    where: str
-    """Place in the row, for example "message 2, content"."""
-    roles: frozenset[str]
-    """The roles in whose turns a prompt may show it."""
-    kind: Literal["text", "name", "arguments"]
-    value: Any
-    """A text, or a mapping of arguments."""
-    nulls: Nulls = "said"
-    """Whether a null in the arguments was said."""
-    encoded: bool = False
-    """Whether the text may stand in the prompt as a JSON text has it."""
-
-
-def words_of(messages: Sequence[Any], family: str, nulls: Nulls = "perhaps") -> list[Said]:
-    """Return what the messages of a row say, in the order in which the family's template shows it.
-
-    Args:
-        messages: The messages as their author wrote them.
-        family: Name of the family.
-        nulls: Whether nulls in arguments that are a mapping were said.
-    """
-    found: list[Said] = []
-    held: list[Said] = []
-    leading = True
-    for index, message in enumerate(messages):
-        role = str(message.get("role"))
-        leading = leading and role in SYSTEM
-        where, roles = f"message {index}", _roles(role, leading, family)
-        encoded = role == "tool" and family in _ANSWERS_AS_JSON
-        content = [
-            Said(f"{where}, {key}", roles, "text", text, encoded=encoded or not plain)
-            for key, text, plain in _texts(message, role)
-        ]
-        calls = list(_calls(message, where, roles, nulls))
-        if role != "tool":
-            found, held = [*found, *held], []
-        late = family in _CONTENT_LAST and bool(calls)
-        found += [*calls] if late else [*content, *calls]
-        held += content if late else []
-    return [*found, *held]
-
-
-def _roles(role: str, leading: bool, family: str) -> frozenset[str]:
-    if role not in SYSTEM:
-        return frozenset([role])
-    return frozenset([*SYSTEM, "user"] if not leading or family in _NO_SYSTEM else SYSTEM)
-
-
-def _texts(message: Message, role: str) -> Iterator[tuple[str, str, bool]]:
-    """Yield key, text and whether the text stands plainly in a message, for each text that it says."""
-    content = message.get("content")
-    keys = [key for key in message if key not in ("role", "content", "tool_calls", "function_call", *REASONING)]
-    if content is None and not message.get("tool_calls") and not message.get("function_call"):
-        others = [key for key in keys if key not in ("name", "tool_call_id", "id")]
-        yield from ((key, text, False) for key in others for text in _leaves(message[key]))
-    elif message.get("refusal"):
-        yield "refusal", str(message["refusal"]), True
-    if isinstance(content, str):
-        yield from (("content", text, True) for text in _without_reasoning(content, role))
-    elif isinstance(content, list | tuple):
-        for block in content:
-            if isinstance(block, str):
-                yield "content", block, True
-            elif isinstance(block, Mapping) and isinstance(block.get("text"), str):
-                yield from (("content", text, True) for text in _without_reasoning(block["text"], role))
-            elif not isinstance(block, Mapping) or block.get("type") not in ("thinking", "reasoning"):
-                yield from (("content", text, False) for text in _leaves(block))
-    else:
-        yield from (("content", text, False) for text in _leaves(content))
-
-
-def _without_reasoning(text: str, role: str) -> list[str]:
-    pieces = re.split(r"<think>.*?</think>", text, flags=re.DOTALL) if role == "assistant" else [text]
-    return [piece for piece in pieces if piece.strip()]
-
-
-def _leaves(value: Any) -> Iterator[str]:
-    """Yield each text and number in a value that is no text, without a block's `type`."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from () if key == "type" else _leaves(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _leaves(item)
-    elif value is not None and str(value).strip():
-        yield json.dumps(value) if isinstance(value, bool) else str(value)
-
-
-def _calls(message: Message, where: str, roles: frozenset[str], nulls: Nulls) -> Iterator[Said]:
-    calls = message.get("tool_calls")
-    if isinstance(calls, str | Mapping):
-        yield from (Said(f"{where}, tool_calls", roles, "text", text, encoded=True) for text in _leaves(calls))
-        calls = None
-    old = message.get("function_call")
-    for number, call in enumerate([*(calls or ()), *([old] if old else [])]):
-        if not isinstance(call, Mapping):
-            yield from (Said(f"{where}, call {number}", roles, "text", text, encoded=True) for text in _leaves(call))
-            continue
-        function = call.get("function") or call
-        at = f"{where}, call {number}"
-        named = function.get("name")
-        if isinstance(named, str) and named:
-            yield Said(f"{at}, name", roles, "name", named)
-        else:
-            yield from (Said(f"{at}, name", roles, "text", text, encoded=True) for text in _leaves(named))
-        raw = function.get("arguments")
-        read = _read(raw)
-        if isinstance(read, Mapping):
-            yield Said(f"{at}, arguments", roles, "arguments", read, "said" if isinstance(raw, str) else nulls)
-        else:
-            yield from (Said(f"{at}, arguments", roles, "text", text, encoded=True) for text in _leaves(raw))
-
-
-def _read(raw: Any) -> Any:
-    """Return arguments as a mapping; text that is none, and other values, as they are."""
-    if raw is None or raw == "":
-        return {}
-    if not isinstance(raw, str):
-        return raw
-    try:
-        return json.loads(raw)
-    except ValueError:
-        return raw
 
 
 def faults(
@@ -275,9 +131,7 @@ def _role_at(headers: Sequence[tuple[int, str]], position: int) -> str:
     return before[-1] if before else "system"
 
 
-def _look(
-    shown: str, said: Said, cursor: int, family: str, format_name: str | None
-) -> tuple[int, int, str]:
+def _look(shown: str, said: Said, cursor: int, family: str, format_name: str | None) -> tuple[int, int, str]:
     """Look for something from a position on.
 
     Returns:
@@ -412,9 +266,9 @@ def _traces(
 ) -> Iterator[str]:
     """Yield what a prompt has that nobody said: BOS twice or never, nulls, Python, words of other rows."""
     own = json.dumps([each.value for each in said], ensure_ascii=False)
-    if other := _OTHER_FORM.search(shown):
-        if not _OTHER_FORM.search(own.replace('\\"', '"')):
-            yield f"another form: {shown[max(0, other.start() - 20) : other.end() + 60]!r}"
+    other = _OTHER_FORM.search(shown)
+    if other and not _OTHER_FORM.search(own.replace('\\"', '"')):
+        yield f"another form: {shown[max(0, other.start() - 20) : other.end() + 60]!r}"
     nothing = _NOTHING.findall(shown)
     if len(nothing) > len(_NOTHING.findall(own)) + len(_NOTHING.findall(plain)):
         at = [match.start() for match in _NOTHING.finditer(shown)][-1]
@@ -423,7 +277,9 @@ def _traces(
     if foreign := sorted(set(MARK.findall(shown)) - known):
         at = shown.find(foreign[0])
         yield f"words of another row: {shown[max(0, at - 60) : at + 40]!r}"
-    begins = re.match(r"(?:<bos>|<s>|<BOS_TOKEN>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>|<\|startoftext\|>)+", plain)
+    begins = re.match(
+        r"(?:<bos>|<s>|<BOS_TOKEN>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>|<\|startoftext\|>)+", plain
+    )
     if begins and not shown.startswith(begins[0]):
         yield f"BOS: the prompt begins with {shown[:40]!r}"
     if begins and shown.startswith(begins[0] * 2):

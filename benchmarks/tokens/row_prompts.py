@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from benchmarks.row_cases import Case
-from benchmarks.row_oracle import REASONING, SYSTEM
+from benchmarks.row_parts import Case
+from benchmarks.row_words import REASONING, SYSTEM
 from tests.support.families import family
 from tests.support.template_play import template_of
 from verl_multiturn import BaseTool, Interaction, Reply, ToolSchema
@@ -115,7 +115,13 @@ def could_show(name: str, case: Case, faultless: Callable[[str], bool]) -> bool:
 
 
 def _written(
-    messages: Sequence[Any], as_text: bool, nulls: bool, later_user: bool, joined: bool, one_user: bool, no_reasoning: bool
+    messages: Sequence[Any],
+    as_text: bool,
+    nulls: bool,
+    later_user: bool,
+    joined: bool,
+    one_user: bool,
+    no_reasoning: bool,
 ) -> Iterator[Message]:
     """Yield the messages in one of the forms in which templates take them.
 
@@ -160,7 +166,11 @@ def _call(call: Mapping[str, Any], as_text: bool) -> Message:
     given = call["function"].get("arguments") or {}
     read = json.loads(given) if isinstance(given, str) else _without_nulls(given)
     arguments = json.dumps(read, ensure_ascii=False) if as_text else read
-    return {"id": call.get("id") or "call00000", "type": "function", "function": {**call["function"], "arguments": arguments}}
+    return {
+        "id": call.get("id") or "call00000",
+        "type": "function",
+        "function": {**call["function"], "arguments": arguments},
+    }
 
 
 def _without_nulls(value: Any) -> Any:

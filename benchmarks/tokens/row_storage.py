@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet
 
-from benchmarks.row_cases import Case
+from benchmarks.row_parts import Case
 from verl_multiturn.data import make_row, write_rows
 
 Rows = list[list[dict[str, Any]]]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.rows [FAMILY ...] [--short] [--out FILE]
 
-Each row takes the way of a run (`row_prompts.prompt_of`). The oracle (`row_oracle`) reads the row as its author wrote it
-and the prompt as the engine gets it, and shares no code with the product's own check. A row counts as
+Each row takes the way of a run (`row_prompts.prompt_of`). The oracle (`row_words`, `row_oracle`) reads the row as its
+author wrote it and the prompt as the engine gets it, and shares no code with the product's own check. A row counts as
 
 - `shown`: all that it says is in the prompt, once, in order, in turns of its role, and nothing that nobody said;
 - `refused`: a `ConfigError` that names the row and the message, tool or end of the conversation;
@@ -20,19 +20,24 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.row_cases import Case, row_marks, written_cases
-from benchmarks.row_oracle import Message, faults, words_of
+from benchmarks.row_cases import row_marks, written_cases
+from benchmarks.row_oracle import faults
+from benchmarks.row_parts import Case
 from benchmarks.row_prompts import ROW, could_show, plain_prompt, prompt_of
 from benchmarks.row_storage import stored_cases
+from benchmarks.row_words import Message, words_of
 from tests.support.families import family, names
 from verl_multiturn.errors import ConfigError
 
@@ -110,10 +115,11 @@ def try_rows(chosen: Sequence[str], cases: Iterable[Case]) -> list[Verdict]:
 
 
 def all_cases(short: bool = False) -> list[Case]:
-    """Return the cases as they were written, and as files give them back; of `short` one in nine."""
+    """Return the cases as they were written, and as files give them back; with `short` few of each kind."""
     written = written_cases()
-    stored = list(stored_cases(written, 3 if short else 1))
-    return [*written[::9], *stored[::9]] if short else [*written, *stored]
+    if not short:
+        return [*written, *stored_cases(written)]
+    return [*written[::23], *stored_cases(written, 17)]
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, int]:
@@ -145,7 +151,9 @@ def report(verdicts: Sequence[Verdict]) -> str:
         for verdict in wrong:
             by_case.setdefault(verdict.case.name, []).append(verdict)
         for case_name, group in sorted(by_case.items(), key=lambda item: -len(item[1])):
-            lines.append(f"- {case_name}: {len(group)} ({', '.join(verdict.family for verdict in group)})")
+            where = list(dict.fromkeys(verdict.family for verdict in group))
+            shown = ", ".join(where) if len(where) < len(chosen) else "all families"
+            lines.append(f"- {case_name}: {len(group)} ({shown})")
             lines.append(f"  - {group[0].family}: {group[0].why}")
         lines.append("")
     return "\n".join(lines)
@@ -161,12 +169,16 @@ def main() -> None:
     """Try all rows with all families, and print a table, what went wrong and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", nargs="*", choices=[[], *names()], help="all by default")
-    parser.add_argument("--short", action="store_true", help="one case in nine")
+    parser.add_argument("--short", action="store_true", help="few cases of each kind")
     parser.add_argument("--out", type=Path, help="write the table of families and rows there, with all that went wrong")
     options = parser.parse_args()
     chosen = options.family or names()
     logging.disable(logging.ERROR)  # verl's warnings about families, and the engine that fails in each conversation
-    verdicts = try_rows(chosen, all_cases(options.short))
+    cases = all_cases(options.short)
+    with ProcessPoolExecutor(min(len(chosen), os.cpu_count() or 1)) as processes:
+        verdicts = [
+            each for tried in processes.map(try_rows, [[name] for name in chosen], repeat(cases)) for each in tried
+        ]
     table = Table("family", "cases", *VERDICTS, title="rows")
     for name in chosen:
         own = summary([verdict for verdict in verdicts if verdict.family == name])
