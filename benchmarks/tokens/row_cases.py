@@ -136,10 +136,10 @@ def _ends(w: Words) -> Iterator[Case]:
     }
     for form, messages in ends.items():
         yield Case("ends in the assistant", form, messages, False, refused=True)
-        yield Case("ends, silent interaction", form, messages, False, refused=True, interaction=True)
         honest = form not in ("a call", "an empty answer", "a beginning")
-        for opening in (w.text(), w.text(RICH)):
-            yield Case("ends, then interaction", form, messages, honest, interaction=True, opening=opening)
+        for who, replies in (("start", False), ("reply", True)):
+            opening = w.text(RICH)
+            yield Case(f"ends, then {who}", form, messages, honest, interaction=True, opening=opening, replies=replies)
     starts: dict[str, list[Message]] = {
         "user": [w.user()],
         "system": [{"role": "system", "content": w.text()}],

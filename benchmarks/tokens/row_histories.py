@@ -234,8 +234,8 @@ def reasoning_cases(w: Words) -> Iterator[Case]:
 
 def key_cases(w: Words) -> Iterator[Case]:
     """Yield rows with other keys, other roles, and what is no list of messages."""
-    yield Case("keys", "name of a user", [{**w.user(), "name": "Ada"}])
-    yield Case("keys", "name of an assistant", [w.user(), {**w.said(), "name": "Bo"}, w.user()])
+    yield Case("keys", "name of a user", [{**w.user(), "name": "Ada"}], False)
+    yield Case("keys", "name of an assistant", [w.user(), {**w.said(), "name": "Bo"}, w.user()], False)
     nulls = dict.fromkeys(
         ["name", "tool_calls", "tool_call_id", "refusal", "audio", "function_call", "reasoning_content"]
     )

@@ -40,7 +40,7 @@ _HEADERS: dict[str, dict[str, str]] = {
     "deepseek-r1-distill": _DEEPSEEK,
     "glm4-moe": {r"<\|(system|user|assistant)\|>": "", r"<\|observation\|>|<tool_response>": "tool"},
     "gpt-oss": {r"<\|start\|>(system|developer|user|assistant)": "", r"<\|start\|>functions": "tool"},
-    "gemma3": {r"<start_of_turn>(user)": "", r"<start_of_turn>model": "assistant"},
+    "gemma3": {r"<start_of_turn>(user|tool)": "", r"<start_of_turn>model": "assistant"},
     "gemma4": {
         r"<\|turn>(system|developer|user)": "",
         r"<\|turn>model|<tool_response\|>": "assistant",
@@ -163,8 +163,8 @@ def _arguments(shown: str, said: Said, start: int, family: str, format_name: str
     if family in _LEAVES:
         end = shown.find(_LEAVES[family], start)
         region = shown[start : end if end >= 0 else None]
-        missing = [leaf for leaf in _with_keys(said.value) if not any(form in region for form in _literals(leaf))]
-        return start, f"the arguments {missing[:3]} are not in {region[:160]!r}" if missing else ""
+        missing = [_missing(variant, region) for variant in _variants(said)]
+        return start, "" if [] in missing else f"the arguments {missing[0][:3]} are not in {region[:160]!r}"
     tags = _TAGS.get(family) or _TAGS.get(format_name or "")
     if tags:
         end = shown.find(tags[0], start)
@@ -183,6 +183,14 @@ def _arguments(shown: str, said: Said, start: int, family: str, format_name: str
     return end, "" if same else f"the arguments {said.value!r:.120} are shown as {given!r:.120}"
 
 
+def _without_empty(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_empty(item) if isinstance(item, Mapping) else item
+        for key, item in arguments.items()
+        if item != {}
+    }
+
+
 def _equal(said: Said, variant: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     """Compare arguments and their order; in a parquet file all rows have the same order."""
     return variant == given and (said.nulls == "never" or list(variant) == list(given))
@@ -190,8 +198,10 @@ def _equal(said: Said, variant: Mapping[str, Any], given: Mapping[str, Any]) -> 
 
 def _variants(said: Said) -> list[dict[str, Any]]:
     """Return the arguments that a prompt may show."""
-    without = _without_nulls(said.value)
-    return {"said": [dict(said.value)], "perhaps": [dict(said.value), without], "never": [without]}[said.nulls]
+    whole, without = dict(said.value), _without_nulls(said.value)
+    # A column has a mapping without keys as one of nulls, which may as well stand for none.
+    bare = _without_nulls(_without_empty(without))
+    return {"said": [whole], "perhaps": [whole, without], "never": [without, bare]}[said.nulls]
 
 
 def _without_nulls(value: Any) -> Any:
@@ -211,11 +221,15 @@ def _same_tags(said: Said, arguments: Mapping[str, Any], given: Mapping[str, str
                 return False
         elif text.strip() != str(value) or isinstance(value, Mapping | list):
             try:
-                if json.loads(text) != value:
+                if json.dumps(json.loads(text)) != json.dumps(value) and json.loads(text) != value:  # NaN is no NaN
                     return False
             except ValueError:
                 return False
     return True
+
+
+def _missing(arguments: Mapping[str, Any], region: str) -> list[Any]:
+    return [leaf for leaf in _with_keys(arguments) if not any(form in region for form in _literals(leaf))]
 
 
 def _with_keys(value: Any) -> Iterator[Any]:
@@ -236,7 +250,7 @@ def _literals(leaf: Any) -> list[str]:
     if isinstance(leaf, str):
         quoted = leaf.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
         return [leaf, quoted, repr(leaf)[1:-1], *_as_json(leaf)]
-    return [str(leaf), json.dumps(leaf)]
+    return [str(leaf), json.dumps(leaf), json.dumps(float(leaf))]
 
 
 def _counts(shown: str, said: Sequence[Said]) -> Iterator[str]:

@@ -26,6 +26,8 @@ class Case:
     interaction: bool = False
     opening: str | None = None
     """What the row's interaction says first; None: nothing."""
+    replies: bool = False
+    """Whether it says so in `reply` to the row's last message, and nothing in `start`."""
     stored: Any = None
     """The row's messages as a file of rows gives them back; None: as they were written."""
     columns: bool = False

@@ -37,11 +37,11 @@ class _Greeter(Interaction):
         return Reply("", done=True)
 
 
-class _Silent(Interaction):
-    """A user who never begins."""
+class _Answerer(Interaction):
+    """A user who begins nothing, and answers."""
 
     async def reply(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
-        return Reply("", done=True)
+        return Reply(self.config["opening"] or "")
 
 
 async def prompt_of(name: str, case: Case) -> str:
@@ -65,7 +65,8 @@ async def prompt_of(name: str, case: Case) -> str:
     tools = {each["function"]["name"]: BaseTool({}, ToolSchema.read(each, "rows")) for each in case.schemas}
     interactions: dict[str, Interaction] = {}
     if case.interaction:
-        user = _Silent({}) if case.opening is None else _Greeter({"opening": case.opening})
+        kind = _Answerer if case.replies or case.opening is None else _Greeter
+        user = kind({"opening": case.opening})
         user.name = "user"
         interactions = {"user": user}
     request = make_request(row, tools, {}, "r", False, interactions)

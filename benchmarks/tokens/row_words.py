@@ -21,6 +21,8 @@ MARK = re.compile(r"zq\d+x")
 """Words that occur once in all rows of the benchmark."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
 SYSTEM = ("system", "developer")
+_OLD_TOOLS = ("function", "ipython")
+"""Roles that others have for a tool."""
 _NO_SYSTEM = {"gemma3"}
 """Families whose template writes the system message into the user's first."""
 _ANSWERS_AS_JSON = {"llama3.1", "llama3.2", "gpt-oss"}
@@ -77,7 +79,7 @@ def words_of(messages: Sequence[Any], family: str, nulls: Nulls = "perhaps") -> 
 
 def _roles(role: str, leading: bool, family: str) -> frozenset[str]:
     if role not in SYSTEM:
-        return frozenset([role])
+        return frozenset([role, "tool"] if role in _OLD_TOOLS else [role])
     return frozenset([*SYSTEM, "user"] if not leading or family in _NO_SYSTEM else SYSTEM)
 
 
@@ -105,8 +107,11 @@ def _texts(message: Message, role: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def _without_reasoning(text: str, role: str) -> list[str]:
-    pieces = re.split(r"<think>.*?</think>", text, flags=re.DOTALL) if role == "assistant" else [text]
-    return [piece for piece in pieces if piece.strip()]
+    """Return the pieces of a text around its reasoning; where that has no beginning, it begins with the text."""
+    if role != "assistant":
+        return [text] if text.strip() else []
+    spoken = re.sub(r"^(?:(?!<think>).)*?</think>", "", text, flags=re.DOTALL)
+    return [piece for piece in re.split(r"<think>.*?</think>", spoken, flags=re.DOTALL) if piece.strip()]
 
 
 def _leaves(value: Any) -> Iterator[str]:
@@ -148,11 +153,11 @@ def _calls(message: Message, where: str, roles: frozenset[str], nulls: Nulls) ->
 
 def _read(raw: Any) -> Any:
     """Return arguments as a mapping; text that is none, and other values, as they are."""
-    if raw is None or raw == "":
+    if raw is None or (isinstance(raw, str) and not raw.strip()):
         return {}
     if not isinstance(raw, str):
         return raw
     try:
-        return json.loads(raw)
+        return {} if (read := json.loads(raw)) is None else read
     except ValueError:
         return raw
