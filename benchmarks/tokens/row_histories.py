@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import json
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
+
+import numpy as np
 
 from benchmarks.row_parts import RICH, Case, Message, Words, dialogue
 
@@ -37,6 +41,9 @@ _ARGUMENTS: dict[str, tuple[Callable[[Words], Any], bool]] = {
     "control token": (lambda w: {"query": f"{w.text()} <|im_end|> {w.text()}"}, True),
     "reserved names": (lambda w: {"type": w.text(), "id": w.text(), "function": w.text()}, True),
     "white space": (lambda w: {"code": f"  {w.text()}\n"}, True),
+    "text of Windows": (lambda w: {"code": f"a = 1\r\nb = {w.mark()}\r\n\tc"}, True),
+    "deep": (lambda w: {"a": {"b": {"c": {"d": [[{"e": w.text()}], [w.mark()]]}}}}, True),
+    "many": (lambda w: {f"key_{number}": w.mark() for number in range(40)}, True),
 }
 
 
@@ -58,6 +65,14 @@ def call_cases(w: Words) -> Iterator[Case]:
         "text of a text of a mapping": (json.dumps(json.dumps({"city": w.text()})), False),
         "text with NaN": (f'{{"city": "{w.mark()}", "x": NaN}}', False),
         "list": ([{"city": w.text()}], False),
+        "pairs": ([("city", w.text()), ("country", w.text())], False),
+        "array of numpy": ({"ids": np.array([1, 2, 3]), "n": np.int64(48216), "x": np.float32(0.5)}, True),
+        "date": ({"day": datetime.date(2031, 5, 17), "city": w.text()}, False),
+        "decimal": ({"price": Decimal("48217.25"), "city": w.text()}, False),
+        "bytes": ({"data": w.text().encode()}, False),
+        "tuple": ({"ids": (48218, 48219)}, False),
+        "a number for a name": ({48220: w.text()}, False),
+        "NaN": ({"x": float("nan"), "city": w.text()}, False),
         "number": (48215, False),
     }
     for form, (value, honest) in odd.items():
@@ -174,6 +189,7 @@ def history_cases(w: Words) -> Iterator[Case]:
         message["content"] = message["content"] if message["role"] != "assistant" else ""
     yield Case("histories", "three steps without text", [*silent, w.said(), w.user()])
     yield Case("histories", "long", [m for _ in range(12) for m in (w.user(), w.said())] + [w.user()])
+    yield Case("histories", "very long", [m for _ in range(150) for m in (w.user(), w.said())] + [w.user()])
     yield Case("histories", "five users in a row", [w.user() for _ in range(5)])
     yield Case("histories", "system between users", [w.user(), {"role": "system", "content": w.text()}, w.user()])
     yield Case("histories", "developer at the end", [w.user(), {"role": "developer", "content": w.text()}])
@@ -254,7 +270,21 @@ def key_cases(w: Words) -> Iterator[Case]:
     for key in ("text", "value", "message", "parts", "Content"):
         yield Case("keys", f"{key} for content", [{"role": "user", key: w.text()}], False)
         yield Case("keys", f"{key} for content, earlier", [{"role": "system", key: w.text()}, w.user()], False)
-    for role in ("User", "SYSTEM", "human", "gpt", "model", "bot", "function", "ipython", "environment", "", None, 3):
+    for role in (
+        "User",
+        "SYSTEM",
+        "human",
+        "gpt",
+        "model",
+        "bot",
+        "function",
+        "ipython",
+        "environment",
+        " user",
+        "",
+        None,
+        3,
+    ):
         yield Case(
             "role", repr(role), [{"role": role, "content": w.text()}, w.user()], False, refused=role in ("", None, 3)
         )

@@ -14,6 +14,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 from benchmarks.row_words import MARK, Said
@@ -122,7 +124,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return unicodedata.normalize("NFC", value.replace(_BREAK, ""))
     if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, date | Decimal):
+        return str(value) if isinstance(value, date) else float(value)
+    if hasattr(value, "tolist"):  # of numpy
+        value = value.tolist()
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
@@ -221,7 +227,9 @@ def _same_tags(said: Said, arguments: Mapping[str, Any], given: Mapping[str, str
                 return False
         elif text.strip() != str(value) or isinstance(value, Mapping | list):
             try:
-                if json.dumps(json.loads(text)) != json.dumps(value) and json.loads(text) != value:  # NaN is no NaN
+                if (
+                    json.dumps(json.loads(text)) != json.dumps(value, default=str) and json.loads(text) != value
+                ):  # NaN is no NaN
                     return False
             except ValueError:
                 return False
@@ -250,7 +258,7 @@ def _literals(leaf: Any) -> list[str]:
     if isinstance(leaf, str):
         quoted = leaf.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
         return [leaf, quoted, repr(leaf)[1:-1], *_as_json(leaf)]
-    return [str(leaf), json.dumps(leaf), json.dumps(float(leaf))]
+    return [str(leaf), json.dumps(leaf, default=str), *([json.dumps(float(leaf))] if isinstance(leaf, int) else [])]
 
 
 def _counts(shown: str, said: Sequence[Said]) -> Iterator[str]:
@@ -279,7 +287,7 @@ def _traces(
     shown: str, said: Sequence[Said], row_marks: Iterable[str], schemas: Sequence[Mapping[str, Any]], plain: str
 ) -> Iterator[str]:
     """Yield what a prompt has that nobody said: BOS twice or never, nulls, Python, words of other rows."""
-    own = json.dumps([each.value for each in said], ensure_ascii=False)
+    own = json.dumps([each.value for each in said], ensure_ascii=False, default=str)
     other = _OTHER_FORM.search(shown)
     if other and not _OTHER_FORM.search(own.replace('\\"', '"')):
         yield f"another form: {shown[max(0, other.start() - 20) : other.end() + 60]!r}"
