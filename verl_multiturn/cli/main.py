@@ -41,7 +41,7 @@ from verl_multiturn.interactions.check.contract import (
     read_actions,
 )
 from verl_multiturn.interactions.check.tool_world import load_world
-from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
+from verl_multiturn.interactions.running.registry import check_row, load_interactions
 from verl_multiturn.launch.plan import plan_run
 from verl_multiturn.launch.run import run_recipe, shown_command
 from verl_multiturn.observe.doctor import Finding
@@ -159,13 +159,13 @@ def validate(
     for kind, name, made in loaded:
         console.print(f"[green]ok[/] {kind} {name}: {type(made).__module__}.{type(made).__qualname__}", highlight=False)
 
-    checks = [partial(interaction_of_row, interactions=interactions)]
+    checks = [partial(check_row, interactions=interactions)]
     measure = None
     if model is not None:
         try:
-            from verl_multiturn.verl_bridge.model.chat_setup import prompt_measure
+            from verl_multiturn.verl_bridge.model.chat_setup import PromptMeasure
 
-            measure = prompt_measure(model, tools, tool_format, interactions)
+            measure = PromptMeasure(model, tools, tool_format, interactions)
         except MultiTurnError as error:
             refuse(error)
         except ImportError as error:
@@ -180,6 +180,13 @@ def validate(
                 console.print(f"[red]no[/] {path}: {problem}", highlight=False, soft_wrap=True)
             fail(f"{path}: {len(problems)} of {rows} rows cannot work")
         console.print(f"[green]ok[/] {path}: {rows} rows", highlight=False, soft_wrap=True)
+    if measure is not None and measure.reasoning_left_out:
+        console.print(
+            f"[yellow]ok?[/] the chat template leaves the reasoning of {measure.reasoning_left_out} earlier messages "
+            "out of the prompts, as it does with the model's own (docs/train/templates.md)",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 _CHECKED = {

@@ -52,3 +52,6 @@ ENGINE_CHOICE = f"ray_kwargs.ray_init.runtime_env.env_vars.{VENDOR_VARIABLE}"
 
 NUMBERED_ROWS = ("pkg://verl_multiturn.verl_bridge.trainer.numbered_rows", "NumberedRows")
 """Our `data.custom_cls`, as path and name: verl's data set, whose rows know their positions."""
+
+MEASURED_ROWS = (NUMBERED_ROWS[0], "MeasuredRows")
+"""Our `data.custom_cls` where rows need no positions: it measures the prompts that the model is shown."""

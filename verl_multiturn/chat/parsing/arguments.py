@@ -1,7 +1,8 @@
-"""Values of arguments that the model wrote as plain text, read by the types of the tool's schema."""
+"""Values of arguments that the model wrote as plain text, read by the types of the tool's schema; arguments as JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,11 @@ _JSON_TYPES = {
     type(None): "null",
 }
 
+
+MOST_DEPTH = 64
+"""The most levels of nesting in a message; templates and renderers fail on deeper ones."""
+# Levels around a call's arguments in a body in which Anthropic's clients send them back.
+_AROUND = 5
 
 # Chat templates write an argument as Jinja prints it, which is Python's spelling.
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
@@ -74,3 +80,32 @@ def read_argument(text: str, types: frozenset[str]) -> Any:
     if "string" in types and kind not in (types | {"integer"} if "number" in types else types) - {"string"}:
         return text
     return value
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Tell whether a value is nested deeper than so many levels; a text alone has one."""
+    level: list[Any] = [value]
+    for _ in range(levels):
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                below += each.values()
+            elif isinstance(each, list):
+                below += each
+        if not below:
+            return False
+        level = below
+    return True
+
+
+def object_of(arguments: str) -> dict[str, Any] | None:
+    """Return a call's arguments as the object that they are.
+
+    None for what is not a JSON object, and for one that is nested so deeply that a template fails at it, or that the
+    body in which an agent sends it back is refused.
+    """
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) and not is_deeper(parsed, MOST_DEPTH + 1 - _AROUND) else None

@@ -26,6 +26,7 @@ from verl_multiturn.verl_bridge.names import (
     ENGINE_CHOICE,
     ENGINE_VENDOR,
     MANAGER,
+    MEASURED_ROWS,
     NUMBERED_ROWS,
     OUR_LOOPS,
     OUR_TRAINER,
@@ -165,7 +166,7 @@ def complete(run: RunView) -> None:
         _resolve_paths(run)
         if run.settings.record_dir and not run.settings.record_start:
             OmegaConf.update(run.config, f"{PATH}.record_start", new_start(), force_add=True)
-        set_needs(run.config, {**importance_needs(run), **staleness_needs(run), **filter_needs(run)})
+        set_needs(run.config, {**importance_needs(run), **staleness_needs(run), **row_needs(run), **filter_needs(run)})
         if needs_router(run):
             run.rollout.router_config_path = str(ROUTER)
         if (mode := run.our_trainer) is not None:
@@ -247,6 +248,16 @@ def staleness_needs(run: RunView) -> Needs:
         # Our replay buffer carries out the strategy. To verl it is `drop`, or one that drops nothing.
         f"{_SAMPLER}.max_off_policy_strategy": ("drop", "drop" if strategy == "drop" else "wait"),
     }
+
+
+def row_needs(run: RunView) -> Needs:
+    """Return what verl's filter of long prompts needs, so that it measures what the model is shown.
+
+    Empty without the filter, and with a data set class of the user's own.
+    """
+    if not run.value("data.filter_overlong_prompts") or run.value(_DATA_CLASS[0]):
+        return {}
+    return {key: (None, needed) for key, needed in zip(_DATA_CLASS, MEASURED_ROWS, strict=True)}
 
 
 def filter_needs(run: RunView) -> Needs:

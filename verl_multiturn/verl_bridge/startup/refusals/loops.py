@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import pyarrow.parquet
 from omegaconf import DictConfig
 
 from verl_multiturn.calls.limits import CallLimits, limits_of
+from verl_multiturn.chat.messages import check_last_speaker
 from verl_multiturn.chat.shown_schemas import must_stay
 from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, Verdict, refusals
 from verl_multiturn.chat.tir import TIR, takes_code
@@ -141,7 +143,8 @@ def check_user_turns(model: str, rules: Sequence[Rule], settings: MultiTurnSetti
 def check_interactions(run: RunView) -> None:
     """Refuse interactions that cannot be loaded, and local data rows that name others or give them wrong arguments.
 
-    Without interactions, rows that hide a tool are refused: nobody could show it.
+    Without interactions, rows that hide a tool are refused: nobody could show it. So are rows that end in the
+    assistant's answer: nobody speaks next.
 
     Rows of a data set class of the user's own, and of files that are not local parquet files, are looked at only when
     their conversation begins.
@@ -156,12 +159,35 @@ def check_interactions(run: RunView) -> None:
             path = Path(str(file)).expanduser()
             if path.suffix != ".parquet" or not path.is_file():
                 continue
-            schema = pyarrow.parquet.read_schema(path)
-            columns = ["extra_info"] if "extra_info" in schema.names else []
-            if not interactions and not (columns and f"{SHOWN}: bool" in str(schema.field("extra_info").type)):
+            columns = ["extra_info"] if "extra_info" in _columns(path) else []
+            greets = _ends_in_answers(path)
+            hides = bool(columns) and f"{SHOWN}: bool" in str(pyarrow.parquet.read_schema(path).field(columns[0]).type)
+            if not interactions and not hides and not any(greets):
                 continue
-            for index, row in enumerate(pyarrow.parquet.read_table(path, columns=columns).to_pylist()):
-                interaction_of_row(row, interactions, f"{path}: row {index}")
+            rows = pyarrow.parquet.read_table(path, columns=columns).to_pylist() if columns else [{}] * len(greets)
+            for index, row in enumerate(rows):
+                where = f"{path}: row {index}"
+                interaction, _ = interaction_of_row(row, interactions, where)
+                if greets[index] and run.has_our_loop and not run.has_agents:
+                    check_last_speaker([{"role": "assistant"}], interaction is not None, where)
+
+
+def _ends_in_answers(path: Path) -> list[bool]:
+    """Return for each row of a Parquet file whether its prompt ends in an assistant's message."""
+    column = pyarrow.parquet.read_schema(path).field("prompt").type if "prompt" in _columns(path) else None
+    is_list = column is not None and (pyarrow.types.is_list(column) or pyarrow.types.is_large_list(column))
+    if not is_list or not pyarrow.types.is_struct(column.value_type) or column.value_type.get_field_index("role") < 0:
+        return [False] * pyarrow.parquet.read_metadata(path).num_rows
+    found: list[bool] = []
+    for chunk in pyarrow.parquet.read_table(path, columns=["prompt"]).column("prompt").chunks:
+        roles = chunk.values.field("role")
+        for first, last in itertools.pairwise(chunk.offsets.to_pylist()):
+            found.append(last > first and roles[last - 1].as_py() == "assistant")
+    return found
+
+
+def _columns(path: Path) -> list[str]:
+    return list(pyarrow.parquet.read_schema(path).names)
 
 
 def check_tools(run: RunView) -> None:
