@@ -14,6 +14,7 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
+from verl_multiturn.chat.assistant_turns import AssistantTurns
 from verl_multiturn.chat.clipping import Encoder, Side, clip
 from verl_multiturn.chat.control_tokens import Firewall, map_texts, text_parts
 from verl_multiturn.chat.images import Vision, images_of, stand_in, with_images
@@ -331,10 +332,16 @@ class ChatCodec:
         self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], text: str, check: Check
     ) -> None:
         """Refuse messages and tools that are not in the template's text."""
+        if check is Check.ALL:
+            self._turns.check(messages, schemas)
         check_messages_shown(messages, text, with_assistant=check is Check.ALL)
         check_tools_shown(schemas, messages, text, self._shows_tools)
         if not text.startswith(self._beginning):
             raise MessageError(f"the prompt does not begin with {self._beginning!r}; use another chat template")
+
+    @cached_property
+    def _turns(self) -> AssistantTurns:
+        return AssistantTurns(self._prompt_text, self.form)
 
     @cached_property
     def _beginning(self) -> str:

@@ -84,15 +84,21 @@ def _forms(said: str) -> Iterator[str]:
         # Jinja's own filter `tojson` also escapes what has a meaning in HTML.
         yield "".join({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "'": "\\u0027"}.get(c, c) for c in escaped)
     yield repr(said)[1:-1]
+    # Templates that write calls as Python escape what ends a text in single quotes (LFM2).
+    yield said.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
 
 
-def spoken_text(text: str) -> str:
-    """Return the text of an assistant's message without the reasoning before it."""
+def spoken_texts(text: str) -> list[str]:
+    """Return the texts before, between and behind the reasoning of an assistant's message.
+
+    Reasoning whose opening mark is missing begins with the text: some templates write that mark for the model.
+    """
     for opens, closes in REASONING_MARKS:
         begin, found, rest = text.partition(closes)
         if found and (opens in begin or opens == REASONING_MARKS[0][0]):
-            return spoken_text(rest)
-    return text
+            before = begin.partition(opens)[0] if opens in begin else ""
+            return [each for each in (before, *spoken_texts(rest)) if each.strip()]
+    return [text]
 
 
 def check_messages_shown(messages: Sequence[Message], text: str, with_assistant: bool = True) -> None:
@@ -125,8 +131,8 @@ def _said(message: Message, shown: ShownText) -> Iterator[tuple[str, Any, bool]]
     content = message.get("content")
     is_assistant = message.get("role") == "assistant"
     for text in [content] if isinstance(content, str) else text_parts(content):
-        spoken = spoken_text(text) if is_assistant else text
-        yield "content", spoken, shown.has(spoken)
+        for spoken in spoken_texts(text) if is_assistant else [text]:
+            yield "content", spoken, shown.has(spoken)
     for index, call in enumerate(message.get("tool_calls") or ()):
         function, where = call["function"], f"tool_calls[{index}].function"
         yield f"{where}.name", function["name"], shown.has(function["name"])
@@ -149,9 +155,9 @@ def reasoning_left_out(messages: Sequence[Message], text: str) -> int:
     for message in messages:
         content = message.get("content")
         said = content if message["role"] == "assistant" and isinstance(content, str) else ""
-        inside = said.removesuffix(spoken_text(said))
-        for mark in itertools.chain(*REASONING_MARKS):
-            inside = inside.replace(mark, "")
+        inside = said
+        for each in itertools.chain(spoken_texts(said), *REASONING_MARKS):
+            inside = inside.replace(each, "")
         count += any(each.strip() not in text for each in (inside, message.get("reasoning_content") or ""))
     return count
 

@@ -10,6 +10,7 @@ the rest is written in the nearest form that it shows.
 - An empty user message goes before an assistant's greeting where the template takes none at the beginning (Gemma 3).
 - The arguments of a call are an object; text where the template takes nothing else (DeepSeek-V3).
 - Text is a block where the template shows nothing else.
+- A content beside calls is null where the template shows them so alone (DeepSeek-R1's distilled models).
 - A tool without a description gets an empty one where the template refuses it otherwise (gpt-oss).
 """
 
@@ -98,6 +99,8 @@ class TemplateForm:
             and self._appends("system")
         )
         """Whether a system message may stand anywhere."""
+        self.needs_null_beside_calls = not self._shows_call("") and self._shows_call(None)
+        """Whether calls are shown only in a message whose content is null (DeepSeek-R1's distilled models)."""
         self.takes_objects = self._renders_call({}) or not self._renders_call("{}")
         """Whether the arguments of a call may be an object."""
         self.needs_ids = not self._renders_call({} if self.takes_objects else "{}", {}) and self._renders_call(
@@ -135,12 +138,28 @@ class TemplateForm:
         ids = {"id": "call00000"} if given is None else given
         call = {**ids, "type": "function", "function": {"name": "f", "arguments": arguments}}
         answer: Message = {"role": "tool", "content": "x", "tool_call_id": "call00000", "name": "f"}
-        messages = [_USER, {**_SAID, "tool_calls": [call]}, answer]
+        said = {**_SAID, "content": None} if self.needs_null_beside_calls else _SAID
+        messages = [_USER, {**said, "tool_calls": [call]}, answer]
         try:
             self._codec.rendered([self._blocks(message) for message in messages], [])
         except ConfigError:
             return False
         return True
+
+    def _shows_call(self, content: str | None) -> bool:
+        """Tell whether the template shows the name of a call beside a content, with either form of arguments."""
+        return any(self._shows_name(content, arguments) for arguments in ({}, "{}"))
+
+    def _shows_name(self, content: str | None, arguments: Any) -> bool:
+        calls = [
+            {"id": "call00000", "type": "function", "function": {"name": m, "arguments": arguments}} for m in _MARKS
+        ]
+        said = [{"role": "assistant", "content": content, "tool_calls": [call]} for call in calls]
+        try:
+            one, other = (self._codec.rendered([self._blocks(_USER), each], []) for each in said)
+        except ConfigError:
+            return False
+        return one != other
 
     def _renders_tool(self, fields: Mapping[str, str]) -> bool:
         function = {"name": "f", **fields, "parameters": {"type": "object", "properties": {}}}
@@ -250,6 +269,8 @@ class TemplateForm:
                 waiting = [call["function"]["name"] for call in calls]
                 names |= {call.get("id") or "": call["function"]["name"] for call in calls}
                 made |= self.assistant_fields(message)
+                if calls and self.needs_null_beside_calls and not made["content"]:
+                    made["content"] = None
             elif role == "tool":
                 next_name = waiting.pop(0) if waiting else message.get("name") or "error"
                 answered = message.get("tool_call_id")

@@ -1,5 +1,6 @@
 """Rows in the form of real chat templates: what they say is in the prompt, or is refused with its place."""
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,42 @@ def test_the_check_of_a_template_finds_what_is_lost_and_a_first_token_that_is_mi
     found = said_is_shown(codec, Adds(), tools=False)
     assert found.verdict is Verdict.REFUSED
     assert "the tokenizer begins a text with" in found.found
+
+
+def test_a_greeting_that_would_stand_in_the_users_turn_is_refused_where_there_are_tools() -> None:
+    rows = [[GREETING, USER], [{"role": "system", "content": "s7"}, GREETING, USER]]
+    for index, messages in enumerate(rows):
+        said = (
+            f"message {index} (assistant): where there are tools, the chat template writes the first message into the "
+        )
+        with pytest.raises(MessageError, match=re.escape(said)):
+            shown("llama3.1", messages, TOOL)
+        assert "Hello, how can I help?" in shown("llama3.1", messages)
+        assert "Hello, how can I help?" in shown("qwen3", messages, TOOL)
+
+
+def test_a_second_message_with_calls_is_refused_where_it_begins_no_turn() -> None:
+    twice = [*history({"city": "a7"})[:3], *history({"city": "b7"})]
+    with pytest.raises(MessageError, match=r"message 4 \(assistant\): the chat template begins no turn"):
+        shown("deepseek-v3", twice)
+    assert "b7" in shown("qwen3", twice)
+    assert "a7" in shown("deepseek-v3", history({"city": "a7"}))
+
+
+def test_calls_that_are_shown_only_beside_null_are_shown() -> None:
+    prompt = shown("deepseek-r1-distill", history({"city": "a7"}))
+    assert 'weather\n```json\n{"city": "a7"}' in prompt
+    with pytest.raises(MessageError, match=r"does not show its tool_calls\[0\].function.name"):
+        shown("deepseek-r1-distill", history({"city": "a7"}, content="I look."))
+
+
+def test_arguments_in_single_quotes_are_shown() -> None:
+    code = "a\\b 'c' \"d\"\nend ü"
+    assert r"code='a\\b \'c\' " in shown("lfm2", history({"code": code}))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3.5-think", "deepseek-v3"])
+def test_a_text_before_reasoning_is_refused_where_it_is_left_out(name: str) -> None:
+    message = {"role": "assistant", "content": "first <think>why</think>then"}
+    with pytest.raises(MessageError, match="does not show its content, 'first '"):
+        shown(name, [USER, message, USER])
