@@ -69,7 +69,7 @@ def test_the_run_takes_what_validate_passes(extra_info: Any, said: str) -> None:
 def test_nulls_are_off_at_every_depth_of_a_rows_kwargs() -> None:
     kwargs = {"b": {"create_kwargs": {"x": {"y": None, "z": 1}, "only": {"w": None}, "seq": [{"v": None, "u": 2}]}}}
     made = request({"need_tools_kwargs": True, "tools_kwargs": kwargs})
-    assert made.tools_kwargs["b"] == {"create_kwargs": {"x": {"z": 1}, "seq": [{"u": 2}]}}
+    assert made.tools_kwargs["b"] == {"create_kwargs": {"x": {"z": 1}, "only": {}, "seq": [{"u": 2}]}}
 
 
 def test_a_row_that_ends_in_an_answer_is_refused_by_name() -> None:

@@ -333,7 +333,7 @@ class ChatCodec:
     ) -> None:
         """Refuse messages and tools that are not in the template's text."""
         if check is Check.ALL:
-            self._turns.check(messages, schemas)
+            self._turns.check(messages)
         check_messages_shown(messages, text, with_assistant=check is Check.ALL)
         check_tools_shown(schemas, messages, text, self._shows_tools)
         if not text.startswith(self._beginning):

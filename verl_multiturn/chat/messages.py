@@ -7,9 +7,9 @@ what is missing.
 Invariants:
 - what a row says comes out of `read_messages`, or is refused by name: message and field;
 - equal conversations come out equal, in whatever form they were written;
-- a null in a mapping is nothing, at every depth, and so is a mapping that holds nothing but nulls. Parquet gives each
-  mapping the keys of all rows, with null where a row has none, so nobody can tell an author's null apart. In a list a
-  null stays, and so does one in arguments that are JSON text.
+- a null in a mapping is nothing, at every depth. Parquet gives each mapping the keys of all rows, with null where a row
+  has none, so nobody can tell an author's null apart. In a list a null stays, and so does one in arguments that are
+  JSON text.
 """
 
 from __future__ import annotations
@@ -47,17 +47,12 @@ def further_fields(message: Mapping[str, Any]) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """Return a value of a row with lists for arrays, and without the nulls in its mappings, at every depth.
 
-    Example: `{"a": 1, "b": None, "c": {"d": None}, "e": [None]}` becomes `{"a": 1, "e": [None]}`.
+    Example: `{"a": 1, "b": None, "c": {"d": None}, "e": [None]}` becomes `{"a": 1, "c": {}, "e": [None]}`.
     """
     if hasattr(value, "tolist"):  # of numpy: an array, or one number
         value = value.tolist()
     if isinstance(value, Mapping):
-        made = {key: plain(item) for key, item in value.items()}
-        return {
-            key: item
-            for key, item in made.items()
-            if item is not None and not (item == {} and isinstance(item, dict) and len(value[key]))
-        }
+        return {key: plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
@@ -151,6 +146,11 @@ def _content(content: Any, where: str, takes_images: bool) -> Any:
     blocks = [content] if isinstance(content, Mapping) else content
     if not isinstance(blocks, list):
         raise ConfigError(f"{where}: content is {show(content)}; expected a text or a list of blocks")
+    # A text's `image_url: {}` is what is left of the keys that Parquet gives it.
+    blocks = [
+        {key: value for key, value in block.items() if value != {}} if isinstance(block, Mapping) else block
+        for block in blocks
+    ]
     check_media([{"content": blocks}], where, takes_images)
     return joined_texts([_block(block, f"{where}: content[{index}]") for index, block in enumerate(blocks)])
 
@@ -222,7 +222,7 @@ def _arguments(given: Any, where: str) -> dict[str, Any]:
     found = given
     if isinstance(given, str):
         try:
-            found = json.loads(given, object_pairs_hook=_once)
+            found = json.loads(given, object_pairs_hook=_once, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{where} is {show(given)}, which is no JSON ({error}); write a JSON object, or a mapping"
@@ -231,6 +231,10 @@ def _arguments(given: Any, where: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{where} is {show(given)}, which is no JSON object; write one, or a mapping")
     return found
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON")
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

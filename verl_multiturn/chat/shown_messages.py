@@ -16,7 +16,7 @@ from typing import Any
 
 from verl_multiturn.chat.control_tokens import text_parts
 from verl_multiturn.chat.images import Message
-from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
+from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, THINK
 from verl_multiturn.chat.template_form import MessageError
 from verl_multiturn.describe import show
 
@@ -84,20 +84,21 @@ def _forms(said: str) -> Iterator[str]:
         # Jinja's own filter `tojson` also escapes what has a meaning in HTML.
         yield "".join({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "'": "\\u0027"}.get(c, c) for c in escaped)
     yield repr(said)[1:-1]
-    # Templates that write calls as Python escape what ends a text in single quotes (LFM2).
+    # LFM2 writes calls as Python, and escapes what would end a text in single quotes.
     yield said.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def spoken_texts(text: str) -> list[str]:
-    """Return the texts before, between and behind the reasoning of an assistant's message.
+    """Return the texts of an assistant's message around its reasoning.
 
-    Reasoning whose opening mark is missing begins with the text: some templates write that mark for the model.
+    Where a section is closed that was not opened, the reasoning is all that stands before it.
     """
     for opens, closes in REASONING_MARKS:
         begin, found, rest = text.partition(closes)
-        if found and (opens in begin or opens == REASONING_MARKS[0][0]):
-            before = begin.partition(opens)[0] if opens in begin else ""
-            return [each for each in (before, *spoken_texts(rest)) if each.strip()]
+        if found and opens in begin:
+            return [begin.partition(opens)[0], *spoken_texts(rest)]
+        if found and (opens, closes) == THINK:
+            return spoken_texts(rest)
     return [text]
 
 
@@ -156,7 +157,7 @@ def reasoning_left_out(messages: Sequence[Message], text: str) -> int:
         content = message.get("content")
         said = content if message["role"] == "assistant" and isinstance(content, str) else ""
         inside = said
-        for each in itertools.chain(spoken_texts(said), *REASONING_MARKS):
+        for each in (*spoken_texts(said), *itertools.chain(*REASONING_MARKS)):
             inside = inside.replace(each, "")
         count += any(each.strip() not in text for each in (inside, message.get("reasoning_content") or ""))
     return count

@@ -10,7 +10,6 @@ the rest is written in the nearest form that it shows.
 - An empty user message goes before an assistant's greeting where the template takes none at the beginning (Gemma 3).
 - The arguments of a call are an object; text where the template takes nothing else (DeepSeek-V3).
 - Text is a block where the template shows nothing else.
-- A content beside calls is null where the template shows them so alone (DeepSeek-R1's distilled models).
 - A tool without a description gets an empty one where the template refuses it otherwise (gpt-oss).
 """
 
@@ -99,21 +98,21 @@ class TemplateForm:
             and self._appends("system")
         )
         """Whether a system message may stand anywhere."""
-        self.needs_null_beside_calls = not self._shows_call("") and self._shows_call(None)
-        """Whether calls are shown only in a message whose content is null (DeepSeek-R1's distilled models)."""
-        self.takes_objects = self._renders_call({}) or not self._renders_call("{}")
+        forms = [(content, given) for content in ("", None) for given in ("object", "text")]
+        content, given = next((form for form in forms if self._shows_call(*form)), ("", "object"))
+        self.takes_objects = given == "object"
         """Whether the arguments of a call may be an object."""
-        self.needs_ids = not self._renders_call({} if self.takes_objects else "{}", {}) and self._renders_call(
-            {} if self.takes_objects else "{}"
-        )
+        self.needs_null = content is None
+        """Whether calls are shown only in a message whose content is null."""
+        self.needs_ids = self._shows_call(content, given) and not self._shows_call(content, given, has_id=False)
         """Whether each call must have an id."""
         self.needs_descriptions = not self._renders_tool({}) and self._renders_tool({"description": ""})
         """Whether each tool must have a description."""
         self.takes_users_in_a_row = self._shows([_USER], "user", []) and self._shows([_USER], "user", [_USER])
-        self.needs_user_before_greeting = not self._shows([], "assistant", [_USER]) and self._shows(
-            [_EMPTY], "assistant", [_USER]
-        )
-        """Whether a greeting of the assistant's is shown only behind a user message."""
+        self.needs_user_before_greeting = (
+            not self._shows([], "assistant", [_USER]) or self._confuses_greetings()
+        ) and self._shows([_EMPTY], "assistant", [_USER])
+        """Whether a greeting of the assistant's is shown as one only behind a user message."""
 
     def _shows(self, before: list[Message], role: str, after: list[Message], as_block: bool = False) -> bool:
         """Tell whether the template shows the text of a message with this role."""
@@ -134,32 +133,32 @@ class TemplateForm:
             return False
         return one != other
 
-    def _renders_call(self, arguments: Any, given: Mapping[str, str] | None = None) -> bool:
-        ids = {"id": "call00000"} if given is None else given
-        call = {**ids, "type": "function", "function": {"name": "f", "arguments": arguments}}
-        answer: Message = {"role": "tool", "content": "x", "tool_call_id": "call00000", "name": "f"}
-        said = {**_SAID, "content": None} if self.needs_null_beside_calls else _SAID
-        messages = [_USER, {**said, "tool_calls": [call]}, answer]
+    def _shows_call(self, content: str | None, given: str, has_id: bool = True) -> bool:
+        """Tell whether the template shows an argument of a call in a message with this content."""
+        shown: list[Any] = []
+        for text in _MARKS:
+            arguments: Any = {"a": text}
+            function = {"name": "f", "arguments": arguments if given == "object" else json.dumps(arguments)}
+            call = {**({"id": "call00000"} if has_id else {}), "type": "function", "function": function}
+            said: Message = {"role": "assistant", "content": content, "tool_calls": [call]}
+            answer: Message = {"role": "tool", "content": "x", "tool_call_id": "call00000", "name": "f"}
+            try:
+                shown.append(self._codec.rendered([self._blocks(each) for each in (_USER, said, answer)], []))
+            except ConfigError:
+                return False
+        return bool(shown[0] != shown[1])
+
+    def _confuses_greetings(self) -> bool:
+        """Tell whether the template, where there are tools, writes a first message as a user's, whoever says it."""
+        function = {"name": "f", "description": "x", "parameters": {"type": "object", "properties": {}}}
+        tools = [{"type": "function", "function": function}]
         try:
-            self._codec.rendered([self._blocks(message) for message in messages], [])
+            one, other = (
+                self._codec.rendered([self._blocks(each) for each in (first, _USER)], tools) for first in (_SAID, _USER)
+            )
         except ConfigError:
             return False
-        return True
-
-    def _shows_call(self, content: str | None) -> bool:
-        """Tell whether the template shows the name of a call beside a content, with either form of arguments."""
-        return any(self._shows_name(content, arguments) for arguments in ({}, "{}"))
-
-    def _shows_name(self, content: str | None, arguments: Any) -> bool:
-        calls = [
-            {"id": "call00000", "type": "function", "function": {"name": m, "arguments": arguments}} for m in _MARKS
-        ]
-        said = [{"role": "assistant", "content": content, "tool_calls": [call]} for call in calls]
-        try:
-            one, other = (self._codec.rendered([self._blocks(_USER), each], []) for each in said)
-        except ConfigError:
-            return False
-        return one != other
+        return bool(one == other)
 
     def _renders_tool(self, fields: Mapping[str, str]) -> bool:
         function = {"name": "f", **fields, "parameters": {"type": "object", "properties": {}}}
@@ -269,7 +268,7 @@ class TemplateForm:
                 waiting = [call["function"]["name"] for call in calls]
                 names |= {call.get("id") or "": call["function"]["name"] for call in calls}
                 made |= self.assistant_fields(message)
-                if calls and self.needs_null_beside_calls and not made["content"]:
+                if self.needs_null and calls and not content:
                     made["content"] = None
             elif role == "tool":
                 next_name = waiting.pop(0) if waiting else message.get("name") or "error"

@@ -32,7 +32,7 @@ def refusal(messages: Any) -> str:
     [
         ({"a": 1, "b": None}, {"a": 1}),
         ({"a": {"b": {"c": None, "d": 2}}}, {"a": {"b": {"d": 2}}}),
-        ({"a": {"b": None}, "c": 1}, {"c": 1}),  # as some readers write a mapping that is missing
+        ({"a": {"b": None}, "c": 1}, {"a": {}, "c": 1}),  # an empty mapping; one that is missing is null itself
         ({"a": {}}, {"a": {}}),
         ([{"a": None, "b": [{"c": None, "d": 1}]}], [{"b": [{"d": 1}]}]),
         ({"a": [1, None, 3]}, {"a": [1, None, 3]}),
@@ -81,7 +81,7 @@ def test_text_blocks_are_one_text(role: str, content: Any, expected: Any) -> Non
     [
         ({"city": "Paris"}, {"city": "Paris"}),
         ('{"city": "Paris"}', {"city": "Paris"}),
-        ({"city": "Paris", "expr": None, "opts": {"deep": None}}, {"city": "Paris"}),
+        ({"city": "Paris", "expr": None, "opts": {"deep": None}}, {"city": "Paris", "opts": {}}),
         ('{"city": null, "opts": {}}', {"city": None, "opts": {}}),  # an author's, since it is text
         ("", {}),
         ("  ", {}),
@@ -103,6 +103,7 @@ def test_arguments_are_a_mapping(arguments: Any, expected: Any) -> None:
         (["Paris"], "which is no JSON object"),
         (5, "function.arguments is 5, which is no JSON object"),
         ('"{\\"city\\": \\"Paris\\"}"', "which is no JSON object"),  # encoded twice
+        ('{"city": NaN}', "NaN is no number of JSON"),
         ('{"city": "Paris", "city": "Rome"}', "a key stands in it twice"),
         ("[" * 100_000, "which is no JSON"),
     ],

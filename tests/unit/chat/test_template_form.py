@@ -1,6 +1,5 @@
 """Rows in the form of real chat templates: what they say is in the prompt, or is refused with its place."""
 
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ def test_arguments_are_shown_the_same_in_each_form(name: str) -> None:
     assert "Paris" in prompt
     assert '\\"city' not in prompt
     assert prompt == shown(name, history('{"city": "Paris"}'))
-    assert prompt == shown(name, history({"city": "Paris", "expr": None, "opts": {"deep": None}}))
+    assert prompt == shown(name, history({"city": "Paris", "expr": None, "opts": None}))
     assert shown(name, history("")) == shown(name, history({})) == shown(name, history(None))
 
 
@@ -206,18 +205,6 @@ def test_the_check_of_a_template_finds_what_is_lost_and_a_first_token_that_is_mi
     found = said_is_shown(codec, Adds(), tools=False)
     assert found.verdict is Verdict.REFUSED
     assert "the tokenizer begins a text with" in found.found
-
-
-def test_a_greeting_that_would_stand_in_the_users_turn_is_refused_where_there_are_tools() -> None:
-    rows = [[GREETING, USER], [{"role": "system", "content": "s7"}, GREETING, USER]]
-    for index, messages in enumerate(rows):
-        said = (
-            f"message {index} (assistant): where there are tools, the chat template writes the first message into the "
-        )
-        with pytest.raises(MessageError, match=re.escape(said)):
-            shown("llama3.1", messages, TOOL)
-        assert "Hello, how can I help?" in shown("llama3.1", messages)
-        assert "Hello, how can I help?" in shown("qwen3", messages, TOOL)
 
 
 def test_a_second_message_with_calls_is_refused_where_it_begins_no_turn() -> None:
