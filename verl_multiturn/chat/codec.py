@@ -10,41 +10,26 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
-from verl_multiturn.chat.assistant_turns import AssistantTurns
 from verl_multiturn.chat.clipping import Encoder, Side, clip
 from verl_multiturn.chat.control_tokens import Firewall, map_texts, text_parts
+from verl_multiturn.chat.first_prompts import Check, FirstPrompts, Write
 from verl_multiturn.chat.images import Vision, images_of, stand_in, with_images
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall
-from verl_multiturn.chat.shown_messages import check_messages_shown, check_tools_shown
 from verl_multiturn.chat.shown_schemas import announcement, sealed, texts
-from verl_multiturn.chat.template_form import MessageError, TemplateForm
+from verl_multiturn.chat.template_form import TemplateForm
 from verl_multiturn.errors import ConfigError
 
 Message = dict[str, Any]
 Result = TypeVar("Result")
-Write = Callable[[Sequence[Message], Sequence[dict[str, Any]]], str]
-"""A function that returns what a template writes for a first prompt, or raises what the template raises."""
 
 # How many of the last ids a builder gets. It needs the last token or two; with the whole history, the cost of a turn
 # would grow with the conversation.
 _TAIL = 16
-# A text that no template writes on its own.
-_MARK = "q7z"
 # The most lists of schemas whose cleaned form is remembered. The requests of a run have few different lists.
 _MOST_SCHEMAS = 256
-
-
-class Check(Enum):
-    """The part of a first prompt's messages and tools that must be in it."""
-
-    ALL = auto()
-    OTHERS = auto()
-    """Everything but messages of the assistant: the model wrote them, and the template may shorten them."""
-    NOTHING = auto()
 
 
 class TokenBuilder(Protocol):
@@ -120,7 +105,7 @@ class ChatCodec:
         write: Write | None = None,
     ) -> None:
         self.vision = vision
-        self._write = write
+        self._prompts = None if write is None else FirstPrompts(write, getattr(tokenizer, "bos_token", None))
         self._builder = builder
         self._tokenizer = tokenizer
         self._firewall = firewall
@@ -295,27 +280,16 @@ class ChatCodec:
             ConfigError: The template cannot render the messages, does not show what they say, or writes placeholders
                 for more or fewer images than they have.
         """
-        if check is not Check.NOTHING and self._write is not None:
-            self._check_shown(messages, schemas, self._written(messages, schemas, self._write), check)
-            return self._ids(messages, schemas)
-        return self.rendered(messages, schemas)
+        if check is Check.NOTHING or self._prompts is None:
+            return self.rendered(messages, schemas)
+        self._prompts.check(messages, schemas, check)
+        return self._ids(messages, schemas)
 
     def rendered(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
         """Return the ids of a prompt as `initial` does, whether it shows what the messages say or not."""
-        if self._write is not None:
-            self._written(messages, schemas, self._write)
+        if self._prompts is not None:
+            self._prompts.write(messages, schemas)
         return self._ids(messages, schemas)
-
-    def _written(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], write: Write) -> str:
-        """Return the template's text of a first prompt.
-
-        verl's builder swallows an error of the template, and renders again without what stands before the first
-        message: the system's text, the tools and the first token. So the template is asked itself before.
-        """
-        try:
-            return write(messages, schemas)
-        except Exception as error:  # a template is other people's code and may raise anything
-            raise refusal(messages, schemas, write, error) from error
 
     def _ids(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
         try:
@@ -327,42 +301,6 @@ class ChatCodec:
             ) from error
         self._check_images(ids, messages)
         return ids
-
-    def _check_shown(
-        self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], text: str, check: Check
-    ) -> None:
-        """Refuse messages and tools that are not in the template's text."""
-        if check is Check.ALL:
-            self._turns.check(messages)
-        check_messages_shown(messages, text, with_assistant=check is Check.ALL)
-        check_tools_shown(schemas, messages, text, self._shows_tools)
-        if not text.startswith(self._beginning):
-            raise MessageError(f"the prompt does not begin with {self._beginning!r}; use another chat template")
-
-    @cached_property
-    def _turns(self) -> AssistantTurns:
-        return AssistantTurns(self._prompt_text, self.form)
-
-    @cached_property
-    def _beginning(self) -> str:
-        """The token with which the template begins a plain prompt, as text; "" where it begins with text."""
-        first = getattr(self._tokenizer, "bos_token", None)
-        return first if first and self._prompt_text([{"role": "user", "content": "x"}]).startswith(first) else ""
-
-    @cached_property
-    def _shows_tools(self) -> bool:
-        """Whether the template shows tools with their descriptions."""
-        function = {"name": "probe", "description": _MARK, "parameters": {"type": "object", "properties": {}}}
-        return _MARK in self._prompt_text(
-            [{"role": "user", "content": "x"}], [{"type": "function", "function": function}]
-        )
-
-    def _prompt_text(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]] = ()) -> str:
-        """Return the template's text of a first prompt; "" where it cannot render one."""
-        try:
-            return self._written(messages, schemas, self._write) if self._write is not None else ""
-        except ConfigError:
-            return ""
 
     def observation(
         self,
@@ -517,44 +455,3 @@ def _arguments(text: str) -> Any:
     except (ValueError, RecursionError):
         return text
     return arguments if isinstance(arguments, dict) else text
-
-
-def refusal(
-    messages: Sequence[Message],
-    schemas: Sequence[dict[str, Any]],
-    write: Write,
-    error: Exception,
-) -> MessageError:
-    """Return the refusal of messages that a template cannot render, with the message and the field that it refuses.
-
-    Args:
-        messages: The messages.
-        schemas: The tools' schemas.
-        write: Renders messages.
-        error: The template's own error.
-    """
-
-    def fails(tried: Sequence[Message], shown: Sequence[dict[str, Any]] = schemas) -> bool:
-        try:
-            write(tried, shown)
-        except Exception as again:  # a template is other people's code and may raise anything
-            return str(again) == str(error)
-        return False
-
-    said = f"{error}"
-    if schemas and not fails(messages, ()):
-        return MessageError(f"the chat template refuses the tools: {said}; change them, or use another chat template")
-    index = next((index for index in range(len(messages)) if fails(messages[: index + 1])), None)
-    if index is None:
-        return MessageError(f"the chat template refuses the messages: {said}; change them, or use another template")
-    message, field = messages[index], "role at this place"
-    without: list[tuple[str, Message]] = [("content", {**message, "content": "x"})]
-    if message.get("tool_calls"):
-        bare = {key: value for key, value in message.items() if key != "tool_calls"}
-        without.insert(0, ("tool_calls", {**bare, "content": message.get("content") or "x"}))
-    field = next((name for name, each in without if not fails([*messages[:index], each])), field)
-    return MessageError(
-        f"the chat template refuses its {field}: {said}; change it, or use another chat template",
-        index,
-        str(message["role"]),
-    )

@@ -67,6 +67,8 @@ def _forms() -> Iterator[tuple[str, list[Message], tuple[str, ...]]]:
     yield _CALLS, empty, ("calledq7", "resultq7")
     beside = [user, _said("assistant", "saidq7", tool_calls=[_call(1, arguments)]), _answer(1, "resultq7"), user]
     yield "text beside a call", beside, ("saidq7", *called, "resultq7")
+    again = [*empty, _said("assistant", "", tool_calls=[_call(2, {"place": "townq7"})]), _answer(2, "otherq7"), user]
+    yield "calls in a second turn", again, ("calledq7", "resultq7", "townq7", "otherq7")
     calls = [_call(1, arguments), _call(2, {"place": "townq7"})]
     several = [user, _said("assistant", "", tool_calls=calls), _answer(1, "resultq7"), _answer(2, "otherq7"), user]
     yield "several calls of a turn", several, (*called, "townq7", "resultq7", "otherq7")

@@ -25,8 +25,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from verl_multiturn.chat.clipping import Encoder
-from verl_multiturn.chat.codec import ChatCodec, Check, Increment, Message, TokenBuilder, Write
+from verl_multiturn.chat.codec import ChatCodec, Increment, Message, TokenBuilder
 from verl_multiturn.chat.control_tokens import Firewall
+from verl_multiturn.chat.first_prompts import Check, Write
 from verl_multiturn.chat.parsing.call_json import as_json
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, Tokenizer, ToolCall, turn_text
 from verl_multiturn.errors import ConfigError

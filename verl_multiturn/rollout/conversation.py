@@ -21,7 +21,8 @@ from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.outages.watch import OutageEndError
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.calls.timeline import during
-from verl_multiturn.chat.codec import ChatCodec, Check, Message, assistant_message
+from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message
+from verl_multiturn.chat.first_prompts import Check
 from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, tool_content
 from verl_multiturn.chat.parsing.turns import HEADER, AssistantTurn, CallParser, MalformedCall
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck

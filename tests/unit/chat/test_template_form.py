@@ -8,9 +8,10 @@ import pyarrow.parquet
 import pytest
 
 from tests.support.families import family
-from tests.support.template_builder import prompt_codec
+from tests.support.template_builder import TemplateBuilder, prompt_codec
 from verl_multiturn import ConfigError
-from verl_multiturn.chat.codec import ChatCodec, Check
+from verl_multiturn.chat.codec import ChatCodec
+from verl_multiturn.chat.first_prompts import Check, FirstPrompts
 from verl_multiturn.chat.messages import read_messages
 from verl_multiturn.chat.said_forms import said_is_shown
 from verl_multiturn.chat.template_form import MessageError
@@ -132,6 +133,11 @@ def test_a_template_that_refuses_a_prompt_says_so_itself() -> None:
             "message 1 (assistant): the chat template does not show its tool_calls[",
         ),
         (
+            "deepseek-v3",
+            [*history({"city": "Paris"}), *history({"city": "Rome"})[1:]],
+            "message 4 (assistant): the chat template writes calls in a second turn without the header of the",
+        ),
+        (
             "gemma3",
             history({"city": "Paris"})[:2],
             "message 1 (assistant): the chat template does not show its tool_calls[0].function.name, 'weather'",
@@ -159,9 +165,9 @@ def test_tools_that_a_template_does_not_show_are_named_by_a_message() -> None:
 def test_what_the_model_wrote_may_be_shortened_by_its_template() -> None:
     messages = history({"city": "Paris"}, content="said7")
     assert "said7" not in shown("llama3.1", messages, check=Check.OTHERS)
-    codec = codec_of("llama3.1")
+    lost = FirstPrompts(lambda messages, schemas: "", None)
     with pytest.raises(MessageError, match=r"message 0 \(user\)"):
-        codec._check_shown([{"role": "user", "content": "lost7"}], [], "", Check.OTHERS)
+        lost.check([{"role": "user", "content": "lost7"}], [], Check.OTHERS)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +175,7 @@ def test_what_the_model_wrote_may_be_shortened_by_its_template() -> None:
     [
         ("qwen3", ""),
         ("llama3.1", "text beside a call, several calls of a turn"),
-        ("deepseek-v3", "tools that no message describes"),
+        ("deepseek-v3", "calls in a second turn, tools that no message describes"),
         ("gpt-oss", "several calls of a turn"),
         ("gemma3", "calls in a history, tools that no message describes"),
     ],
@@ -196,7 +202,7 @@ def test_the_check_of_a_template_finds_what_is_lost_and_a_first_token_that_is_mi
         def decode(self, ids: Any) -> str:
             return str(tokenizer.decode(ids))
 
-    lost = Lost(codec._builder, tokenizer=tokenizer, write=codec._write)
+    lost = Lost(codec._builder, tokenizer=tokenizer, write=TemplateBuilder(tokenizer).write)
     found = said_is_shown(lost, tokenizer, tools=False)
     assert (found.verdict, found.found) == (
         Verdict.REFUSED,
@@ -205,21 +211,6 @@ def test_the_check_of_a_template_finds_what_is_lost_and_a_first_token_that_is_mi
     found = said_is_shown(codec, Adds(), tools=False)
     assert found.verdict is Verdict.REFUSED
     assert "the tokenizer begins a text with" in found.found
-
-
-def test_a_second_message_with_calls_is_refused_where_it_begins_no_turn() -> None:
-    twice = [*history({"city": "a7"})[:3], *history({"city": "b7"})]
-    with pytest.raises(MessageError, match=r"message 4 \(assistant\): the chat template begins no turn"):
-        shown("deepseek-v3", twice)
-    assert "b7" in shown("qwen3", twice)
-    assert "a7" in shown("deepseek-v3", history({"city": "a7"}))
-
-
-def test_calls_that_are_shown_only_beside_null_are_shown() -> None:
-    prompt = shown("deepseek-r1-distill", history({"city": "a7"}))
-    assert 'weather\n```json\n{"city": "a7"}' in prompt
-    with pytest.raises(MessageError, match=r"does not show its tool_calls\[0\].function.name"):
-        shown("deepseek-r1-distill", history({"city": "a7"}, content="I look."))
 
 
 def test_arguments_in_single_quotes_are_shown() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -173,6 +174,26 @@ async def test_a_tool_that_could_not_judge_cannot_again(monkeypatch: pytest.Monk
 async def test_a_users_answers_are_made_again() -> None:
     recorded = await record(["One.", call("a"), "Two.", "Three."], user=True)
     assert (recorded["stop_reason"], recorded["score"], len(recorded["replies"])) == ("environment_done", 2.0, 3)
+    assert differences(recorded, await replay(recorded, user=True), None) == []
+
+
+class Answers(Interaction):
+    """A user who says nothing before the model has."""
+
+    name = "user"
+    reply = User.reply
+
+
+async def test_the_answer_to_a_greeting_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    greeting = [{"role": "system", "content": "S"}, {"role": "assistant", "content": "Hello."}]
+    greeted = replace(request(), messages=greeting, interaction=Answers({}))
+    monkeypatch.setitem(globals(), "request", lambda user, hides: greeted)
+    recorded = await record(["One.", "Two."], user=True)
+    assert [(reply["turn"], reply["text"]) for reply in recorded["replies"]] == [
+        (None, "Go on 1."),
+        (0, "Go on 2."),
+        (1, "Go on 3."),
+    ]
     assert differences(recorded, await replay(recorded, user=True), None) == []
 
 

@@ -16,8 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from verl_multiturn.chat.codec import ChatCodec, Check, Increment, Message
+from verl_multiturn.chat.codec import ChatCodec, Increment, Message
 from verl_multiturn.chat.control_tokens import text_parts
+from verl_multiturn.chat.first_prompts import Check
 from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, load_images
 from verl_multiturn.chat.turn_ends import closing_ids
 from verl_multiturn.errors import ConfigError
