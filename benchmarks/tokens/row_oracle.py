@@ -97,6 +97,8 @@ def faults(
     cursor = 0
     for each in said:
         start, cursor, problem = _look(shown, each, cursor, family, format_name)
+        # What an author's own text has between brackets begins no turn.
+        headers = [header for header in headers if not start < header[0] <= cursor or start < 0]
         if not problem and start >= 0 and (role := _role_at(headers, start)) not in each.roles:
             problem = f"stands in a turn of {role!r}"
         if problem:
