@@ -8,7 +8,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.support.families import family
-from verl_multiturn.verl_bridge.trainer.numbered_rows import MeasuredRows
 
 pytestmark = pytest.mark.stack
 
@@ -19,6 +18,8 @@ HISTORY = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"r
 
 def kept(folder: Path, name: str, prompts: list[Any]) -> list[int]:
     """Return the indexes of the rows that the filter keeps, of at most 400 tokens."""
+    from verl_multiturn.verl_bridge.trainer.numbered_rows import MeasuredRows
+
     file = folder / "rows.jsonl"
     rows = [{"prompt": prompt, "extra_info": {"index": index}} for index, prompt in enumerate(prompts)]
     file.write_text("\n".join(map(json.dumps, rows)))

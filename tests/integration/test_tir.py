@@ -330,6 +330,7 @@ def test_a_template_without_a_place_for_tools(plain_model: str) -> None:
     assert [(rule.name, str(rule.verdict)) for rule in rules] == [
         ("renders a prompt", "kept"),
         ("system message rendered", "kept"),
+        ("what is said is shown", "known"),
         ("a turn ends with an end token", "known"),
         ("generation prompt", "kept"),
     ]

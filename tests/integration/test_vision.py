@@ -183,7 +183,7 @@ async def test_a_model_that_takes_no_images(processors: dict[str, Any]) -> None:
     tokenizer = family("qwen2.5").tokenizer
     engine = ScriptedEngine([tokenizer.encode(f"{CALL}<|im_end|>")])
     runner = build_runner(make_config(400).actor_rollout_ref.rollout, tokenizer, engine, "qwen2", {})
-    with pytest.raises(ConfigError, match="data row 5: an image in a message"):
+    with pytest.raises(ConfigError, match=r"data row 5: message 1 \(user\): an image in a message"):
         await roll(runner, [image(picture(28, 2, 2)), text("?")], [])
     engine = ScriptedEngine([tokenizer.encode(f"{CALL}<|im_end|>"), tokenizer.encode("Well.<|im_end|>")])
     runner = build_runner(make_config(400).actor_rollout_ref.rollout, tokenizer, engine, "qwen2", {})
@@ -207,7 +207,7 @@ async def test_rows_as_verl_and_parquet_have_them(processors: dict[str, Any], tm
 
     with pytest.raises(ConfigError, match="data row 5: an image cannot be read: FileNotFoundError"):
         await roll(runner, [image(str(tmp_path / "dog.png"))], [])
-    with pytest.raises(ConfigError, match="data row 5: video in a message is not supported"):
+    with pytest.raises(ConfigError, match=r"data row 5: message 1 \(user\): video in a message is not supp"):
         await roll(runner, [{"type": "video", "video": "x.mp4"}], [])
 
 

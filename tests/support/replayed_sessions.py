@@ -141,7 +141,7 @@ async def drawn(chat: PlayedChat, run: ProxyRun, template: Template, seed: str, 
     chance = random.Random(seed)
     run = with_engine(run, _Engine(chat, chance), template)
     if not chat.roles:
-        chat.roles.append(run.renderer._roles)
+        chat.roles.append(run.renderer._form)
     agent = _Agent(chat, run, chance)
     asked = 0
     while asked < requests:

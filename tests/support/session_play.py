@@ -285,7 +285,7 @@ class _Agent:
         harmless = [_harmless(message) for message in prompt.messages]
         tools = codec.trusted_schemas([_harmless_schema(tool) for tool in prompt.tools])
         if prompt.parent is None or prompt.trie_node is None:  # without one, the whole request was rendered
-            found, expected = prompt.ids, codec.initial(codec.trusted(roles.prompt(harmless)), tools)
+            found, expected = prompt.ids, codec.rendered(codec.trusted(roles.prompt(harmless)), tools)
         else:
             said = prompt.parent.said
             before = [{"role": "assistant", "content": "x", **roles.assistant_fields(said)}]

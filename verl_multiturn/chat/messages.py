@@ -58,7 +58,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def joined_texts(parts: Sequence[Any]) -> Any:
+def joined_texts(parts: Sequence[Any]) -> str | list[dict[str, Any]]:
     """Return the content of a message from its texts and image blocks: one text where there is no image.
 
     Texts are joined by line ends, as templates that take one text only would have them.

@@ -131,7 +131,7 @@ class TemplateForm:
             )
         except ConfigError:
             return False
-        return one != other
+        return bool(one != other)
 
     def _shows_call(self, content: str | None, given: str, has_id: bool = True) -> bool:
         """Tell whether the template shows an argument of a call in a message with this content."""

@@ -76,6 +76,9 @@ class ShownTemplate:
 class MeasuredRows(RLHFDataset):
     """verl's data set, whose filter of long prompts measures what the model is shown."""
 
+    tokenizer: Any
+    processor: Any
+
     def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
         """Return the rows whose prompts are not too long."""
         tokenizer, processor = self.tokenizer, self.processor

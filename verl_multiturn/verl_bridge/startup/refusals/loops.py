@@ -175,8 +175,9 @@ def check_interactions(run: RunView) -> None:
 def _ends_in_answers(path: Path) -> list[bool]:
     """Return for each row of a Parquet file whether its prompt ends in an assistant's message."""
     column = pyarrow.parquet.read_schema(path).field("prompt").type if "prompt" in _columns(path) else None
-    is_list = column is not None and (pyarrow.types.is_list(column) or pyarrow.types.is_large_list(column))
-    if not is_list or not pyarrow.types.is_struct(column.value_type) or column.value_type.get_field_index("role") < 0:
+    if column is None or not (pyarrow.types.is_list(column) or pyarrow.types.is_large_list(column)):
+        return [False] * pyarrow.parquet.read_metadata(path).num_rows
+    if not pyarrow.types.is_struct(column.value_type) or column.value_type.get_field_index("role") < 0:
         return [False] * pyarrow.parquet.read_metadata(path).num_rows
     found: list[bool] = []
     for chunk in pyarrow.parquet.read_table(path, columns=["prompt"]).column("prompt").chunks:
