@@ -230,6 +230,10 @@ def _arguments(given: Any, where: str) -> dict[str, Any]:
         found = {} if found is None else found
     if not isinstance(found, dict):
         raise ConfigError(f"{where} is {show(given)}, which is no JSON object; write one, or a mapping")
+    try:
+        json.dumps(found, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is {show(given)}, which JSON cannot hold ({error}); write it as text") from None
     return found
 
 

@@ -1,5 +1,7 @@
 """Messages of rows in the forms that people write them in, and the one form that they are read into."""
 
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -105,6 +107,11 @@ def test_arguments_are_a_mapping(arguments: Any, expected: Any) -> None:
         ('"{\\"city\\": \\"Paris\\"}"', "which is no JSON object"),  # encoded twice
         ('{"city": NaN}', "NaN is no number of JSON"),
         ('{"city": "Paris", "city": "Rome"}', "a key stands in it twice"),
+        ('{"share": 1e400}', "which JSON cannot hold"),
+        ({"share": float("nan")}, "which JSON cannot hold"),
+        ({"day": date(2031, 5, 17)}, "which JSON cannot hold (Object of type date is not JSON serializable)"),
+        ({"price": Decimal("1.50")}, "which JSON cannot hold"),
+        ({"data": b"x"}, "which JSON cannot hold"),
         ("[" * 100_000, "which is no JSON"),
     ],
 )
