@@ -96,8 +96,7 @@ def stored_cases(cases: Sequence[Case], every: int = 1) -> Iterator[Case]:
         for name in ("parquet", others[index % len(others)]):
             stored = _stored(case.messages, STORES[name])
             if stored is not None:
-                columns = name != "write_rows"  # which writes arguments as JSON text
-                yield replace(case, role=f"{case.role} ({name})", stored=stored, columns=columns)
+                yield replace(case, role=f"{case.role} ({name})", stored=stored, columns=True)
 
 
 def _stored(messages: list[Any], store: Callable[[Rows], Any]) -> Any:

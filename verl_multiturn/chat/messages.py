@@ -322,4 +322,7 @@ def _written_call(call: Any) -> Any:
 def _written_function(function: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(function.get("arguments"), Mapping):
         return dict(function)
-    return {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+    try:
+        return {**function, "arguments": json.dumps(plain(function["arguments"]), ensure_ascii=False)}
+    except (TypeError, ValueError, RecursionError):  # `read_messages` refuses it by name
+        return dict(function)
