@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from tests.support.families import family
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:torchtitan engine:UserWarning")]
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
 USER = {"role": "user", "content": "Go."}

@@ -230,6 +230,10 @@ def _arguments(given: Any, where: str) -> dict[str, Any]:
         found = {} if found is None else found
     if not isinstance(found, dict):
         raise ConfigError(f"{where} is {show(given)}, which is no JSON object; write one, or a mapping")
+    try:
+        json.dumps(found, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is {show(given)}, which JSON cannot hold ({error}); write it as text") from None
     return found
 
 
@@ -318,4 +322,7 @@ def _written_call(call: Any) -> Any:
 def _written_function(function: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(function.get("arguments"), Mapping):
         return dict(function)
-    return {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+    try:
+        return {**function, "arguments": json.dumps(plain(function["arguments"]), ensure_ascii=False)}
+    except (TypeError, ValueError, RecursionError):  # `read_messages` refuses it by name
+        return dict(function)

@@ -84,6 +84,8 @@ def _forms(said: str) -> Iterator[str]:
         # Jinja's own filter `tojson` also escapes what has a meaning in HTML.
         yield "".join({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "'": "\\u0027"}.get(c, c) for c in escaped)
     yield repr(said)[1:-1]
+    # LFM2 writes calls as Python, and escapes what would end a text in single quotes.
+    yield said.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def spoken_texts(text: str) -> list[str]:

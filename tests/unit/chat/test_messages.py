@@ -1,5 +1,6 @@
 """Messages of rows in the forms that people write them in, and the one form that they are read into."""
 
+import datetime
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,9 @@ def test_arguments_are_a_mapping(arguments: Any, expected: Any) -> None:
         ('{"city": NaN}', "NaN is no number of JSON"),
         ('{"city": "Paris", "city": "Rome"}', "a key stands in it twice"),
         ("[" * 100_000, "which is no JSON"),
+        ({"day": datetime.date(2024, 1, 2)}, "which JSON cannot hold (Object of type date is not JSON serializable)"),
+        ({"x": float("nan")}, "which JSON cannot hold"),
+        ({"x": b"a"}, "which JSON cannot hold"),
     ],
 )
 def test_arguments_that_are_no_object_are_refused(arguments: Any, said: str) -> None:
@@ -190,7 +194,7 @@ def test_a_row_that_ends_in_an_answer_needs_somebody_who_speaks_next() -> None:
 def test_a_file_keeps_arguments_as_text() -> None:
     messages = called({"city": "Zürich", "when": None})
     made = written_messages([*messages, {"role": "assistant", "content": "a", "tool_calls": []}])
-    assert made[1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Zürich", "when": null}'}
+    assert made[1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Zürich"}'}
     assert made[2] == {"role": "assistant", "content": "a"}
     assert written_messages(made) == made
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Zürich", "when": None}

@@ -87,7 +87,7 @@ def test_rows_of_one_file_do_not_show_each_others_arguments(tmp_path: Path) -> N
     write_rows(tmp_path, {"train": rows})
     read = pyarrow.parquet.read_table(tmp_path / "train.parquet").to_pylist()
     first, second = (shown("quickstart", row["prompt"]) for row in read)
-    assert '{"name": "weather", "arguments": {"city": "Paris", "on": null}}' in first
+    assert '{"name": "weather", "arguments": {"city": "Paris"}}' in first
     assert '{"name": "weather", "arguments": {"expr": {"deep": [1]}}}' in second
 
 
@@ -211,3 +211,15 @@ def test_the_check_of_a_template_finds_what_is_lost_and_a_first_token_that_is_mi
     found = said_is_shown(codec, Adds(), tools=False)
     assert found.verdict is Verdict.REFUSED
     assert "the tokenizer begins a text with" in found.found
+
+
+def test_arguments_in_single_quotes_are_shown() -> None:
+    code = "a\\b 'c' \"d\"\nend ü"
+    assert r"code='a\\b \'c\' " in shown("lfm2", history({"code": code}))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3.5-think", "deepseek-v3"])
+def test_a_text_before_reasoning_is_refused_where_it_is_left_out(name: str) -> None:
+    message = {"role": "assistant", "content": "first <think>why</think>then"}
+    with pytest.raises(MessageError, match="does not show its content, 'first '"):
+        shown(name, [USER, message, USER])
