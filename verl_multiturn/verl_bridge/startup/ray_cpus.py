@@ -66,7 +66,7 @@ def _is_for_another_machine(run: RunView) -> bool:
     """Tell whether a run needs GPUs, and this machine has none."""
     import torch
 
-    return run.value("trainer.device") != "cpu" and not torch.cuda.is_available()
+    return bool(run.value("trainer.device") != "cpu" and not torch.cuda.is_available())
 
 
 def _cluster_cpus(address: str) -> int:

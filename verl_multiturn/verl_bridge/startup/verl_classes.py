@@ -11,6 +11,8 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from omegaconf import MISSING
+
 from verl_multiturn.verl_bridge.startup.verl_keys import verl_root
 
 ROLLOUT = "RolloutConfig"
@@ -58,6 +60,8 @@ def default_of(name: str, field: str) -> Any:
         default = given.get("default")
     if default is None:
         return None
+    if isinstance(default, ast.Name) and default.id == "MISSING":
+        return MISSING
     try:
         return ast.literal_eval(default)
     except ValueError:
