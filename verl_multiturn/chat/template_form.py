@@ -273,8 +273,8 @@ class TemplateForm:
             elif role == "tool":
                 next_name = waiting.pop(0) if waiting else message.get("name") or "error"
                 answered = message.get("tool_call_id")
-                made["name"] = names.get(answered, next_name) if answered else next_name
                 made |= {"tool_call_id": answered} if answered else {}
+                made["name"] = names.get(answered, next_name) if answered else next_name
             elif role in SYSTEM_ROLES:
                 made["role"] = "system" if self.takes_later_system else "user"
             if keep:

@@ -82,10 +82,15 @@ async def test_a_row_that_its_template_does_not_show_is_refused_by_name() -> Non
         await scripted_rollout({}, ["Done."], prompt)
 
 
+SCORED = {"data_source": "sums", "reward_model": {"ground_truth": "2"}}
+
+
 def test_validate_takes_a_greeting_with_a_user_alone(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     answered = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
-    rows.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in (GREETING[:1] + answered[:1], answered)))
+    rows.write_text(
+        "\n".join(json.dumps({"prompt": prompt, **SCORED}) for prompt in (GREETING[:1] + answered[:1], answered))
+    )
     users, tools = tmp_path / "users.yaml", tmp_path / "tools.yaml"
     users.write_text(f"interaction:\n  - class_name: {__name__}.Answers\n")
     tools.write_text("tools:\n  - class_name: tests.conftest.EchoTool\n")

@@ -54,7 +54,11 @@ import pyarrow as pa, pyarrow.parquet
 folder = Path(sys.argv[sys.argv.index("--out") + 1])
 folder.mkdir(parents=True, exist_ok=True)
 for split in ("train", "test"):
-    pyarrow.parquet.write_table(pa.table({"words": [" ".join(sys.argv[1:])]}), folder / f"{split}.parquet")
+    row = {
+        "words": " ".join(sys.argv[1:]), "data_source": "sums", "reward_model": {"ground_truth": "2"},
+        "prompt": [{"role": "user", "content": "1 + 1 ="}],
+    }
+    pyarrow.parquet.write_table(pa.Table.from_pylist([row] * 256), folder / f"{split}.parquet")
     exec(os.environ.get("PREPARING", ""))
 """
 
@@ -236,7 +240,7 @@ def test_rows_are_those_of_this_run(
         return start(name, out, recipe, only_prepare=True, **options)
 
     assert prepare(seed=1) == 0
-    assert "train.parquet (1)" in capfd.readouterr().out
+    assert "train.parquet (256)" in capfd.readouterr().out
     made = (out / "data" / "train.parquet").stat().st_mtime_ns
     assert prepare(seed=1) == 0
     assert "rows: those of an earlier start" in capfd.readouterr().out

@@ -247,7 +247,7 @@ MEMBER = gzip.compress(LINE * 3, mtime=0)
     [
         (MEMBER * 2, 0, "ok 6 records, 42 sampled tokens, 0 violations\n"),
         (MEMBER + MEMBER[:-9], 0, "ok 3 records, 21 sampled tokens, 0 violations, 1 torn\n"),
-        (MEMBER[:-9] + MEMBER, 1, "no 3 records, 21 sampled tokens, 0 violations, 1 damaged stretches\n"),
+        (MEMBER[:-9] + MEMBER, 1, "error 3 records, 21 sampled tokens, 0 violations, 1 damaged stretches\n"),
         (MEMBER + bytes([MEMBER[0] ^ 1]) + MEMBER[1:] + MEMBER, 1, "1 damaged stretches"),
         (MEMBER[:200] + bytes([MEMBER[200] ^ 16]) + MEMBER[201:] + MEMBER, 1, "1 damaged stretches"),
         (MEMBER[:-6] + b"\x00" + MEMBER[-5:] + MEMBER, 1, "1 damaged stretches"),

@@ -22,3 +22,8 @@ def test_five_rows_are_named() -> None:
 def test_text_that_names_no_row_stays() -> None:
     assert gather_alike(["a file of 3 bytes", "a file of 4 bytes"]) == ["a file of 3 bytes", "a file of 4 bytes"]
     assert gather_alike(["row 0: 5%, or 5%"]) == ["row 0: 5%, or 5%"]
+
+
+def test_a_sentence_about_a_row_is_gathered_too() -> None:
+    problems = ["row 0 has no data_source; write one", "row 4 has no data_source; write one"]
+    assert gather_alike(problems) == ["rows 0, 4: has no data_source; write one"]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 _NUMBER = re.compile(r"\d+")
-_ROW = re.compile(r"row (\d+): ")
+_ROW = re.compile(r"row (\d+)(?:: | )")
 _NAMED = 5
 """Rows of a group of problems that are named."""
 
