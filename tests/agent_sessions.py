@@ -8,8 +8,6 @@ from typing import Any
 
 from tests.support.session_play import certified
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
-from verl_multiturn.chat.codec import ChatCodec
-from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.rendering import RenderingCheck
@@ -23,7 +21,7 @@ from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.scripted import ScriptedEngine
-from verl_multiturn.rollout.scripted_chat import TinyBuilder, tiny_tokenizer
+from verl_multiturn.rollout.scripted_chat import tiny_codec, tiny_tokenizer
 from verl_multiturn.rollout.stop_texts import StopTexts
 
 END = "<|im_end|>"
@@ -88,7 +86,7 @@ def tiny_template() -> Template:
     """Return the tiny tokenizer's template, with the Hermes format."""
     tokenizer = tiny_tokenizer()
     ends = [tokenizer.eos_token_id]
-    codec = ChatCodec(TinyBuilder(tokenizer), ends, firewall=Firewall(tokenizer), tokenizer=tokenizer)
+    codec = tiny_codec(tokenizer)
     check = RenderingCheck(tokenizer, {}, HEADER, ends)
     return Template(tokenizer, codec, check, JsonParser(tokenizer, ends), ends, HEADER)
 
@@ -97,7 +95,7 @@ def make_run(engine: Engine | Callable[[str, Sequence[int], int], Sequence[int]]
     """Return what sessions share, with the tiny tokenizer and the Hermes format."""
     tokenizer = tiny_tokenizer()
     ends = [tokenizer.eos_token_id]
-    codec = ChatCodec(TinyBuilder(tokenizer), ends, firewall=Firewall(tokenizer), tokenizer=tokenizer)
+    codec = tiny_codec(tokenizer)
     made = ScriptedEngine(engine, version=3) if callable(engine) else engine
     limits: dict[str, Any] = {"prompt_length": 4096, "response_length": 4096}
     limits |= {key: settings.pop(key) for key in ("prompt_length", "response_length", "turn_length") if key in settings}

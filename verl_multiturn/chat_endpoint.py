@@ -119,7 +119,8 @@ class ChatEndpoint:
         """
         # JSON with escapes: a model's text may hold lone surrogates, which UTF-8 cannot express.
         content = json.dumps({**self._request, "messages": list(messages)}).encode()
-        problem, wait_s = "", None
+        problem = ""
+        wait_s: float | None = None
         async with self._connections.one() as client, asyncio.timeout(self._timeout_s) as limit:
             for attempt in range(self._attempts):
                 pause_s = min(2.0**attempt / 4, 8.0)

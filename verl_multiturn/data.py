@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.chat.messages import check_messages
+from verl_multiturn.chat.messages import read_messages, written_messages
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.row_files import READERS, read_rows
@@ -69,7 +69,8 @@ def make_row(
     messages = _messages(prompt, data_source)
     if system:
         messages.insert(0, {"role": "system", "content": system})
-    check_messages(messages, f"a row of {data_source!r}")
+    messages = written_messages(messages)
+    read_messages(messages, f"a row of {data_source!r}")
     if tools is not None:
         if not tools:
             raise ConfigError(f"tools={tools!r}: verl gives such a row all tools; name one, or leave `tools` out")
@@ -265,7 +266,8 @@ def write_rows(folder: Path, splits: Mapping[str, Sequence[Row]], tool_config: P
         if not rows:
             raise ConfigError(f"the split {split!r} has no rows; see what of the source was left out, and why")
         for index, row in enumerate(rows):
-            check_messages(row["prompt"], f"the split {split!r}, row {index}")
+            read_messages(row["prompt"], f"the split {split!r}, row {index}")
+        rows = [{**row, "prompt": written_messages(row["prompt"])} for row in rows]
         path = folder / f"new-{split}.parquet"
         numbered = [
             {**row, "extra_info": {"split": split, "index": index, **row["extra_info"]}}

@@ -5,6 +5,7 @@ agent or a network does never raises out of a conversation: it ends the conversa
 
     MultiTurnError
     ├── ConfigError          a setting, a tool YAML, a schema or a data row that cannot work
+    │   └── RewardContractError     a reward function returned something that is not a reward
     ├── ToolContractError    a tool's code broke the `BaseTool` contract (for example: returned the wrong type)
     ├── InteractionContractError   an interaction's code broke the `Interaction` contract
     ├── AgentContractError   an agent behind the endpoint returned something that is not a reward
@@ -31,6 +32,13 @@ class MultiTurnError(Exception):
 
 class ConfigError(MultiTurnError, ValueError):
     """A setting, a tool YAML, a schema or a data row that cannot work."""
+
+
+class RewardContractError(ConfigError):
+    """A reward function made a mistake: it returned something that is not a reward, or raised `ConfigError`.
+
+    It ends a run and an evaluation: no conversation could be trusted to have its reward.
+    """
 
 
 class ToolContractError(MultiTurnError, TypeError):

@@ -1,4 +1,4 @@
-"""`as_reward`: the one rule for every number that becomes a reward.
+"""`as_reward`: the one rule for every number that becomes a reward; `score_of`: that for results of reward functions.
 
 It holds for what tools, interactions, environments, agents and reward functions return.
 
@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from decimal import Decimal
 from numbers import Real
@@ -27,6 +28,7 @@ LARGEST_SCORE = 1e3 * LARGEST_REWARD
 """The largest size of the sum of a conversation's weighted rewards: a square of 1e30, a hundred million times."""
 USABLE = f"finite number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
 """What a reward has to be, for messages."""
+_ON_EVERY_PATH = "return a number on every path, or raise UnjudgedError where there is no verdict"
 _ROUNDING = 1e-6
 """Largest difference of two equal rewards, relative to the larger one."""
 
@@ -76,6 +78,30 @@ def as_reward(value: Any, largest: float = LARGEST_REWARD) -> float:
     if not abs(number) <= largest:
         raise UnusableNumberError(f"{show(value)} is no finite number from {-largest:g} to {largest:g}")
     return number
+
+
+def score_of(result: Any) -> float:
+    """Return the score of what a reward function returned: a number, or a dictionary with a number as `score`.
+
+    Raises:
+        NoNumberError: It has none.
+        UnusableNumberError: It is NaN, infinite or too large.
+    """
+    if inspect.iscoroutine(result):
+        result.close()  # Python would warn of one that nobody awaited
+        raise NoNumberError("got a coroutine that nobody awaits; write the function with async def, or await it inside")
+    score = result
+    if isinstance(result, dict):
+        if "score" not in result:
+            raise NoNumberError(f"got {show(result)}, which has no 'score'; {_ON_EVERY_PATH}")
+        score = result["score"]
+    try:
+        return as_reward(score)
+    except NoNumberError as error:
+        if score is result and result is not None:
+            raise
+        what = "None" if result is None else f"{show(result)}, whose 'score' is no number"
+        raise NoNumberError(f"got {what}; {_ON_EVERY_PATH}") from error
 
 
 def are_equal(scores: Sequence[float]) -> bool:

@@ -1,4 +1,6 @@
-"""Reading the rows of a local file, and telling one row from another.
+"""Reading the rows of a local file, and telling one row from another; what lies in the place of a file is refused.
+
+Text is UTF-8, with or without the mark that editors write before it (BOM).
 
 Invariant: `row_digest` is the one name of what a row says. An evaluation writes it into its records, and whoever brings
 two files or evaluations together compares it.
@@ -6,9 +8,11 @@ two files or evaluations together compares it.
 
 from __future__ import annotations
 
+import codecs
 import datetime
 import decimal
 import hashlib
+import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,9 +35,10 @@ def read_text(path: Path, where: str, expected: str) -> str:
     """
     if path.exists() and not path.is_file():
         raise ConfigError(f"{where} is no file; {expected}")
+    refuse_pointer(path)
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return _text(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{where} cannot be read ({error}); {expected}") from None
 
 
@@ -52,6 +57,7 @@ def read_rows(path: Path, suffixes: Sequence[str]) -> list[Any]:
         raise ConfigError(f"{str(path)!r} is no file; give one of {expected}")
     if path.suffix not in suffixes:
         raise ConfigError(f"{str(path)!r}: expected one of {expected}")
+    refuse_pointer(path)
     try:
         return READERS[path.suffix](path)
     except Exception as error:  # a reader may raise anything for a damaged file
@@ -102,9 +108,74 @@ def _parquet(path: Path) -> list[Any]:
     return list(pyarrow.parquet.read_table(path).to_pylist())
 
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_MOST_OF_POINTER = 1024
+"""Bytes that a pointer of Git LFS has at most."""
+_OTHER_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""Marks of other encodings; that of UTF-32 begins as one of UTF-16 does."""
+
+
+def refuse_pointer(path: Path) -> None:
+    """Refuse a file of Git LFS that was not fetched, or a folder that holds one: a few lines stand in its place.
+
+    Args:
+        path: A file, or a folder whose own files are looked at. What is not there, or cannot be read, is left to
+            whoever opens it.
+
+    Raises:
+        ConfigError: It is, or it holds, such a file.
+    """
+    try:
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            if file.is_file() and file.stat().st_size <= _MOST_OF_POINTER:
+                with file.open("rb") as opened:
+                    is_pointer = opened.read(len(_POINTER)) == _POINTER
+                if is_pointer:
+                    raise ConfigError(
+                        f"{str(file)!r} is a Git LFS pointer, a few lines in the place of the file; run `git lfs pull` "
+                        "in its repository"
+                    )
+    except OSError:
+        return
+
+
+def refuse_encoding(path: Path) -> None:
+    """Refuse a file of text that begins with the mark of another encoding than UTF-8.
+
+    Raises:
+        ConfigError: It does.
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        begin = file.read(4)
+    if (name := _other_encoding(begin)) is not None:
+        raise ConfigError(f"{str(path)!r} is text in {name}; save it in UTF-8")
+
+
+def _other_encoding(begin: bytes) -> str | None:
+    return next((name for mark, name in _OTHER_MARKS.items() if begin.startswith(mark)), None)
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file, without a mark before it.
+
+    Raises:
+        ValueError: It is in another encoding than UTF-8.
+    """
+    content = path.read_bytes()
+    if (name := _other_encoding(content[:4])) is not None:
+        raise ValueError(f"it is text in {name}; save it in UTF-8")
+    return content.decode("utf-8-sig")
+
+
 def _json_lines(path: Path) -> list[Any]:
-    with path.open(encoding="utf-8", newline="\n") as file:  # a text may hold other line-ending characters
-        return [_json_line(number, line) for number, line in enumerate(file, 1) if line.strip()]
+    lines = _text(path).split("\n")  # a text may hold other line-ending characters
+    return [_json_line(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _json_line(number: int, line: str) -> Any:
@@ -116,15 +187,14 @@ def _json_line(number: int, line: str) -> Any:
 
 def _json(path: Path) -> list[Any]:
     """Return the rows of a JSON file: one list of rows, or one row in each line."""
-    text = path.read_text(encoding="utf-8")
+    text = _text(path)
     return list(json.loads(text)) if text.lstrip().startswith("[") else _json_lines(path)
 
 
 def _csv(path: Path) -> list[Any]:
     import csv
 
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return list(csv.DictReader(io.StringIO(_text(path), newline="")))
 
 
 READERS: dict[str, Callable[[Path], list[Any]]] = {

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-import orjson
 from omegaconf import OmegaConf
 
 from benchmarks.honest import MISHAPS, OURS, SITUATIONS, Guest, Surprises, Unsteady
@@ -23,6 +22,7 @@ from tests.harness_requests import PROGRAMS
 from tests.integration.vision import CALL, LookTool, Speaker, image, text
 from tests.integration.vision_models import picture
 from tests.support.families import family
+from tests.support.on_disk import from_disk
 from tests.support.replayed_sessions import drawn, program, replayed, with_engine
 from tests.support.rollout_config import make_config
 from tests.support.session_play import TOOL as MEASURE
@@ -30,8 +30,7 @@ from tests.support.session_play import PlayedChat
 from tests.support.template_play import calling_turn
 from verl_multiturn import Reply, ScriptedEngine, ToolResponse, ToolSchema
 from verl_multiturn.chat.template import SCHEMA, TOOL
-from verl_multiturn.records.encode import Ended, record_of
-from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.encode import Ended
 from verl_multiturn.rollout.recorded import Stage
 from verl_multiturn.verl_bridge.loops import runner as runners
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
@@ -145,17 +144,11 @@ def one_chat_each() -> Iterator[None]:
         yield
 
 
-def as_read(ended: Ended) -> dict[str, Any]:
-    """Return the record of a conversation as it is read from disk."""
-    read: dict[str, Any] = orjson.loads(line_of(record_of(ended)))
-    return read
-
-
 async def record(runner: Runner, row: Mapping[str, Any], sampling: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Roll one conversation out, and return its record."""
+    """Roll one conversation out, and return its record, read from disk."""
     request = await runner.request(row, runner.sampling(sampling), name)
     outcome, generations = await runner.run(request)
-    return as_read(Ended(outcome, generations, request=request, row=row))
+    return from_disk(Ended(outcome, generations, request=request, row=row))
 
 
 async def conversations(name: str, situation: str, numbers: Iterable[int]) -> World:

@@ -54,7 +54,7 @@ def make_model(folder: Path, seeds: Sequence[int], steps: int = 240) -> None:
     rng = random.Random(0)
     turns = [turn for seed in seeds for turn in turns_of(seed)]
     texts = [message["content"] for turn in turns for message in turn] + ["system\n", "user\n", "assistant\n"] * 99
-    tokenizer = make_tokenizer(texts, (COMMON / "model" / "chat_template.jinja").read_text(), 512)
+    tokenizer = make_tokenizer(texts, (COMMON / "model" / "chat_template.jinja").read_text(encoding="utf-8"), 512)
     pad, end = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
     model = Qwen2ForCausalLM(
         Qwen2Config(

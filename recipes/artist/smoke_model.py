@@ -54,7 +54,7 @@ def make_model(folder: Path, dialogues: Sequence[Dialogue], steps: int = 160) ->
     rng = random.Random(0)
     schemas = {tool.name: tool.tool_schema.as_dict() for tool in bfcl_tools()}
     said = [(conversation(dialogue), needed(dialogue)) for dialogue in dialogues]
-    template = (COMMON / "model" / "chat_template.jinja").read_text()
+    template = (COMMON / "model" / "chat_template.jinja").read_text(encoding="utf-8")
     render = renderer(template)
     # YAML's order of the tools is that of the prompt.
     with_tools = [(messages, [schema for name, schema in schemas.items() if name in names]) for messages, names in said]

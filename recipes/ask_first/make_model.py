@@ -202,8 +202,8 @@ def main() -> None:
     rng = random.Random(args.seed)
     started = time.time()
 
-    tools = [entry["tool_schema"] for entry in yaml.safe_load(TOOL_CONFIG.read_text())["tools"]]
-    template = (BEGINNING / "chat_template.jinja").read_text()
+    tools = [entry["tool_schema"] for entry in yaml.safe_load(TOOL_CONFIG.read_text(encoding="utf-8"))["tools"]]
+    template = (BEGINNING / "chat_template.jinja").read_text(encoding="utf-8")
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     render = environment.from_string(template).render

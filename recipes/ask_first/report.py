@@ -95,9 +95,9 @@ def summarize(out: Path, seconds: float, seed: int) -> dict[str, Any]:
 def main() -> None:
     """Report the run in the folder that the command line names. The launcher and verl's trainer wrote its files."""
     out = Path(sys.argv[1])
-    start_up = json.loads((out / "start_up.json").read_text())
+    start_up = json.loads((out / "start_up.json").read_text(encoding="utf-8"))
     summary = summarize(out, time.time() - start_up["started"], start_up["seed"])
-    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     own = {
         "accuracy on held-out tasks": change_text(summary["accuracy_before"], summary["accuracy_after"]),
         "asked when needed, after": figure_text(summary["asked_when_needed"]),

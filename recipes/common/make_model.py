@@ -181,7 +181,7 @@ def main() -> None:
 
     rows = {recipe: read_rows(recipe) for recipe in args.recipes}
     texts = [text for recipe, each in rows.items() for text in spoken(recipe, each)]
-    template = (MODEL_DIR / "chat_template.jinja").read_text()
+    template = (MODEL_DIR / "chat_template.jinja").read_text(encoding="utf-8")
     tokenizer: PreTrainedTokenizerFast = make_tokenizer(texts, template, VOCABULARY)
     config = tiny_config(tokenizer, hidden_size=128, layers=4, positions=4096, initializer_range=0.08)
     tokenizer.save_pretrained(MODEL_DIR)

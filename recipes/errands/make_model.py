@@ -139,7 +139,7 @@ def main() -> None:
     held_out = make_errands(64, seed=20_000_000)
     tools = schemas()
     begun = [conversation(each, right(each)) for each in errands[:400]]
-    template = TEMPLATE.read_text()
+    template = TEMPLATE.read_text(encoding="utf-8")
     render = renderer(template)
     tokenizer = make_tokenizer([render(messages=each, tools=tools) for each in begun], template, 512)
     prefix = common_prefix([encode(tokenizer, each, tools)[0] for each in begun])

@@ -63,7 +63,7 @@ def report(out: Path) -> dict[str, Any]:
     def over_steps(key: str) -> list[float]:
         return [entry[key] for entry in steps if entry.get(key) is not None]
 
-    start_up = json.loads((out / "start_up.json").read_text())
+    start_up = json.loads((out / "start_up.json").read_text(encoding="utf-8"))
     differences = over_steps("training/rollout_probs_diff_mean")
     return {
         "recipe": out.name,
@@ -92,7 +92,7 @@ def main() -> None:
     """Print the results of the run in the folder that the command line names, and write `summary.json` there."""
     out = Path(sys.argv[1])
     found = report(out)
-    (out / "summary.json").write_text(json.dumps(found, indent=2) + "\n")
+    (out / "summary.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     change = change_text(found["all_right_before"], found["all_right_after"])
     print_last(out, found, {f"all right of {found['held_out']} held-out errands": change})
 

@@ -53,7 +53,7 @@ def write_records(folder: Path, tokenizer: Any) -> None:
         "settings": {},
         "tokenizer": {"digest": digest_of_vocabulary(tokenizer.get_vocab())},
     }
-    path_of(folder, START).write_text(json.dumps(about))
+    path_of(folder, START).write_text(json.dumps(about), encoding="utf-8")
 
 
 def _ended(group: int, number: int, tokenizer: Any) -> Ended:

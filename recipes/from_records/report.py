@@ -13,11 +13,11 @@ from pathlib import Path
 def main() -> None:
     """Make the link, and print what was learned from."""
     out = Path(sys.argv[1])
-    step = (out / "checkpoints" / "latest_checkpointed_iteration.txt").read_text().strip()
+    step = (out / "checkpoints" / "latest_checkpointed_iteration.txt").read_text(encoding="utf-8").strip()
     model = out / "model"
     model.unlink(missing_ok=True)
     model.symlink_to(Path("checkpoints") / f"global_step_{step}" / "huggingface")
-    lines = [json.loads(line) for line in (out / "data" / "lineage.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (out / "data" / "lineage.jsonl").read_text(encoding="utf-8").splitlines()]
     found = {
         "recipe": out.name,
         "steps": int(step),

@@ -151,7 +151,7 @@ def main() -> None:
     maps = draw_maps(_SEED + args.seed, without=held_out)
     pool = [next(maps) for _ in range(2_000)]
 
-    template = (MODEL_DIR / "chat_template.jinja").read_text()
+    template = (MODEL_DIR / "chat_template.jinja").read_text(encoding="utf-8")
     texts = ["\n".join(m["content"] for m in episode(lake, 1.0, STRAY, rng)[0]) for lake in pool[:300]]
     texts += ["<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n"] * 300
     tokenizer = make_tokenizer(texts, template, 360)

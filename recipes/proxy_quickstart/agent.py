@@ -23,7 +23,8 @@ CALLS = 2
 
 _ROOT = Path(__file__).resolve().parents[2]
 TOOLS = [
-    entry["tool_schema"] for entry in yaml.safe_load((_ROOT / "tool_configs" / "calculator.yaml").read_text())["tools"]
+    entry["tool_schema"]
+    for entry in yaml.safe_load((_ROOT / "tool_configs" / "calculator.yaml").read_text(encoding="utf-8"))["tools"]
 ]
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {

@@ -90,7 +90,10 @@ def largest_difference(expected: Sequence[Row], given: Sequence[Row]) -> float |
 
 def read_written(path: Path) -> list[Row]:
     """Return the rows that `written_loss` wrote."""
-    return [[(tokens, value) for tokens, value in json.loads(line)] for line in path.read_text().splitlines()]
+    return [
+        [(tokens, value) for tokens, value in json.loads(line)]
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def _by_lengths(rows: Sequence[Row]) -> dict[tuple[int, ...], list[list[float]]]:

@@ -45,7 +45,7 @@ def report(out: Path) -> dict[str, Any]:
     proxy = over_steps(f"{_PROXY}rows/mean")
     found = {
         "recipe": out.name,
-        "seed": json.loads((out / "start_up.json").read_text())["seed"],
+        "seed": json.loads((out / "start_up.json").read_text(encoding="utf-8"))["seed"],
         "steps": len(steps),
         "accuracy_before": accuracy[0] if accuracy else None,
         "accuracy_after": accuracy[-1] if accuracy else None,
@@ -59,7 +59,7 @@ def report(out: Path) -> dict[str, Any]:
         "agent_errors": int(sum(over_steps(f"{_PROXY}agent_errors"))),
         "untrained": {cause: int(sum(over_steps(f"{_PROXY}untrained/{cause}"))) for cause in CAUSES},
     }
-    settings = yaml.safe_load((out / "hydra" / ".hydra" / "config.yaml").read_text())
+    settings = yaml.safe_load((out / "hydra" / ".hydra" / "config.yaml").read_text(encoding="utf-8"))
     proxy_settings = settings["actor_rollout_ref"]["rollout"]["custom"]["multiturn"]["proxy"]
     agent = proxy_settings.get("agent") or ""  # none where a command is the agent
     if agent.partition(":")[0].endswith(".branches"):
@@ -122,7 +122,7 @@ def main() -> None:
     """Print the results of the run in the folder that the command line names, and write `summary.json` there."""
     out = Path(sys.argv[1])
     found = report(out)
-    (out / "summary.json").write_text(json.dumps(found, indent=2) + "\n")
+    (out / "summary.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print_last(out, found)
 
 

@@ -70,8 +70,8 @@ def main() -> None:
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
 
-    tools = [entry["tool_schema"] for entry in yaml.safe_load(TOOL_CONFIG.read_text())["tools"]]
-    template = (MODEL_DIR / "chat_template.jinja").read_text()
+    tools = [entry["tool_schema"] for entry in yaml.safe_load(TOOL_CONFIG.read_text(encoding="utf-8"))["tools"]]
+    template = (MODEL_DIR / "chat_template.jinja").read_text(encoding="utf-8")
     # Seeds from 10_000_000 on belong to the warm start. The seeds of the quickstart's rows are smaller.
     entries = make_entries(20_000, seed=10_000_000)
 

@@ -102,7 +102,7 @@ def summarize(
         "train_seconds": round(step_seconds, 1),
         "total_seconds": round(time.time() - started, 1),
     }
-    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     _plot(out / "curve.png", steps, validations)
     print_last(out, summary, console=console)
     return summary
@@ -111,7 +111,7 @@ def summarize(
 def main() -> None:
     """Report the run in the folder that the command line names. The launcher and verl's trainer wrote its files."""
     out = Path(sys.argv[1])
-    start_up = json.loads((out / "start_up.json").read_text())
+    start_up = json.loads((out / "start_up.json").read_text(encoding="utf-8"))
     summarize(out, read_metrics(out), start_up["seed"], start_up["started"], start_up["seconds"], Console())
 
 

@@ -75,7 +75,7 @@ def main() -> None:
     by_lot = [(each, rng.random() < TEST_SHARE, rng.choice(sorted(FUNCTIONS))) for each in repositories]
     reading = [conversation(each, first, each.wrong if first else drawn) for each, first, drawn in by_lot]
     drawing = [conversation(*each) for each in by_lot]
-    template = TEMPLATE.read_text()
+    template = TEMPLATE.read_text(encoding="utf-8")
     render = renderer(template)
     tokenizer = make_tokenizer([render(messages=each) for each in drawing[:400]], template, 512)
     config = tiny_config(tokenizer, hidden_size=128, layers=4, positions=1024, initializer_range=0.08)

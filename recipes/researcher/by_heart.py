@@ -137,7 +137,9 @@ def main() -> None:
     subprocess.run(["bash", str(HERE / "run.sh"), "--smoke", "--out", str(WORK), "--prepare"], check=True)
     config = compose_run(plan_run(str(HERE), smoke=True, out=WORK))
     write_pages(WORK / "data")
-    tokenizer: PreTrainedTokenizerFast = make_tokenizer(list(spoken(config)), TEMPLATE.read_text(), VOCABULARY)
+    tokenizer: PreTrainedTokenizerFast = make_tokenizer(
+        list(spoken(config)), TEMPLATE.read_text(encoding="utf-8"), VOCABULARY
+    )
     model_config = tiny_config(tokenizer, hidden_size=96, layers=3, positions=1024, initializer_range=0.1)
     tokenizer.save_pretrained(MODEL_DIR)
     model_config.save_pretrained(MODEL_DIR)

@@ -48,7 +48,7 @@ def report(out: Path) -> dict[str, Any]:
     Args:
         out: Folder of the run.
     """
-    settings = yaml.safe_load((out / "hydra" / ".hydra" / "config.yaml").read_text())
+    settings = yaml.safe_load((out / "hydra" / ".hydra" / "config.yaml").read_text(encoding="utf-8"))
     gamma = settings["actor_rollout_ref"]["rollout"]["custom"]["multiturn"]["advantage"]["gamma"]
     is_decayed = settings["algorithm"]["adv_estimator"] == "mt_turns"
     groups = trained(out / "records")

@@ -181,7 +181,7 @@ def main() -> None:
         runs.append(Run.read(beside))
     summaries = [run.summary() for run in runs]
     found = summaries[0] if len(runs) == 1 else {**summaries[0], "no_tool": summaries[1]}
-    (args.out / "summary.json").write_text(json.dumps(found, indent=2) + "\n")
+    (args.out / "summary.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     plot(args.out / "curve.png", runs)
     table = Table("held-out accuracy", *(f"{run.name}, {when}" for run in runs for when in ("before", "after")))
     for kind in found["accuracy_by_kind"]:

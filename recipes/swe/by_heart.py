@@ -114,7 +114,7 @@ def make_model(folder: Path, tasks: Sequence[SweTask], settings: MiniSettings, s
     torch.set_num_threads(1)  # with more threads, so small a model is slower on a busy machine
     rng = random.Random(0)
     conversations = [conversation_of(task, settings) for task in tasks]
-    template = (COMMON / "model" / "chat_template.jinja").read_text()
+    template = (COMMON / "model" / "chat_template.jinja").read_text(encoding="utf-8")
     texts = [renderer(template)(messages=each, tools=[bash_tool()]) for each in conversations]
     tokenizer = make_tokenizer(texts * 4, template, 1024)
     model = Qwen2ForCausalLM(tiny_config(tokenizer, 96, 3, 4096, 0.08))

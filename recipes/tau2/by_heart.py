@@ -39,7 +39,7 @@ def make_model(
     texts = [message["content"] for _, messages in conversations for message in messages]
     texts += [json.dumps(schemas[name]) for names, _ in conversations for name in names]
     texts += ["system\n", "user\n", "assistant\n"] * 99
-    tokenizer = make_tokenizer(texts, (COMMON / "model" / "chat_template.jinja").read_text(), 1024)
+    tokenizer = make_tokenizer(texts, (COMMON / "model" / "chat_template.jinja").read_text(encoding="utf-8"), 1024)
     config = tiny_config(tokenizer, hidden_size=64, layers=2, positions=4096, initializer_range=0.12)
     model = Qwen2ForCausalLM(config)
     examples = []

@@ -61,7 +61,7 @@ def make_model(folder: Path, tasks: Sequence[Made], bash: TaskBash, system: str,
     torch.set_num_threads(1)  # with more threads, so small a model is slower on a busy machine
     rng = random.Random(0)
     said, tools = asyncio.run(conversations(tasks, bash, system)), [bash.tool_schema.as_dict()]
-    template = (COMMON / "model" / "chat_template.jinja").read_text()
+    template = (COMMON / "model" / "chat_template.jinja").read_text(encoding="utf-8")
     render = renderer(template)
     tokenizer = make_tokenizer([render(messages=messages, tools=tools) for messages in said], template, 1024)
     model = Qwen2ForCausalLM(tiny_config(tokenizer, 64, 2, 2048, 0.12))

@@ -121,7 +121,9 @@ _MARK = "/app/to-be-killed"
 def _kill(turn: int) -> None:
     """Kill, before the second turn, the container in which the first one left a mark."""
     if turn == 1:
-        said = subprocess.run(["podman", "ps", "--quiet"], capture_output=True, text=True).stdout
+        said = subprocess.run(
+            ["podman", "ps", "--quiet"], capture_output=True, text=True, encoding="utf-8", errors="replace"
+        ).stdout
         for container in said.split():
             if subprocess.run(["podman", "exec", container, "test", "-e", _MARK]).returncode == 0:
                 subprocess.run(["podman", "kill", container], capture_output=True)
@@ -131,14 +133,16 @@ def _no_podman() -> str | None:
     """Return why podman runs no containers here; None if it does."""
     if shutil.which("podman") is None:
         return "podman is not installed"
-    done = subprocess.run(["podman", "info"], capture_output=True, text=True)
+    done = subprocess.run(["podman", "info"], capture_output=True, text=True, encoding="utf-8", errors="replace")
     if done.returncode:
         return done.stderr.strip()[-300:]
     try:
         make_image()
     except (RuntimeError, subprocess.CalledProcessError) as error:
         return str(error)[:300]
-    done = subprocess.run(["podman", "run", "--rm", IMAGE, "true"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["podman", "run", "--rm", IMAGE, "true"], capture_output=True, text=True, encoding="utf-8", errors="replace"
+    )
     return done.stderr.strip()[-300:] or "a container does not start" if done.returncode else None
 
 
@@ -181,7 +185,9 @@ def left_behind() -> list[str]:
     found = [str(path) for path in Path(tempfile.gettempdir()).glob("verl-multiturn-trials-*")]
     if shutil.which("podman") is not None:
         for listing in (["ps", "-a", "--format", "{{.Names}}"], ["network", "ls", "--format", "{{.Name}}"]):
-            said = subprocess.run(["podman", *listing], capture_output=True, text=True).stdout
+            said = subprocess.run(
+                ["podman", *listing], capture_output=True, text=True, encoding="utf-8", errors="replace"
+            ).stdout
             found += [line for line in said.split() if line.startswith("vmt-")]
     return found
 

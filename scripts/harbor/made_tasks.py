@@ -61,14 +61,14 @@ def make_task(folder: Path, name: str, *, base: str, tests: str = "honest", agen
     for each in ("environment", "tests", "solution"):
         (task / each).mkdir(parents=True, exist_ok=True)
     image = f'docker_image = "{MISSING}"' if base == MISSING else ""
-    (task / "task.toml").write_text(_TOML.format(name=name, agent_s=agent_s, image=image))
-    (task / "instruction.md").write_text(_INSTRUCTION)
-    (task / "environment" / "words.txt").write_text(WORDS)
+    (task / "task.toml").write_text(_TOML.format(name=name, agent_s=agent_s, image=image), encoding="utf-8")
+    (task / "instruction.md").write_text(_INSTRUCTION, encoding="utf-8")
+    (task / "environment" / "words.txt").write_text(WORDS, encoding="utf-8")
     if not image:
         dockerfile = f"FROM {base}\nWORKDIR /app\nCOPY words.txt /app/words.txt\n"
-        (task / "environment" / "Dockerfile").write_text(dockerfile)
-    (task / "tests" / "test.sh").write_text(f"#!/bin/bash\n{_TESTS[tests]}\n")
-    (task / "solution" / "solve.sh").write_text(_SOLUTION)
+        (task / "environment" / "Dockerfile").write_text(dockerfile, encoding="utf-8")
+    (task / "tests" / "test.sh").write_text(f"#!/bin/bash\n{_TESTS[tests]}\n", encoding="utf-8")
+    (task / "solution" / "solve.sh").write_text(_SOLUTION, encoding="utf-8")
     for script in (task / "tests" / "test.sh", task / "solution" / "solve.sh"):
         script.chmod(0o755)
     return task
@@ -112,7 +112,9 @@ def _files() -> list[str]:
         program = shutil.which(name)
         if program is None:
             raise RuntimeError(f"the made image needs {name!r}, which this machine has not; install it")
-        said = subprocess.run(["ldd", str(Path(program).resolve())], capture_output=True, text=True).stdout
+        said = subprocess.run(
+            ["ldd", str(Path(program).resolve())], capture_output=True, text=True, encoding="utf-8", errors="replace"
+        ).stdout
         found += [program, *re.findall(r"(/\S+)", said)]
     for folder in ("/lib/terminfo", "/usr/share/terminfo"):
         found += [str(path) for name in ("screen", "tmux", "xterm") for path in Path(folder).glob(f"?/{name}*")]

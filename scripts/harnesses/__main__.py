@@ -72,7 +72,7 @@ def main() -> int:
         parser.error(f"{sorted(unknown)[0]!r} is no program; expected one of {sorted(known)}")
     chosen = [p for p in PROGRAMS if not names or p.name in names or p.family in names]
     reports = asyncio.run(run_all(chosen, arguments.deadline_s))
-    expected = json.loads(EXPECTED.read_text())
+    expected = json.loads(EXPECTED.read_text(encoding="utf-8"))
     found = [fault for name, report in reports.items() for fault in faults(name, report, expected)]
     for fault in found:
         print(fault, file=sys.stderr)

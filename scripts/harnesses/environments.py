@@ -59,15 +59,17 @@ class Environment:
             RuntimeError: The installation failed; the message has the end of what was printed.
         """
         stamp = self.path / ".stamp"
-        if stamp.is_file() and stamp.read_text() == self.stamp:
+        if stamp.is_file() and stamp.read_text(encoding="utf-8") == self.stamp:
             return
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
         for command in self._npm() if self.npm else self._pip():
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_INSTALL_S, encoding="utf-8", errors="replace"
+            )
             if done.returncode:
                 raise RuntimeError(f"{self.name}: {' '.join(command)} failed: {(done.stdout + done.stderr)[-2000:]}")
-        stamp.write_text(self.stamp)
+        stamp.write_text(self.stamp, encoding="utf-8")
 
     def _npm(self) -> list[list[str]]:
         return [["npm", "install", "--no-audit", "--no-fund", "--prefix", str(self.path), *str(self.npm).split()]]

@@ -120,7 +120,8 @@ name = "here"
 base_url = "{endpoint.openai}"
 env_key = "OPENAI_API_KEY"
 wire_api = "responses"
-"""
+""",
+        encoding="utf-8",
     )
     return {"CODEX_HOME": str(folder)}
 
@@ -133,7 +134,7 @@ def _opencode(home: Path, endpoint: Endpoint) -> dict[str, str]:
         "models": {"policy": {"name": "policy"}},
     }
     settings = {"provider": {"here": provider}, "autoupdate": False, "share": "disabled"}
-    (home / "opencode.json").write_text(json.dumps(settings))
+    (home / "opencode.json").write_text(json.dumps(settings), encoding="utf-8")
     return {"OPENCODE_CONFIG": str(home / "opencode.json"), "OPENCODE_DISABLE_MODELS_FETCH": "1"}
 
 
@@ -142,7 +143,7 @@ def _qwen_code(home: Path, endpoint: Endpoint) -> dict[str, str]:
     folder = home / ".qwen"
     folder.mkdir(parents=True)
     general = {"general": {"enableAutoUpdate": False}, "privacy": {"usageStatisticsEnabled": False}}
-    (folder / "settings.json").write_text(json.dumps({**general, "telemetry": {"enabled": False}}))
+    (folder / "settings.json").write_text(json.dumps({**general, "telemetry": {"enabled": False}}), encoding="utf-8")
     return {"OPENAI_MODEL": "policy"}
 
 

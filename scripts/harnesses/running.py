@@ -43,7 +43,7 @@ async def run_program(program: Program, template: Template, deadline_s: float) -
         for each in ("home", "work"):
             (folder / each).mkdir()
         padding = "".join(f"line {number} of the padding\n" for number in range(program.padding))
-        (folder / "work" / FILE).write_text(f"{lot}\n{padding}")
+        (folder / "work" / FILE).write_text(f"{lot}\n{padding}", encoding="utf-8")
         async with serve(template, program.policy) as served:
             began = time.monotonic()
             status, printed, said = await _run(program, folder, Endpoint(served.root, served.key), deadline_s)
@@ -88,4 +88,8 @@ async def _run(program: Program, folder: Path, endpoint: Endpoint, deadline_s: f
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         status = await ending
-    return status, output.read_text(errors="replace"), errors.read_text(errors="replace")
+    return (
+        status,
+        output.read_text(errors="replace", encoding="utf-8"),
+        errors.read_text(errors="replace", encoding="utf-8"),
+    )

@@ -12,6 +12,12 @@ from tests.integration.vision import KINDS
 from tests.support.warm_python import start_ray
 
 
+@pytest.fixture(scope="session", autouse=True)
+def verl_first() -> None:
+    """Import verl before a test replaces what its plugin fills, such as the hooks of a platform."""
+    import verl  # noqa: F401
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.integration.vision_models import save_processor

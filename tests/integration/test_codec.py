@@ -102,7 +102,7 @@ def test_the_variables_of_the_template_reach_the_prompt(tokenizer: Any) -> None:
 
 
 def test_a_prompt_is_measured_with_its_tools(tokenizer: Any) -> None:
-    from verl_multiturn.verl_bridge.model.chat_setup import prompt_measure
+    from verl_multiturn.verl_bridge.model.chat_setup import PromptMeasure
 
     tools = load_tools(ROOT / "tool_configs" / "calculator.yaml")
     schemas = [tool.tool_schema.as_dict() for tool in tools.values()]
@@ -111,7 +111,7 @@ def test_a_prompt_is_measured_with_its_tools(tokenizer: Any) -> None:
         whole = tokenizer.apply_chat_template(
             prompt, tools=shown or None, add_generation_prompt=True, return_dict=False
         )
-        assert prompt_measure(str(MODEL), given, tool_format)({"prompt": prompt}) == len(whole)
+        assert PromptMeasure(str(MODEL), given, tool_format)({"prompt": prompt}) == len(whole)
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from tests.conftest import ROOT, until
 from verl_multiturn.calls.limits import OutageLimits
-from verl_multiturn.errors import ConfigError, EngineError, OutageError
+from verl_multiturn.errors import ConfigError, EngineError, OutageError, RewardContractError
 from verl_multiturn.evaluation.compare import compare, comparison_summary
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.evaluation.tables import summary_of, table_of
@@ -182,9 +182,34 @@ def test_what_an_engine_failed_is_asked_again_and_nothing_else(tmp_path: Path, r
 def test_a_reward_that_raises_is_counted_apart(tmp_path: Path, rows: Path, server: Server) -> None:
     (tmp_path / "raises.py").write_text("def compute_score(**given):\n    raise ZeroDivisionError('no')\n")
     override = f"reward.custom_reward_function.path={tmp_path / 'raises.py'}"
-    assert not evaluate(job(tmp_path / "out", rows, server, override), quiet, quiet)
+    lines: list[str] = []
+    assert not evaluate(job(tmp_path / "out", rows, server, override), lines.append, quiet)
     results = read_results(tmp_path / "out")
     assert (results.count("failed"), results.count("invalid"), results.count("scored")) == (4, 0, 0)
+    raised = [line for line in lines if "raised" in line]
+    assert [line.partition(": ")[2] for line in raised] == [
+        "the reward function raised ZeroDivisionError: no (raises.py:2); further ones are counted"
+    ]
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_a_reward_function_that_forgets_to_return_ends_it(
+    add: bool, tmp_path: Path, rows: Path, server: Server
+) -> None:
+    file = tmp_path / "forgets.py"
+    file.write_text("def compute_score(ground_truth, **given):\n    pass\n", encoding="utf-8")
+    overrides = [f"reward.custom_reward_function.path={file}"]
+    if add:
+        overrides.append("+actor_rollout_ref.rollout.custom.multiturn.interaction_reward.mode=add")
+    asked = job(tmp_path / "out", rows, server, *overrides)
+    with pytest.raises(RewardContractError) as ended:
+        evaluate(asked, quiet, quiet)
+    begin, _, end = str(ended.value).partition(" was given the row with ")
+    assert begin == f"the reward function compute_score ({file})"
+    assert end.endswith(
+        "and returned None; return a number on every path, or raise UnjudgedError where there is no verdict"
+    )
+    assert read_results(tmp_path / "out").count("scored") == 0
 
 
 def test_what_an_outage_has_touched_is_not_scored_and_run_again(

@@ -99,6 +99,32 @@ async def test_a_group_tells_how_many_of_its_conversations_raised(worker: Any, m
     assert (ended.raised, worker.puts[-1], worker._raised) == (1, ("a", "failure"), {})
 
 
+async def test_a_mistake_of_the_reward_function_is_told_at_once(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.errors import RewardContractError
+    from verl_multiturn.verl_bridge.loops.manager import MultiTurnManager, MultiTurnWorker
+    from verl_multiturn.verl_bridge.trainer.replay_buffer import End
+
+    async def run(*_: Any, session_id: int, **__: Any) -> None:
+        if session_id == 1:
+            raise RewardContractError("it returned None")
+        await worker.let_go.wait()
+
+    monkeypatch.delattr(type(worker), "_run_agent_loop")
+    monkeypatch.setattr(MultiTurnWorker.__mro__[1], "_run_agent_loop", run)
+    group = start(worker, "a")
+    told = await worker.finished(0)
+    assert (told, group.done()) == ([("a", End(0.0, 0.0, mistake="it returned None"))], False)
+
+    manager: Any = object.__new__(MultiTurnManager)
+    manager.__dict__ |= {"_starts": {}, "_polls": {0: "poll"}, "_seen": {}, "_ends": {}, "_raised": 0, "_groups": {}}
+    monkeypatch.setattr("ray.wait", lambda polls, **_: (polls, []))
+    monkeypatch.setattr("ray.get", lambda _: told)
+    manager._collect()
+    assert manager.mistake == "it returned None"
+    worker.let_go.set()
+    await group
+
+
 async def test_the_rows_end_before_the_group_is_told(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer may go on before the worker knows that its word has come."""
     from verl.trainer.ppo.v1 import agent_loop_tq

@@ -5,12 +5,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from tests.conftest import until
 from tests.idle_loop import skip_waits
 from tests.scoring import KEYS, OUTAGE
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.config import OutageSettings
+from verl_multiturn.errors import ConfigError, OutageError, RewardContractError, UnjudgedError
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -140,6 +142,42 @@ async def test_what_nobody_waits_for(says: dict[str, float], settings: dict[str,
     assert len(scoring.judge.asked) == 20
     assert not any(map(is_scored, rows))
     assert not scoring.is_open
+
+
+class Raising(Judge):
+    """A reward function of an author's, which gives no verdict on one row."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    async def compute(self, output: Any) -> None:
+        if output.stats["request_id"] == "1":
+            raise self.error
+        await super().compute(output)
+
+
+@pytest.mark.parametrize("mode", ["pause", "mask", "off"])
+@pytest.mark.parametrize("mark", ["unjudgeable", "outage"])
+async def test_a_function_that_raises_gives_no_verdict(mark: str, mode: str) -> None:
+    skip_waits()
+    error = UnjudgedError("no verdict") if mark == "unjudgeable" else OutageError("it is away")
+    scoring = Scoring(Raising(error), mode=mode)
+    assert is_scored(await scoring.score(0))
+    row = await scoring.score(1)
+    assert row.reward_score == 0.0, "verl needs a number; the trainer leaves the row out"
+    assert row.extra_fields["reward_extra_info"] == {"outage": 0.0, mark: 1.0}
+    assert is_scored(await scoring.score(2))
+
+
+@pytest.mark.parametrize("mode", ["pause", "off"])
+@pytest.mark.parametrize("is_far", [True, False])
+async def test_a_mistake_of_its_author_is_raised_as_one_sentence(is_far: bool, mode: str) -> None:
+    mistake = ConfigError("expected a number, got 'many'")
+    error = RayTaskError("compute_score", "a traceback", mistake).as_instanceof_cause() if is_far else mistake
+    with pytest.raises(RewardContractError) as raised:
+        await Scoring(Raising(error), mode=mode).score(1)
+    assert str(raised.value) == "expected a number, got 'many'"
 
 
 async def test_a_reward_that_is_there_already_is_no_call() -> None:

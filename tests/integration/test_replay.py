@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,18 @@ from verl.utils import hf_tokenizer
 from tests.conftest import ROOT
 from tests.support.rollout_config import MODEL, make_config
 from tests.support.sample_records import sample_record
-from verl_multiturn import ScriptedEngine
+from verl_multiturn import Interaction, Reply, ScriptedEngine
+from verl_multiturn.calls.recorded import Difference
 from verl_multiturn.cli.main import app
 from verl_multiturn.data import tool_call
+from verl_multiturn.records import comparison
 from verl_multiturn.records.encode import Ended, record_of
 from verl_multiturn.records.run_file import digest, digest_of_vocabulary
 from verl_multiturn.records.writer import RecordWriter
 from verl_multiturn.tools.loading.registry import load_tools, schema_of
 from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
 from verl_multiturn.verl_bridge.loops.runner import build_runner
+from verl_multiturn.verl_bridge.replay import conversations
 
 pytestmark = pytest.mark.stack
 
@@ -48,11 +52,32 @@ def settings() -> Any:
     return config
 
 
+class Greeter(Interaction):
+    """A user who speaks first, and is content with the first answer."""
+
+    async def start(self, instance_id: str, **kwargs: Any) -> Reply:
+        return Reply("Hello.")
+
+    async def reply(self, instance_id: str, messages: Sequence[Any], **kwargs: Any) -> Reply:
+        return Reply("Thanks.", reward=0.5, done=True)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run with two conversations, whose rewards are 1 and 0."""
-    made = tmp_path_factory.mktemp("run") / "records"
+    return make_run(tmp_path_factory.mktemp("run") / "records")
+
+
+def make_run(made: Path, users: Path | None = None) -> Path:
+    """Write the folder of a run with two conversations, whose rewards are 1 and 0.
+
+    Args:
+        made: Its folder of records.
+        users: The interactions' YAML; None: none answers.
+    """
     tokenizer, config = hf_tokenizer(str(MODEL)), settings()
+    if users is not None:
+        OmegaConf.update(config, f"{PATH}.custom.multiturn.interaction_config_path", str(users), force_add=True)
     writer = RecordWriter(made, START)
 
     async def roll(number: int) -> None:
@@ -63,10 +88,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "data_source": "openai/gsm8k",
             "reward_model": {"ground_truth": "5" if number == 0 else "6"},
             "extra_info": {"index": number},
+            "interaction_kwargs": None if users is None else {"name": "greeter"},
         }
         request = await runner.request(row, runner.sampling({"temperature": 1.0}), f"request-{number}")
         outcome, generations = await runner.run(request)
-        assert to_outputs(outcome, runner.output_settings, 1)[0].num_turns == 4
+        outputs = to_outputs(outcome, runner.output_settings, 1)
+        assert [each.num_turns for each in outputs] == [4]
         line = {"request_id": request.request_id, "uid": "u", "number": number, "step": 1}
         ended = Ended(outcome, generations, row=row, request=request, uid="u", number=number, step=1)
         writer.begin(line)
@@ -85,6 +112,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "versions": {},
         "settings": OmegaConf.to_container(config),
         "tools": yaml.safe_load(TOOLS.read_text()),
+        "interactions": None if users is None else yaml.safe_load(users.read_text()),
         "schemas": [schema_of(tool).as_dict() for tool in load_tools(TOOLS).values()],
         "tokenizer": {"digest": digest_of_vocabulary(tokenizer.get_vocab())},
         "template": {"digest": digest(template.encode()), "text": template},
@@ -108,6 +136,36 @@ def test_all_is_made_again_with_its_rewards(folder: Path) -> None:
     found = last(result)
     assert (found["conversations"], found["same"], found["different"], found["skipped"]) == (2, 2, 0, 0)
     assert found["scored"] == 2
+
+
+@pytest.fixture(scope="module")
+def with_user(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run whose conversations a user opens and ends."""
+    place = tmp_path_factory.mktemp("users")
+    (place / "users.yaml").write_text(f"interaction:\n  - class_name: {__name__}.Greeter\n")
+    return make_run(place / "records", place / "users.yaml")
+
+
+def test_a_users_conversations_are_made_again(with_user: Path) -> None:
+    result = replay(with_user)
+    assert (result.exit_code, last(result)["same"], last(result)["different"]) == (0, 2, 0), result.output
+
+
+def test_a_difference_is_printed_once(with_user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another reward of each reply, and two differences that read the same: each is one line."""
+    changed = comparison.differences
+
+    def twice(recorded: Any, now: Any, until: int | None = None) -> list[Difference]:
+        now = {**now, "replies": [{**each, "metrics": {"new": 1}} for each in now["replies"]]}
+        return [each for each in changed(recorded, now, until) for _ in range(2)]
+
+    monkeypatch.setattr(conversations, "differences", twice)
+    result = replay(with_user, "request-0")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[:-1] == [
+        "request-0: turn 1, replies.metrics: {} in the record, now {'new': 1}",
+        "request-0: the opening, replies.metrics: {} in the record, now {'new': 1}",
+    ]
 
 
 def test_live_tools_answer_the_same(folder: Path) -> None:

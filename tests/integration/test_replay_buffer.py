@@ -93,6 +93,25 @@ def counts(buffer: Any) -> tuple[float, float]:
     return metrics["rollout/async/evicted"], metrics["rollout/async/prompts_lost"]
 
 
+def test_why_a_group_failed_is_known_before_the_batch_is_used(queue: Queue) -> None:
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+    from verl_multiturn.verl_bridge.trainer.replay_buffer import replay_buffer_from
+
+    buffer = replay_buffer_from(ReplayBuffer("sync", {}, None, "drop", {}), None, 2)
+    buffer.waiter = queue
+    looked: list[str] = []
+    buffer.look_after = lambda: looked.append("looked")
+    for uid, status in (("a", "finished"), ("b", "finished")):
+        queue.group(uid, 1, status)
+    assert (sample(buffer, step=1), queue.waits, looked) == (["a", "b"], [], [])
+    queue.tags.clear()
+    queue.group("c", 2, "finished")
+    queue.group("d", 2, "failure")
+    queue.events.append(lambda: None)
+    assert (sample(buffer, step=2), queue.waits, looked) == (["c"], [1.0], ["looked"])
+
+
 def test_drop_evicts_what_is_over_age_and_counts_it(queue: Queue) -> None:
     refilled: list[int] = []
     buffer = make(queue, "drop", refilled=refilled)

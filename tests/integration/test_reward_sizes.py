@@ -14,7 +14,7 @@ from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos
 from verl.utils.torch_functional import masked_whiten
 
-from verl_multiturn.errors import ConfigError
+from verl_multiturn.errors import ConfigError, RewardContractError
 from verl_multiturn.reward_numbers import LARGEST_REWARD, LARGEST_SCORE
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
 
@@ -82,6 +82,14 @@ def test_true_is_a_score_of_one() -> None:
 def test_a_score_that_is_no_number_is_named(score: Any) -> None:
     with pytest.raises(ConfigError, match="the reward function must return a number as score, got "):
         output(score).as_dict()
+
+
+@pytest.mark.parametrize("further", [{}, {"interaction_score": 1.0}])
+def test_a_manager_that_judged_without_a_score_is_named(further: dict[str, float]) -> None:
+    made = output(None, **further)
+    made.extra_fields["reward_extra_info"] = {"acc": None}
+    with pytest.raises(RewardContractError, match="the reward function must return a number as score, got None"):
+        made.as_dict()
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("-inf"), 1e39, np.float64(1e300), torch.tensor(torch.inf)])

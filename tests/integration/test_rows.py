@@ -64,3 +64,17 @@ def test_the_run_takes_what_validate_passes(extra_info: Any, said: str) -> None:
     else:
         made = make_request(row, tools, {}, "r1")
         assert (made.tools, made.tools_kwargs) == tools_of_row(row, tools, "row")
+
+
+def test_nulls_are_off_at_every_depth_of_a_rows_kwargs() -> None:
+    kwargs = {"b": {"create_kwargs": {"x": {"y": None, "z": 1}, "only": {"w": None}, "seq": [{"v": None, "u": 2}]}}}
+    made = request({"need_tools_kwargs": True, "tools_kwargs": kwargs})
+    assert made.tools_kwargs["b"] == {"create_kwargs": {"x": {"z": 1}, "only": {}, "seq": [{"u": 2}]}}
+
+
+def test_a_row_that_ends_in_an_answer_is_refused_by_name() -> None:
+    prompt = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    with pytest.raises(ConfigError, match="data row 7 ends in the assistant's answer; leave it out, or put it into"):
+        make_request({"raw_prompt": prompt, "extra_info": {"index": 7}}, TOOLS, {}, "r1")
+    made = make_request({"raw_prompt": prompt[:1], "extra_info": {"index": 7}}, TOOLS, {}, "r1")
+    assert made.row == "data row 7"

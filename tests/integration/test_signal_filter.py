@@ -306,13 +306,17 @@ def checked(**changes: str) -> Any:
 
 
 def test_what_is_derived() -> None:
-    def found(mode: str) -> tuple[Any, Any, Any]:
-        data = checked(**{FILTER: mode}).data
+    def found(mode: str, **data_keys: str) -> tuple[Any, Any, Any]:
+        data = checked(**{FILTER: mode, **{f"data.{key}": value for key, value in data_keys.items()}}).data
         return data.get("gen_batch_size"), data.custom_cls.path, data.custom_cls.name
 
     assert found("off") == found("skip") == (None, None, None)
     assert found("refill") == (1, None, None)
-    assert found("difficulty") == (1, "pkg://verl_multiturn.verl_bridge.trainer.numbered_rows", "NumberedRows")
+    module = "pkg://verl_multiturn.verl_bridge.trainer.numbered_rows"
+    assert found("difficulty") == (1, module, "NumberedRows")
+    # verl's filter of long prompts measures what the model is shown, unless the user has a class of his own.
+    assert found("off", filter_overlong_prompts="True") == (None, module, "MeasuredRows")
+    assert found("difficulty", filter_overlong_prompts="True") == (1, module, "NumberedRows")
 
 
 @pytest.mark.parametrize(

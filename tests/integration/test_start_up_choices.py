@@ -336,10 +336,9 @@ def check_ray_cpus(monkeypatch: pytest.MonkeyPatch, config: Any, **parts: int) -
 
 def test_the_cpus_of_trainers_that_reserve_others_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.startup import ray_cpus
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray_cpus, "ray", None)  # nothing is joined
+    monkeypatch.setattr("ray.init", None)  # nothing is joined
     with pytest.raises(ConfigError, match=r"has 4 logical CPUs and this run reserves 9, .*: 8 workers; 1 controller"):
         check_ray_cpus(monkeypatch, cpu_config(), workers=8, controller=1)
     for config in (
@@ -370,13 +369,12 @@ class Cluster:
 def test_a_cluster_with_too_few_cpus_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from verl_multiturn.verl_bridge.startup import ray_cpus
-
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     address = "192.0.2.1:6379"
     for need, told in ((4, ""), (5, f"the cluster at {address}: Ray has 4 logical CPUs and this run reserves 5,")):
         cluster = Cluster()
-        monkeypatch.setattr(ray_cpus, "ray", cluster)
+        for name in ("init", "cluster_resources", "shutdown"):
+            monkeypatch.setattr(f"ray.{name}", getattr(cluster, name))
         check_ray_cpus(monkeypatch, cpu_config(address), workers=need)
         assert cluster.called == [address, "resources", "shutdown"]
         said = capsys.readouterr().err

@@ -83,6 +83,18 @@ def test_what_is_refused(yaml: str, rows: list[Any] | None, changes: dict[str, s
         prepared(tmp_path, yaml, rows, **changes)
 
 
+@pytest.mark.parametrize("columns", [["prompt"], ["prompt", "extra_info"]])
+def test_a_greeting_needs_a_user(columns: list[str], tmp_path: Path) -> None:
+    data = tmp_path / "rows.parquet"
+    question, answer = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
+    rows = pd.DataFrame({"prompt": [[question], [question, answer], []], "extra_info": [{"index": 0}] * 3})
+    rows[columns].to_parquet(data)
+    files = {"data.train_files": str(data), "data.val_files": str(data)}
+    with pytest.raises(ConfigError, match=r"rows.parquet: row 1 ends in the assistant's answer; leave it out, or put"):
+        prepared(tmp_path, **files)
+    prepared(tmp_path, ONE, **files)
+
+
 @pytest.mark.parametrize(
     ("family", "refused"),
     [("gemma3", True), ("cohere2", True), ("phi3.5", True), ("qwen3", False), ("quickstart", False)],

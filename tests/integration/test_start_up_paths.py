@@ -27,7 +27,7 @@ pytestmark = [
 
 MODEL = "actor_rollout_ref.model"
 REWARD = "reward.custom_reward_function"
-ROWS = [{"prompt": [{"role": "user", "content": "Q"}], "data_source": "d"}]
+ROWS = [{"prompt": [{"role": "user", "content": "Q"}], "data_source": "d", "reward_model": {"ground_truth": "1"}}]
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @functools.cache
 def _right(rows: str) -> Any:
     data = {"data.train_files": rows, "data.val_files": rows, "ray_kwargs.ray_init.num_cpus": "64"}
+    data |= {"data.train_batch_size": "1", "trainer.logger": "console"}
     settings = {**RIGHT, **data, "algorithm.adv_estimator": "grpo"}
     return compose_config([f"{key}={value}" for key, value in settings.items()])
 
@@ -110,7 +111,7 @@ def test_a_model_that_is_not_there(rows: str, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({f"{MODEL}.path": "null"}, f"{MODEL}.path=None: expected the folder of a model"),
+        ({f"{MODEL}.path": "null"}, f"{MODEL}.path=null: expected text"),
         ({f"{MODEL}.path": "''"}, f"{MODEL}.path='': expected the folder of a model"),
         ({f"{MODEL}.path": "{tmp}"}, "has no config.json"),
         ({f"{MODEL}.path": "{rows}"}, "is a file, expected the folder of a model"),
@@ -136,7 +137,7 @@ def test_a_model_that_is_not_there(rows: str, capsys: pytest.CaptureFixture[str]
         ({f"{MODEL}.custom_chat_template": "t.jinja"}, "custom_chat_template='t.jinja': this is a path"),
         ({"data.train_files": "gone.parquet"}, "data.train_files: 'gone.parquet' is no file"),
         ({"data.val_files": "[{rows},gone.parquet]"}, "data.val_files: 'gone.parquet' is no file"),
-        ({"data.val_files": "null"}, "data.val_files=None: it names no file"),
+        ({"data.val_files": "null"}, "data.val_files=null: expected text or a list"),
         ({"data.val_files": "'no/*.parquet'"}, "data.val_files: 'no/*.parquet' matches no file"),
         ({"data.train_files": "{tmp}/rows.csv"}, "expected a file that ends in .parquet, .json or .jsonl"),
         ({"data.train_files": "{tmp}/none.parquet"}, "none.parquet' has no rows"),

@@ -147,6 +147,41 @@ def test_servers_that_live_make_room_where_one_has_died(monkeypatch: pytest.Monk
     assert noted == ["abort_replicas", "sleep_replicas"]
 
 
+def test_a_mistake_of_the_reward_function_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.errors import RewardContractError
+    from verl_multiturn.verl_bridge.trainer import hooks
+
+    noted: list[str] = []
+    monkeypatch.setattr(hooks, "close_workers", lambda workers: None)
+    monkeypatch.setattr(hooks, "look_after_sampler", lambda *_: None)
+    trainer = make_trainer(trainer__default_local_dir=str(tmp_path))
+    trainer.look_after_servers = lambda: noted.append("looked")
+    made = {name: lambda name=name: noted.append(name) for name in ("abort_replicas", "sleep_replicas")}
+    trainer.checkpoint_manager = SimpleNamespace(**made)
+    trainer.agent_loop_manager = manager = SimpleNamespace(agent_loop_workers=[], mistake="")
+    trainer.look_after()
+    trainer._whole = 0
+    manager.mistake = "it returned None"
+    for waits in (trainer.look_after, trainer.on_step_begin):
+        type(trainer).__mro__[-2].fit = lambda self, given, waits=waits: waits()
+        with pytest.raises(RewardContractError) as ended:
+            trainer.fit(manager)
+        assert str(ended.value) == "it returned None; no step was trained yet, so nothing was saved"
+    room = ["abort_replicas", "sleep_replicas"]
+    assert noted == ["looked", "looked", *room, *room]
+
+
+def test_what_the_functions_of_reward_workers_return_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.trainer import hooks
+
+    seen: list[Any] = []
+    monkeypatch.setattr(hooks, "check_workers", seen.append)
+    trainer = make_trainer()
+    trainer.reward_loop_manager = SimpleNamespace(reward_loop_workers=["a", "b"])
+    type(trainer).__mro__[-2].get_reward_handles = lambda self: "verl's"
+    assert (trainer.get_reward_handles(), seen) == ("verl's", [["a", "b"]])
+
+
 def test_a_filter_of_groups_knows_what_an_outage_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.verl_bridge.trainer import hooks
     from verl_multiturn.verl_bridge.trainer.group_filter import GroupFilter

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import orjson
-
 from tests.agent_sessions import call_text
 from tests.harness_requests import recorded
+from tests.support.on_disk import from_disk
 from tests.support.session_play import PlayedChat, _Agent, _Engine
 from verl_multiturn.calls.recorded import Difference, DivergedError
 from verl_multiturn.certificate.receipts import ReceiptingEngine
@@ -26,7 +25,7 @@ from verl_multiturn.proxy.sessions.session import AgentSession
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.records.comparison import differences
 from verl_multiturn.records.encode import Ended, record_of
-from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.reader import read_back
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.recorded import Stage
 from verl_multiturn.rollout.scripted import ScriptedEngine
@@ -42,13 +41,12 @@ def with_engine(run: ProxyRun, engine: Any, template: Template) -> ProxyRun:
 
 
 async def recorded_session(session: AgentSession, run: ProxyRun, end: AgentEnd) -> Record:
-    """End a session and return its record, as it is read from disk."""
+    """End a session and return its record, read from disk."""
     session.returned()
     await session.closed()
     receipts = session.receipts()
     outcome = await session_end(session, end, run)
-    read: Record = orjson.loads(line_of(record_of(Ended(outcome, receipts, sampling={"temperature": 1.0}))))
-    return read
+    return from_disk(Ended(outcome, receipts, sampling={"temperature": 1.0}))
 
 
 async def replayed(record: Record, run: ProxyRun, stage: Stage) -> list[Difference]:
@@ -69,8 +67,7 @@ async def replayed(record: Record, run: ProxyRun, stage: Stage) -> list[Differen
     await session.close()
     receipts = session.session.receipts()
     outcome = await session_end(session.session, session.end(), run)
-    now = orjson.loads(line_of(record_of(Ended(outcome, receipts))))
-    return differences(record, now)
+    return differences(record, read_back(record_of(Ended(outcome, receipts))))
 
 
 async def program(name: str, run: ProxyRun, template: Template, chance: random.Random) -> Record:

@@ -23,13 +23,13 @@ from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.parsing.turns import CallParser
+from verl_multiturn.chat.template_form import TemplateForm
 from verl_multiturn.errors import ConfigError, EngineError
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, RefusedError
 from verl_multiturn.proxy.sessions.nodes import CompletionNode
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.session import AgentSession
 from verl_multiturn.proxy.sessions.shared import ProxyRun
-from verl_multiturn.proxy.sessions.template_roles import TemplateRoles
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.limits import Limits, StopReason
@@ -64,7 +64,7 @@ class PlayedChat:
     """What agents may write: harmless texts and attacks."""
     tools: Sequence[Sequence[dict[str, Any]]] = ((), (schema(TOOL),), (schema(TOOL), schema("other")))
     """The lists of tools that agents may send."""
-    roles: list[TemplateRoles] = field(default_factory=list)
+    roles: list[TemplateForm] = field(default_factory=list)
 
 
 def certified(outcome: Outcome, receipts: Sequence[Receipts]) -> list[str]:
@@ -333,7 +333,7 @@ async def play(
     """
     renderer = PromptRenderer(chat.codec, chat.end_ids)
     if not chat.roles:
-        chat.roles.append(TemplateRoles(chat.codec))
+        chat.roles.append(TemplateForm(chat.codec))
     engine = ReceiptingEngine(StopTexts(_Engine(chat, chance), chat.tokenizer))
     reader = TurnReader(chat.parser, chat.tokenizer, chat.end_ids, [THINK])
     length = chance.choice([60, 600, _FAR])

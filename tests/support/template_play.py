@@ -143,7 +143,8 @@ async def play(name: str, words: Sequence[str], results: Sequence[str], stop: st
     )
     conversation = Conversation(engine, template.codec, template.parser, limits, check=template.check)
     tools = {TOOL: tool} if calls else {}
-    outcome = await conversation.run(Request("r", [{"role": "user", "content": "userq7"}], tools))
+    # DeepSeek-V3's template shows no tools, so that a message names them.
+    outcome = await conversation.run(Request("r", [{"role": "user", "content": f"userq7 {TOOL}"}], tools))
     broken = check_tokens(outcome, engine, said)
     if outcome.stop_reason is not STOPS[stop]:
         broken.append(f"ended with {outcome.stop_reason} instead of {STOPS[stop]}")

@@ -16,6 +16,7 @@ from typing import Any
 
 from verl_multiturn.describe import describe, did_you_mean, show
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.paths import at_home
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,14 @@ class ListFile:
                     f"{path}: {key}[{index}].{at}: {word!r} is {before!r} in YAML 1.1, and not in YAML 1.2, which is "
                     f"read here; put it in quotes if it is a text, or write {_plainly(before)}"
                 )
-        return list(content[self.key])
+        return [_at_home(entry) for entry in content[self.key]]
+
+
+def _at_home(entry: Any) -> Any:
+    """Return an entry with its paths below the home folder; a schema is for the model, and stays as it is."""
+    if not isinstance(entry, Mapping):
+        return entry
+    return {key: value if key == "tool_schema" else at_home(value) for key, value in entry.items()}
 
 
 def _is_ours(entry: Any) -> bool:

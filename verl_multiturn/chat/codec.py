@@ -10,13 +10,16 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from verl_multiturn.chat.clipping import Encoder, Side, clip
 from verl_multiturn.chat.control_tokens import Firewall, map_texts, text_parts
+from verl_multiturn.chat.first_prompts import Check, FirstPrompts, Write
 from verl_multiturn.chat.images import Vision, images_of, stand_in, with_images
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall
 from verl_multiturn.chat.shown_schemas import announcement, sealed, texts
+from verl_multiturn.chat.template_form import TemplateForm
 from verl_multiturn.errors import ConfigError
 
 Message = dict[str, Any]
@@ -87,6 +90,8 @@ class ChatCodec:
         tokenizer: Counts the tokens for `clip`, and reads what the template writes of a schema; None where no limit
             counts tokens.
         vision: The model's placeholder tokens; None for a model that takes no images.
+        write: Writes first prompts with the header of the assistant's turn at the end, as the builder does; None for a
+            builder without a template, whose prompts are not looked at.
     """
 
     def __init__(
@@ -97,8 +102,10 @@ class ChatCodec:
         firewall: Firewall | None = None,
         tokenizer: Tokenizer | None = None,
         vision: Vision | None = None,
+        write: Write | None = None,
     ) -> None:
         self.vision = vision
+        self._prompts = None if write is None else FirstPrompts(write, getattr(tokenizer, "bos_token", None))
         self._builder = builder
         self._tokenizer = tokenizer
         self._firewall = firewall
@@ -113,15 +120,24 @@ class ChatCodec:
             return method(*arguments)
         return await self.vision.run(method, *arguments)
 
+    @cached_property
+    def form(self) -> TemplateForm:
+        """Return the form in which the template takes messages."""
+        return TemplateForm(self)
+
     def trusted(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages of rows, tools or users with all control tokens in their text broken.
+        """Return messages of rows, tools or users in the template's form, with all control tokens in their text broken.
 
         This includes text that would become a control token only together with the template's text or the next message.
         What `initial` and `observation` get must have passed through here.
+
+        Raises:
+            MessageError: A message has a field that the template does not show.
         """
+        messages = self.form.row(messages)
         firewall = self._firewall
         if firewall is None:
-            return list(messages)
+            return messages
         cleaned = [firewall.clean_message(message) for message in messages]
         for message, following in itertools.pairwise(cleaned):
             if firewall.joins(message.get("content"), following.get("content")):
@@ -129,11 +145,12 @@ class ChatCodec:
         return [self._parted(message, firewall) for message in cleaned]
 
     def trusted_schemas(self, schemas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return tool schemas with all control tokens in their text broken.
+        """Return tool schemas in the template's form, with all control tokens in their text broken.
 
         This includes text that would become a control token only together with the template's text. What `initial` and
         `observation` get must have passed through here. Results are remembered.
         """
+        schemas = self.form.tools(schemas) if schemas else schemas
         firewall = self._firewall
         if firewall is None or not schemas:
             return list(schemas)
@@ -249,21 +266,39 @@ class ChatCodec:
             return ""
         return str(self._tokenizer.decode(self._build([{"role": "user", "content": "x"}], list(schemas))))
 
-    def initial(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
+    def initial(
+        self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], check: Check = Check.ALL
+    ) -> list[int]:
         """Return the ids of the first prompt, with the header of the assistant's turn at the end.
 
         Args:
             messages: The messages so far, as `trusted` returns them.
             schemas: The tools' schemas, as `trusted_schemas` returns them; empty without tools.
+            check: What must be in the prompt.
 
         Raises:
-            ConfigError: The template cannot render the messages, or writes placeholders for more or fewer images than
-                they have.
+            ConfigError: The template cannot render the messages, does not show what they say, or writes placeholders
+                for more or fewer images than they have.
         """
+        if check is Check.NOTHING or self._prompts is None:
+            return self.rendered(messages, schemas)
+        self._prompts.check(messages, schemas, check)
+        return self._ids(messages, schemas)
+
+    def rendered(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
+        """Return the ids of a prompt as `initial` does, whether it shows what the messages say or not."""
+        if self._prompts is not None:
+            self._prompts.write(messages, schemas)
+        return self._ids(messages, schemas)
+
+    def _ids(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
         try:
             ids = self._build(list(messages), list(schemas) or None)
         except Exception as error:  # a template is other people's code and may raise anything
-            raise ConfigError(f"the chat template cannot render the prompt: {error}; change one of them") from error
+            raise ConfigError(
+                f"the chat template cannot render the prompt: {error}; change its messages, or use another chat "
+                "template"
+            ) from error
         self._check_images(ids, messages)
         return ids
 

@@ -15,6 +15,7 @@ from verl_multiturn.chat.images import stand_in
 from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
 from verl_multiturn.chat.parsing.turns import CallParser
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
+from verl_multiturn.chat.said_forms import said_is_shown
 from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, Verdict
 from verl_multiturn.errors import ConfigError
 
@@ -64,6 +65,7 @@ async def examine_template(template: Template, tools: bool = True, prompt_only: 
     rules = [probe.renders(), probe.system_prompt()]
     if rules[0].verdict is Verdict.REFUSED:
         return rules[:1]
+    rules.append(said_is_shown(template.codec, template.tokenizer, tools and not prompt_only))
     if prompt_only:
         end = probe.end_token()
         if end.verdict is Verdict.REFUSED:
@@ -122,7 +124,7 @@ class _Probe:
         """Check that the template renders a prompt at all."""
         name = "renders a prompt"
         try:
-            text = self._template.tokenizer.decode(self._template.codec.initial(self._opening, []))
+            text = self._template.tokenizer.decode(self._template.codec.rendered(self._opening, []))
         except Exception as error:  # from a template, or from a tokenizer that has none
             return Rule(name, Verdict.REFUSED, f"{type(error).__name__}: {error}"[:200])
         if _USER not in text:
@@ -248,7 +250,7 @@ class _Probe:
         text = self.written_turn(self._calls(1))
         if text is None or TOOL not in text:
             return Rule(name, Verdict.KNOWN, "the template writes no calls: tell the model how in the system message")
-        ids = self._template.codec.initial(self._opening, [SCHEMA])
+        ids = self._template.codec.rendered(self._opening, [SCHEMA])
         message = await self._say(ids, [], text, 0)
         expected = [{"name": TOOL, "arguments": _ARGUMENTS}]
         if [call["function"] for call in message.get("tool_calls", [])] == expected:
@@ -271,7 +273,7 @@ class _Probe:
         added: list[Message] = self._results(1) if as_tool else [{"role": "user", "content": _NEXT}]
         added = [{**message, "content": content(message["content"])} for message in added]
         try:
-            ids = template.codec.initial(opening, [SCHEMA])
+            ids = template.codec.rendered(opening, [SCHEMA])
         except ConfigError as error:
             return Rule(name, Verdict.REFUSED, str(error)[:300])
         sampled = [False] * len(ids)
@@ -330,7 +332,7 @@ class _Probe:
         Returns:
             The text; None where the template does not show the turn in its place.
         """
-        prompt = self._template.tokenizer.decode(self._template.codec.initial(self._opening, [SCHEMA]))
+        prompt = self._template.tokenizer.decode(self._template.codec.rendered(self._opening, [SCHEMA]))
         added = self._results(1) if turn.get("tool_calls") else [{"role": "user", "content": _NEXT}]
         text = self._text([*self._opening, turn, *added], [SCHEMA])
         if text is None:
@@ -352,7 +354,7 @@ class _Probe:
 
     def written_answer(self, answer: str) -> str:
         """Return the template's text for a last turn, up to its end token."""
-        prompt = self._template.tokenizer.decode(self._template.codec.initial(self._opening, [SCHEMA]))
+        prompt = self._template.tokenizer.decode(self._template.codec.rendered(self._opening, [SCHEMA]))
         text = self._text([*self._opening, {"role": "assistant", "content": answer}], [SCHEMA]) or ""
         shared = prompt if text.startswith(prompt) else prompt[: len(prompt) - len(self._template.generation_prompt)]
         if not text.startswith(shared):
@@ -374,7 +376,7 @@ class _Probe:
     def _turn_ids(self) -> list[int]:
         """Return the ids of the prompt and of a plain turn."""
         template = self._template
-        ids = template.codec.initial(self._opening, [SCHEMA])
+        ids = template.codec.rendered(self._opening, [SCHEMA])
         return ids + list(template.tokenizer.encode(_ANSWER, add_special_tokens=False)) + [self._end_id()]
 
     def _observe(

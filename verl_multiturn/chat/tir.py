@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from verl_multiturn.chat.clipping import Encoder
 from verl_multiturn.chat.codec import ChatCodec, Increment, Message, TokenBuilder
 from verl_multiturn.chat.control_tokens import Firewall
+from verl_multiturn.chat.first_prompts import Check, Write
 from verl_multiturn.chat.parsing.call_json import as_json
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, Tokenizer, ToolCall, turn_text
 from verl_multiturn.errors import ConfigError
@@ -137,20 +138,29 @@ class TirCodec(ChatCodec):
         builder: verl's builder for the model.
         firewall: Cleans the text of rows, tools and users; None for a tokenizer without control tokens.
         tokenizer: Encodes and decodes the text that is appended.
+        write: As for `ChatCodec`.
     """
 
-    def __init__(self, builder: TokenBuilder, firewall: Firewall | None, tokenizer: TextTokenizer) -> None:
-        super().__init__(builder, firewall=firewall, tokenizer=tokenizer)
+    def __init__(
+        self,
+        builder: TokenBuilder,
+        firewall: Firewall | None,
+        tokenizer: TextTokenizer,
+        write: Write | None = None,
+    ) -> None:
+        super().__init__(builder, firewall=firewall, tokenizer=tokenizer, write=write)
         self._text = tokenizer
 
-    def initial(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
+    def initial(
+        self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], check: Check = Check.ALL
+    ) -> list[int]:
         """Return the ids of the first prompt, as `ChatCodec.initial` does, but without schemas.
 
         Raises:
             ConfigError: As in `ChatCodec.initial`, or the request has tools and not exactly one of them takes code.
         """
         code_tool(schemas)
-        return super().initial(messages, [])
+        return super().initial(messages, [], check)
 
     def trusted(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages with all control tokens in their text broken.

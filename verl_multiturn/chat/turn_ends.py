@@ -20,7 +20,7 @@ def closing_ids(codec: ChatCodec) -> list[int]:
     user: Message = {"role": "user", "content": "x"}
     try:
         one, other = (
-            codec.initial([user, {"role": "assistant", "content": text}, user], []) for text in ("q7z", "k3w")
+            codec.rendered([user, {"role": "assistant", "content": text}, user], []) for text in ("q7z", "k3w")
         )
         following = codec.observation([user, {"role": "assistant", "content": "x"}], [user], [one[0]], []).observation
     except ConfigError:

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,9 +31,10 @@ from verl_multiturn.cli.eval import evaluate
 from verl_multiturn.cli.explain import explain
 from verl_multiturn.cli.export import export
 from verl_multiturn.cli.probe import probe
-from verl_multiturn.cli.recipe import recipe_names, recipes_app
+from verl_multiturn.cli.recipe import recipes_app
 from verl_multiturn.cli.replay import replay
 from verl_multiturn.cli.rows import rows_app
+from verl_multiturn.cli.run import run
 from verl_multiturn.cli.serve import serve
 from verl_multiturn.cli.show import show
 from verl_multiturn.cli.view import view
@@ -43,18 +45,19 @@ from verl_multiturn.interactions.check.contract import (
     read_actions,
 )
 from verl_multiturn.interactions.check.tool_world import load_world
-from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
-from verl_multiturn.launch.plan import plan_run
-from verl_multiturn.launch.run import run_recipe, shown_command
+from verl_multiturn.interactions.running.registry import check_row, load_interactions
 from verl_multiturn.observe.doctor import Finding
 from verl_multiturn.observe.doctor import examine as examine_environment
 from verl_multiturn.observe.first_run import run_whole_path
+from verl_multiturn.paths import word_at_home
 from verl_multiturn.records.verified_files import verify_files
+from verl_multiturn.row_scores import check_agent_name, check_scored
 from verl_multiturn.tools.check.alike import gather_alike
 from verl_multiturn.tools.check.contract import examine, tools_to_check
-from verl_multiturn.tools.check.data_rows import validate_dataset
+from verl_multiturn.tools.check.data_rows import RowCheck, validate_dataset
 from verl_multiturn.tools.check.examination import CheckResult, Grade
 from verl_multiturn.tools.loading.registry import load_tools
+from verl_multiturn.verl_bridge.names import LOOPS_OF_VERL, OUR_LOOPS, PROXY_LOOP, RECORDED_LOOP
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(cls=Commands, no_args_is_help=True, context_settings=_HELP)
@@ -63,6 +66,7 @@ app.add_typer(rows_app, name="rows")
 for command in (show, view, compare, probe, explain, replay, convert, export, serve, index, retrieval_server):
     app.command()(command)
 app.command("eval")(evaluate)
+app.command()(run)
 console = Console()
 _DAY_S = 86_400.0
 _MOST_LINES = 20
@@ -157,11 +161,14 @@ def validate(
     model: Annotated[str | None, typer.Option("--model", help="Count prompts with this model's tokenizer.")] = None,
     prompt_length: Annotated[int, typer.Option(min=1, help="`data.max_prompt_length` of the run.")] = 1024,
     tool_format: Annotated[str, typer.Option("--format", help="What `multi_turn.format` is set to.")] = "hermes",
+    no_scores: Annotated[
+        bool, typer.Option("--no-scores", help="Tools, users or a manager of your own score the rows.")
+    ] = False,
 ) -> None:
     """Check a tool YAML, an interaction YAML, or both, and, if given, data sets.
 
-    The checks: the classes, the tools' schemas, that each row's kwargs fit the tools and its interaction and, with
-    --model, that each row's prompt fits.
+    The checks: the classes, the tools' schemas, that each row's kwargs fit the tools and its interaction, that it can
+    be scored and has an agent loop and, with --model, that its prompt fits.
     """
     try:
         if tool_config is None and interaction_config is None:
@@ -175,13 +182,18 @@ def validate(
     for kind, name, made in loaded:
         console.print(f"[green]ok[/] {kind} {name}: {type(made).__module__}.{type(made).__qualname__}", highlight=False)
 
-    checks = [partial(interaction_of_row, interactions=interactions)]
+    checks: list[RowCheck] = [
+        partial(check_row, interactions=interactions),
+        partial(check_agent_name, known=OUR_LOOPS | LOOPS_OF_VERL),
+    ]
+    if not no_scores:
+        checks.append(_check_scored)
     measure = None
     if model is not None:
         try:
-            from verl_multiturn.verl_bridge.model.chat_setup import prompt_measure
+            from verl_multiturn.verl_bridge.model.chat_setup import PromptMeasure
 
-            measure = prompt_measure(model, tools, tool_format, interactions)
+            measure = PromptMeasure(model, tools, tool_format, interactions)
         except MultiTurnError as error:
             refuse(error)
         except ImportError as error:
@@ -199,6 +211,18 @@ def validate(
                 console.print(f"[red]error[/] … and {len(lines) - _MOST_LINES} more", highlight=False)
             fail(f"{path}: {len(problems)} of {rows} rows cannot work")
         console.print(f"[green]ok[/] {escape(str(path))}: {rows} rows", highlight=False, soft_wrap=True)
+    if measure is not None and measure.reasoning_left_out:
+        console.print(
+            f"[yellow]ok?[/] the chat template leaves the reasoning of {measure.reasoning_left_out} earlier messages "
+            "out of the prompts, as it does with the model's own (docs/train/templates.md)",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _check_scored(row: Mapping[str, Any], *, where: str) -> None:
+    if row.get("agent_name") not in (PROXY_LOOP, RECORDED_LOOP):  # an agent gives the reward itself
+        check_scored(row, where=where)
 
 
 _CHECKED = {
@@ -322,64 +346,6 @@ def _json(text: str | None) -> Any:
 
 
 @app.command()
-def run(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            help="Name, as `recipe list` shows it, or the path of a recipe's folder.", autocompletion=recipe_names
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Hydra's overrides: key=value, +key=value, ++key=value, ~key; they come last."),
-    ] = None,
-    variants: Annotated[
-        list[str] | None, typer.Option("--variant", help="A variant, from `variant/*.yaml`; repeatable.")
-    ] = None,
-    mode: Annotated[
-        str | None, typer.Option(help="verl's trainer mode: sync, colocate_async or separate_async.")
-    ] = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="A tiny model and made data, on a CPU, in minutes.")] = False,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the data's order, the mini-batches and the sampling.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps (trainer.total_training_steps).")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="A local file or folder, or a hub name, in the place of the recipe's own data.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of this run (outputs/NAME, beside the recipes).")] = None,
-    only_print: Annotated[
-        bool, typer.Option("--print", help="Print the trainer's command, and start nothing.")
-    ] = False,
-    only_prepare: Annotated[bool, typer.Option("--prepare", help="Write the data, and stop.")] = False,
-) -> None:
-    """Run a recipe: prepare its data, start verl's trainer, show its progress and sum it up.
-
-    The last line is a JSON object.
-    """
-    try:
-        plan = plan_run(
-            recipe,
-            variants=variants or [],
-            mode=mode,
-            smoke=smoke,
-            data=data,
-            out=out,
-            seed=seed,
-            steps=steps,
-            overrides=overrides or [],
-        )
-        if only_print:
-            print(shown_command(plan))
-            return
-        status = run_recipe(plan, only_prepare=only_prepare)
-    except MultiTurnError as error:
-        refuse(error)
-    if status:
-        raise typer.Exit(status)
-
-
-@app.command()
 def verify(
     files: Annotated[list[Path], typer.Argument(help="Records that `record_dir` wrote; a folder: all in it.")],
 ) -> None:
@@ -417,7 +383,13 @@ def main() -> None:
 
     As with `python -m`, a command can name modules of the current folder.
     """
-    sys.path.insert(0, os.getcwd())
+    try:
+        sys.path.insert(0, os.getcwd())
+    except FileNotFoundError:
+        message = "the current folder was deleted; change into one that is there, such as with `cd ~`"
+        print(f"verl-multiturn: {message}", file=sys.stderr)
+        sys.exit(2)
+    sys.argv[1:] = map(word_at_home, sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a letter ends no command
             stream.reconfigure(errors="backslashreplace")

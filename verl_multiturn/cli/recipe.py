@@ -49,7 +49,7 @@ def copy(
     Files that are there already stay as they are.
     """
     try:
-        copied = copy_recipe(name, folder.expanduser())
+        copied = copy_recipe(name, folder)
     except MultiTurnError as error:
         refuse(error)
     _announce(copied)
@@ -62,7 +62,7 @@ def new(
 ) -> None:
     """Make a recipe of your own that runs: a tool, rows, a reward, a configuration and a test, to change."""
     try:
-        made = make_recipe(name, folder.expanduser())
+        made = make_recipe(name, folder)
     except MultiTurnError as error:
         refuse(error)
     _announce(made)

@@ -26,8 +26,6 @@ from rich.table import Table
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine
-from verl_multiturn.chat.codec import ChatCodec
-from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.cli.ends import fail
@@ -47,7 +45,7 @@ from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.scripted import ScriptedEngine
-from verl_multiturn.rollout.scripted_chat import TinyBuilder, tiny_tokenizer
+from verl_multiturn.rollout.scripted_chat import tiny_codec, tiny_tokenizer
 from verl_multiturn.rollout.stop_texts import StopTexts
 from verl_multiturn.row_files import read_text
 
@@ -152,10 +150,9 @@ def scripted_run(script: Script, limits: Limits, select: Select | None = None) -
     def say(request_id: str, ids: Sequence[int], turn: int) -> list[int]:
         return tokenizer.encode(script.next() + tokenizer.eos_token)
 
-    codec = ChatCodec(TinyBuilder(tokenizer), ends, firewall=Firewall(tokenizer), tokenizer=tokenizer)
     return ProxyRun(
         engine=ReceiptingEngine(StopTexts(ScriptedEngine(say), tokenizer)),
-        renderer=PromptRenderer(codec, ends),
+        renderer=PromptRenderer(tiny_codec(tokenizer), ends),
         reader=TurnReader(JsonParser(tokenizer, ends), tokenizer, ends, [THINK]),
         limits=limits,
         fill_id=tokenizer.eos_token_id,

@@ -33,7 +33,7 @@ def main() -> None:
             os.execv(sys.executable, [sys.executable, *arguments])
         spawner, inherited = os.getppid(), inheritable()
         end_with(spawner)
-    with open("/proc/self/oom_score_adj") as score:
+    with open("/proc/self/oom_score_adj", encoding="utf-8") as score:
         request = {
             "address": address,
             "arguments": started,

@@ -91,7 +91,9 @@ class ForkServer:
         address = os.path.join(self._folder.name, "forkserver")
         try:
             spawned = executable_of(address)
-            spawned.write_text(_SPAWNED.format(python=sys.executable, address=address, client=str(_CLIENT)))
+            spawned.write_text(
+                _SPAWNED.format(python=sys.executable, address=address, client=str(_CLIENT)), encoding="utf-8"
+            )
             spawned.chmod(0o700)
             if not _runs(spawned):  # on a file system without programs, or with a path that no kernel takes
                 spawned.unlink()
@@ -287,7 +289,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked_signals"])
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(request["oom_score_adj"])
+        Path("/proc/self/oom_score_adj").write_text(request["oom_score_adj"], encoding="utf-8")
     random.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()

@@ -264,7 +264,8 @@ def _sample(record: Mapping[str, Any], start: str, scored: tuple[float, bool] | 
         stop_reason=record["stop_reason"],
         score=score,
         right=right,
-        calls=len(record["calls"]),
+        # An agent answers its calls itself; the completions have their ids.
+        calls=len(record["calls"]) or sum(len(each["call_ids"]) for each in generations),
         prompt_tokens=sum(each["prompt_tokens"] for each in generations),
         cached_tokens=sum(cached) if cached else None,
         tokens=sum(each["tokens"] for each in generations),

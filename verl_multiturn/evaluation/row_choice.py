@@ -199,7 +199,7 @@ def _write(file: Path, kept: Collection[int], target: Path) -> None:
         pq.write_table(table.filter(pa.array([number in chosen for number in range(len(table))])), target)
         return
     # Blank is what is blank to `read_rows`, which numbers the rows: a line of a no-break space, too.
-    lines: Iterable[bytes] = (line for line in file.read_bytes().split(b"\n") if line.decode().strip())
+    lines: Iterable[bytes] = (line for line in file.read_bytes().split(b"\n") if line.decode("utf-8-sig").strip())
     target.write_bytes(b"".join(line + b"\n" for number, line in enumerate(lines) if number in chosen))
 
 

@@ -58,7 +58,7 @@ def is_complete(folder: Path) -> bool:
 def _needs_queue(folder: Path) -> bool:
     """Return whether a checkpoint is one of an asynchronous mode; one whose file is torn may be."""
     try:
-        return bool(json.loads((folder / TRAINED).read_text()).get("queue", True))
+        return bool(json.loads((folder / TRAINED).read_text(encoding="utf-8")).get("queue", True))
     except FileNotFoundError:
         return False
     except (OSError, ValueError, AttributeError):
@@ -80,7 +80,7 @@ def mend_tracker(checkpoints: Path) -> str | None:
     tracker = checkpoints / TRACKER
     if not tracker.is_file():
         return None
-    named = tracker.read_text(errors="replace").strip()
+    named = tracker.read_text(errors="replace", encoding="utf-8").strip()
     if named.isdecimal() and is_complete(checkpoint_folder(checkpoints, int(named))):
         return None
     steps = [path.name.removeprefix(_FOLDER) for path in checkpoints.glob(f"{_FOLDER}*") if is_complete(path)]
@@ -88,7 +88,7 @@ def mend_tracker(checkpoints: Path) -> str | None:
     if not complete:
         return None
     mended = checkpoints / f".{TRACKER}"
-    mended.write_text(str(max(complete)))
+    mended.write_text(str(max(complete)), encoding="utf-8")
     os.replace(mended, tracker)
     return (
         f"{tracker} holds {named!r}, which names no complete checkpoint; it now names {max(complete)}, the newest "
@@ -99,5 +99,5 @@ def mend_tracker(checkpoints: Path) -> str | None:
 def resumes(checkpoints: Path) -> bool:
     """Return whether the tracker file names a folder, from which verl would then resume."""
     with contextlib.suppress(OSError, ValueError):
-        return checkpoint_folder(checkpoints, int((checkpoints / TRACKER).read_text())).is_dir()
+        return checkpoint_folder(checkpoints, int((checkpoints / TRACKER).read_text(encoding="utf-8"))).is_dir()
     return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from verl_multiturn.config import PATH, names_in
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.plan import RunPlan, searchpath
+from verl_multiturn.paths import at_home
 
 _UNKNOWN = re.compile(r"Could not override '([^']+)'")
 _VERLS = "pkg://verl.trainer.config"
@@ -42,9 +43,39 @@ def compose_run(plan: RunPlan) -> Any:
     words = [word for word in plan.settings() if not word.lstrip("+~").startswith("hydra.")]
     try:
         with initialize_config_dir(str(plan.folder), version_base=None):
-            return compose("config", overrides=[searchpath(searched), *words])
+            config = compose("config", overrides=[searchpath(searched), *words])
+            expand_homes(config)
+            return config
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"{plan.name}: {_misspelt(str(error), plan, searched) or error}") from None
+
+
+def expand_homes(config: Any) -> None:
+    """Expand `~/` in the values of a composed configuration in place; references to other values stay.
+
+    Args:
+        config: Hydra's `DictConfig`.
+    """
+    from omegaconf import OmegaConf, flag_override, read_write
+
+    plain = OmegaConf.to_container(config, resolve=False)
+    with read_write(config), flag_override(config, "struct", False):
+        for path, value in _texts(plain, ()):
+            if (expanded := at_home(value)) != value:
+                section: Any = config
+                for key in path[:-1]:
+                    section = section[key]
+                section[path[-1]] = expanded
+
+
+def _texts(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Yield the texts of a configuration with their paths."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping | list):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            yield from _texts(item, (*path, key))
 
 
 def _misspelt(message: str, plan: RunPlan, searched: list[str]) -> str:

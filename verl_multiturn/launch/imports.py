@@ -64,7 +64,11 @@ def import_problem(codes: Sequence[Code], variables: Mapping[str, str]) -> str:
     if not codes:
         return ""
     # Files, since a process that the code leaves behind would keep pipes open.
-    with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as told, tempfile.TemporaryFile() as log:
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as asked,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as told,
+        tempfile.TemporaryFile() as log,
+    ):
         path = [*filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
         json.dump({"path": path, "codes": [astuple(code) for code in codes]}, asked)
         asked.seek(0)
@@ -113,7 +117,7 @@ def answer() -> None:
     This is the whole life of the process that `import_problem` starts.
     """
     asked = json.load(sys.stdin)
-    with os.fdopen(os.dup(1), "w") as answers:
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)  # the code's own output is not an answer
         sys.path[:] = asked["path"]
         for code in asked["codes"]:

@@ -16,6 +16,7 @@ from typing import Any
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.checkpoints import POSITION, checkpoint_folder, is_complete
 from verl_multiturn.launch.model_hash import INDEX, WEIGHTS, weight_files
+from verl_multiturn.row_files import refuse_pointer
 
 _STEP = re.compile(r"global_step_(\d+)")
 _RANK = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
@@ -76,6 +77,7 @@ def find_model(path: Path, step: int | None = None) -> Model:
     """
     if not path.is_dir():
         raise ConfigError(f"{str(path)!r} is no folder; {_KINDS}")
+    refuse_pointer(path)
     for folder in (path, path / "actor"):
         if _is_checkpoint(folder):
             model = _checkpoint(folder)

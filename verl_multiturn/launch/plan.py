@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from verl_multiturn.config import PATH
 from verl_multiturn.data import check_seed
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
@@ -24,6 +25,9 @@ from verl_multiturn.recipes import is_in_wheel, shipped_folder
 MODES = ("sync", "colocate_async", "separate_async")
 """Trainer modes of verl, each with a file in `recipes/common/config/mode`."""
 
+SHORT = "mt"
+"""What may stand for the path of our settings in an override."""
+
 _FILE = "file://"
 # Settings that an option sets, so that nothing else should.
 _SETS = {
@@ -32,6 +36,10 @@ _SETS = {
     "recipe.seed": "--seed",
     "recipe.out": "--out",
 }
+_READABLE = re.compile(r"[A-Za-z0-9_/+.%*@?:|$~,()\[\]{}'\"\\ \t-]*")
+"""What Hydra can read in a value without quotes, as far as characters say it."""
+_LIST = re.compile(r"\[([^\[\]{}'\"]*)\]")
+_BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
 _PLAIN = re.compile(r"[A-Za-z0-9_/+.%*@?:\ -]*")
 
 
@@ -163,7 +171,8 @@ def plan_run(
             variants, `mode` and `smoke`.
         seed: Seed of the run; None: the recipe's own.
         steps: Number of training steps; None: the recipe's own.
-        overrides: Hydra overrides, `key=value`. `variant=…` and `smoke=cpu` among them work like the options.
+        overrides: Hydra overrides, `key=value`. `variant=…` and `smoke=cpu` among them work like the options. A setting
+            of ours needs no plus, and may be written in short, `mt.KEY=value`.
 
     Raises:
         ConfigError: The recipe, a variant or the mode is unknown, the recipe's `config.yaml` has no name or search path
@@ -173,7 +182,7 @@ def plan_run(
     folder = find_recipe(recipe)
     primary = _read(folder)
     root = _root_of(folder)
-    variants, smoke, overrides = _without_groups(variants, smoke, overrides)
+    variants, smoke, overrides = _without_groups(variants, smoke, list(map(in_full, overrides)))
     if out is not None and not str(out).strip(" ."):
         raise ConfigError(f"--out {str(out)!r}: expected a folder for this run alone, which the current one is not")
     if smoke and data is not None:
@@ -217,8 +226,30 @@ def plan_run(
         data,
         seed,
         steps,
-        tuple(overrides),
+        tuple(map(quoted, overrides)),
     )
+
+
+def quoted(word: str) -> str:
+    """Return a Hydra override whose value Hydra can read: one that it could not is put into quotes.
+
+    Example: `data.train_files=/数据/a=b` returns `data.train_files='/数据/a=b'`. Of a list each item is looked at. What
+    has quotes, a mapping or a list in a list stays as it is.
+    """
+    key, equals, value = word.partition("=")
+    if not equals or _READABLE.fullmatch(value):
+        return word
+    if (found := _LIST.fullmatch(value)) is not None:
+        return f"{key}=[{','.join(_in_quotes(item.strip()) for item in found[1].split(','))}]"
+    return word if value.lstrip().startswith(("'", '"', "{", "[")) else f"{key}={_in_quotes(value)}"
+
+
+def _in_quotes(value: str) -> str:
+    if _READABLE.fullmatch(value):
+        return value
+    # A backslash counts as itself, unless a quote comes after it.
+    escaped = _BEFORE_QUOTE.sub(lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)
+    return f"'{escaped}'"
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -246,6 +277,23 @@ def _root_of(folder: Path) -> Path:
 def _absolute(entry: str, root: Path) -> str:
     path = entry.removeprefix(_FILE)
     return f"{_FILE}{root / path}" if entry.startswith(_FILE) else entry
+
+
+def in_full(word: str) -> str:
+    """Return an override as Hydra takes it: a setting of ours with its whole path and the plus that it needs.
+
+    Example: `mt.tool_reward.mode=add` is `++actor_rollout_ref.rollout.custom.multiturn.tool_reward.mode=add`.
+
+    Args:
+        word: An override; one of another setting stays as it is.
+    """
+    key, equals, value = word.partition("=")
+    name = key.strip().lstrip("+~")
+    if name == SHORT or name.startswith(f"{SHORT}."):
+        name = PATH + name.removeprefix(SHORT)
+    elif name != PATH and not name.startswith(f"{PATH}."):
+        return word
+    return f"{'~' if key.strip().startswith('~') else '++'}{name}{equals}{value}"
 
 
 def _without_groups(

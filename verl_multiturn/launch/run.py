@@ -6,28 +6,38 @@ import hashlib
 import json
 import os
 import shlex
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.config import check_place, read_settings
+from verl_multiturn.config import PATH, check_place, read_settings
 from verl_multiturn.data import check_seed
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.checkpoint_evaluations import has_left, worker_command
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan
 from verl_multiturn.launch.processes import interruptible, run_watched
-from verl_multiturn.launch.run_folder import RunFolder, require_folder
+from verl_multiturn.launch.run_folder import OwnFiles, RunFolder, require_folder
 from verl_multiturn.launch.training import Training, stop_line
 from verl_multiturn.observe.progress import say
 from verl_multiturn.observe.ray_start import require_places
 
 _PPO = "verl.trainer.main_ppo"
+_DRY_START = "verl_multiturn.verl_bridge.startup.dry_start"
 
 
-def run_recipe(plan: RunPlan, *, only_prepare: bool = False) -> int:
+Check = Callable[[RunPlan, Any, OwnFiles], None]
+"""Refuses a planned run by its composed configuration.
+
+The third argument says whether the run has made what lies in its own folder.
+"""
+
+
+def run_recipe(plan: RunPlan, *, only_prepare: bool = False, check: Check | None = None) -> int:
     """Prepare the data, train and report, and return the exit status.
 
     When the training succeeds, or stopped because SIGUSR1 asked it to, the last printed line is a JSON object. The exit
@@ -36,21 +46,22 @@ def run_recipe(plan: RunPlan, *, only_prepare: bool = False) -> int:
     Args:
         plan: The planned run.
         only_prepare: Whether to stop when the data is prepared.
+        check: Asked before the rows are made, and again when they are there; None: the start alone checks.
 
     Raises:
         ConfigError: The configuration cannot work, a folder cannot be used, or another run uses it.
     """
     try:
         with interruptible():
-            return _run(plan, only_prepare)
+            return _run(plan, only_prepare, check)
     except KeyboardInterrupt:
         say("interrupted; the processes of the run were ended")
         return 130
 
 
-def _run(plan: RunPlan, only_prepare: bool) -> int:
+def _run(plan: RunPlan, only_prepare: bool, check: Check | None) -> int:
     started = time.time()
-    config = _configuration(plan)
+    config = run_configuration(plan, check)
     command = [*trainer_command(config, only_prepare), *plan.words()]
     folder = RunFolder(Path(config["recipe"]["out"]), _node(config))
     environment = environment_of(plan, config)
@@ -62,6 +73,8 @@ def _run(plan: RunPlan, only_prepare: bool) -> int:
                 return status
             if only_prepare:
                 return 0
+            if check is not None:
+                check(plan, compose_run(plan), "there")
             folder.begin(plan.name, plan.smoke, config["trainer"], resumes=_resumes_from_path(config))
             return _train(command, config, folder, environment, started, lock)
     except OSError as error:
@@ -113,16 +126,49 @@ def trainer_command(config: Mapping[str, Any], only_prepare: bool = False) -> li
     return [*torchrun, "-m", recipe["trainer"]]
 
 
-def shown_command(plan: RunPlan) -> str:
-    """Return the command that starts the trainer as text for a shell, without starting anything.
+def dry_start(plan: RunPlan, check: Check | None = None) -> tuple[int, str, str]:
+    """Start verl's trainer up to where it would begin, without Ray, and return exit status, output and errors.
 
     Args:
         plan: The planned run.
+        check: Asked before; None: nothing but the launcher's own checks.
 
     Raises:
         ConfigError: The configuration cannot work.
     """
-    config = _configuration(plan)
+    config = run_configuration(plan, check, "maybe")
+    if config["recipe"]["trainer"] != _PPO:
+        raise ConfigError(
+            f"--check looks at runs of {_PPO}, and this recipe's trainer is {config['recipe']['trainer']}; use --print"
+        )
+    environment = environment_of(plan, config)
+    if not is_on_cpu(plan, config):  # a machine without GPUs may check what one with GPUs will start
+        environment.setdefault("VERL_PLATFORM", "nvidia")
+    with tempfile.TemporaryDirectory(prefix="verl-multiturn-check-") as folder:
+        words = [*plan.words(), f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
+        done = subprocess.run(
+            [_python(), "-m", _DRY_START, *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+    return done.returncode, done.stdout, done.stderr
+
+
+def shown_command(plan: RunPlan, check: Check | None = None) -> str:
+    """Return the command that starts the trainer as text for a shell, without starting anything.
+
+    Args:
+        plan: The planned run.
+        check: Asked before; None: nothing but the launcher's own checks.
+
+    Raises:
+        ConfigError: The configuration cannot work.
+    """
+    config = run_configuration(plan, check)
     trainer, words = trainer_command(config, only_prepare=True), plan.words()
     environment = environment_of(plan, config)
     environment["VERL_FILE_LOGGER_PATH"] = str(RunFolder(Path(config["recipe"]["out"])).next_metrics())
@@ -131,9 +177,19 @@ def shown_command(plan: RunPlan) -> str:
     return " \\\n    ".join([*variables, begun, *map(shlex.quote, words[4:])])
 
 
-def _configuration(plan: RunPlan) -> dict[str, Any]:
-    """Return the composed configuration of a run, in which our own settings were checked as a worker will read them."""
-    config = resolved(compose_run(plan))
+def run_configuration(plan: RunPlan, check: Check | None = None, own_files: OwnFiles = "later") -> dict[str, Any]:
+    """Return the composed configuration of a run, in which our own settings were checked as a worker will read them.
+
+    Args:
+        plan: The planned run.
+        check: A further check.
+        own_files: Whether the run has made what lies in its own folder; for the check.
+
+    Raises:
+        ConfigError: The configuration cannot work.
+    """
+    composed = compose_run(plan)
+    config = resolved(composed)
     for section in ("recipe", "data", "trainer"):
         if not isinstance(config.get(section), Mapping):
             raise ConfigError(f"the configuration has no section {section!r}; leave it in")
@@ -142,12 +198,21 @@ def _configuration(plan: RunPlan) -> dict[str, Any]:
     steps, out = config["trainer"].get("total_training_steps"), str(config["recipe"].get("out") or "")
     if steps is not None and (type(steps) is not int or steps < 1):
         raise ConfigError(f"trainer.total_training_steps={steps}: expected a number of steps, or null")
+    if not isinstance(on_cpu := config["recipe"].get("on_cpu", False), bool):
+        raise ConfigError(f"recipe.on_cpu={on_cpu!r}: expected true or false; write recipe.on_cpu=True or =False")
     if (seed := config["recipe"].get("seed")) is not None:
         check_seed(seed, f"recipe.seed={seed!r}")
     if not out.strip():
         raise ConfigError("recipe.out is empty; expected the folder of this run")
     if Path(out) != plan.out:  # `plan_run` has checked its own
         require_folder(Path(out), f"recipe.out={out!r}")
+    if config["recipe"]["trainer"] != _PPO and _our_settings(config) is not None:
+        raise ConfigError(
+            f"settings of {PATH} have no effect: the trainer {config['recipe']['trainer']} holds no conversations; "
+            "leave them out"
+        )
+    if check is not None:
+        check(plan, composed, own_files)
     return config
 
 
@@ -161,7 +226,13 @@ def _python() -> str:
     return os.environ.get("PYTHON") or sys.executable
 
 
-def _is_on_cpu(plan: RunPlan, config: Mapping[str, Any]) -> bool:
+def is_on_cpu(plan: RunPlan, config: Mapping[str, Any]) -> bool:
+    """Return whether a recipe is one for CPUs, by itself or as a smoke run.
+
+    Args:
+        plan: The planned run.
+        config: Its composed configuration.
+    """
     return plan.smoke or bool(config["recipe"]["on_cpu"])
 
 
@@ -174,10 +245,13 @@ def environment_of(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, str]:
     """
     # Unbuffered: the log has the lines of both streams in their order, and the last lines of a process that dies.
     environment = {"PYTHONUNBUFFERED": "1", "RAY_DEDUP_LOGS": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ}
+    # A letter that a log or a terminal cannot show ends no process.
+    encoding = environment.get("PYTHONIOENCODING", "")
+    environment["PYTHONIOENCODING"] = encoding if ":" in encoding else f"{encoding}:backslashreplace"
     # A YAML of a recipe names its own classes: `recipes.NAME.module.Class`.
     listed = [str(plan.root), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(listed)
-    if _is_on_cpu(plan, config):
+    if is_on_cpu(plan, config):
         environment.setdefault("VERL_PLATFORM", "cpu")
         environment["RAY_ADDRESS"] = "local"  # do not join a Ray cluster that already runs
         trainer = config.get("trainer") or {}
@@ -287,7 +361,7 @@ def _train(
         return end.status
     if is_ppo:
         noted = {"started": started, "seconds": end.seconds, "seed": config["data"].get("seed")}
-        (out / "start_up.json").write_text(json.dumps(noted) + "\n")
+        (out / "start_up.json").write_text(json.dumps(noted) + "\n", encoding="utf-8")
     if end.stopped is not None:
         say(f"stopped as asked; {end.stopped.said}")
         say(stop_line(end.stopped, out))

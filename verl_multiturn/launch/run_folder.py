@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -32,6 +32,14 @@ from verl_multiturn.evaluation.points import FOLDER as EVALUATIONS
 from verl_multiturn.launch.checkpoints import checkpoints_of, mend_tracker, resumes
 from verl_multiturn.observe.metric_files import metric_files
 from verl_multiturn.observe.progress import say
+
+OwnFiles = Literal["later", "maybe", "there"]
+"""Whether a run has made what lies in its own folder, such as its rows.
+
+- `later`: it will make them, and may replace those that are there: none is looked at.
+- `maybe`: those that are there are looked at.
+- `there`: it has, and one that is missing is refused.
+"""
 
 _MOVING = ".moving"
 _SPLITS = ("train", "test")
@@ -153,7 +161,7 @@ class RunFolder:
         Args:
             made: The way in which the rows are made, as JSON.
         """
-        (self._data / ".preparing").write_text(json.dumps({"made": made}) + "\n")
+        (self._data / ".preparing").write_text(json.dumps({"made": made}) + "\n", encoding="utf-8")
         (self._data / ".prepared").unlink(missing_ok=True)
 
     def end_rows(self, made: Mapping[str, Any], complete: bool) -> None:
@@ -166,7 +174,7 @@ class RunFolder:
             complete: Whether the script succeeded.
         """
         preparing = self._data / ".preparing"
-        preparing.write_text(json.dumps({"made": made, "files": self._files()}) + "\n")
+        preparing.write_text(json.dumps({"made": made, "files": self._files()}) + "\n", encoding="utf-8")
         if complete:
             preparing.rename(self._data / ".prepared")
 
@@ -220,7 +228,7 @@ class RunFolder:
                 )
         else:
             self._move_results()
-        noted.write_text(json.dumps(run) + "\n")
+        noted.write_text(json.dumps(run) + "\n", encoding="utf-8")
 
     def _resumes(self, trainer: Mapping[str, Any]) -> bool:
         """Return whether the trainer finds a checkpoint of an earlier start by itself; mend a torn tracker file."""
@@ -293,7 +301,7 @@ def _holders(lock: Path) -> list[str]:
 def _read(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one for a file that holds none."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -195,7 +195,13 @@ def _python_says(program: str) -> _Said:
     """Run a Python program in a separate process, for at most `_PATIENCE_S` seconds."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=_PATIENCE_S
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_PATIENCE_S,
+            encoding="utf-8",
+            errors="replace",
         )
     except subprocess.TimeoutExpired:
         return _Said(

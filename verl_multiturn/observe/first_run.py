@@ -85,7 +85,13 @@ def run_whole_path(out: Path, platform: str, say: Callable[[str], None], steps: 
     environment = {**os.environ, "VERL_PLATFORM": platform, "PYTHON": sys.executable}
     last = ""
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+        encoding="utf-8",
     ) as run:
         assert run.stdout is not None
         for line in run.stdout:

@@ -98,6 +98,7 @@ def _stats_of_session(outcome: Outcome, session: SessionReport) -> dict[str, Any
     return {
         "roots": session.roots,
         "completions": len(outcome.turns),
+        "calls": sum(len(turn.said.calls) for turn in outcome.turns if turn.said is not None),
         "untrained": dict(Counter(place for place in outcome.places if isinstance(place, str))),
         "unenforced": dict(session.unenforced),
         "reward": session.reward,
@@ -147,7 +148,9 @@ def aggregate(stats: Sequence[Stats]) -> dict[str, float]:
     metrics = _of_conversations(stats)
     metrics |= _of_rewards(stats, calls) | _productivity(stats) | _named("interaction/", _of_interactions(stats))
     metrics |= _named("proxy/", _of_sessions(stats))
-    metrics |= _named("calls/", _of_all_calls(calls))
+    # What an agent calls it answers itself, so that no result of it is known here.
+    counts = [len(each["calls"]) + each.get("session", {}).get("calls", 0) for each in stats]
+    metrics |= _named("calls/", _of_all_calls(calls, counts))
     for tool in sorted(by_tool.keys() | calculated.keys()):
         metrics |= _named(f"tools/{tool}/", _of_tool(by_tool[tool], calculated[tool]))
     return metrics
@@ -316,11 +319,17 @@ def executed_calls(stats: Stats) -> int:
     return sum(CallStats(*call).status in EXECUTED for call in stats["calls"])
 
 
-def _of_all_calls(calls: Sequence[Sequence[CallStats]]) -> dict[str, float]:
+def _of_all_calls(calls: Sequence[Sequence[CallStats]], counts: Sequence[int]) -> dict[str, float]:
+    """Return how many calls there were, and what became of those that the run's tools answered.
+
+    Args:
+        calls: The results of calls of each conversation.
+        counts: The number of calls of each conversation.
+    """
     flat = [call for of_one in calls for call in of_one]
     return {
-        "total": len(flat),
-        **_mean_and_max("per_trajectory", [len(of_one) for of_one in calls]),
+        "total": sum(counts),
+        **_mean_and_max("per_trajectory", counts),
         **_rates_and_times(flat, (*_OF_A_TOOL, CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL)),
     }
 

@@ -245,13 +245,13 @@ def _limit(kind: int, value: int) -> None:
 
 def _resident_bytes() -> int:
     """Return the resident memory of this process; `ru_maxrss` would begin with the size of the parent process."""
-    with open("/proc/self/statm") as file:
+    with open("/proc/self/statm", encoding="utf-8") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def _peak_bytes() -> int:
     """Return the largest address space that this process has had so far."""
-    with open("/proc/self/status") as file:
+    with open("/proc/self/status", encoding="utf-8") as file:
         return next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmPeak:")), 0)
 
 

@@ -57,7 +57,7 @@ def main(channel_fd: int, spec: Mapping[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     with contextlib.suppress(OSError):  # when memory runs out, the kernel ends forks before the worker
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
     serve: Callable[[socket.socket, Any], None] | None = None
     try:
         with _ending_with(channel):

@@ -249,7 +249,7 @@ def _reply(turn: int | None, reply: CheckedReply) -> dict[str, Any]:
         "truncated": reply.truncated,
         "state": reply.state,
         "metrics": reply.metrics,
-        **({"shows": list(reply.shows)} if reply.shows else {}),
+        "shows": list(reply.shows),
         "at": _time(reply.at),
     }
 

@@ -92,11 +92,13 @@ def read_object(text: bytes) -> dict[str, Any]:
 def fitted(model: type[BaseModel], value: dict[str, Any]) -> dict[str, Any]:
     """Return an object in the form of its model: entries that it lacks get their defaults, unknown ones are left out.
 
+    All its values are of JSON's types, so that what has the model's form already comes back equal.
+
     Raises:
         CertificateError: It does not fit.
     """
     try:
-        return model.model_validate(value, extra="ignore").model_dump(by_alias=True)
+        return model.model_validate(value, extra="ignore").model_dump(mode="json", by_alias=True)
     except (ValidationError, RecursionError) as error:
         raise CertificateError(flaw_of(error)) from None
 

@@ -2,7 +2,8 @@
 
 Invariants:
 - what cannot be read costs itself alone, and leaves one sentence in `faults` that names the file and the offset;
-- what is yielded fits its model, whoever wrote the file.
+- what is yielded fits its model, whoever wrote the file;
+- a record that was written and is read back equals the one in memory (`read_back`).
 """
 
 from __future__ import annotations
@@ -371,6 +372,18 @@ class Records:
             except ValueError as error:  # whoever makes columns of it would fail
                 raise CertificateError(f"rows.{number}: {error}") from None
         return record
+
+
+def read_back(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record as `Records` yields it once it is on disk.
+
+    Args:
+        record: What `encode.record_of` returned.
+
+    Raises:
+        CertificateError: It does not fit the schema.
+    """
+    return fitted(schema.Record, read_object(line_of(dict(record))))
 
 
 def in_form_of_2(value: Mapping[str, Any]) -> dict[str, Any]:

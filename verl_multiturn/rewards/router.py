@@ -204,6 +204,11 @@ async def _run_own(name: str, solution: Solution, ground_truth: Any, timeout_s: 
             score = await function(solution, ground_truth)
         else:
             score = await asyncio.to_thread(function, solution, ground_truth)
+    if inspect.iscoroutine(score):
+        score.close()  # Python would warn of one that nobody awaited
+        raise ConfigError(
+            f"{name} returned a coroutine that nobody awaits; write it with async def, or await it inside"
+        )
     if not isinstance(score, Score):
         raise ConfigError(f"{name} returned {show(score)}; expected a verl_multiturn.rewards.Score")
     return score

@@ -147,10 +147,10 @@ class ContextWriter:
             chosen = window(outcome.messages, outcome.asked, turns)
             messages = await codec.render(codec.trusted, with_summary(chosen, outcome.asked, outcome.summary))
             try:
-                ids = await codec.render(codec.initial, messages, shown)
+                ids = await codec.render(codec.rendered, messages, shown)
             except ConfigError:
                 # The template can render what others wrote, so it is the model's words that it refuses.
-                await codec.render(codec.initial, [_harmless(message) for message in messages], shown)
+                await codec.render(codec.rendered, [_harmless(message) for message in messages], shown)
                 return StopReason.MALFORMED_CALLS
             if len(ids) <= self._limits.prompt_length:
                 trajectory.append_prompt(ids)

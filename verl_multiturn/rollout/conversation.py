@@ -22,9 +22,11 @@ from verl_multiturn.calls.outages.watch import OutageEndError
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message
+from verl_multiturn.chat.first_prompts import Check
 from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, tool_content
 from verl_multiturn.chat.parsing.turns import HEADER, AssistantTurn, CallParser, MalformedCall
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
+from verl_multiturn.chat.template_form import MessageError
 from verl_multiturn.describe import message_of
 from verl_multiturn.errors import EngineError, InteractionContractError
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError
@@ -121,7 +123,7 @@ class Conversation:
             async with deadline, running(deadline), user or nullcontext():
                 if user is not None:
                     outcome.doing = "interaction"
-                    session, shown = await self._prompt(request, outcome, await user.start())
+                    session, shown = await self._prompt(request, outcome, await user.open(request.messages))
                 if outcome.error:
                     reason = StopReason.PROMPT_TOO_LONG
                 else:
@@ -151,7 +153,7 @@ class Conversation:
                 said = f"interaction {user.name!r}: {owed} gave nothing before the request's time was up"
                 reason = self._failed(outcome, said)
         if not outcome.trajectory.ids:  # the interaction failed before there was a prompt
-            session, shown = await self._prompt(request, outcome)
+            session, shown = await self._prompt(request, outcome, is_whole=False)
         if reason is None and session.shut_out:
             reason, outcome.error = StopReason.OUTAGE, session.shut_out
         # Without a reason, time ran out before the conversation ended. If it ran out later, during calc_reward or
@@ -165,18 +167,33 @@ class Conversation:
         return outcome
 
     async def _prompt(
-        self, request: Request, outcome: Outcome, opening: CheckedReply | None = None
+        self, request: Request, outcome: Outcome, opening: CheckedReply | None = None, is_whole: bool = True
     ) -> tuple[ToolSession, Sequence[dict[str, Any]]]:
         """Write the prompt, with the interaction's first message as its last one.
 
+        Args:
+            request: The request.
+            outcome: Gets the prompt.
+            opening: The interaction's first message; None: it has none.
+            is_whole: Whether the prompt is what the model is shown. Else the interaction failed before its first
+                message, and the conversation is invalid: a prompt without it need not be one that a template takes.
+
         Returns:
             The tools of the conversation, not created yet, and their schemas as the model is shown them.
+
+        Raises:
+            ConfigError: The template cannot render the messages, or does not show what they say.
         """
         codec, messages = self._codec, list(request.messages)
         if opening is not None:
             outcome.opening, outcome.state = opening, opening.state
             messages.append(await self._user_message(opening))
-        outcome.messages = await codec.render(codec.trusted, messages)
+        if not is_whole and messages[-1]["role"] != "user":
+            messages.append({"role": "user", "content": ""})
+        try:
+            outcome.messages = await codec.render(codec.trusted, messages)
+        except MessageError as error:
+            raise error.at(request.row) from None
         outcome.asked = len(outcome.messages)
         outcome.images[:] = images_of(outcome.messages)
         session = self._make_tools(
@@ -189,7 +206,11 @@ class Conversation:
             outcome.messages,
         )
         shown = await codec.render(codec.trusted_schemas, session.schemas)
-        outcome.trajectory.append_prompt(await codec.render(codec.initial, outcome.messages, shown))
+        check = Check.ALL if is_whole else Check.NOTHING
+        try:
+            outcome.trajectory.append_prompt(await codec.render(codec.initial, outcome.messages, shown, check))
+        except MessageError as error:
+            raise error.at(request.row, len(messages) - len(outcome.messages)) from None
         if outcome.trajectory.prompt_length > self._limits.prompt_length:
             outcome.error = (
                 f"the prompt has {outcome.trajectory.prompt_length} tokens with its tools' schemas, and may have "

@@ -36,6 +36,8 @@ class Request:
     """The `Interaction` that answers turns without calls; None: such a turn ends the conversation."""
     interaction_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments for the interaction's `start` and `reply`."""
+    row: str = ""
+    """Name of the data row in errors, for example `data row 7`; "" where there is none."""
 
 
 @dataclass

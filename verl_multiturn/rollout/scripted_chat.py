@@ -22,7 +22,7 @@ from uuid import uuid4
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.chat.control_tokens import Firewall
-from verl_multiturn.chat.messages import check_messages
+from verl_multiturn.chat.messages import check_last_speaker, read_messages
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.rendering import RenderingCheck
 from verl_multiturn.config import MultiTurnSettings
@@ -99,12 +99,13 @@ async def scripted_rollout(
     if interaction is None:
         check_shown({"tools_kwargs": tools_kwargs}, "scripted_rollout")
     user, user_kwargs = _user(interaction, dict(interaction_kwargs or {}))
+    check_last_speaker(messages, user is not None, "prompt")
     tokenizer = tiny_tokenizer()
     end = [tokenizer.eos_token_id]
     engine = ScriptedEngine([tokenizer.encode(turn + _END) for turn in turns])
     conversation = Conversation(
         engine,
-        ChatCodec(TinyBuilder(tokenizer), end, firewall=Firewall(tokenizer), tokenizer=tokenizer),
+        tiny_codec(tokenizer),
         JsonParser(tokenizer, end),
         limits,
         Gates(Gate, tool_timeout_s),
@@ -112,7 +113,7 @@ async def scripted_rollout(
         interactions=Gates(InteractionGate, tool_timeout_s),
     )
     outcome = await conversation.run(
-        Request(uuid4().hex, messages, chosen, kwargs, interaction=user, interaction_kwargs=user_kwargs)
+        Request(uuid4().hex, messages, chosen, kwargs, interaction=user, interaction_kwargs=user_kwargs, row="prompt")
     )
     asked = len(engine.seen)
     if asked > len(turns):
@@ -154,8 +155,7 @@ def _messages(prompt: Any) -> list[Message]:
     listed = isinstance(prompt, Sequence) and prompt and all(isinstance(message, Mapping) for message in prompt)
     if not listed:
         raise ConfigError(f"prompt={show(prompt)}: expected a text or a list of messages; give one of them")
-    check_messages(prompt, "prompt")
-    return [dict(message) for message in prompt]
+    return read_messages(prompt, "prompt")
 
 
 def transcript(outcome: Outcome) -> list[tuple[Source, str]]:
@@ -269,6 +269,10 @@ class TinyBuilder:
         """Return the ids of a prompt, with the header of the assistant's turn at the end."""
         return self._tokenizer.encode(self._text(messages, tools, header=True))
 
+    def write(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> str:
+        """Return the template's text of a prompt."""
+        return self._text(list(messages), list(schemas) or None, header=True)
+
     def merge_context_tokens(
         self,
         previous_messages: list[Message],
@@ -287,3 +291,10 @@ class TinyBuilder:
 
     def _text(self, messages: list[Message], tools: list[dict[str, Any]] | None, header: bool) -> str:
         return str(self._tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=header))
+
+
+def tiny_codec(tokenizer: TinyTokenizer) -> ChatCodec:
+    """Return the codec of the shipped template."""
+    builder = TinyBuilder(tokenizer)
+    end = [tokenizer.eos_token_id]
+    return ChatCodec(builder, end, firewall=Firewall(tokenizer), tokenizer=tokenizer, write=builder.write)

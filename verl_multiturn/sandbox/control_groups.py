@@ -53,9 +53,9 @@ class Group:
             most = (settings.memory_mb + settings.disk_mb) * 2**20 + _KERNEL_BYTES
             of_all = int(not spares_worker)
             for name, value in (("memory.max", most), ("memory.oom.group", of_all), ("pids.max", settings.processes)):
-                (self._folder / name).write_text(str(value))
+                (self._folder / name).write_text(str(value), encoding="utf-8")
             with contextlib.suppress(OSError):  # a kernel without swap has no such file
-                (self._folder / "memory.swap.max").write_text("0")
+                (self._folder / "memory.swap.max").write_text("0", encoding="utf-8")
             for name, mode in (
                 ("cgroup.procs", os.O_WRONLY),
                 ("cpu.stat", os.O_RDONLY),
@@ -105,7 +105,7 @@ def find_parent(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/p
         The folder; None where there is none.
     """
     try:
-        own = re.search(r"^0::/(.*)$", membership.read_text(), re.MULTILINE)
+        own = re.search(r"^0::/(.*)$", membership.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         return None
     if own is None:
@@ -123,7 +123,7 @@ def find_parent(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/p
 
 def _gives_limits(folder: Path) -> bool:
     try:
-        given = set((folder / "cgroup.subtree_control").read_text().split())
+        given = set((folder / "cgroup.subtree_control").read_text(encoding="utf-8").split())
     except OSError:
         return False
     return given >= _NEEDED and os.access(folder, os.W_OK)

@@ -123,7 +123,9 @@ class Launch:
         if self._own_users:
             try:
                 for kind in ("uid", "gid"):
-                    Path(f"/proc/{process_id}/{kind}_map").write_text(f"0 0 1\n1 {_FIRST_USER} {_USERS}\n")
+                    Path(f"/proc/{process_id}/{kind}_map").write_text(
+                        f"0 0 1\n1 {_FIRST_USER} {_USERS}\n", encoding="utf-8"
+                    )
             except OSError as error:
                 raise SandboxError(f"mapping users: {error}") from None
         os.write(self._go_fd, b"!")
@@ -225,7 +227,8 @@ def guest_spec(settings: SandboxSettings, home: str, own_users: bool, spares_wor
 def has_all_users() -> bool:
     """Tell whether this process is root and may map every user of the host into a namespace."""
     return os.geteuid() == 0 and all(
-        Path(f"/proc/self/{kind}_map").read_text().split() == ["0", "0", "4294967295"] for kind in ("uid", "gid")
+        Path(f"/proc/self/{kind}_map").read_text(encoding="utf-8").split() == ["0", "0", "4294967295"]
+        for kind in ("uid", "gid")
     )
 
 

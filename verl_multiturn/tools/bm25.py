@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.row_files import refuse_pointer
 
 logger = logging.getLogger(__name__)
 
@@ -212,10 +213,12 @@ def read_documents(corpus: Path) -> Iterator[Document]:
         corpus: Folder of the documents.
 
     Raises:
-        ConfigError: A line of a `.jsonl` file is not a document, or the corpus has no files.
+        ConfigError: A line of a `.jsonl` file is not a document, a file is a Git LFS pointer, or the corpus has no
+            files.
     """
     for file in corpus_files(corpus):
         name = file.relative_to(corpus).as_posix()
+        refuse_pointer(file)
         if file.suffix in _TEXT_SUFFIXES:
             text = file.read_text(encoding="utf-8-sig", errors="replace").strip()
             first = text.partition("\n")[0].strip("# \t")
@@ -347,7 +350,7 @@ def _name_hash(key: str) -> int:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    with open(path, "w") as file:
+    with open(path, "w", encoding="utf-8") as file:
         # Where locks do not work (some network file systems), several processes build and one of them wins.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)

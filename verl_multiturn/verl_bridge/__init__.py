@@ -1,5 +1,6 @@
-"""Everything that touches verl and Ray: agent loop, rollout, trainers and the start-up check."""
+"""Everything that touches verl and Ray: agent loop, rollout, trainers and the start-up check.
 
-# Import verl first. `import verl` loads the plugin, and the plugin imports modules of this room. A module of this room
-# that was imported before verl would be only half loaded at that moment.
-import verl  # noqa: F401
+Each folder here imports verl first, in its `__init__.py`: `import verl` loads the plugin, and the plugin imports
+modules of this room. A module that was imported before verl would be only half loaded at that moment. `startup/` and
+the files beside it import verl in functions alone, since a setting is refused before verl is imported.
+"""

@@ -14,6 +14,9 @@ RECORDED_LOOP = "recorded_agent"
 SAMPLING_LOOPS = frozenset({AGENT_LOOP, PROXY_LOOP})
 """Our agent loops that hold conversations, of which records and traces are kept."""
 
+LOOPS_OF_VERL = frozenset({"single_turn_agent", "tool_agent"})
+"""verl's own agent loops."""
+
 OUR_LOOPS = SAMPLING_LOOPS | {RECORDED_LOOP}
 
 ROLLOUT = "sglang_async"
@@ -38,6 +41,9 @@ takes it out of the rows."""
 ESTIMATORS = ("mt_grpo", "mt_turns", "mt_gigpo")
 """Our estimators of advantages, which count conversations. verl's own count rows: `grpo` reads the last one alone."""
 
+TRACE_BACKENDS = ("mlflow", "trackio", "weave")
+"""What `rollout.trace.backend` may be."""
+
 STATELESS_MANAGERS = ("naive", "dapo")
 """verl's reward managers that keep nothing from one row to the next; `rate_limited` counts calls in each process."""
 
@@ -52,3 +58,6 @@ ENGINE_CHOICE = f"ray_kwargs.ray_init.runtime_env.env_vars.{VENDOR_VARIABLE}"
 
 NUMBERED_ROWS = ("pkg://verl_multiturn.verl_bridge.trainer.numbered_rows", "NumberedRows")
 """Our `data.custom_cls`, as path and name: verl's data set, whose rows know their positions."""
+
+MEASURED_ROWS = (NUMBERED_ROWS[0], "MeasuredRows")
+"""Our `data.custom_cls` where rows need no positions: it measures the prompts that the model is shown."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from verl_multiturn.chat.messages import check_messages
+from verl_multiturn.chat.messages import check_last_speaker, read_messages
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import interaction_of_row
 from verl_multiturn.rollout.outcome import Request
@@ -37,10 +37,10 @@ def make_request(
     """
     where = row_name(row)
     chosen, tools_kwargs = tools_of_row(row, tools, where)
-    messages = [_plain_message(message) for message in row["raw_prompt"]]
-    check_messages(messages, where, takes_images)
+    messages = read_messages(row["raw_prompt"], where, takes_images)
     interaction, kwargs = interaction_of_row(row, interactions or {}, where)
-    return Request(request_id, messages, chosen, tools_kwargs, sampling, interaction, kwargs)
+    check_last_speaker(messages, interaction is not None, where)
+    return Request(request_id, messages, chosen, tools_kwargs, sampling, interaction, kwargs, where)
 
 
 def row_name(row: Mapping[str, Any]) -> str:
@@ -48,16 +48,3 @@ def row_name(row: Mapping[str, Any]) -> str:
     extra_info = row.get("extra_info")
     index = extra_info.get("index") if isinstance(extra_info, Mapping) else None
     return f"data row {row.get('index', '?') if index is None else index}"
-
-
-def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without keys whose value is None, in its content blocks too; parquet adds such keys."""
-    plain = {key: value for key, value in message.items() if value is not None}
-    content = plain.get("content")
-    if isinstance(content, Iterable) and not isinstance(content, str | Mapping):
-        plain["content"] = [_plain_block(block) for block in content]
-    return plain
-
-
-def _plain_block(block: Any) -> Any:
-    return {key: value for key, value in block.items() if value is not None} if isinstance(block, Mapping) else block

@@ -12,11 +12,8 @@ from typing import Any
 
 import pyarrow.parquet
 from omegaconf import DictConfig, OmegaConf
-from ray._private.services import canonicalize_bootstrap_address
-from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
-from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.names import MANAGER, NUMBERED_ROWS, OUR_LOOPS, PROXY_LOOP, ROLLOUT, SGLANG
 
@@ -58,14 +55,7 @@ def agent_loops(config: DictConfig, files: Sequence[str] = ("train_files", "val_
             names = _agent_names(str(file))
             known = known and names is not None
             loops |= names or {default}
-    loops = loops or {default}
-    registered = set(_agent_loop_registry) | OUR_LOOPS
-    if known and not own_loops(agent) and (unknown := sorted(loops - registered, key=str)):
-        hint = did_you_mean(str(unknown[0]), sorted(registered)) or f"known are {sorted(registered)}"
-        raise ConfigError(
-            f"unknown agent loop {unknown[0]!r} in rollout.agent.default_agent_loop or the column agent_name; {hint}"
-        )
-    return loops, known
+    return loops or {default}, known
 
 
 def own_loops(agent: DictConfig) -> bool:
@@ -182,6 +172,8 @@ def cluster_address(address: str | None) -> str | None:
     Where `address` is None or "auto", Ray reads the environment variable RAY_ADDRESS. A `ray://` address, from that
     variable or from `address`, is returned unchanged.
     """
+    from ray._private.services import canonicalize_bootstrap_address
+
     asked = os.environ.get("RAY_ADDRESS") or address if address in (None, "auto") else address
     if asked and asked.startswith("ray://"):
         return asked

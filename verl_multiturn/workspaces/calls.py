@@ -31,7 +31,7 @@ from verl_multiturn.sandbox.sandbox import MAX_CODE_BYTES, CellResult, Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
 from verl_multiturn.syntax import parse_module
 
-_CELLS = Path(__file__).with_name("program_cells.py").read_text()
+_CELLS = Path(__file__).with_name("program_cells.py").read_text(encoding="utf-8")
 
 
 @dataclass

@@ -70,7 +70,7 @@ def set_up(request: str) -> bytes:
     ctypes.CDLL(None).prctl(_SET_NAME, b"workspace", 0, 0, 0)  # so that `pkill python` does not mean it
     os.makedirs(_folder, mode=0o755, exist_ok=True)
     os.chmod(_folder, 0o755)
-    with open(os.path.join(os.environ["HOME"], ".gitconfig"), "w") as settings:
+    with open(os.path.join(os.environ["HOME"], ".gitconfig"), "w", encoding="utf-8") as settings:
         settings.write(_GIT_SETTINGS)
     return _answered({})
 
@@ -309,7 +309,10 @@ def _others() -> list[str]:
     with contextlib.suppress(OSError):
         for number in filter(str.isdigit, os.listdir("/proc")):
             if int(number) not in (1, os.getpid()):
-                with contextlib.suppress(OSError, ValueError), open(f"/proc/{number}/stat", errors="replace") as file:
+                with (
+                    contextlib.suppress(OSError, ValueError),
+                    open(f"/proc/{number}/stat", errors="replace", encoding="utf-8") as file,
+                ):
                     text = file.read()
                     found.append(text[: text.rindex(")") + 3])
     return found[:_MOST_NAMED]

@@ -16,7 +16,7 @@ from typing import Any
 
 def main(place: str) -> int:
     """Run the tests that the file names, and return pytest's exit status."""
-    with open(place) as file:
+    with open(place, encoding="utf-8") as file:
         asked = json.load(file)
     os.unlink(place)
     import pytest  # before the tree can be imported from, where a module of that name may lie

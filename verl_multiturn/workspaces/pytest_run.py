@@ -14,7 +14,7 @@ from verl_multiturn.workspaces.tars import read_tar, write_tar
 from verl_multiturn.workspaces.task import PytestVerdict
 from verl_multiturn.workspaces.workspace import Workspace
 
-_GUEST = Path(__file__).with_name("pytest_guest.py").read_text()
+_GUEST = Path(__file__).with_name("pytest_guest.py").read_text(encoding="utf-8")
 _MOST_REPORT_BYTES = 8 * 2**20
 
 

@@ -47,7 +47,9 @@ MAX_COMMAND_BYTES = 90_000
 """Length of the longest command, in bytes of UTF-8."""
 MAX_FILES_BYTES = 32 * 2**20
 """Length of the longest tar that `get` asks for, where its caller does not name another one."""
-_COMPILED = marshal.dumps(compile(Path(__file__).with_name("driver.py").read_text(), "<driver>", "exec"))
+_COMPILED = marshal.dumps(
+    compile(Path(__file__).with_name("driver.py").read_text(encoding="utf-8"), "<driver>", "exec")
+)
 _DRIVER = f"import base64, marshal\nexec(marshal.loads(base64.b64decode({base64.b64encode(_COMPILED)!r})))"
 """The driver as a cell. It is compiled here, once: in each workspace that would take longer than all else."""
 _UPLOAD_BYTES = MAX_COMMAND_BYTES

@@ -13,7 +13,7 @@ from pathlib import Path
 def main() -> None:
     """Make the link, and print its path."""
     out = Path(sys.argv[1])
-    step = (out / "checkpoints" / "latest_checkpointed_iteration.txt").read_text().strip()
+    step = (out / "checkpoints" / "latest_checkpointed_iteration.txt").read_text(encoding="utf-8").strip()
     model = out / "model"
     model.unlink(missing_ok=True)
     model.symlink_to(Path("checkpoints") / f"global_step_{step}" / "huggingface")

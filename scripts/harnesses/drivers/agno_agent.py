@@ -14,7 +14,7 @@ from agno.models.openai import OpenAIChat, OpenAIResponses
 
 def read_file(name: str) -> str:
     """Return the text of a file."""
-    return Path(name).read_text()
+    return Path(name).read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from crewai.tools import tool
 @tool
 def read_file(name: str) -> str:
     """Return the text of a file."""
-    return Path(name).read_text()
+    return Path(name).read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":

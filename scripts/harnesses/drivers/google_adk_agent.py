@@ -15,7 +15,7 @@ from google.genai.types import Content, Part
 
 def read_file(name: str) -> str:
     """Return the text of a file."""
-    return Path(name).read_text()
+    return Path(name).read_text(encoding="utf-8")
 
 
 async def ask(runner: InMemoryRunner, session: str, text: str, mode: StreamingMode) -> str:

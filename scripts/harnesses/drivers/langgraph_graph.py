@@ -13,7 +13,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 @tool
 def read_file(name: str) -> str:
     """Return the text of a file."""
-    return Path(name).read_text()
+    return Path(name).read_text(encoding="utf-8")
 
 
 def graph(streaming: bool):

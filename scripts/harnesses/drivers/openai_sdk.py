@@ -22,7 +22,7 @@ class Answer(BaseModel):
 
 def read_file(arguments: str) -> str:
     """Return the text of the file that a call names."""
-    return Path(json.loads(arguments)["name"]).read_text()
+    return Path(json.loads(arguments)["name"]).read_text(encoding="utf-8")
 
 
 def chat(client: OpenAI) -> None:
@@ -49,7 +49,7 @@ def chat(client: OpenAI) -> None:
 
 def structured(client: OpenAI) -> None:
     """Ask for an answer in the form of a Pydantic model."""
-    text = f"{Path('lot.txt').read_text()}\nReturn it as JSON."
+    text = f"{Path('lot.txt').read_text(encoding='utf-8')}\nReturn it as JSON."
     parsed = client.chat.completions.parse(
         model="policy", messages=[{"role": "user", "content": text}], response_format=Answer
     )

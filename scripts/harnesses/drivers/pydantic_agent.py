@@ -21,7 +21,7 @@ async def run(model: str) -> None:
     @agent.tool_plain
     def read_file(name: str) -> str:
         """Return the text of a file."""
-        return Path(name).read_text()
+        return Path(name).read_text(encoding="utf-8")
 
     print("run:", (await agent.run("Which lot is in lot.txt?")).output)
     async with agent.run_stream("Read lot.txt.") as stream:

@@ -19,7 +19,7 @@ def read_file(name: str) -> str:
     Args:
         name: Name of the file.
     """
-    return Path(name).read_text()
+    return Path(name).read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from tests.conftest import ROOT
 PACKAGE = ROOT / "verl_multiturn"
 # A room imports those before it, never one behind it.
 ORDER = [
-    "errors", "describe", "syntax", "reward_numbers", "config", "tasks", "row_files", "row_keys", "driver",
-    "version_sets", "json_schema",
+    "errors", "paths", "describe", "syntax", "reward_numbers", "config", "tasks", "row_files", "row_keys", "row_scores",
+    "driver", "version_sets", "json_schema",
     "chat", "calls", "http_connections", "chat_endpoint", "processes", "sandbox", "workspaces", "tools", "interactions",
     "rollout", "certificate", "records", "rewards", "proxy", "task_sets", "data", "recipes", "evaluation", "observe",
     "launch", "verl_bridge", "cpu", "plugin", "cli",

@@ -233,7 +233,7 @@ def test_the_text_of_a_problem_is_bounded_and_can_be_written() -> None:
 
 def test_a_row_is_plain_and_a_copy() -> None:
     shared: dict[str, Any] = {"index": np.int64(3), "hints": np.array(["a", "b"], dtype=object), 5: b"\x00\xff"}
-    messages = [{"role": "user", "content": "half \ud800"}]
+    messages = [{"role": "user", "content": "half \ud800", "tool_calls": None}]
     row = agent_row({"raw_prompt": np.array(messages, dtype=object), "extra_info": shared, "answer": np.float32(0.5)})
     assert row == {
         "messages": [{"role": "user", "content": "half \ud800"}],

@@ -15,12 +15,12 @@ from verl_multiturn import Ask, EngineError, Generation
 from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.reasoning import THINK
+from verl_multiturn.chat.template_form import TemplateForm
 from verl_multiturn.chat.turn_ends import closing_ids
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, RefusedError
 from verl_multiturn.proxy.sessions.canonical import arguments_key, compared, content_key
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.shared import ProxyRun
-from verl_multiturn.proxy.sessions.template_roles import TemplateRoles
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.scripted import ScriptedEngine
@@ -53,7 +53,7 @@ class WithoutSystem(TinyBuilder):
 
 
 def test_a_template_that_takes_all_gets_all() -> None:
-    roles = TemplateRoles(tiny_codec())
+    roles = TemplateForm(tiny_codec())
     assert (roles.takes_system, roles.takes_later_system, roles.takes_users_in_a_row) == (True, True, True)
     found = roles.prompt([system("s"), DEVELOPER, user("u"), system("later"), user("v")])
     assert found == [system("s\n\nd"), user("u"), system("later"), user("v")]
@@ -61,7 +61,7 @@ def test_a_template_that_takes_all_gets_all() -> None:
 
 
 def test_later_system_messages_and_users_in_a_row_are_joined_where_a_template_refuses_them() -> None:
-    roles = TemplateRoles(tiny_codec(Strict(tiny_tokenizer())))
+    roles = TemplateForm(tiny_codec(Strict(tiny_tokenizer())))
     assert (roles.takes_system, roles.takes_later_system, roles.takes_users_in_a_row) == (True, False, False)
     found = roles.prompt([DEVELOPER, user("u"), system("later"), said("a"), user("v")])
     assert found == [system("d"), user("u\n\nlater"), said("a"), user("v")]
@@ -72,7 +72,7 @@ def test_later_system_messages_and_users_in_a_row_are_joined_where_a_template_re
 
 
 def test_a_system_message_that_is_not_shown_becomes_a_users() -> None:
-    roles = TemplateRoles(tiny_codec(WithoutSystem(tiny_tokenizer())))
+    roles = TemplateForm(tiny_codec(WithoutSystem(tiny_tokenizer())))
     assert (roles.takes_system, roles.takes_later_system) == (False, False)
     assert roles.prompt([system("s"), user("u")]) == [user("s"), user("u")]
 
@@ -85,11 +85,11 @@ def test_tools_messages_get_their_names() -> None:
         {"role": "tool", "content": "2", "name": "of the client"},
         {"role": "tool", "tool_call_id": "unknown", "content": "3"},
     ]
-    found = TemplateRoles(tiny_codec()).prompt([user("u"), turn, *answers])
+    found = TemplateForm(tiny_codec()).prompt([user("u"), turn, *answers])
     assert found[1]["tool_calls"][0]["function"] == {"name": "a", "arguments": {"x": 1}}
     assert "audio" not in found[1]
     assert [message["name"] for message in found[2:]] == ["b", "b", "error"]
-    assert TemplateRoles(tiny_codec()).added(answers, turn) == found[2:]
+    assert TemplateForm(tiny_codec()).added(answers, turn) == found[2:]
 
 
 def test_a_cut_turn_is_ended_as_the_template_ends_turns() -> None:
@@ -133,7 +133,7 @@ def test_a_cut_turn_is_ended_as_the_families_end_turns(name: str, text: str) -> 
 def test_what_families_take(name: str, takes: tuple[bool, bool, bool]) -> None:
     from tests.support.template_play import template_of
 
-    roles = TemplateRoles(template_of(name).codec)
+    roles = TemplateForm(template_of(name).codec)
     assert (roles.takes_system, roles.takes_later_system, roles.takes_users_in_a_row) == takes
 
 
@@ -279,7 +279,7 @@ async def test_a_prompt_that_fails_fails_for_all_that_wait_for_it(at_once: int) 
     asked = (agent.session.complete(ChatRequest([user("x")])) for _ in range(at_once))
     found = await asyncio.gather(*asked, return_exceptions=True)
     assert [str(error) for error in found] == [
-        "the chat template cannot render the prompt: no such role; change one of them"
+        "the chat template cannot render the prompt: no such role; change its messages, or use another chat template"
     ] * at_once
 
 

@@ -374,9 +374,9 @@ async def test_a_prompt_is_rendered_once_for_a_group() -> None:
     codec = run.renderer._codec
     real = codec.initial
 
-    def initial(messages: Sequence[Mapping[str, Any]], schemas: Any) -> list[int]:
+    def initial(messages: Sequence[Mapping[str, Any]], *given: Any) -> list[int]:
         rendered.append(len(messages))
-        return real(messages, schemas)  # type: ignore[arg-type]
+        return real(messages, *given)  # type: ignore[arg-type]
 
     codec.initial = initial  # type: ignore[method-assign, assignment]
     agents = [Agent(run, f"s{index}") for index in range(3)]

@@ -12,6 +12,7 @@ from PIL import Image
 from tests.agent_sessions import ADD, Agent, call_text, echo, make_run, turns, user
 from tests.conftest import CharBuilder, CharTokenizer, EchoTool
 from tests.scripted import CALL
+from tests.support.on_disk import from_disk
 from tests.unit.rollout.test_context import Counting, play
 from verl_multiturn import Conversation, Limits, Outcome, Request, StopReason
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine
@@ -19,7 +20,6 @@ from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.records.encode import Ended, record_of
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.schema import Record
 from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.engine import Ask, Generation
 from verl_multiturn.rollout.scripted import ScriptedEngine
@@ -53,9 +53,10 @@ async def ended(*said: str, **known: Any) -> Ended:
 
 
 def read(made: Ended) -> dict[str, Any]:
-    """Return a record as a reader gets it. It has the form of schema 2."""
-    found: dict[str, Any] = json.loads(line_of(record_of(made)))
-    Record.model_validate(found)
+    """Return a record as a reader gets it, which is what was in memory: no entry is left out."""
+    found = from_disk(made)
+    written: dict[str, Any] = json.loads(line_of(record_of(made)))
+    assert found == written
     return found
 
 

@@ -206,6 +206,15 @@ def own_sync(solution: Solution, ground_truth: Any) -> Score:
     return Score.of(solution.answer == ground_truth)
 
 
+def own_bare(solution: Solution, ground_truth: Any) -> Any:
+    return own(solution, ground_truth)
+
+
+async def test_a_function_that_forgets_to_await_is_named() -> None:
+    with pytest.raises(ConfigError, match=rf"{HERE}\.own_bare returned a coroutine that nobody awaits"):
+        await score("bare", "x", "y", routes={"bare": f"{HERE}.own_bare"})
+
+
 async def test_what_a_function_says_cannot_be_judged_is_left_out_and_no_outage() -> None:
     options: dict[str, Any] = {"routes": {"graded": f"{HERE}.own_grader"}}
     assert await score("graded", "x", "y", **options) == UNJUDGEABLE

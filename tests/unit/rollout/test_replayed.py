@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import AsyncMock
 
-import orjson
 import pytest
 
+from tests.support.on_disk import from_disk
 from verl_multiturn import BaseTool, Interaction, Reply, ToolResponse, ToolSchema
 from verl_multiturn.calls.recorded import DivergedError
 from verl_multiturn.calls.slots import Gates
@@ -22,7 +23,7 @@ from verl_multiturn.errors import EngineError, UnjudgedError
 from verl_multiturn.interactions.running.session import InteractionGate
 from verl_multiturn.records.comparison import differences
 from verl_multiturn.records.encode import Ended, record_of
-from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.reader import read_back
 from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.conversation import Conversation
 from verl_multiturn.rollout.engine import Ask
@@ -109,11 +110,6 @@ def request(user: bool = False, hides: bool = False) -> Request:
     return Request("r", [{"role": "user", "content": "What?"}], tools, kwargs, interaction=user_of_row)
 
 
-def as_read(ended: Ended) -> dict[str, Any]:
-    read: dict[str, Any] = orjson.loads(line_of(record_of(ended)))
-    return read
-
-
 async def record(
     turns: Sequence[str],
     limits: Limits = ROOMY,
@@ -121,11 +117,11 @@ async def record(
     context: Context | None = None,
     hides: bool = False,
 ) -> dict[str, Any]:
-    """Roll a conversation out and return its record, as it is read from disk."""
+    """Roll a conversation out and return its record, read from disk."""
     tokenizer = tiny_tokenizer()
     engine = ReceiptingEngine(ScriptedEngine([tokenizer.encode(turn + END) for turn in turns]))
     outcome = await conversation(engine, limits, None, context).run(request(user, hides))
-    return as_read(Ended(outcome, engine.take("r"), request=request(user, hides)))
+    return from_disk(Ended(outcome, engine.take("r"), request=request(user, hides)))
 
 
 async def replay(
@@ -140,7 +136,7 @@ async def replay(
     outcome = Outcome.begun("r")
     stage.begin(recorded, outcome, RecordedTurns(recorded))
     await conversation(engine, limits, stage, context).run(request(user, hides), outcome)
-    return as_read(Ended(outcome, engine.take("r"), request=request(user, hides)))
+    return read_back(record_of(Ended(outcome, engine.take("r"), request=request(user, hides))))
 
 
 CONVERSATIONS = {
@@ -176,12 +172,32 @@ async def test_a_users_answers_are_made_again() -> None:
     assert differences(recorded, await replay(recorded, user=True), None) == []
 
 
+class Answers(Interaction):
+    """A user who says nothing before the model has."""
+
+    name = "user"
+    reply = User.reply
+
+
+async def test_the_answer_to_a_greeting_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    greeting = [{"role": "system", "content": "S"}, {"role": "assistant", "content": "Hello."}]
+    greeted = replace(request(), messages=greeting, interaction=Answers({}))
+    monkeypatch.setitem(globals(), "request", lambda user, hides: greeted)
+    recorded = await record(["One.", "Two."], user=True)
+    assert [(reply["turn"], reply["text"]) for reply in recorded["replies"]] == [
+        (None, "Go on 1."),
+        (0, "Go on 2."),
+        (1, "Go on 3."),
+    ]
+    assert differences(recorded, await replay(recorded, user=True), None) == []
+
+
 @pytest.mark.parametrize("context", [None, Context("window", turns=1)])
 async def test_a_tool_is_shown_where_it_was(context: Context | None) -> None:
     limits = Limits(4096, 4096, max_assistant_turns=9)
     recorded = await record([call("a"), "Two.", call("b"), "Three."], limits, context=context, hides=True)
     assert [each["status"] for each in recorded["calls"]] == ["unknown_tool", "ok"]
-    assert [each.get("shows") for each in recorded["replies"]] == [None, ["look"], None]
+    assert [each["shows"] for each in recorded["replies"]] == [[], ["look"], []]
     assert differences(recorded, await replay(recorded, limits, context=context, hides=True)) == []
     tokenizer, schema = tiny_tokenizer(), '"function": {"name": "look"'
     prompts = [tokenizer.decode(row["ids"][: row["prompt_length"]]).count(schema) for row in recorded["rows"]]

@@ -112,7 +112,7 @@ def test_a_run_without_tools_takes_rows_that_name_some() -> None:
         ({"role": "user", "content": 5}, "content"),
         ({"role": "user"}, "content"),
         ({"role": "user", "content": [{"type": "video", "video": "x"}]}, "video in a message is not supported"),
-        ({"role": 3, "content": "x"}, "with a role"),
+        ({"role": 3, "content": "x"}, "message 0 has the role 3, expected one of"),
         ({"role": "usr", "content": "x"}, "message 0 has the role 'usr', expected one of"),
         ({"role": "User", "content": "x"}, "; did you mean 'user'?"),
         ({"role": "human", "content": "x"}, "; write one of these"),

@@ -10,6 +10,7 @@ from tests.conftest import ROOT, CharBuilder, CharTokenizer, EchoTool
 from verl_multiturn import ConfigError, Conversation, Limits, Outcome, Request, ScriptedEngine, StopReason, ToolResponse
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
+from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, ToolCall
 from verl_multiturn.chat.rendering import Difference
 from verl_multiturn.config import read_settings
 from verl_multiturn.interactions.running.replies import CheckedReply
@@ -409,6 +410,8 @@ def test_sessions_of_agents() -> None:
     made = outcome(stop=StopReason.AGENT_ERROR)
     places: list[int | str] = [0, "undelivered", "dropped_row", 1, "undelivered"]
     made.turns = [Turn(number, place=place) for number, place in enumerate(places)]
+    made.turns[0].said = AssistantTurn("", [ToolCall("add", "{}", "a"), MalformedCall("add(", "no end", "b")])
+    made.turns[3].said = AssistantTurn("", [ToolCall("add", "{}", "c")])
     made.session = SessionReport(2, {"temperature": 3}, reward=0.0, end="stuck")
     other = outcome(stop=StopReason.FINISHED)
     other.turns = [Turn(0)]
@@ -435,6 +438,12 @@ def test_sessions_of_agents() -> None:
         "proxy/agent_errors": 1,
         "proxy/stuck_agents": 1,
         "proxy/reward/mean": 0.0,
+    }
+    assert {key: value for key, value in found.items() if re.fullmatch("calls/(total|per_.*|error_rate)", key)} == {
+        "calls/total": 3,
+        "calls/per_trajectory/mean": 1.5,
+        "calls/per_trajectory/max": 3,
+        "calls/error_rate": 0,
     }
     text = (ROOT / "docs" / "train" / "metrics.md").read_text()
     for key in found:

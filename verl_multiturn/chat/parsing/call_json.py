@@ -11,6 +11,10 @@ from verl_multiturn.describe import message_of
 
 NamedCall = tuple[str, str]
 """`(name, arguments)` of a call. The arguments are JSON text."""
+MOST_DEPTH = 64
+"""The most levels of nesting in a message; templates and renderers fail on deeper ones."""
+# Levels around a call's arguments in a body in which Anthropic's clients send them back.
+_AROUND = 5
 
 
 class UnreadableCallError(ValueError):
@@ -142,3 +146,32 @@ def as_json(value: Any) -> str:
         raise UnreadableCallError("the call's arguments hold half a character, a lone surrogate") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise UnreadableCallError(f"the call's arguments are no JSON ({message_of(error)})") from None
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Tell whether a value is nested deeper than so many levels; a text alone has one."""
+    level: list[Any] = [value]
+    for _ in range(levels):
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                below += each.values()
+            elif isinstance(each, list):
+                below += each
+        if not below:
+            return False
+        level = below
+    return True
+
+
+def object_of(arguments: str) -> dict[str, Any] | None:
+    """Return a call's arguments as the object that they are.
+
+    None for what is not a JSON object, and for one that is nested so deeply that a template fails at it, or that the
+    body in which an agent sends it back is refused.
+    """
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) and not is_deeper(parsed, MOST_DEPTH + 1 - _AROUND) else None

@@ -42,7 +42,13 @@ class RecordedInteractionSession(InteractionSession):
 
     async def reply(self, messages: Sequence[Mapping[str, Any]]) -> CheckedReply:
         """Return the recorded answer to the last turn, read anew."""
-        return self._with_state(await super().reply(messages), self._recording.turn)
+        return self._with_state(await super().reply(messages), self._turn)
+
+    @property
+    def _turn(self) -> int | None:
+        """Return the number of the turn that is answered; None before the first, when a greeting is."""
+        turn = self._recording.turn
+        return turn if turn >= 0 else None
 
     def _with_state(self, reply: CheckedReply, turn: int | None) -> CheckedReply:
         """Return a reply with the digest of its state, which is all that a record keeps of it."""
@@ -59,7 +65,7 @@ class RecordedInteractionSession(InteractionSession):
             InteractionFailedError: There was nothing, as the record says.
             DivergedError: The record does not say that it was asked.
         """
-        record, turn = self._record, None if method == "start" else self._recording.turn
+        record, turn = self._record, None if method == "start" else self._turn
         if method == self._gate.owner.end:
             return await self._recording.end()
         if method == "score":

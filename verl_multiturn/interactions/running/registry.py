@@ -21,6 +21,7 @@ from typing import Any
 
 from verl_multiturn.calls.limits import CallLimits, set_limits
 from verl_multiturn.calls.loading import ListFile, check_keys, construct, resolve_class
+from verl_multiturn.chat.messages import check_last_speaker, plain, read_messages
 from verl_multiturn.describe import did_you_mean, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
@@ -183,9 +184,25 @@ def interaction_of_row(
         raise ConfigError(f"{where}: {KWARGS} names {name!r}, which is no interaction of the YAML; {hint}")
     if not isinstance(kwargs, Mapping):
         raise ConfigError(f"{where}: {KWARGS}[{name!r}] must be a mapping, got {kwargs!r:.200}")
-    kwargs = {key: value for key, value in kwargs.items() if value is not None}
+    kwargs = plain(kwargs)
     check_kwargs(interactions[name], kwargs, where)
     return interactions[name], kwargs
+
+
+def check_row(row: Mapping[str, Any], interactions: Mapping[str, Interaction], where: str) -> None:
+    """Refuse a data row that does not fit the interactions of a run, or behind whose last message nobody speaks.
+
+    Args:
+        row: A row of a data file.
+        interactions: As for `interaction_of_row`.
+        where: As for `interaction_of_row`.
+
+    Raises:
+        ConfigError: As for `interaction_of_row`; or the row ends in an assistant's message that nothing answers.
+    """
+    interaction, _ = interaction_of_row(row, interactions, where)
+    if "prompt" in row:
+        check_last_speaker(read_messages(row["prompt"], where), interaction is not None, where)
 
 
 def check_kwargs(interaction: Interaction, kwargs: Mapping[str, Any], where: str) -> None:

@@ -122,9 +122,37 @@ class InteractionSession:
         self.owes = "start"
         returned = await self._call("start")
         reply = None if returned is None else read_reply(self.name, "start", returned, self._gate.most_characters)
-        if reply is not None and (reply.done or reply.truncated):
-            raise InteractionFailedError(f"interaction {self.name!r}: it was over before the model's first turn")
+        if reply is not None:
+            self._goes_on(reply)
         self.owes = ""
+        return reply
+
+    async def open(self, messages: Sequence[Mapping[str, Any]]) -> CheckedReply | None:
+        """Begin the conversation, and return what the interaction says before the model's first turn, if anything.
+
+        That is what `start` returns. Where it returns nothing, and the row ends in a greeting of the assistant's, it is
+        the answer to the greeting.
+
+        Args:
+            messages: The row's messages.
+
+        Raises:
+            InteractionFailedError, InteractionContractError, OutageEndError: As for `start` and `reply`.
+        """
+        opening = await self.start()
+        if opening is not None or messages[-1]["role"] != "assistant":
+            return opening
+        opening = await self.reply(messages)
+        if opening.shows:
+            raise InteractionContractError(
+                f"interaction {self.name!r}: reply shows the tool {opening.shows[0]!r} before the model's first turn; "
+                "show it later"
+            )
+        return self._goes_on(opening)
+
+    def _goes_on(self, reply: CheckedReply) -> CheckedReply:
+        if reply.done or reply.truncated:
+            raise InteractionFailedError(f"interaction {self.name!r}: it was over before the model's first turn")
         return reply
 
     async def reply(self, messages: Sequence[Mapping[str, Any]]) -> CheckedReply:

@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any, Literal
 
 from verl_multiturn.calls.loading import resolve
+from verl_multiturn.chat.messages import plain as without_nulls
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 
@@ -201,14 +202,15 @@ def _is_single(parameter: inspect.Parameter) -> bool:
 def agent_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a data row as an agent gets it: plain values, as JSON has them, the prompt under `messages`.
 
-    Bytes, such as those of an image, are in base64.
+    The messages have no nulls, which Parquet puts where a row has nothing (see `chat.messages.plain`). Bytes, such as
+    those of an image, are in base64.
 
     Raises:
         ConfigError: A column cannot be written as JSON.
     """
     columns = {str(name): value for name, value in row.items() if name != "raw_prompt"}
     if "raw_prompt" in row:
-        columns.setdefault("messages", row["raw_prompt"])
+        columns.setdefault("messages", without_nulls(row["raw_prompt"]))
     plain: dict[str, Any] = {}
     for name, value in columns.items():
         try:

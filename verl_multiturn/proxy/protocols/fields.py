@@ -25,6 +25,7 @@ from pydantic import (
     ValidationInfo,
 )
 
+from verl_multiturn.chat.messages import joined_texts
 from verl_multiturn.proxy.protocols.validation import wrong
 
 MOST_MESSAGES = 4096
@@ -303,14 +304,8 @@ def image(url: str) -> dict[str, Any]:
 
 
 def content_of(given: str | Sequence[Part] | None) -> str | list[dict[str, Any]]:
-    """Return the content of a message from its texts and images: one text where there is no image.
-
-    Texts are joined by line ends, as templates that take one text only would have them.
-    """
+    """Return the content of a message from its texts and images, as `joined_texts` does."""
     if given is None or isinstance(given, str):
         return given or ""
     parts = [each.part() for each in given]
-    texts = [part for part in parts if isinstance(part, str)]
-    if len(texts) == len(parts):
-        return "\n".join(texts)
-    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return joined_texts(parts)

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
+from verl_multiturn.chat.parsing.call_json import MOST_DEPTH, is_deeper
 from verl_multiturn.describe import show
 from verl_multiturn.proxy.protocols.requests import RefusedError
 
-MOST_DEPTH = 64
 _MOST_SHOWN = 100
 # The two halves of a surrogate pair, or another escape; else a half alone, which UTF-8 cannot express.
 _ESCAPES = re.compile(
@@ -54,18 +54,8 @@ def read_as(model: type[Model], body: Mapping[str, Any], context: object = None)
 
 def check_depth(body: Mapping[str, Any]) -> None:
     """Refuse a body that is nested deeper than `MOST_DEPTH`; templates and renderers would fail on it."""
-    level: list[Any] = [body]
-    for _ in range(MOST_DEPTH + 1):
-        below: list[Any] = []
-        for value in level:
-            if isinstance(value, dict):
-                below += value.values()
-            elif isinstance(value, list):
-                below += value
-        if not below:
-            return
-        level = below
-    raise _refused(f"the body is nested deeper than {MOST_DEPTH} levels; send a flatter one")
+    if is_deeper(body, MOST_DEPTH + 1):
+        raise _refused(f"the body is nested deeper than {MOST_DEPTH} levels; send a flatter one")
 
 
 def without_halves(text: bytes) -> bytes:

@@ -16,12 +16,11 @@ import orjson
 
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.images import is_image
-from verl_multiturn.proxy.protocols.requests import RefusedError
-from verl_multiturn.proxy.protocols.validation import check_depth, without_halves
+from verl_multiturn.chat.messages import SYSTEM_ROLES
+from verl_multiturn.proxy.protocols.validation import without_halves
 
 _MOST_EXACT = 20_000
 """Commas in arguments beyond which their numbers are not looked at: a million of them would take half a second."""
-SYSTEM_ROLES = frozenset({"system", "developer"})
 
 
 class Compared(NamedTuple):
@@ -94,22 +93,6 @@ def arguments_key(text: str) -> str:
         return json.dumps(parsed, sort_keys=True)
     except (ValueError, TypeError, RecursionError):
         return text
-
-
-def object_of(arguments: str) -> dict[str, Any] | None:
-    """Return a call's arguments as the object that they are.
-
-    None for what is not a JSON object, and one that is nested so deeply that a template fails at it, or that the body
-    in which it comes back is refused.
-    """
-    try:
-        parsed = json.loads(arguments)
-        if not isinstance(parsed, dict):
-            return None
-        check_depth({"messages": [{"content": [{"input": parsed}]}]})  # as Anthropic's clients send it back
-    except (ValueError, RecursionError, RefusedError):
-        return None
-    return parsed
 
 
 def _number(text: str) -> float | int:

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 from verl_multiturn.chat.codec import ChatCodec, Increment, Message
 from verl_multiturn.chat.control_tokens import text_parts
+from verl_multiturn.chat.first_prompts import Check
 from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, load_images
 from verl_multiturn.chat.turn_ends import closing_ids
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.protocols.requests import RefusedError
-from verl_multiturn.proxy.sessions.template_roles import TemplateRoles
 from verl_multiturn.tasks import keep
 
 # New messages with more characters than this are rendered in the thread.
@@ -71,7 +71,7 @@ class PromptRenderer:
         self._codec = codec
         self._end_ids = frozenset(end_ids)
         self._closing = closing_ids(codec)
-        self._roles = TemplateRoles(codec)
+        self._form = codec.form  # found out here, not in the thread
         self._read_images = read_images
         # One thread: the codec remembers schemas in a dictionary of its own.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
@@ -108,11 +108,11 @@ class PromptRenderer:
         return made
 
     async def _rendered(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> RenderedPrompt:
-        written = await self._loaded(self._roles.prompt(messages))
+        written = await self._loaded(self._form.prompt(messages))
 
         def render() -> tuple[list[int], Sequence[dict[str, Any]]]:
-            shown = self._codec.trusted_schemas(self._roles.tools(tools))
-            return self._codec.initial(self._codec.trusted(written), shown), shown
+            shown = self._codec.trusted_schemas(tools)
+            return self._codec.initial(self._codec.trusted(written), shown, Check.OTHERS), shown
 
         ids, shown = await self._in_thread(render)
         return RenderedPrompt(ids, shown, images_of(written))
@@ -135,11 +135,9 @@ class PromptRenderer:
         Raises:
             RefusedError: As for `prompt`.
         """
-        added = await self._loaded(self._roles.added(messages, said))
+        added = await self._loaded(self._form.added(messages, said))
         closing = [] if sampled[-1] in self._end_ids else self._closing
-        before: list[Message] = [
-            {"role": "assistant", "content": said["content"], **self._roles.assistant_fields(said)}
-        ]
+        before: list[Message] = [{"role": "assistant", "content": said["content"], **self._form.assistant_fields(said)}]
 
         def render() -> Increment:
             return self._codec.observation(before, self._codec.trusted(added), sampled, shown)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_multiturn.chat.parsing.call_json import object_of
 from verl_multiturn.chat.parsing.reasoning import Reasoning
 from verl_multiturn.chat.parsing.turns import HEADER, CallParser, MalformedCall, Tokenizer, ToolCall, turn_text
 from verl_multiturn.proxy.protocols.requests import Call, ChatRequest
-from verl_multiturn.proxy.sessions.canonical import object_of
 
 _ID_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9

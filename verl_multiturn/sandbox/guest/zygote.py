@@ -48,9 +48,9 @@ def main(channel_fd: int, spec_json: str) -> None:
         except Exception as error:  # a package may raise anything at import
             channel.send(f"failed preimport of {name!r}: {type(error).__name__}: {error}".encode())
             return
-    with open("/proc/self/statm") as statm:
+    with open("/proc/self/statm", encoding="utf-8") as statm:
         spec["zygote_memory"] = int(statm.read().split()[0]) * resource.getpagesize()
-    with open("/proc/self/oom_score_adj", "w") as score:
+    with open("/proc/self/oom_score_adj", "w", encoding="utf-8") as score:
         score.write("1000")  # when memory runs out, the kernel ends sandboxes first
     mapping.install()
     cell.warm_up()

@@ -87,7 +87,7 @@ def _is_one(name: str, names: "set[str]", never: "re.Pattern[str]") -> bool:
 
 def main(names: str) -> None:
     """Print the options for the changes of a patch, which the standard input tells."""
-    with open(names) as given:
+    with open(names, encoding="utf-8") as given:
         read = json.load(given)
     modules, never = set(read["modules"]), pattern(read["never"])
     changed = {"create": set(), "delete": set()}  # type: dict[str, set[str]]

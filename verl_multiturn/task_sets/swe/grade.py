@@ -52,5 +52,8 @@ def grade(log: str, expected: "dict[str, Any]") -> int:
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1], errors="replace") as log_file, open(sys.argv[2]) as expected_file:
+    with (
+        open(sys.argv[1], errors="replace", encoding="utf-8") as log_file,
+        open(sys.argv[2], encoding="utf-8") as expected_file,
+    ):
         print(grade(log_file.read(), json.load(expected_file)))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from verl_multiturn.chat.messages import check_messages
+from verl_multiturn.chat.messages import read_messages
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.row_files import read_rows
 from verl_multiturn.tools.loading.kwargs import read_tools_kwargs, tools_of_row
@@ -72,12 +72,6 @@ def _length_problem(
 def _row_problem(row: Any, where: str, tools: Mapping[str, Any], checks: Sequence[RowCheck]) -> str | None:
     if not isinstance(row, Mapping):
         return f"{where}: expected a mapping, got {row!r:.200}"
-    prompt = row.get("prompt")
-    if not isinstance(prompt, list) or not prompt or not all(_is_message(message) for message in prompt):
-        return (
-            f"{where}: 'prompt' must be a non-empty list of messages with a role and a content (a text or a list of "
-            f"blocks), got {prompt!r:.200}"
-        )
     extra_info = row.get("extra_info")
     in_extra_info = extra_info.get("tools_kwargs") if isinstance(extra_info, Mapping) else None
     try:
@@ -85,16 +79,9 @@ def _row_problem(row: Any, where: str, tools: Mapping[str, Any], checks: Sequenc
         if beside and beside != read_tools_kwargs(in_extra_info, where):
             return f"{where}: a column tools_kwargs, and verl reads extra_info.tools_kwargs alone; put them there"
         tools_of_row(row, tools, where)
-        check_messages(prompt, where)
+        read_messages(row.get("prompt"), where)
         for check in checks:
             check(row, where=where)
     except ConfigError as error:
         return str(error)
     return None
-
-
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        return False
-    content = message.get("content")
-    return isinstance(content, str | list) or (content is None and bool(message.get("tool_calls")))

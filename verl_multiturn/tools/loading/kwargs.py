@@ -12,6 +12,7 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from verl_multiturn.chat.messages import plain
 from verl_multiturn.describe import describe, did_you_mean, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
@@ -141,7 +142,7 @@ def check_shown(row: Mapping[str, Any], where: str) -> None:
 
 
 def read_tools_kwargs(raw: Any, where: str) -> dict[str, dict[str, Any]]:
-    """Return a row's `tools_kwargs` without keys whose value is None.
+    """Return a row's `tools_kwargs` without keys whose value is None, at every depth (see `chat.messages.plain`).
 
     Parquet gives every row the keys of all rows, with None where a row has no value.
 
@@ -178,9 +179,7 @@ def read_tools_kwargs(raw: Any, where: str) -> dict[str, dict[str, Any]]:
                 kind = "True or False" if key == SHOWN else "a mapping"
                 raise ConfigError(f"{where}: tools_kwargs[{name!r}][{key!r}] must be {kind}, got {value!r:.200}")
         tools[name] = {
-            key: value if key == SHOWN else {word: given for word, given in value.items() if given is not None}
-            for key, value in methods.items()
-            if value is not None
+            key: value if key == SHOWN else plain(value) for key, value in methods.items() if value is not None
         }
     return tools
 

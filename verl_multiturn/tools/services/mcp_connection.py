@@ -141,7 +141,7 @@ def list_tools(settings: McpSettings, where: str) -> Listing:
             async with asyncio.timeout(settings.start_timeout_s):
                 return (await _open(stack, settings, where, errors, asyncio.Event()))[1]
 
-    with tempfile.TemporaryFile("w+", errors="replace") as errors, ThreadPoolExecutor(1) as thread:
+    with tempfile.TemporaryFile("w+", errors="replace", encoding="utf-8") as errors, ThreadPoolExecutor(1) as thread:
         try:
             return thread.submit(asyncio.run, ask(errors)).result()
         except ConfigError:

@@ -4,3 +4,5 @@
 `stored_rows.py` has the rows and batches of TransferQueue. The sets of versions stand in `version_sets.py` above, which
 imports none of the packages. No other room asks for a foreign version, or catches a foreign ImportError.
 """
+
+import verl  # noqa: F401  # first: see the room's own docstring

@@ -61,7 +61,7 @@ class Line:
 
 def read() -> list[Line]:
     """Return the contract's lines."""
-    lines = (text.split("\t") for text in TABLE.read_text().splitlines() if not text.startswith("#"))
+    lines = (text.split("\t") for text in TABLE.read_text(encoding="utf-8").splitlines() if not text.startswith("#"))
     return [Line(*line) for line in lines]
 
 

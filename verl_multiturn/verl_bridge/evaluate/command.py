@@ -128,6 +128,8 @@ class _Evaluation:
         self._joins = _Joins(self._records, start)
         self._met: dict[Asked, Judged] = {}
         """Conversations with a score in which a call failed."""
+        self._has_failed = False
+        """Whether a reward function has raised."""
         self._child: SglangChild | None = None
 
     async def run(self) -> bool:
@@ -276,6 +278,9 @@ class _Evaluation:
                     self._met[Asked(row.number, sample)] = judged
             elif judged.is_failed:
                 progress.failed += 1
+                if not self._has_failed:
+                    self._has_failed = True
+                    self._say(f"row {row.number}: the reward function raised {judged.raised}; further ones are counted")
             else:
                 progress.invalid += 1
 

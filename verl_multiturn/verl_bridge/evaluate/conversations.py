@@ -47,6 +47,8 @@ class Judged:
     """Why it has none, as the join's column `untrained` says it."""
     has_met: bool = False
     """Whether a call of it failed, which may turn out to be an outage."""
+    raised: str = ""
+    """What its reward function raised; "": nothing."""
 
     @property
     def is_failed(self) -> bool:
@@ -143,7 +145,7 @@ class Conversations:
             elif cause != INVALID:
                 note_score(list(outputs))
         score = sum(each.score or 0.0 for each in joined) if cause is None else None
-        return Judged(joined, score, cause, bool(outputs[-1].stats.get("outages")))
+        return Judged(joined, score, cause, bool(outputs[-1].stats.get("outages")), raised)
 
     def is_judged(self, request_id: str) -> bool:
         """Tell whether a conversation met a failure that is judged to be an outage, as far as is known now."""

@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from verl.trainer.ppo.reward import load_reward_manager
 
 from verl_multiturn.calls.outages.process import Outages
-from verl_multiturn.describe import describe
+from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.records.joins import JoinedRow
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.loops.certified_output import STATS, CertifiedOutput
+from verl_multiturn.verl_bridge.loops.reward_manager import load_manager
 from verl_multiturn.verl_bridge.loops.rewards import Rewards
 from verl_multiturn.verl_bridge.loops.scored_rows import scored_rows
 from verl_multiturn.verl_bridge.settings import settings_of
@@ -46,7 +46,7 @@ class Judge:
                 "reward function ask a model over HTTP, or evaluate with the trainer (trainer.val_only=True)"
             )
         try:
-            self._manager = load_reward_manager(config, tokenizer)
+            self._manager = load_manager(config, tokenizer)
         except Exception as error:  # the file of a reward function is its author's code
             raise ConfigError(f"the recipe's reward function cannot be loaded: {describe(error)}; mend it") from None
         self._rewards = Rewards(Outages(settings_of(config.actor_rollout_ref.rollout).outage))
@@ -70,7 +70,7 @@ class Judge:
             raise
         except Exception as error:  # a reward function is its author's code
             failed = [self._joined(output, key, number, FAILED) for number, output in enumerate(outputs)]
-            return failed, describe(error)
+            return failed, describe(error) + place_of(error)
         stats = [column["metrics"][STATS] for column in columns]
         untrained = UNREWARDED if stats[-1]["unrewarded"] else None
         rows = []

@@ -24,7 +24,7 @@ from verl_multiturn.verl_bridge.settings import ADAPTER_RANKS
 from verl_multiturn.verl_bridge.startup.configuration import prepare_config
 from verl_multiturn.verl_bridge.startup.derive import make_absolute
 from verl_multiturn.verl_bridge.startup.own_code import check_own_code
-from verl_multiturn.verl_bridge.startup.refusals import FILES
+from verl_multiturn.verl_bridge.startup.refusals import FILES, VALUES
 from verl_multiturn.verl_bridge.startup.refusals.files import models_of
 from verl_multiturn.verl_bridge.startup.table import check
 from verl_multiturn.verl_bridge.startup.versions import check_versions
@@ -108,7 +108,7 @@ def config_of(job: Job, start: str) -> DictConfig:
             OmegaConf.update(config, key, value, force_add=True)
     check_versions()
     run = RunView(config)
-    check(run, FILES)
+    check(run, VALUES + FILES)
     make_absolute(config, models_of(run))
     prepare_config(config)
     if job.chat is not None:

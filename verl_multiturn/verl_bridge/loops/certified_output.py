@@ -17,7 +17,7 @@ from verl_multiturn.certificate.receipts import as_unrewarded
 from verl_multiturn.chat.images import Vision
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.config import ScoreSettings
-from verl_multiturn.errors import ConfigError
+from verl_multiturn.errors import RewardContractError
 from verl_multiturn.observe.metrics import numbers_of, stats_of
 from verl_multiturn.reward_numbers import LARGEST_SCORE, NoNumberError, UnusableNumberError, as_reward
 from verl_multiturn.rollout.limits import StopReason
@@ -68,8 +68,8 @@ class CertifiedOutput(AgentLoopOutput):
         rows' rewards add up to the conversation's.
 
         Raises:
-            ConfigError: The reward function returned what is not a reward, or the rewards add up to more than the
-                trainer can hold.
+            RewardContractError: The reward function returned what is not a reward, or the rewards add up to more than
+                the trainer can hold.
         """
         self._read_score()
         output: dict[str, Any] = super().as_dict()
@@ -94,15 +94,15 @@ class CertifiedOutput(AgentLoopOutput):
         return output
 
     def _read_score(self) -> None:
-        """Read the reward function's result, which verl leaves as it is."""
+        """Read the reward manager's result, which verl leaves as it is; a function in it was checked before."""
         try:
-            if self.reward_score is not None:
+            if self.reward_score is not None or "reward_extra_info" in self.extra_fields:  # then a manager has judged
                 self.reward_score = as_reward(self.reward_score)
             as_reward(self.total(), LARGEST_SCORE)
         except NoNumberError as error:
-            raise ConfigError(f"the reward function must return a number as score, {error}") from None
+            raise RewardContractError(f"the reward function must return a number as score, {error}") from None
         except UnusableNumberError as error:
-            raise ConfigError(f"the reward of a conversation: {error}; let rewards be smaller") from None
+            raise RewardContractError(f"the reward of a conversation: {error}; let rewards be smaller") from None
 
     @property
     def is_scored(self) -> bool:

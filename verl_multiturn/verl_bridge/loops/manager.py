@@ -35,6 +35,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.describe import describe
+from verl_multiturn.errors import RewardContractError
 from verl_multiturn.records.step_writer import clock_of
 from verl_multiturn.rollout.cache.residents import resident, residing
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
@@ -179,9 +180,13 @@ class MultiTurnWorker(_VerlWorker):
             self._rerolled_from.pop(uid, None)
             rows = self._row_ends.pop(uid, time.time())
             end = End(self._conversation_ends.pop(uid, rows), rows, self._raised.pop(uid, 0))
-            self._ended.append((uid, end))
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
+            self._tell_end(uid, end)
+
+    def _tell_end(self, uid: str, end: End) -> None:
+        """Tell whoever waits that a group has ended."""
+        self._ended.append((uid, end))
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> None:
         run = partial(super()._run_agent_loop, *args, **kwargs)
@@ -194,8 +199,10 @@ class MultiTurnWorker(_VerlWorker):
         with residing(uid), followed_here as found:
             try:
                 await (run() if samples is None else samples.run(kwargs["session_id"], run))
-            except Exception:  # verl logs it, and marks the group as failed
+            except Exception as error:  # verl logs it, and marks the group as failed
                 self._raised[uid] = self._raised.get(uid, 0) + 1
+                if isinstance(error, RewardContractError):
+                    self._tell_end(uid, End(0.0, 0.0, mistake=str(error)))  # nobody waits for the siblings
                 raise
             finally:
                 if found is not None and samples is not None and samples.was_cut(kwargs["session_id"]):
@@ -274,6 +281,9 @@ class MultiTurnManager(AgentLoopManagerTQ):
     again, at most three times each; after that a group counts as failed. A worker that Ray does not reach any more is
     ended first; when its whole node is lost, Ray takes up to a minute to call it dead.
     """
+
+    mistake: str = ""
+    """Mistake of the reward function, for which the run has to end; "": none is known."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -424,6 +434,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
             self._seen[index] = self._seen.get(index, 0) + len(ended)
             self._ends.update(ended)
             self._raised += sum(end.raised for _, end in ended)
+            self.mistake = self.mistake or next((end.mistake for _, end in ended if end.mistake), "")
             for uid in list(self._ends)[:-_ENDS]:  # of groups that nobody asks for: they were thrown away
                 del self._ends[uid]
             for uid, _ in ended:

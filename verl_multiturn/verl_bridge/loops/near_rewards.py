@@ -19,10 +19,11 @@ from functools import cached_property
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from verl.trainer.ppo.reward import get_custom_reward_fn, load_reward_manager
+from verl.trainer.ppo.reward import get_custom_reward_fn
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rewards.router import find_reward, read_reward_kwargs
+from verl_multiturn.verl_bridge.loops.reward_manager import load_manager
 from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.names import STATELESS_MANAGERS
 from verl_multiturn.verl_bridge.settings import settings_of
@@ -95,9 +96,7 @@ class NearRewards:
 
     @cached_property
     def _manager(self) -> Any:
-        return load_reward_manager(
-            self._config, self._tokenizer, reward_router_address=None, reward_model_tokenizer=None
-        )
+        return load_manager(self._config, self._tokenizer, reward_router_address=None, reward_model_tokenizer=None)
 
     def remote(self, data: Any) -> Awaitable[dict[str, Any]]:
         """Judge a conversation, here or in a reward worker.

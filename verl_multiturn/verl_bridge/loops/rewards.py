@@ -16,15 +16,20 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.outages.watch import OutageEndError, Watched
-from verl_multiturn.errors import OutageError
+from verl_multiturn.describe import describe, message_of
+from verl_multiturn.errors import ConfigError, OutageError, RewardContractError, UnjudgedError
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose
-from verl_multiturn.verl_bridge.loops.certified_output import OUTAGE
+from verl_multiturn.verl_bridge.loops.certified_output import OUTAGE, UNJUDGEABLE
+
+logger = logging.getLogger(__name__)
 
 NAME = "reward"
 """Name of the reward workers' outages."""
@@ -51,14 +56,22 @@ class Rewards:
     async def score(self, outputs: Sequence[Any], compute: Callable[[], Awaitable[None]]) -> None:
         """Compute the reward of a conversation, again after an outage.
 
+        A function that raises `OutageError` or `UnjudgedError` gives no verdict: the trainer leaves the row out.
+
         Args:
             outputs: The conversation's rows; the last one gets the reward, unless it has one.
             compute: Computes it, as verl does.
+
+        Raises:
+            RewardContractError: The reward function made a mistake, which ends the run.
         """
-        if self._watch is None or not outputs or outputs[-1].reward_score is not None:
+        if not outputs or outputs[-1].reward_score is not None:
             await compute()
             return
         last = outputs[-1]
+        if self._watch is None:
+            await self._compute(last, compute)
+            return
         watched = Watched(self._watch, str(getattr(last, "stats", {}).get("request_id", id(last))), True)
         tries, again_s = 0, 0.0
         while True:
@@ -72,11 +85,10 @@ class Rewards:
                 return
             last.reward_score = None  # verl computes none where there is one
             try:
-                await compute()
+                await self._compute(last, compute)
             except BaseException:
                 watched.dropped()
                 raise
-            self._note_keys(last)
             if not _is_outage(last):
                 watched.answered()
                 return
@@ -88,11 +100,32 @@ class Rewards:
                 again_s = 2 * again_s or 1.0  # who judges is there, and may have much to do
                 await asyncio.sleep(again_s)
 
+    async def _compute(self, last: Any, compute: Callable[[], Awaitable[None]]) -> None:
+        """Compute the reward of a conversation once; one without a verdict scores 0, and says why."""
+        try:
+            await compute()
+        except ConfigError as error:
+            # Ray's error of a reward worker has a traceback for its text, and the error that was raised as its cause.
+            raise RewardContractError(message_of(getattr(error, "cause", error))) from error
+        except (OutageError, UnjudgedError) as error:
+            mark = OUTAGE if isinstance(error, OutageError) else UNJUDGEABLE
+            last.reward_score = 0.0
+            last.extra_fields["reward_extra_info"] = {**self._without_verdict, OUTAGE: 0.0, mark: 1.0}
+            _tell_once(mark, describe(getattr(error, "cause", error)))
+            return
+        self._note_keys(last)
+
     def _note_keys(self, output: Any) -> None:
         """Note what the reward function reports; verl and the metrics ask the same keys of every row."""
         if reported := output.extra_fields.get("reward_extra_info"):
             nothing = {key: "" if isinstance(value, str) else 0.0 for key, value in reported.items()}
             self._without_verdict = {**{key: _OURS.get(key, value) for key, value in nothing.items()}, OUTAGE: 1.0}
+
+
+@functools.cache
+def _tell_once(mark: str, why: str) -> None:
+    """Say once why rows have no verdict."""
+    logger.warning("the reward function could not judge a conversation, which counts as %s: %s (said once)", mark, why)
 
 
 def _is_outage(output: Any) -> bool:

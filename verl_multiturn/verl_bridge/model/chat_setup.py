@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,19 @@ from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, VLCont
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
 from verl_multiturn.chat.answer_tags import answer_tags
-from verl_multiturn.chat.codec import ChatCodec
+from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.images import load_images
 from verl_multiturn.chat.rendering import Difference, RenderingCheck
+from verl_multiturn.chat.shown_messages import reasoning_left_out
 from verl_multiturn.chat.shown_schemas import must_stay
 from verl_multiturn.chat.template import SCHEMA, Template, examine_template
+from verl_multiturn.chat.template_form import MessageError
 from verl_multiturn.chat.template_rules import Rule
 from verl_multiturn.chat.tir import TIR, TirCodec
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
+from verl_multiturn.row_files import refuse_pointer
 from verl_multiturn.tools.loading.kwargs import hidden_tools
 from verl_multiturn.tools.loading.registry import schema_of
 from verl_multiturn.verl_bridge.model.call_formats import check_format, make_parser
@@ -96,19 +99,26 @@ def make_chat(
     # verl's builders for a known family restore the separator after a turn; its two default builders lose it.
     loses_separator = type(builder) in (ContinuousTokenBuilder, VLContinuousTokenBuilder)
     separator = initialize_turn_separator(template, **kwargs) if loses_separator else []
-    unguarded = ChatCodec(builder, ends, separator, vision=vision)
+
+    def write(messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> str:
+        text: str = template.apply_chat_template(
+            list(messages), tools=list(schemas) or None, add_generation_prompt=True, tokenize=False, **kwargs
+        )
+        return text
+
+    unguarded = ChatCodec(builder, ends, separator, vision=vision, write=write)
     tags = [] if text_mode else answer_tags(unguarded, tokenizer.decode, ends)
     firewall = Firewall(tokenizer, vision.texts if vision is not None else (), tags)
-    codec = ChatCodec(builder, ends, separator, firewall, tokenizer, vision)
+    codec = ChatCodec(builder, ends, separator, firewall, tokenizer, vision, write)
     codec.forget_schemas(SCHEMA, ends)
     asked = "q7z"  # occurs in no template
     messages = [{"role": "user", "content": asked}]
-    prompt = tokenizer.decode(codec.initial(messages, []), skip_special_tokens=False)
+    prompt = tokenizer.decode(codec.rendered(messages, []), skip_special_tokens=False)
     without = template.apply_chat_template(messages, add_generation_prompt=False, tokenize=False, **kwargs)
     generation_prompt = prompt[len(without) :] if prompt.startswith(without) else prompt.rpartition(asked)[2]
     check = RenderingCheck(tokenizer, kwargs, generation_prompt, ends, ignored, processor, vision)
     if text_mode:
-        codec = TirCodec(builder, firewall, tokenizer)
+        codec = TirCodec(builder, firewall, tokenizer, write)
     return ModelChat(codec, ends, generation_prompt, check, processor)
 
 
@@ -125,6 +135,7 @@ def load_chat(model: str, template_kwargs: Mapping[str, Any] | None = None, **se
         ConfigError: The model is not on this machine, has no chat template, or verl has no builder for it.
     """
     path = str(Path(model).expanduser())
+    refuse_pointer(Path(path))
     trust = bool(settings.get("trust_remote_code"))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
@@ -166,13 +177,8 @@ def examine_model(
     return asyncio.run(examine_template(template, tools and not text_mode, prompt_only=text_mode))
 
 
-def prompt_measure(
-    model: str,
-    tools: Mapping[str, Any],
-    tool_format: str = "hermes",
-    interactions: Mapping[str, Interaction] | None = None,
-) -> Callable[[Mapping[str, Any]], int]:
-    """Return a function that counts the tokens of a data row's prompt.
+class PromptMeasure:
+    """A function that counts the tokens of a data row's prompt, and refuses a row whose prompt does not show it whole.
 
     The count includes the schemas of the row's tools, unless the format is text mode, which shows none. It has not the
     first message of an interaction, which only a conversation shows.
@@ -184,25 +190,46 @@ def prompt_measure(
         interactions: All interactions of the run, by name; None: it has none.
 
     Raises:
-        ConfigError: The model cannot be loaded from this machine, or there is no such format. The returned function
-            raises it for a row that cannot be rendered.
+        ConfigError: The model cannot be loaded from this machine, or there is no such format. A call raises it for a
+            row that cannot be rendered, or that the template does not show whole.
     """
-    check_format(tool_format)
-    _, chat = load_chat(model, text_mode=tool_format == TIR)
-    takes_images = chat.codec.vision is not None
-    read = image_reader(chat.processor, {})
 
-    def measure(row: Mapping[str, Any]) -> int:
-        raw_prompt = row_messages(row, chat.processor) if takes_images else row["prompt"]
-        request = make_request({**row, "raw_prompt": raw_prompt}, tools, {}, "row", takes_images, interactions)
+    def __init__(
+        self,
+        model: str,
+        tools: Mapping[str, Any],
+        tool_format: str = "hermes",
+        interactions: Mapping[str, Interaction] | None = None,
+    ) -> None:
+        check_format(tool_format)
+        self._tokenizer, self._chat = load_chat(model, text_mode=tool_format == TIR)
+        self._tools, self._interactions = tools, interactions
+        self._read = image_reader(self._chat.processor, {})
+        self.reasoning_left_out = 0
+        """Messages so far whose reasoning the template leaves out."""
+
+    def __call__(self, row: Mapping[str, Any]) -> int:
+        """Return the number of tokens."""
+        codec, processor = self._chat.codec, self._chat.processor
+        takes_images = codec.vision is not None
+        raw_prompt = row_messages(row, processor) if takes_images else row["prompt"]
+        given = {**row, "raw_prompt": raw_prompt}
+        request = make_request(given, self._tools, {}, "row", takes_images, self._interactions)
         messages = request.messages
         if takes_images:
-            messages = asyncio.run(load_images(messages, read, "its prompt"))
+            messages = asyncio.run(load_images(messages, self._read, "its prompt"))
         hidden = hidden_tools(request.tools_kwargs)
         schemas = [schema_of(tool).as_dict() for name, tool in request.tools.items() if name not in hidden]
-        return len(chat.codec.initial(chat.codec.trusted(messages), chat.codec.trusted_schemas(schemas)))
-
-    return measure
+        if request.interaction is not None and not any(each["role"] == "user" for each in messages):
+            messages = [*messages, {"role": "user", "content": ""}]  # some templates render no prompt without a user
+        trusted = codec.trusted(messages)
+        try:
+            ids = codec.initial(trusted, codec.trusted_schemas(schemas))
+        except MessageError as error:
+            raise error.at("", len(messages) - len(trusted)) from None
+        if any(message["role"] == "assistant" for message in trusted):
+            self.reasoning_left_out += reasoning_left_out(trusted, self._tokenizer.decode(ids))
+        return len(ids)
 
 
 def check_names(codec: ChatCodec, tools: Iterable[Any]) -> None:

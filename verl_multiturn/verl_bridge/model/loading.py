@@ -16,6 +16,7 @@ from verl.workers.rollout.utils import get_max_position_embeddings
 from verl_multiturn.chat.images import ReadImages, as_they_are
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.row_files import refuse_pointer
 from verl_multiturn.verl_bridge.model.processors import image_reader, load_processor, plain_dict
 
 
@@ -49,6 +50,8 @@ def load_model(config: DictConfig, remedy: str) -> LoadedModel:
     model = config.actor_rollout_ref.model
     path, trust = str(model.get("tokenizer_path") or model.path), bool(model.get("trust_remote_code"))
     local = str(Path(path).expanduser())
+    refuse_pointer(Path(local))
+    refuse_pointer(Path(model.path).expanduser())
     try:
         tokenizer = hf_tokenizer(local, trust_remote_code=trust)
         model_type = AutoConfig.from_pretrained(str(Path(model.path).expanduser()), trust_remote_code=trust).model_type

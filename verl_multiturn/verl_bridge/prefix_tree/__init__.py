@@ -6,3 +6,5 @@ attention.py   each segment attends over its ancestors and itself
 support.py     what the engine cannot compute exactly
 engine.py      verl's FSDP engine, with all of this
 """
+
+import verl  # noqa: F401  # first: see the room's own docstring

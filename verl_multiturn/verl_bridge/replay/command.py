@@ -160,8 +160,9 @@ def _count(played: Played, tally: Tally, say: Callable[[str], None], is_changed:
         tally.same += 1
         return
     tally.different += 1
-    for difference in played.differences[:1] if is_changed else played.differences:
-        say(f"{played.request_id}: {shown(difference)}")
+    lines = map(shown, played.differences[:1] if is_changed else played.differences)
+    for line in dict.fromkeys(lines):
+        say(f"{played.request_id}: {line}")
     if is_changed and (turn := played.differences[0].turn) is not None:
         tally.from_turn[turn] += 1
 
@@ -169,7 +170,8 @@ def _count(played: Played, tally: Tally, say: Callable[[str], None], is_changed:
 def shown(difference: Difference) -> str:
     """Return a difference as a line, without the name of its conversation."""
     turn, name, token, recorded, now = difference
-    where = "" if turn is None else f"turn {turn}, "
+    opening = "the opening, " if name.startswith("replies.") else ""
+    where = opening if turn is None else f"turn {turn}, "
     at = "" if token is None else f", token {token}"
     old, new = _differing(recorded, now)
     return f"{where}{name}{at}: {old} in the record, now {new}"

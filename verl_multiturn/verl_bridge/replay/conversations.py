@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import orjson
 from omegaconf import OmegaConf
 
 from verl_multiturn.calls.recorded import Difference, DivergedError
@@ -26,7 +25,7 @@ from verl_multiturn.proxy.sessions.recorded import RecordedSession
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.records.comparison import differences
 from verl_multiturn.records.encode import Ended, record_of
-from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.reader import read_back
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.recorded import RecordedTurns, Stage, with_images
@@ -178,7 +177,7 @@ class Replay:
         made = replace(outcome, turns=turns) if len(turns) < len(outcome.turns) else outcome
         void = bool(outputs) and outputs[-1].void
         ended = Ended(made, receipts[: len(turns)], request=request, void=void, step=step)
-        now = orjson.loads(line_of(record_of(ended)))
+        now = read_back(record_of(ended))
         found = differences(record, now, None if diverged is None else diverged.turn)
         if diverged is not None:
             found.append(diverged)

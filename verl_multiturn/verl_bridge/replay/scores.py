@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from verl.trainer.ppo.reward import load_reward_manager
 
 from verl_multiturn.describe import describe
-from verl_multiturn.errors import ConfigError
+from verl_multiturn.errors import ConfigError, OutageError, UnjudgedError
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
 from verl_multiturn.verl_bridge.loops.near_rewards import is_ours, reward_of
+from verl_multiturn.verl_bridge.loops.reward_manager import load_manager
 from verl_multiturn.verl_bridge.loops.scored_rows import scored_rows
 
 _ASKING = ("judge",)
@@ -41,7 +41,7 @@ class Scores:
             self._why = "a reward model judges"
             return
         try:
-            self._manager = load_reward_manager(config, tokenizer)
+            self._manager = load_manager(config, tokenizer)
         except Exception as error:  # the file of a reward function is an author's code
             raise ConfigError(
                 f"the run's reward function cannot be loaded ({describe(error)}); say where it is with --set "
@@ -56,8 +56,8 @@ class Scores:
             outputs: Its replayed rows.
 
         Raises:
-            UnrepeatableError: The reward is another program's verdict.
-            ConfigError: The reward function raised.
+            UnrepeatableError: The reward is another program's verdict, or cannot be judged now.
+            ConfigError: The reward function raised, or returned something that is not a reward.
         """
         last = outputs[-1]
         if last.reward_score is None:
@@ -72,6 +72,10 @@ class Scores:
             raise UnrepeatableError(self._why)
         try:
             result = await self._manager.run_single(scored_rows(_columns(sample), outputs[-1:]))
+        except ConfigError:
+            raise
+        except (UnjudgedError, OutageError) as error:
+            raise UnrepeatableError(f"it cannot be judged here: {describe(error)}") from None
         except Exception as error:  # an author's code
             raise ConfigError(f"the reward function raised {describe(error)}") from error
         outputs[-1].extra_fields["reward_extra_info"] = result["reward_extra_info"]

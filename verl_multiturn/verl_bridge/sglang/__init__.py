@@ -2,3 +2,5 @@
 
 They are imported only in SGLang's processes.
 """
+
+import verl  # noqa: F401  # first: see the room's own docstring

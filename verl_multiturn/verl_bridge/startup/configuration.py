@@ -7,6 +7,7 @@ builds the configuration in another way has to call `prepare_config` itself.
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import traceback
@@ -18,6 +19,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.errors import MultiTurnError
+from verl_multiturn.launch.compose import expand_homes
+from verl_multiturn.launch.run_folder import OwnFiles
 from verl_multiturn.observe.ray_start import require_places
 from verl_multiturn.verl_bridge.startup.derive import (
     complete,
@@ -28,7 +31,7 @@ from verl_multiturn.verl_bridge.startup.derive import (
 )
 from verl_multiturn.verl_bridge.startup.own_code import check_own_code, has_other_environment
 from verl_multiturn.verl_bridge.startup.ray_cpus import required_ray_cpus
-from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, SETTINGS
+from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, LAST, SETTINGS, VALUES
 from verl_multiturn.verl_bridge.startup.refusals.files import models_of
 from verl_multiturn.verl_bridge.startup.table import check
 from verl_multiturn.verl_bridge.startup.versions import check_versions
@@ -51,6 +54,8 @@ def prepare_config(config: DictConfig) -> None:
     Raises:
         ConfigError: The run cannot work; the message names the setting, its value and the remedy.
     """
+    import verl  # noqa: F401  # which loads the plugin, and with it a platform's hook
+
     check(RunView(config), BEFORE_PLATFORM)
     copy_settings(config)
     move_old_key(config)
@@ -76,12 +81,14 @@ class StartUpCheck(Callback):
             return
         try:
             check_versions()
+            expand_homes(config)
             require_places(OmegaConf.select(config, "ray_kwargs.ray_init") or {}, os.environ)
             run = RunView(config)
-            check(run, FILES)
+            check(run, VALUES + FILES)
             make_absolute(config, models_of(run))
             is_elsewhere = has_other_environment(config)
             prepare_config(config)
+            check(RunView(config), LAST)
             check_own_code(RunView(config), is_imported=not is_elsewhere)
         except MultiTurnError as error:
             # Hydra turns a callback's Exception into a warning and goes on. SystemExit is not an Exception.
@@ -105,6 +112,37 @@ class StartUpCheck(Callback):
 def _is_trainer_config(config: DictConfig) -> bool:
     """Tell whether this is verl's trainer, and not another Hydra program in the same environment."""
     return all(OmegaConf.select(config, key) is not None for key in ("actor_rollout_ref.rollout.multi_turn", "trainer"))
+
+
+def check_early(config: DictConfig, *, is_on_cpu: bool, is_here: bool = True, own_files: OwnFiles = "there") -> None:
+    """Refuse what can be refused without importing verl, torch or Ray; the start asks the same table again, whole.
+
+    Args:
+        config: verl's whole configuration; it stays as it is. One of another trainer is not looked at.
+        is_on_cpu: Whether the run will be on the CPU platform.
+        is_here: Whether it will be on this machine; otherwise files, rows and accounts are not looked for.
+        own_files: Whether the run has made what lies in its own folder (`RunView.own_files`).
+
+    Raises:
+        ConfigError: The run cannot work; the message names the setting, its value and the remedy.
+    """
+    if not _is_trainer_config(config):
+        return
+    config = copy.deepcopy(config)
+    run = RunView(config, True, own_files)
+    check(run, VALUES + (FILES if is_here else []))
+    check(run, BEFORE_PLATFORM)
+    copy_settings(config)
+    move_old_key(config)
+    unify_name(config)
+    if is_on_cpu and config.trainer.n_gpus_per_node * config.trainer.nnodes == 1:
+        # As the platform does. A run of several devices is one for GPUs, and its sizes hold as they are written.
+        OmegaConf.update(config, "actor_rollout_ref.rollout.tensor_model_parallel_size", 1)
+    run = RunView(config, True, own_files)
+    check(run, SETTINGS)
+    if is_here:
+        check(run, LAST)
+        check_own_code(run, is_imported=False)
 
 
 def register_callback() -> None:

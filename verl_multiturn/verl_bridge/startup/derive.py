@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
-from verl.utils.import_utils import resolve_config_path
 
 from verl_multiturn.config import PATH
 from verl_multiturn.records.run_file import new_start
@@ -26,6 +25,7 @@ from verl_multiturn.verl_bridge.names import (
     ENGINE_CHOICE,
     ENGINE_VENDOR,
     MANAGER,
+    MEASURED_ROWS,
     NUMBERED_ROWS,
     OUR_LOOPS,
     OUR_TRAINER,
@@ -165,7 +165,7 @@ def complete(run: RunView) -> None:
         _resolve_paths(run)
         if run.settings.record_dir and not run.settings.record_start:
             OmegaConf.update(run.config, f"{PATH}.record_start", new_start(), force_add=True)
-        set_needs(run.config, {**importance_needs(run), **staleness_needs(run), **filter_needs(run)})
+        set_needs(run.config, {**importance_needs(run), **staleness_needs(run), **row_needs(run), **filter_needs(run)})
         if needs_router(run):
             run.rollout.router_config_path = str(ROUTER)
         if (mode := run.our_trainer) is not None:
@@ -207,6 +207,8 @@ def set_needs(config: DictConfig, needs: Needs) -> None:
 
 def _resolve_paths(run: RunView) -> None:
     """Make paths absolute: workers may have another working directory than the driver."""
+    from verl.utils.import_utils import resolve_config_path
+
     path, function_path = run.tool_files
     if function_path:
         run.multi_turn.function_tool_path = str(Path(resolve_config_path(function_path)).resolve())
@@ -247,6 +249,16 @@ def staleness_needs(run: RunView) -> Needs:
         # Our replay buffer carries out the strategy. To verl it is `drop`, or one that drops nothing.
         f"{_SAMPLER}.max_off_policy_strategy": ("drop", "drop" if strategy == "drop" else "wait"),
     }
+
+
+def row_needs(run: RunView) -> Needs:
+    """Return what verl's filter of long prompts needs, so that it measures what the model is shown.
+
+    Empty without the filter, and with a data set class of the user's own.
+    """
+    if not run.value("data.filter_overlong_prompts") or run.value(_DATA_CLASS[0]):
+        return {}
+    return {key: (None, needed) for key, needed in zip(_DATA_CLASS, MEASURED_ROWS, strict=True)}
 
 
 def filter_needs(run: RunView) -> Needs:

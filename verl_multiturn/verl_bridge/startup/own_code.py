@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from verl.utils.import_utils import resolve_config_path
 from yaml import YAMLError
 
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.imports import PACKAGE, Code, import_problem
 from verl_multiturn.verl_bridge.names import MANAGER
-from verl_multiturn.verl_bridge.startup.view import RunView
+from verl_multiturn.verl_bridge.startup.view import LaterError, RunView
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ENVIRONMENT = "ray_kwargs.ray_init.runtime_env"
@@ -51,7 +51,10 @@ def check_own_code(run: RunView, *, is_imported: bool = True) -> None:
     """
     given = run.value(f"{_ENVIRONMENT}.env_vars") or {}
     variables = {name: str(value) for name, value in given.items()}
-    codes = [*_reward(run), *_managers(run), *_files(run), *_dotted(run), *_agent_loops(run)]
+    codes: list[Code] = []
+    for part in (_reward, _managers, _files, _dotted, _agent_loops):
+        with contextlib.suppress(LaterError):  # raised by an early view alone
+            codes += part(run)
     if is_imported and (problem := import_problem(codes, variables)):
         raise ConfigError(problem)
 
@@ -92,6 +95,7 @@ def _managers(run: RunView) -> Iterator[Code]:
 
 
 def _check_registered(run: RunView, key: str, name: Any) -> None:
+    run.require_stack()
     from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 
     known = sorted(REWARD_MANAGER)
@@ -161,6 +165,9 @@ def _yaml(run: RunView, key: str) -> Any:
     path = run.value(key)
     if not path:
         return None
+    run.require_stack()
+    from verl.utils.import_utils import resolve_config_path
+
     try:
         found = Path(resolve_config_path(path))  # verl looks in its own folder, too
     except FileNotFoundError:

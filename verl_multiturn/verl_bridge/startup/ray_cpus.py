@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 
-import ray
 from omegaconf import DictConfig, OmegaConf
-from ray._private.utils import get_num_cpus
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.settings import cluster_address
-from verl_multiturn.verl_bridge.startup.view import RunView
+from verl_multiturn.verl_bridge.startup.view import RunView, is_dry_start
 
 
 def required_ray_cpus(config: DictConfig) -> dict[str, int]:
@@ -37,10 +35,15 @@ def check_ray_cpus(run: RunView) -> None:
 
     For a cluster with fewer only a warning is printed, since it may grow; one that cannot be joined is refused.
     """
+    run.require_stack()
+    from ray._private.utils import get_num_cpus
+
     ray_init = run.config.ray_kwargs.ray_init
     cluster = cluster_address(ray_init.get("address"))
     if not run.is_v1 or (cluster or "").startswith("ray://"):
         return  # Other trainers reserve other numbers; a cluster behind `ray://` is not joined only to count.
+    if cluster and is_dry_start():
+        return
     if cluster:
         have = _cluster_cpus(ray_init.get("address") or "auto")
     else:
@@ -60,6 +63,8 @@ def check_ray_cpus(run: RunView) -> None:
 
 
 def _cluster_cpus(address: str) -> int:
+    import ray
+
     try:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False)
     except ConnectionError as error:

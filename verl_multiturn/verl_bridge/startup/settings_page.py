@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from verl_multiturn.config import PATH
-from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, OWN_CODE, SETTINGS
+from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, LAST, OWN_CODE, SETTINGS, VALUES
 from verl_multiturn.verl_bridge.startup.table import Row, Section, fill, named
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "train" / "settings.md"
@@ -48,7 +48,8 @@ def write_page(page: str) -> str:
 
 
 def _refused() -> str:
-    return "\n".join(line for section in FILES + BEFORE_PLATFORM + SETTINGS + OWN_CODE for line in _lines(section))
+    sections = VALUES + FILES + BEFORE_PLATFORM + SETTINGS + LAST + OWN_CODE
+    return "\n".join(line for section in sections for line in _lines(section))
 
 
 def _lines(section: Section) -> Iterator[str]:

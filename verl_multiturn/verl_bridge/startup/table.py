@@ -6,7 +6,7 @@ tokenizer, is a function; it stands among the rows, in the one order in which al
 
 from __future__ import annotations
 
-import sys
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.names import AGENT_LOOP, ESTIMATORS, PROXY_LOOP
-from verl_multiturn.verl_bridge.startup.view import RunView
+from verl_multiturn.verl_bridge.startup.view import LaterError, RunView
 
 _NAMES = {"PATH": PATH, "AGENT_LOOP": AGENT_LOOP, "PROXY_LOOP": PROXY_LOOP, "ESTIMATORS": ", ".join(ESTIMATORS)}
 # What stands between a setting's value and a `why` that begins so; otherwise a colon does.
@@ -51,7 +51,7 @@ class Row:
             return
         if self.is_refusal:
             raise ConfigError(message)
-        print(f"verl-multiturn: {message}", file=sys.stderr)
+        run.tell(message)
 
     def message(self, run: RunView) -> str | None:
         """Return what the row says of a run; None where it does not apply."""
@@ -78,7 +78,7 @@ class Section:
 
 
 def check(run: RunView, sections: Iterable[Section]) -> None:
-    """Ask all rows and functions in their order.
+    """Ask all rows and functions in their order; of an early view, those that it can answer.
 
     Raises:
         ConfigError: What the first that applies says.
@@ -90,7 +90,8 @@ def check(run: RunView, sections: Iterable[Section]) -> None:
             section.at_once(run, section.checks)
             continue
         for each in section.checks:
-            each(run)
+            with contextlib.suppress(LaterError):  # raised by an early view alone
+                each(run)
 
 
 def fill(template: str, **shown: Any) -> str:

@@ -9,6 +9,8 @@ once, for one of several. The last line that fits a setting holds, so that what 
 - `read`: a run reads it whose settings ask for it. Places as above.
 - `unread`: with verl's V1 trainer and SGLang nothing reads it, so that a row of the start-up check has to name it. The
   places are the files in which its name stands all the same and means something else; `*`: a common word.
+- `type`: in the place of places, the types that the setting's value may have (`value_types.NAMES`). Such a line says
+  nothing of readers, and stands for a setting whose type neither its default nor a dataclass of verl's tells.
 
 Nothing here needs more of verl than its files, so that the answer takes no second.
 """
@@ -28,6 +30,9 @@ import yaml
 
 ENGINES = {"dp": "_generated_ppo_trainer.yaml", "megatron": "_generated_ppo_megatron_trainer.yaml"}
 """By `model_engine`: the flat file of all settings and their defaults that verl ships."""
+
+TYPE = "type"
+"""The kind of a line that gives types."""
 
 TABLE = Path(__file__).with_name("verl_keys.tsv")
 _OURS = Path(__file__).resolve().parents[3]
@@ -72,8 +77,13 @@ def entries() -> tuple[Entry, ...]:
 
 
 def entry_of(key: str) -> Entry | None:
-    """Return the line that holds for a setting; None without one."""
-    return next((entry for entry in reversed(entries()) if entry.fits(key)), None)
+    """Return the line of readers that holds for a setting; None without one."""
+    return next((entry for entry in reversed(entries()) if entry.kind != TYPE and entry.fits(key)), None)
+
+
+def types_of(key: str) -> tuple[str, ...]:
+    """Return the types that a line of the table gives a setting; empty without one."""
+    return next((entry.places for entry in reversed(entries()) if entry.kind == TYPE and entry.fits(key)), ())
 
 
 def verl_root() -> Path:
@@ -122,9 +132,12 @@ def faults() -> list[str]:
     for key in all_keys():
         if (entry := entry_of(key)) is not None:
             used[entry].append(key)
+        for typed in (each for each in used if each.kind == TYPE and each.fits(key)):
+            used[typed].append(key)
     for entry, keys in used.items():
         told += [f"{pattern}: the line holds for no setting" for pattern in _unused(entry.pattern, keys)]
-        told += _unread_faults(entry, keys) if entry.kind == "unread" else _reader_faults(entry, keys)
+        if entry.kind != TYPE:
+            told += _unread_faults(entry, keys) if entry.kind == "unread" else _reader_faults(entry, keys)
     return told
 
 

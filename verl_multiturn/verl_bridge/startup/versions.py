@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.compat.contract import check
 from verl_multiturn.version_sets import judge
 
 logger = logging.getLogger(__name__)
@@ -27,6 +26,8 @@ def check_versions() -> None:
     if refused := [judgement.wrong[name] for name in ("verl", "sglang") if name in judgement.refused]:
         raise ConfigError(f"{'; '.join(refused)}; {_DOCTOR}")
     said = "; ".join(judgement.wrong.values())
+    from verl_multiturn.verl_bridge.compat.contract import check
+
     logger.warning("%s; it takes some 30 s to look whether all names that we use are there", said)
     if faults := check():
         raise ConfigError(f"{'; '.join([said, *faults])}; {_DOCTOR}")

@@ -2,6 +2,10 @@
 
 A view shows the configuration as it was when a question was first asked. Whoever changes the configuration takes a new
 view of it afterwards.
+
+Invariants:
+- an early view answers without importing verl, torch or Ray, or any code of the user's. A question that cannot be
+  answered so raises `LaterError`, and is asked again at the start.
 """
 
 from __future__ import annotations
@@ -9,8 +13,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-import warnings
-from dataclasses import MISSING, dataclass
+import sys
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from operator import attrgetter
@@ -18,14 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from verl.trainer.ppo.utils import need_critic, need_reference_policy
-from verl.workers.config import RolloutConfig
 
 from verl_multiturn.chat.tir import TIR
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
-from verl_multiturn.verl_bridge.loops.tools import load_run_tools
-from verl_multiturn.verl_bridge.model.loading import most_tokens
-from verl_multiturn.verl_bridge.model.processors import engine_image_settings, load_processor, plain_dict
+from verl_multiturn.launch.run_folder import OwnFiles
 from verl_multiturn.verl_bridge.names import (
     ENGINE_CHOICE,
     ESTIMATORS,
@@ -36,12 +36,30 @@ from verl_multiturn.verl_bridge.names import (
     VENDOR_VARIABLE,
 )
 from verl_multiturn.verl_bridge.settings import agent_loops, estimator_of, own_manager, runs_our_server, settings_of
-from verl_multiturn.verl_bridge.startup import verl_keys
+from verl_multiturn.verl_bridge.startup import verl_classes, verl_keys
 
 TRAINERS = ("sync", "colocate_async", "separate_async")
 """verl's trainers that ours extend."""
 
 _OURS = f"{PATH}."
+
+
+_dry = False
+
+
+def begin_dry_start() -> None:
+    """Let this process be a dry start: no cluster is joined, and what the run itself makes may not be there yet."""
+    global _dry  # Hydra calls the start-up check, which takes no argument of ours
+    _dry = True
+
+
+def is_dry_start() -> bool:
+    """Tell whether this process is a dry start (`dry_start.py`)."""
+    return _dry
+
+
+class LaterError(Exception):
+    """A question needs verl, the model's tokenizer or the user's code, and is left to the trainer's own process."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +68,33 @@ class RunView:
 
     config: DictConfig
     """verl's whole configuration."""
+    is_early: bool = False
+    """Whether verl is not imported yet: the launcher refuses what it can, and tells nothing that is no refusal."""
+
+    own_files: OwnFiles = "there"
+    """Whether the run has made what lies in its own folder, such as its rows."""
+
+    def require_stack(self) -> None:
+        """Leave a question that needs verl or the user's code to the start.
+
+        Raises:
+            LaterError: The view is an early one.
+        """
+        if self.is_early:
+            raise LaterError
+
+    def tell(self, message: str) -> None:
+        """Print what is no refusal; an early view prints nothing, since the start tells it."""
+        if not self.is_early:
+            print(f"verl-multiturn: {message}", file=sys.stderr)
+
+    def will_be_made(self, path: str | Path) -> bool:
+        """Tell whether the run itself may make a file or folder before it starts the trainer: in its own folder."""
+        out, path = self.value("recipe.out"), Path(path).expanduser()
+        when = "maybe" if is_dry_start() else self.own_files
+        if out is None or Path(out) not in path.absolute().parents:
+            return False
+        return when == "later" or (when == "maybe" and not path.exists())
 
     def value(self, key: str) -> Any:
         """Return the value of a setting; of ours its default where it is not set, of verl's None."""
@@ -73,13 +118,17 @@ class RunView:
             return False  # a program of its own may leave settings out
         value = self.value(key)
         if key not in defaults:
-            return value is not None and value != _default_of_rollout(name)
+            return value is not None and value != verl_classes.default_of(verl_classes.ROLLOUT, name)
         default = defaults[key]
         if isinstance(default, str) and "${" in default:
             restored = copy.deepcopy(self.config)
             OmegaConf.update(restored, key, default)
             default = OmegaConf.select(restored, key)
         return bool(value != default)
+
+    def written(self, key: str) -> Any:
+        """Return a setting as it is written, a reference unresolved; None where it is not there."""
+        return self._written.get(key)
 
     @cached_property
     def _written(self) -> dict[str, Any]:
@@ -129,7 +178,7 @@ class RunView:
 
     @property
     def loops(self) -> set[str]:
-        """The agent loops that rows of the run use; raises ConfigError for an unknown one."""
+        """The agent loops that rows of the run use."""
         return self._agent_loops[0]
 
     @property
@@ -169,6 +218,9 @@ class RunView:
     @cached_property
     def tools(self) -> dict[str, Any]:
         """The tools of the run by name; raises ConfigError where one cannot be loaded."""
+        self.require_stack()
+        from verl_multiturn.verl_bridge.loops.tools import load_run_tools
+
         return load_run_tools(*self.tool_files)
 
     @cached_property
@@ -179,7 +231,10 @@ class RunView:
         """
         if (path := local_model(self.config)) is None:
             return {}
-        model_type = json.loads((path / "config.json").read_text()).get("model_type")
+        self.require_stack()
+        from verl_multiturn.verl_bridge.model.processors import engine_image_settings, load_processor, plain_dict
+
+        model_type = json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type")
         processor = load_processor(str(path), model_type, bool(self.config.data.get("trust_remote_code")))
         kwargs = plain_dict(self.config.data.get("mm_processor_kwargs"))
         return {} if processor is None else engine_image_settings(kwargs)
@@ -187,6 +242,9 @@ class RunView:
     @cached_property
     def model_tokens(self) -> int | None:
         """The most tokens of a row that the model's configuration names; None where verl finds none on this machine."""
+        self.require_stack()
+        from verl_multiturn.verl_bridge.model.loading import most_tokens
+
         return most_tokens(self.config.actor_rollout_ref.model)
 
     # Trainer and algorithm.
@@ -231,6 +289,12 @@ class RunView:
         return self.value(ENGINE_CHOICE) or os.environ.get(VENDOR_VARIABLE)
 
     @property
+    def cluster(self) -> str | None:
+        """The address of Ray's cluster that is said to be joined; None: Ray is started on this machine."""
+        address = self.value("ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
+        return None if address in (None, "", "local") else str(address)
+
+    @property
     def estimator(self) -> str:
         """The name of the estimator of advantages."""
         return estimator_of(self.config)
@@ -251,17 +315,16 @@ class RunView:
         """Whether `critic.enable` is True; without it, verl decides by the estimator."""
         return bool(self.value("critic.enable"))
 
-    @cached_property
+    @property
     def has_critic(self) -> bool:
-        """Whether verl trains a critic."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # verl tells it itself when the algorithm has no critic
-            return bool(need_critic(self.config))
+        """Whether verl trains a critic, as its `need_critic` decides."""
+        enabled = self.value("critic.enable")
+        return self.estimator == "gae" if enabled is None else bool(enabled)
 
     @property
     def has_reference(self) -> bool:
-        """Whether verl compares the actor with a reference."""
-        return bool(need_reference_policy(self.config))
+        """Whether verl compares the actor with a reference, as its `need_reference_policy` decides."""
+        return bool(self.value("algorithm.use_kl_in_reward") or self.value("actor_rollout_ref.actor.use_kl_loss"))
 
     @property
     def colocated_reward_model(self) -> str | None:
@@ -279,13 +342,6 @@ def local_model(config: DictConfig, tokenizer: bool = False) -> Path | None:
     model = config.actor_rollout_ref.model
     path = Path((tokenizer and model.get("tokenizer_path")) or model.path).expanduser()
     return path if (path / "config.json").is_file() else None
-
-
-def _default_of_rollout(name: str) -> Any:
-    field = RolloutConfig.__dataclass_fields__.get(name)
-    if field is None or field.default_factory is MISSING:
-        return None if field is None else field.default
-    return field.default_factory()
 
 
 def _ours(settings: MultiTurnSettings, key: str) -> Any:

@@ -86,7 +86,7 @@ class History:
         groups = {"trained": self._trained, "evicted": self._evicted, "padding": self._padding}
         filtered = {"skipped": self._skipped, "queue": self._has_queue, "filter": kept}
         ours = {} if kept is None else filtered
-        (folder / TRAINED).write_text(json.dumps(groups | ours))
+        (folder / TRAINED).write_text(json.dumps(groups | ours), encoding="utf-8")
 
     def load(self, folder: Path) -> dict[str, Any] | None:
         """Remove the prompts that were trained before a checkpoint, which verl has just loaded, and their rows.
@@ -104,7 +104,7 @@ class History:
         if not file.is_file():
             return None
         try:
-            noted = json.loads(file.read_text())
+            noted = json.loads(file.read_text(encoding="utf-8"))
             steps = [*noted["trained"].values(), *noted.get("skipped", {}).values()]
             trained = {uid for uids in steps for uid in uids} | {*noted["padding"]}
         except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -35,7 +35,8 @@ In the asynchronous trainers groups come from our replay buffer (`replay_buffer.
 begun anew when a step begins (`rerolls.py`). A file of the checkpoint names the trained prompts (`history.py`).
 
 While the trainer waits for groups, and before it sends new weights, it looks after the generation servers
-(`servers.py`). While it waits, and when a step begins, it also looks for outages that do not end (`outages.py`).
+(`servers.py`). While it waits, and when a step begins, it also looks for outages that do not end (`outages.py`),
+and for a mistake of the reward function, which ends the run.
 
 A new concern that changes a batch goes before the certificate, which reads the columns that critic and actor fetch
 next. The metrics are added when a step ends. After training the tools of the agent-loop workers are closed.
@@ -55,12 +56,14 @@ from typing import Any, ClassVar
 from omegaconf import DictConfig
 
 from verl_multiturn.config import MultiTurnSettings
+from verl_multiturn.errors import RewardContractError
 from verl_multiturn.launch.checkpoints import checkpoint_folder, mend_tracker
 from verl_multiturn.launch.stop_request import StopRequest
 from verl_multiturn.observe.metrics import Stats, conversations
 from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.closing import close_workers
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, list_prompts
+from verl_multiturn.verl_bridge.loops.reward_manager import check_workers
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
 from verl_multiturn.verl_bridge.settings import may_have_several_rows, runs_our_server, settings_of, why_rows_stay
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows, StepRows
@@ -130,9 +133,10 @@ class MultiTurnHooks:
     global_steps: int
     local_trigger_step: int
     replay_buffer: Any
-    agent_loop_manager: Any
+    agent_loop_manager: Any = None
     checkpoint_manager: Any
     llm_server_manager: Any
+    reward_loop_manager: Any
     actor_rollout_wg: Any
     critic_wg: Any
     _restored_tq_prompt_count: int
@@ -275,6 +279,11 @@ class MultiTurnHooks:
             require_ours(manager.get_replicas() if manager is not None else [])
         return RolloutClient(verls.config, verls._load_balancer)
 
+    def get_reward_handles(self) -> Any:
+        """Return the reward workers that agent loops ask, as verl does; what their functions return is checked."""
+        check_workers(self.reward_loop_manager.reward_loop_workers)
+        return super().get_reward_handles()  # type: ignore[misc]
+
     def fit(self, agent_loop_manager: Any) -> Any:
         """Run verl's training; close the tools of the agent-loop workers afterwards, also when it failed."""
         waiter = agent_loop_manager if hasattr(agent_loop_manager, "wait") else Sleep()
@@ -291,7 +300,7 @@ class MultiTurnHooks:
                 ends.enter_context(self._joining.run(self, agent_loop_manager))
             try:
                 return super().fit(agent_loop_manager)  # type: ignore[misc]
-            except (ServerDied, OutageLasts) as error:
+            except (ServerDied, OutageLasts, RewardContractError) as error:
                 raise type(error)(f"{error}; {save_last(self, self._whole).said}") from None
             except StopDue:
                 stop_with_checkpoint(self, self._stop, self._whole)
@@ -299,14 +308,21 @@ class MultiTurnHooks:
                 return None
 
     def look_after(self) -> None:
-        """Look after the servers, and for outages that do not end; the trainer waits.
+        """Look after the servers, for outages that do not end and mistakes of the reward function; the trainer waits.
 
         Raises:
             ServerDied: A server has died.
             OutageLasts: An outage lasts for too long.
+            RewardContractError: The reward function made a mistake.
         """
         self.look_after_servers()
+        self._look_for_mistakes()
         self._look_for_outages()
+
+    def _look_for_mistakes(self) -> None:
+        if mistake := getattr(self.agent_loop_manager, "mistake", ""):
+            self._make_room()
+            raise RewardContractError(mistake)
 
     def _look_for_outages(self) -> None:
         try:
@@ -356,10 +372,12 @@ class MultiTurnHooks:
         Raises:
             StopDue: The run was asked to end.
             OutageLasts: An outage lasts for too long. An asynchronous run may never wait, and look for it then.
+            RewardContractError: The reward function has made a mistake.
         """
         if self._stop.is_made():
             self._make_room()
             raise StopDue
+        self._look_for_mistakes()
         self._look_for_outages()
         if self._joining is not None:
             self._joining.began = time.time()

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 _TOLD_EVERY_S = 60.0
 _SHOWN = 5
+_ASKED_S = 1.0
+"""Seconds in which a worker has to say why a group failed."""
 
 
 class End(NamedTuple):
@@ -43,6 +45,8 @@ class End(NamedTuple):
     """Time at which the last of its rows was rewarded and in TransferQueue."""
     raised: int = 0
     """Number of its conversations that raised, because of a mistake of an author."""
+    mistake: str = ""
+    """Mistake of the reward function, for which the run ends; its siblings may still run. "": none."""
 
 
 class Waiter(Protocol):
@@ -89,6 +93,7 @@ class Waking:
     poll_interval: float
     pending_keys: dict[str, set[str]]
     running_keys: dict[str, set[str]]
+    failure_keys: dict[str, set[str]]
     prompt_global_steps: dict[str, dict[str, int]]
 
     waiter: Waiter = Sleep()
@@ -121,9 +126,14 @@ class Waking:
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Sample a batch as verl does, and note how long the trainer took to go on."""
         self._waited = False
-        sampled: tuple[Any, dict[str, Any]] = super().sample(  # type: ignore[misc]
-            global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
-        )
+        try:
+            sampled: tuple[Any, dict[str, Any]] = super().sample(  # type: ignore[misc]
+                global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
+            )
+        finally:
+            if self.failure_keys.get(partition_id):  # why they failed is known before the run goes on, or ends by it
+                self.waiter.wait(_ASKED_S)
+                self.look_after()
         if self._waited and partition_id == TRAIN:
             self._woken.append((time.time(), {RowKey.parse(name).uid for name in sampled[0].keys}))
         return sampled

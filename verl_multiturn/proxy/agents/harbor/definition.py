@@ -68,7 +68,7 @@ def read_definition(
     if (folder / "docker-compose.yaml").exists():
         raise NeedsImageError("it has a docker-compose.yaml")
     if (dockerfile := folder / "Dockerfile").exists():
-        text = re.sub(r"^\s*#.*$", "", dockerfile.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+        text = re.sub(r"^\s*#.*$", "", dockerfile.read_text(encoding="utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
         for line in filter(None, map(str.strip, text.splitlines())):
             _read_line(definition, folder, line, bases)
     definition.workdir = os.path.normpath(workdir or definition.workdir)

@@ -45,14 +45,14 @@ def owner(process: int | None = None) -> str:
 
 
 def _machine() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
     return hashlib.sha256(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:8]
 
 
 def _started(process: int) -> int:
     """Return when a process started, in ticks; 0 if there is none."""
     try:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+        return int(Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     except (OSError, IndexError):
         return 0
 
@@ -161,7 +161,9 @@ def ensure_image(engine: str, image: str) -> None:
         RuntimeError: It cannot be pulled.
     """
     name = hashlib.sha256(f"{engine} {image}".encode()).hexdigest()[:16]
-    with open(Path(tempfile.gettempdir()) / f"verl-multiturn-image-{os.getuid()}-{name}.lock", "w") as lock:
+    with open(
+        Path(tempfile.gettempdir()) / f"verl-multiturn-image-{os.getuid()}-{name}.lock", "w", encoding="utf-8"
+    ) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _ask(engine, "image", "inspect", image)[0] == 0:
             return
@@ -174,7 +176,13 @@ def _ask(engine: str, *arguments: str, timeout_s: float | None = None) -> tuple[
     """Run the engine's program; return its exit status, and what it printed or, if it failed, how."""
     try:
         done = subprocess.run(
-            [engine, *arguments], capture_output=True, text=True, timeout=timeout_s or _ASK_S, stdin=subprocess.DEVNULL
+            [engine, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s or _ASK_S,
+            stdin=subprocess.DEVNULL,
+            encoding="utf-8",
+            errors="replace",
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return 127, str(error)

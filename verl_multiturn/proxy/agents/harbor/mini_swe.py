@@ -60,7 +60,7 @@ class MiniSweAgent(BaseAgent):
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
         """Run the loop in a thread; its commands run in the environment, on this event loop."""
-        config = yaml.safe_load(_CONFIG.read_text())
+        config = yaml.safe_load(_CONFIG.read_text(encoding="utf-8"))
         address, key = self._get_env("OPENAI_BASE_URL"), self._get_env("OPENAI_API_KEY")
         model = _Model(
             model_name=self.model_name,

@@ -122,7 +122,7 @@ class HarborRunner:
         if "git_url" in task or not (folder / "task.toml").is_file():  # Harbor fetches it
             return
         try:
-            described = tomllib.loads((folder / "task.toml").read_text())
+            described = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{str(folder / 'task.toml')!r} cannot be read: {error}; mend it") from None
         if self._settings.environment == "workspace":

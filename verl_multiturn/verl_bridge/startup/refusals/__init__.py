@@ -5,8 +5,10 @@ from __future__ import annotations
 from verl_multiturn.verl_bridge.startup import own_code, ray_cpus
 from verl_multiturn.verl_bridge.startup.refusals import (
     agents,
+    data_rows,
     files,
     filters,
+    loggers,
     loops,
     prefix_tree,
     rewards,
@@ -16,6 +18,7 @@ from verl_multiturn.verl_bridge.startup.refusals import (
     staleness,
     traces,
     trainer,
+    values,
 )
 from verl_multiturn.verl_bridge.startup.table import Section
 from verl_multiturn.verl_bridge.startup.view import RunView
@@ -25,8 +28,11 @@ def _ours(run: RunView) -> bool:
     return run.has_our_loop
 
 
+VALUES = [Section("Values by themselves", values.VALUES)]
+"""Asked first: whoever asks further may take types for granted."""
+
 FILES = [Section("Files and folders", files.FILES)]
-"""Asked first: they lie on the machine of the run alone."""
+"""Asked before all that needs them; they lie on the machine of the run alone."""
 
 BEFORE_PLATFORM = [
     Section("Places of settings", loops.PLACES),
@@ -58,6 +64,12 @@ SETTINGS = [
     Section("Without an agent loop of ours", loops.OTHER_LOOPS, lambda run: not run.has_our_loop),
     Section("Logical CPUs", [ray_cpus.check_ray_cpus], lambda run: run.has_our_loop or run.runs_our_server),
 ]
+
+LAST = [
+    Section("Rows of the data", data_rows.DATA_ROWS, _ours),
+    Section("Loggers", loggers.LOGGERS),
+]
+"""Asked when all settings fit: rows are many, and accounts are those of the machine of the run."""
 
 OWN_CODE = [Section("Code of your own", [own_code.check_own_code])]
 """Asked last, since an import may take long."""

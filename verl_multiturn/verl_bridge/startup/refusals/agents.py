@@ -28,8 +28,9 @@ NO_AGENTS = set_beside(
 
 def check_agent_settings(run: RunView) -> None:
     """Refuse an agent or a function of `select` that is not there, a session without an end, and an unknown host."""
-    check_agent(run.settings.proxy)
     wall_clock_s(run.settings)
+    run.require_stack()  # the agent's code is imported
+    check_agent(run.settings.proxy)
     check_host(run.settings.proxy.host)
     load_select(run.settings.proxy.select, f"{_KEY}.select")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import os
 import re
@@ -15,6 +16,7 @@ from omegaconf import OmegaConf
 from verl_multiturn.config import PATH
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.row_files import refuse_encoding, refuse_pointer
 from verl_multiturn.verl_bridge.startup.table import Check, Row
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -63,6 +65,8 @@ def _check_model(run: RunView, key: str) -> None:
     if value.startswith("hdfs://"):
         return
     path = Path(value).expanduser()
+    if run.will_be_made(path):
+        return
     is_adapter = key.endswith("lora_adapter_path")
     if not path.exists():
         if is_adapter or _IS_PATH.match(value):
@@ -72,6 +76,7 @@ def _check_model(run: RunView, key: str) -> None:
         raise ConfigError(f"{key}={value!r} is a file, {expected}; name the folder that it lies in")
     weights = not is_adapter and not key.endswith("tokenizer_path")
     elsewhere = key == f"{_MODEL}.path" and run.is_set(f"{_MODEL}.hf_config_path")
+    refuse_pointer(path)
     if weights and not elsewhere and not (path / "config.json").is_file():
         raise ConfigError(f"{key}={value!r} has no config.json; {expected}; name the folder that has it")
 
@@ -86,7 +91,8 @@ def check_data(run: RunView) -> None:
         if not files:
             raise ConfigError(f"{key}={listed!r}: it names no file; name one that ends in {_ENDS}")
         for file in map(str, files):
-            _check_file(f"{key}: {file!r}", file)
+            if not run.will_be_made(file):
+                _check_file(f"{key}: {file!r}", file)
 
 
 def _check_file(where: str, file: str) -> None:
@@ -103,12 +109,14 @@ def _check_file(where: str, file: str) -> None:
         return
     if not path.is_file():
         raise ConfigError(f"{where} is no file; correct the path, or write the rows")
+    refuse_pointer(path)
     try:
         if path.suffix == ".parquet":
             some = pyarrow.parquet.read_metadata(path).num_rows > 0
         else:
+            refuse_encoding(path)
             with path.open("rb") as lines:
-                some = any(line.strip() for line in lines)
+                some = any(line.removeprefix(codecs.BOM_UTF8).strip() for line in lines)
     except (OSError, pyarrow.ArrowException) as error:
         raise ConfigError(f"{where} cannot be read ({error}); write the rows again") from None
     if not some:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,18 +13,18 @@ import pyarrow.parquet
 from omegaconf import DictConfig
 
 from verl_multiturn.calls.limits import CallLimits, limits_of
+from verl_multiturn.chat.messages import check_last_speaker
+from verl_multiturn.chat.parsing.formats import FORMATS
 from verl_multiturn.chat.shown_schemas import must_stay
 from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, Verdict, refusals
 from verl_multiturn.chat.tir import TIR, takes_code
 from verl_multiturn.config import PATH, MultiTurnSettings, check_place
+from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
 from verl_multiturn.tools.loading.kwargs import SHOWN
-from verl_multiturn.tools.loading.registry import schema_of
-from verl_multiturn.verl_bridge.model.call_formats import check_format
-from verl_multiturn.verl_bridge.model.chat_setup import check_names, examine_model, load_chat
-from verl_multiturn.verl_bridge.model.processors import plain_dict
-from verl_multiturn.verl_bridge.names import ROLLOUT
+from verl_multiturn.tools.loading.registry import load_tools, schema_of
+from verl_multiturn.verl_bridge.names import LOOPS_OF_VERL, OUR_LOOPS, ROLLOUT
 from verl_multiturn.verl_bridge.settings import own_loops, settings_of
 from verl_multiturn.verl_bridge.startup.derive import IMAGES, OLD_KEY
 from verl_multiturn.verl_bridge.startup.table import Check, Row, set_beside
@@ -46,8 +47,24 @@ def check_places(run: RunView) -> None:
     settings_of(run.rollout)
 
 
+def check_loop_names(run: RunView) -> None:
+    """Refuse an agent loop of which nobody knows, in the configuration or in the column `agent_name` of local rows."""
+    if not run.knows_loops or own_loops(run.rollout.agent) or run.loops <= {*OUR_LOOPS, *LOOPS_OF_VERL}:
+        return
+    run.require_stack()  # a plugin of the user's may register others
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+
+    known = sorted({*_agent_loop_registry, *OUR_LOOPS})
+    if unknown := sorted(run.loops - set(known), key=str):
+        hint = did_you_mean(str(unknown[0]), known) or f"known are {known}"
+        raise ConfigError(
+            f"unknown agent loop {unknown[0]!r} in rollout.agent.default_agent_loop or the column agent_name; {hint}"
+        )
+
+
 PLACES: list[Check] = [
     check_places,
+    check_loop_names,
     Row(
         OLD_KEY,
         when=lambda run: run.is_set(OLD_KEY) and run.value(_INTERACTIONS) not in (None, run.value(OLD_KEY)),
@@ -89,6 +106,11 @@ def _dead(name: str, remedy: str) -> Row:
 
 def check_call_format(run: RunView) -> None:
     """Refuse an unknown `multi_turn.format`."""
+    if run.multi_turn.format in {*FORMATS, TIR}:
+        return
+    run.require_stack()  # the others are verl's, or registered with it
+    from verl_multiturn.verl_bridge.model.call_formats import check_format
+
     check_format(run.multi_turn.format)
 
 
@@ -97,6 +119,9 @@ def check_template(run: RunView) -> None:
     path = local_model(run.config, tokenizer=True)
     if run.value(_CHECK_MODE) == "disable" or path is None:
         return
+    run.require_stack()
+    from verl_multiturn.verl_bridge.model.chat_setup import examine_model
+
     rules = examine_model(
         str(path), run.multi_turn.format, tools=bool(run.multi_turn.enable), **_template_settings(run.config)
     )
@@ -114,6 +139,8 @@ def check_template(run: RunView) -> None:
 
 
 def _template_settings(config: DictConfig) -> dict[str, Any]:
+    from verl_multiturn.verl_bridge.model.processors import plain_dict
+
     return {
         "template_kwargs": plain_dict(config.data.get("apply_chat_template_kwargs")),
         "custom_chat_template": config.actor_rollout_ref.model.get("custom_chat_template"),
@@ -141,11 +168,13 @@ def check_user_turns(model: str, rules: Sequence[Rule], settings: MultiTurnSetti
 def check_interactions(run: RunView) -> None:
     """Refuse interactions that cannot be loaded, and local data rows that name others or give them wrong arguments.
 
-    Without interactions, rows that hide a tool are refused: nobody could show it.
+    Without interactions, rows that hide a tool are refused: nobody could show it. So are rows that end in the
+    assistant's answer: nobody speaks next.
 
     Rows of a data set class of the user's own, and of files that are not local parquet files, are looked at only when
     their conversation begins.
     """
+    run.require_stack()
     config = run.settings.interaction_config_path
     interactions = {} if config is None else load_interactions(config)
     if run.value("data.custom_cls.path"):
@@ -156,16 +185,43 @@ def check_interactions(run: RunView) -> None:
             path = Path(str(file)).expanduser()
             if path.suffix != ".parquet" or not path.is_file():
                 continue
-            schema = pyarrow.parquet.read_schema(path)
-            columns = ["extra_info"] if "extra_info" in schema.names else []
-            if not interactions and not (columns and f"{SHOWN}: bool" in str(schema.field("extra_info").type)):
+            columns = ["extra_info"] if "extra_info" in _columns(path) else []
+            greets = _ends_in_answers(path)
+            hides = bool(columns) and f"{SHOWN}: bool" in str(pyarrow.parquet.read_schema(path).field(columns[0]).type)
+            if not interactions and not hides and not any(greets):
                 continue
-            for index, row in enumerate(pyarrow.parquet.read_table(path, columns=columns).to_pylist()):
-                interaction_of_row(row, interactions, f"{path}: row {index}")
+            rows = pyarrow.parquet.read_table(path, columns=columns).to_pylist() if columns else [{}] * len(greets)
+            for index, row in enumerate(rows):
+                where = f"{path}: row {index}"
+                interaction, _ = interaction_of_row(row, interactions, where)
+                if greets[index] and run.has_our_loop and not run.has_agents:
+                    check_last_speaker([{"role": "assistant"}], interaction is not None, where)
+
+
+def _ends_in_answers(path: Path) -> list[bool]:
+    """Return for each row of a Parquet file whether its prompt ends in an assistant's message."""
+    column = pyarrow.parquet.read_schema(path).field("prompt").type if "prompt" in _columns(path) else None
+    is_list = column is not None and (pyarrow.types.is_list(column) or pyarrow.types.is_large_list(column))
+    if not is_list or not pyarrow.types.is_struct(column.value_type) or column.value_type.get_field_index("role") < 0:
+        return [False] * pyarrow.parquet.read_metadata(path).num_rows
+    found: list[bool] = []
+    for chunk in pyarrow.parquet.read_table(path, columns=["prompt"]).column("prompt").chunks:
+        roles = chunk.values.field("role")
+        for first, last in itertools.pairwise(chunk.offsets.to_pylist()):
+            found.append(last > first and roles[last - 1].as_py() == "assistant")
+    return found
+
+
+def _columns(path: Path) -> list[str]:
+    return list(pyarrow.parquet.read_schema(path).names)
 
 
 def check_tools(run: RunView) -> None:
     """Refuse tools that cannot be loaded, or have a name that the model could not write in a call."""
+    path, _ = run.tool_files
+    if run.is_early and path and not run.will_be_made(path) and not Path(path).is_file():
+        load_tools(path)  # which says so
+    run.require_stack()
     check_tool_names(run.config, run.tools)
 
 
@@ -182,6 +238,8 @@ def check_tool_names(config: DictConfig, tools: Mapping[str, Any]) -> None:
     if plain or config.actor_rollout_ref.rollout.multi_turn.format == TIR:
         return
     if (path := local_model(config, tokenizer=True)) is not None:
+        from verl_multiturn.verl_bridge.model.chat_setup import check_names, load_chat
+
         check_names(load_chat(str(path), **_template_settings(config))[1].codec, tools.values())
 
 

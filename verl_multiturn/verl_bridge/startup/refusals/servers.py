@@ -8,7 +8,6 @@ from typing import Any
 
 from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.names import ROLLOUT, SGLANG
-from verl_multiturn.verl_bridge.servers.registered import AnotherClass, another_class
 from verl_multiturn.verl_bridge.settings import (
     ADAPTER_RANKS,
     OWN_SERVER,
@@ -51,8 +50,13 @@ def _row_of_disaggregation(key: str, is_asked_for: Callable[[RunView], Any]) -> 
     )
 
 
-def _another_class(run: RunView) -> AnotherClass | None:
-    return another_class() if run.runs_our_server else None
+def _another_class(run: RunView) -> Any:
+    if not run.runs_our_server:
+        return None
+    run.require_stack()
+    from verl_multiturn.verl_bridge.servers.registered import another_class
+
+    return another_class()
 
 
 SERVERS: list[Check] = [

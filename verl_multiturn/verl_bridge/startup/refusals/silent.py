@@ -6,7 +6,6 @@ compares the two, so that each setting that the table calls unread has a row her
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -418,4 +417,4 @@ def tell_all(run: RunView, rows: Sequence[Check]) -> None:
         others = f"\nand, less important:{told}" if told else ""
         raise ConfigError(f"{begin}:{refused}{others}\n(to go on all the same: ++{_SWITCH}=warn)")
     if refused or told:
-        print(f"verl-multiturn: {begin}:{refused}{told}", file=sys.stderr)
+        run.tell(f"{begin}:{refused}{told}")

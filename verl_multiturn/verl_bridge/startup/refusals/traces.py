@@ -8,10 +8,10 @@ from typing import Any
 
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.names import TRACE_BACKENDS
 from verl_multiturn.verl_bridge.startup.own_code import has_other_environment
 from verl_multiturn.verl_bridge.startup.table import Check, Row
 from verl_multiturn.verl_bridge.startup.view import RunView
-from verl_multiturn.verl_bridge.traces.backends import BACKENDS
 
 _BACKEND = "actor_rollout_ref.rollout.trace.backend"
 _LOGGER = "trainer.logger"
@@ -20,9 +20,9 @@ _DATABASES = ("sqlite", "mysql", "postgresql", "mssql")
 
 def check_backend(run: RunView) -> None:
     """Refuse a name that verl does not know: it would trace nothing, and say nothing."""
-    if (backend := run.value(_BACKEND)) is not None and backend not in BACKENDS:
-        hint = did_you_mean(str(backend), BACKENDS)
-        raise ConfigError(f"{_BACKEND}={backend!r}: expected one of {list(BACKENDS)}{hint and '; ' + hint}")
+    if (backend := run.value(_BACKEND)) is not None and backend not in TRACE_BACKENDS:
+        hint = did_you_mean(str(backend), TRACE_BACKENDS)
+        raise ConfigError(f"{_BACKEND}={backend!r}: expected one of {list(TRACE_BACKENDS)}{hint and '; ' + hint}")
 
 
 def _needed(backend: str) -> list[str]:
@@ -37,7 +37,7 @@ def _needed(backend: str) -> list[str]:
 def _missing(run: RunView) -> str | None:
     """Return the packages that the backend lacks; None where the workers' environment is another one than this."""
     backend = run.value(_BACKEND)
-    if backend not in BACKENDS or has_other_environment(run.config):
+    if backend not in TRACE_BACKENDS or has_other_environment(run.config):
         return None
     return " ".join(name for name in _needed(backend) if find_spec(name) is None)
 

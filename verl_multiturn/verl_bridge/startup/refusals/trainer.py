@@ -16,6 +16,7 @@ from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.settings import ADAPTER_RANKS
 from verl_multiturn.verl_bridge.startup.table import Check, Row, needs_our_trainer
+from verl_multiturn.verl_bridge.startup.verl_names import has_other_plugins
 from verl_multiturn.verl_bridge.startup.view import TRAINERS, RunView
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -35,10 +36,14 @@ def check_trainer_name(run: RunView) -> None:
     name = str(run.trainer_mode)
     if not run.is_v1 or run.our_trainer is not None or not (hint := did_you_mean(name, TRAINERS)):
         return
-    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+    if has_other_plugins():
+        run.require_stack()
+    if not run.is_early:
+        from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
-    if name not in TRAINER_REGISTRY:
-        raise ConfigError(f"trainer.v1.trainer_mode={name!r}: no trainer has this name; {hint}")
+        if name in TRAINER_REGISTRY:
+            return
+    raise ConfigError(f"trainer.v1.trainer_mode={name!r}: no trainer has this name; {hint}")
 
 
 TRAINER: list[Check] = [check_trainer_name]

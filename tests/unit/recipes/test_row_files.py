@@ -1,0 +1,105 @@
+"""Reading the rows of files as people have them: marks, line ends, encodings, and what lies in a file's place."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from pathlib import Path
+
+import pytest
+
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.launch.models import find_model
+from verl_multiturn.row_files import READERS, read_rows, read_text, refuse_encoding, refuse_pointer
+from verl_multiturn.tools.bm25 import read_documents
+from verl_multiturn.tools.check.data_rows import validate_dataset
+
+ROWS = [{"a": 1, "b": "Straße"}, {"a": 2, "b": "数据\u2028 x"}]
+LINES = [json.dumps(row, ensure_ascii=False) for row in ROWS]
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+SUFFIXES = list(READERS)
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    "content",
+    {
+        "plain": "\n".join(LINES),
+        "mark": codecs.BOM_UTF8 + "\n".join(LINES).encode(),
+        "CRLF": "\r\n".join(LINES) + "\r\n",
+        "mark and CRLF": codecs.BOM_UTF8 + "\r\n".join(LINES).encode(),
+        "empty lines": "\n\n" + "\n \n".join(LINES) + "\n\n",
+    }.items(),
+    ids=lambda each: each[0],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_lines_are_read_as_people_write_them(content: tuple[str, str | bytes], suffix: str, tmp_path: Path) -> None:
+    assert read_rows(write(tmp_path / f"rows{suffix}", content[1]), SUFFIXES) == ROWS
+
+
+def test_a_mark_is_no_part_of_a_list_of_a_name_or_of_a_text(tmp_path: Path) -> None:
+    listed = write(tmp_path / "rows.json", codecs.BOM_UTF8 + json.dumps(ROWS).encode())
+    assert read_rows(listed, SUFFIXES) == ROWS
+    table = write(tmp_path / "rows.csv", codecs.BOM_UTF8 + b'a,b\r\n1,"x\r\ny"\r\n')
+    assert read_rows(table, SUFFIXES) == [{"a": "1", "b": "x\r\ny"}]
+    assert read_text(write(tmp_path / "t", codecs.BOM_UTF8 + b"Yes."), "t", "x") == "Yes."
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
+def test_another_encoding_is_named(encoding: str, tmp_path: Path) -> None:
+    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    path = write(tmp_path / "rows.jsonl", mark + "\n".join(LINES).encode(encoding))
+    name = "UTF-32" if encoding == "utf-32" else "UTF-16"
+    with pytest.raises(ConfigError, match=f"it is text in {name}; save it in UTF-8"):
+        read_rows(path, SUFFIXES)
+    with pytest.raises(ConfigError, match=f"it is text in {name}; save it in UTF-8"):
+        read_text(path, "--row 'x'", "name another")
+    with pytest.raises(ConfigError, match=f"is text in {name}; save it in UTF-8"):
+        refuse_encoding(path)
+
+
+def test_a_half_line_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", "\n".join(LINES)[:-3])
+    with pytest.raises(ConfigError, match=r"line 2, column \d+: Unterminated string"):
+        read_rows(path, SUFFIXES)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_pointer_in_the_place_of_rows_is_refused(suffix: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"train{suffix}", POINTER)
+    said = f"'{path}' is a Git LFS pointer, a few lines in the place of the file; run `git lfs pull` in its repository"
+    with pytest.raises(ConfigError) as refused:
+        read_rows(path, SUFFIXES)
+    assert str(refused.value) == said
+    if suffix == ".parquet":
+        with pytest.raises(ConfigError, match="is a Git LFS pointer"):
+            validate_dataset(path, {})
+    with pytest.raises(ConfigError, match="is a Git LFS pointer"):
+        read_text(path, "--row", "name another")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00002-of-00002.safetensors", "tokenizer.json"])
+def test_a_pointer_in_a_models_folder_is_refused(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "config.json", "{}")
+    write(tmp_path / name, POINTER)
+    with pytest.raises(ConfigError, match=rf"{name}' is a Git LFS pointer"):
+        find_model(tmp_path)
+
+
+def test_a_pointer_in_a_corpus_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "wiki.jsonl", POINTER)
+    with pytest.raises(ConfigError, match="is a Git LFS pointer"):
+        list(read_documents(tmp_path))
+
+
+def test_what_is_no_pointer_is_left_alone(tmp_path: Path) -> None:
+    write(tmp_path / "long", POINTER + "x" * 1024)
+    write(tmp_path / "other", "version 1\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "not-there")
+    refuse_pointer(tmp_path)
+    refuse_pointer(tmp_path / "not-there")

@@ -1,0 +1,102 @@
+"""`checked`: a reward function that returns rewards, or names its mistake: function, row and value.
+
+    verl's reward manager ─▶ checked function ─▶ the author's function
+                                  └─ a result that is no reward, ConfigError: RewardContractError, which ends the run
+
+It is for whoever calls a reward function of any kind, the author's own in the place of `compute_score` too.
+
+Invariants:
+- what comes back has a score that `reward_numbers.score_of` takes; it is what the function returned, unchanged;
+- `UnjudgedError`, `OutageError` and whatever else the function raises pass through.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from verl_multiturn.describe import message_of, show
+from verl_multiturn.errors import ConfigError, RewardContractError
+from verl_multiturn.reward_numbers import NoNumberError, UnusableNumberError, score_of
+
+_LONGEST = 200
+"""Characters of a ground truth that a message shows."""
+
+
+def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a reward function whose results are rewards, a coroutine function where it is one.
+
+    Args:
+        function: It takes verl's arguments by name: `data_source`, `solution_str`, `ground_truth`, `extra_info`.
+
+    The function that is returned raises `RewardContractError` for a result that is no reward, and in the place of a
+    `ConfigError`.
+    """
+    if getattr(function, "is_checked", False):
+        return function
+    named = name_of(function)
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def judge(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = await function(*args, **kwargs)
+            except ConfigError as error:
+                raise RewardContractError(f"{_row_of(kwargs)}: {message_of(error)}") from error
+            return _read(result, named, kwargs)
+
+    else:
+
+        @functools.wraps(function)
+        def judge(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = function(*args, **kwargs)
+            except ConfigError as error:
+                raise RewardContractError(f"{_row_of(kwargs)}: {message_of(error)}") from error
+            return _read(result, named, kwargs)
+
+    judge.is_checked = True  # type: ignore[attr-defined]  # managers may share a function
+    return judge
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a reward function for messages, and its file: `my_rewards:score (/home/me/my_rewards.py)`."""
+    while isinstance(function, functools.partial):
+        # verl's is a partial of a function of its own, whose first argument is the author's.
+        function = next((each for each in function.args if callable(each)), function.func)
+    written = inspect.unwrap(function)
+    name = getattr(written, "__qualname__", None) or type(written).__qualname__
+    try:
+        file = inspect.getsourcefile(written if hasattr(written, "__qualname__") else type(written))
+    except TypeError:  # a builtin
+        file = None
+    module = str(getattr(written, "__module__", ""))
+    # verl imports a file under a name that it draws.
+    named = name if not module or module.startswith("custom_module") else f"{module}:{name}"
+    return f"{named} ({file})" if file else named
+
+
+def _read(result: Any, named: str, row: Mapping[str, Any]) -> Any:
+    try:
+        score_of(result)
+    except NoNumberError as error:
+        what = message_of(error).removeprefix("got ")
+    except UnusableNumberError as error:
+        what = f"a reward that cannot be used: {message_of(error)}"
+    else:
+        return result
+    raise RewardContractError(f"the reward function {named} was given {_row_of(row)}, and returned {what}")
+
+
+def _row_of(row: Mapping[str, Any]) -> str:
+    """Return the name of a row, by what its author gave it."""
+    extra = row.get("extra_info")
+    index = extra.get("index") if isinstance(extra, Mapping) else None
+    known = [] if index is None else [f"extra_info.index {show(index)}"]
+    for key in ("data_source", "ground_truth"):
+        value = row.get(key)
+        known.append(f"{key} {show(str(value) if isinstance(value, str) else value, _LONGEST)}")  # not NumPy's str
+    return f"the row with {', '.join(known)}"
