@@ -170,7 +170,10 @@ def _text(path: Path) -> str:
     content = path.read_bytes()
     if (name := _other_encoding(content[:4])) is not None:
         raise ValueError(f"it is text in {name}; save it in UTF-8")
-    return content.decode("utf-8-sig")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"its byte {error.start} is no text in UTF-8; save it in UTF-8") from None
 
 
 def _json_lines(path: Path) -> list[Any]:

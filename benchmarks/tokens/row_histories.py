@@ -297,6 +297,6 @@ def key_cases(w: Words) -> Iterator[Case]:
         "texts": [w.text()],
         "one message": w.user(),
     }.items():
-        yield Case("messages", form, rows, False, refused=True)  # type: ignore[arg-type]  # what rows must not have
+        yield Case("messages", form, rows, False, refused=True)
     yield Case("messages", "pairs", [["user", w.text()]], False, refused=True)
-    yield Case("messages", "JSON text", json.dumps([w.user()]), False, refused=True)  # type: ignore[arg-type]  # likewise
+    yield Case("messages", "JSON text", json.dumps([w.user()]), False, refused=True)

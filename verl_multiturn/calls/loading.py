@@ -17,6 +17,7 @@ from typing import Any
 from verl_multiturn.describe import describe, did_you_mean, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.paths import at_home
+from verl_multiturn.row_files import read_text
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class ListFile:
 
         if not path.is_file():
             raise ConfigError(f"{self.setting} {str(path)!r} is no file; {self.remedy}")
+        text = read_text(path, f"{self.setting} {str(path)!r}", "write it again")
         try:
-            text = path.read_text(encoding="utf-8")
             content = read_yaml(text)
         except (yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"{self.setting} {str(path)!r} is no valid YAML: {error}") from None

@@ -38,6 +38,8 @@ _SETS = {
 }
 _READABLE = re.compile(r"[A-Za-z0-9_/+.%*@?:|$~,()\[\]{}'\"\\ \t-]*")
 """What Hydra can read in a value without quotes, as far as characters say it."""
+_NESTED = re.compile(r"\$\{[^}]*\$\{")
+"""A reference within a reference, such as `${oc.decode:${oc.env:SIZE}}`, which Hydra reads in quotes alone."""
 _LIST = re.compile(r"\[([^\[\]{}'\"]*)\]")
 _BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
 _PLAIN = re.compile(r"[A-Za-z0-9_/+.%*@?:\ -]*")
@@ -237,15 +239,19 @@ def quoted(word: str) -> str:
     has quotes, a mapping or a list in a list stays as it is.
     """
     key, equals, value = word.partition("=")
-    if not equals or _READABLE.fullmatch(value):
+    if not equals or _is_readable(value):
         return word
     if (found := _LIST.fullmatch(value)) is not None:
         return f"{key}=[{','.join(_in_quotes(item.strip()) for item in found[1].split(','))}]"
     return word if value.lstrip().startswith(("'", '"', "{", "[")) else f"{key}={_in_quotes(value)}"
 
 
+def _is_readable(value: str) -> bool:
+    return _READABLE.fullmatch(value) is not None and _NESTED.search(value) is None
+
+
 def _in_quotes(value: str) -> str:
-    if _READABLE.fullmatch(value):
+    if _is_readable(value):
         return value
     # A backslash counts as itself, unless a quote comes after it.
     escaped = _BEFORE_QUOTE.sub(lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)

@@ -1,5 +1,6 @@
 """What the launcher refuses before verl, torch or Ray is imported, in the words in which the start does."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -115,6 +116,19 @@ def test_right_values_are_taken_and_what_is_only_told_waits_for_the_start(
 ) -> None:
     assert refusal(tmp_path, word) == ""
     assert capsys.readouterr() == ("", "")
+
+
+def test_what_a_variable_is_told_to_be_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIZE", "64")
+    said = refusal(tmp_path, "data.train_batch_size=${oc.env:SIZE}")
+    assert refusal(tmp_path, said.partition("write '")[2].partition("'")[0]) == ""
+
+
+@pytest.mark.parametrize("word", ["trainer.logger=[console,tensorbord]", "trainer.logger='[console,file]'"])
+def test_names_of_loggers_are_looked_at_for_another_machine_too(tmp_path: Path, word: str) -> None:
+    plan = plan_run("quickstart", out=tmp_path / "out", overrides=[word])
+    with pytest.raises(ConfigError, match=r"^trainer\.logger"):
+        run_configuration(plan, functools.partial(refuse_early, is_here=False))
 
 
 def test_a_logger_with_an_account_or_without_the_net_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,8 @@ OVERRIDES = {
     "+recipe.numbers=[1,2]": [1, 2],
     "+recipe.pairs={a: 1, b: 2}": {"a": 1, "b": 2},
     "+recipe.none=null": None,
+    "+recipe.variable=${oc.decode:${oc.env:SIZE}}": "${oc.decode:${oc.env:SIZE}}",
+    "+recipe.variable=${oc.env:SIZE}": "${oc.env:SIZE}",
 }
 
 

@@ -13,6 +13,7 @@ from verl_multiturn.launch.models import find_model
 from verl_multiturn.row_files import READERS, read_rows, read_text, refuse_encoding, refuse_pointer
 from verl_multiturn.tools.bm25 import read_documents
 from verl_multiturn.tools.check.data_rows import validate_dataset
+from verl_multiturn.tools.loading.registry import load_tools
 
 ROWS = [{"a": 1, "b": "Straße"}, {"a": 2, "b": "数据\u2028 x"}]
 LINES = [json.dumps(row, ensure_ascii=False) for row in ROWS]
@@ -60,6 +61,28 @@ def test_another_encoding_is_named(encoding: str, tmp_path: Path) -> None:
         read_text(path, "--row 'x'", "name another")
     with pytest.raises(ConfigError, match=f"is text in {name}; save it in UTF-8"):
         refuse_encoding(path)
+
+
+@pytest.mark.parametrize(("content", "byte"), [("Köln".encode("latin-1"), 1), ("aß".encode("utf-16-le"), 2)])
+def test_what_is_no_utf_8_is_named(content: bytes, byte: int, tmp_path: Path) -> None:
+    said = rf"cannot be read \(ValueError: its byte {byte} is no text in UTF-8; save it in UTF-8\)"
+    with pytest.raises(ConfigError, match=said):
+        read_rows(write(tmp_path / "rows.jsonl", content), SUFFIXES)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (POINTER, "tools.yaml' is a Git LFS pointer, a few lines in the place of the file; run `git lfs pull`"),
+        ("tools: [ß]".encode("latin-1"), "cannot be read (its byte 8 is no text in UTF-8; save it in UTF-8)"),
+        ("tools: []".encode("utf-16"), "cannot be read (it is text in UTF-16; save it in UTF-8)"),
+    ],
+    ids=["pointer", "Latin-1", "UTF-16"],
+)
+def test_what_lies_in_the_place_of_a_yaml_file_is_named(content: str | bytes, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_tools(write(tmp_path / "tools.yaml", content))
+    assert said in str(refused.value)
 
 
 def test_a_half_line_is_named(tmp_path: Path) -> None:

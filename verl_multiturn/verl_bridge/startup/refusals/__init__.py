@@ -28,7 +28,7 @@ def _ours(run: RunView) -> bool:
     return run.has_our_loop
 
 
-VALUES = [Section("Values by themselves", values.VALUES)]
+VALUES = [Section("Values by themselves", [*values.VALUES, *loggers.NAMES])]
 """Asked first: whoever asks further may take types for granted."""
 
 FILES = [Section("Files and folders", files.FILES)]

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from verl_multiturn.describe import did_you_mean
@@ -27,20 +28,23 @@ _VOLCENGINE = ("VOLC_ACCESS_KEY_ID", "VOLC_SECRET_ACCESS_KEY", "MLP_TRACKING_REG
 _WITHOUT_NET = ("offline", "disabled", "dryrun", "local")
 
 
-def check_loggers(run: RunView) -> None:
-    """Refuse a logger that verl does not know, whose package is missing, or that nobody has logged in to."""
+def check_logger_names(run: RunView) -> None:
+    """Refuse a logger that verl does not know."""
     given = run.value(_LOGGER)
-    names = [given] if isinstance(given, str) else list(given or [])
     known = sorted({*verl_names.loggers(), _OLD_WANDB})
-    for name in names:
+    for name in _names(run):
         if name not in known:
             if isinstance(given, str) and given.strip().startswith(("[", "(")):
                 raise ConfigError(f"{_LOGGER}={given!r}: expected a list, got text; write '{_LOGGER}=[console,wandb]'")
             hint = did_you_mean(str(name), known) or f"known are {known}"
             raise ConfigError(f"{_LOGGER}: verl has no logger {name!r}; {hint}")
+
+
+def check_loggers(run: RunView) -> None:
+    """Refuse a logger whose package is missing, or that nobody has logged in to."""
     # In a cluster the logger may run on another machine, whose keys nobody can see from here.
     is_elsewhere = has_other_environment(run.config) or run.cluster is not None
-    for name in names:
+    for name in _names(run):
         if not has_other_environment(run.config) and name in _PACKAGES and find_spec(_PACKAGES[name]) is None:
             package = _PACKAGES[name].replace("_", "-")
             raise ConfigError(
@@ -51,6 +55,11 @@ def check_loggers(run: RunView) -> None:
             raise ConfigError(
                 f"{_LOGGER}: {name!r} is not logged in on this machine; set {needed}, or leave {name!r} out of the list"
             )
+
+
+def _names(run: RunView) -> list[Any]:
+    given = run.value(_LOGGER)
+    return [given] if isinstance(given, str) else list(given or [])
 
 
 def _variables(run: RunView) -> dict[str, str]:
@@ -94,4 +103,5 @@ def _in_netrc(path: str, host: str) -> bool:
         return False
 
 
+NAMES: list[Check] = [check_logger_names]
 LOGGERS: list[Check] = [check_loggers]
