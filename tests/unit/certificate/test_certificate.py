@@ -373,7 +373,7 @@ async def test_verify_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["verify", str(honest), str(faulty)])
     assert done.exit_code == 1
     assert f"{faulty}:2: request r1, turn 0, token 4: mask is 0, by the receipts 1" in done.output
-    assert f"no 3 records, {3 * (len(CALL) + 4)} sampled tokens, 1 violations" in done.output
+    assert f"error 3 records, {3 * (len(CALL) + 4)} sampled tokens, 1 violations" in done.output
 
 
 async def test_verify_goes_on_past_a_torn_line(tmp_path: Path) -> None:
