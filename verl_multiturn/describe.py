@@ -29,7 +29,7 @@ _ADDRESS = re.compile(
 )
 _MARKS = (" at 0x", " with id=", ", started ")
 _OPENED = re.compile(r"<(?=[A-Za-z_])|(?<![-=])>")
-"""What opens and closes a `repr`; the arrows of a signature or of a message close none."""
+"""Beginning and end of a `repr`; the arrows of a signature or of a message close none."""
 _LONGEST_REPR = 400
 """Characters of a `repr` before its address."""
 _PACKAGE, _PYTHON = str(Path(__file__).parent), sysconfig.get_path("stdlib")

@@ -31,7 +31,7 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}|<_?ast\b|<ast\.| object at ")
 
 @dataclass(frozen=True)
 class Seen:
-    """What became of an input.
+    """Result of an input.
 
     Attributes:
         kind: The way in which it ended.
@@ -48,7 +48,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Right:
-    """What is right: a kind, and the value, the words of the sentence or the exit status."""
+    """The right result: a kind, and the value, the words of the sentence or the exit status."""
 
     kind: Kind
     value: Any = None

@@ -57,7 +57,7 @@ _HEADERS: dict[str, dict[str, str]] = {
         r"\[TOOL_RESULTS\]": "tool",
     },
 }
-"""What begins a turn of a role, by family: a pattern, and the role; "" where the pattern's group is the role. Others
+"""Beginning of a turn of a role, by family: a pattern, and the role; "" where the pattern's group is the role. Others
 write ChatML."""
 _JSON_CALL = re.compile(
     r'",\s*"(?:arguments|parameters)":\s*|\[ARGS\]|\n```json\n|<\|channel\|>commentary json<\|message\|>'

@@ -15,7 +15,7 @@ class Case:
     """A data row, as its author wrote it."""
 
     role: str
-    """What is tried: a role in its place, calls, answers, …"""
+    """Subject of the case: a role in its place, calls, answers, …"""
     form: str
     messages: list[Any]
     honest: bool = True
@@ -25,7 +25,7 @@ class Case:
     schemas: tuple[dict[str, Any], ...] = ()
     interaction: bool = False
     opening: str | None = None
-    """What the row's interaction says first; None: nothing."""
+    """First words of the row's interaction; None: it says nothing."""
     replies: bool = False
     """Whether it says so in `reply` to the row's last message, and nothing in `start`."""
     stored: Any = None

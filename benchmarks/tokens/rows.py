@@ -1,4 +1,4 @@
-"""What is said in a data row is shown to the model, or the row is refused by name: in every family, role and form.
+"""Measure that rows are shown to the model, or refused by name: in every family, role and form.
 
     python -m benchmarks.rows [FAMILY ...] [--short] [--out FILE]
 
@@ -48,7 +48,7 @@ _NAMED = re.compile(r"message \d|ends in|tool '|tool_|no message|messages|prompt
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a case with a family."""
+    """Result of a case with a family."""
 
     family: str
     case: Case

@@ -1,4 +1,4 @@
-"""What a person sees of the page: columns under their headings, what to do, names, questions and answers."""
+"""Pages as a person sees them: columns under their headings, what to do, names, questions and answers."""
 
 from __future__ import annotations
 

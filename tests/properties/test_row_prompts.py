@@ -1,4 +1,4 @@
-"""What a data row says is in its prompt, or the row is refused; `python -m benchmarks.rows` tries all rows."""
+"""Rows that are in their prompt, or refused; `python -m benchmarks.rows` tries all rows."""
 
 from functools import cache
 from typing import Any

@@ -26,7 +26,7 @@ MODES = ("sync", "colocate_async", "separate_async")
 """Trainer modes of verl, each with a file in `recipes/common/config/mode`."""
 
 SHORT = "mt"
-"""What may stand for the path of our settings in an override."""
+"""Short form of the path of our settings in an override."""
 
 _FILE = "file://"
 # Settings that an option sets, so that nothing else should.

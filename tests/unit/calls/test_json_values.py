@@ -1,4 +1,4 @@
-"""What an author's value becomes where JSON is needed."""
+"""JSON from an author's value."""
 
 import dataclasses
 import datetime

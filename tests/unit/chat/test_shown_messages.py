@@ -1,4 +1,4 @@
-"""What is said is looked for in what a template wrote."""
+"""Search in a prompt for the texts of a row."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the launcher refuses before verl, torch or Ray is imported, in the words in which the start does."""
+"""Refusals of the launcher before verl, torch or Ray is imported, in the words of the start."""
 
 import functools
 import os

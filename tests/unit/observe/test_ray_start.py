@@ -1,4 +1,4 @@
-"""What Ray needs to start, and the cause of a start that failed, from folders as Ray 2.60 leaves them."""
+"""Places that Ray needs to start, and the cause of a start that failed, from folders as Ray 2.60 leaves them."""
 
 from __future__ import annotations
 

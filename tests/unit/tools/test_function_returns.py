@@ -1,4 +1,4 @@
-"""What a typed function may return: a reward counts, or the contract is broken by name; data stay data."""
+"""Returns of typed functions: a reward counts, or the contract is broken by name; data stay data."""
 
 from collections.abc import Callable
 from decimal import Decimal

@@ -36,7 +36,7 @@ _MOST_SINGLE = 16
 
 @dataclass(frozen=True)
 class _Value:
-    """What a text means where it is not read as it stands."""
+    """Meaning of a text that is not read as it stands."""
 
     core: Any
     """The value in the text, without the quotes of JSON strings around it; never a text."""

@@ -1,4 +1,4 @@
-"""What a conversation was about, in a line of the table: the beginning of its question and of its last answer."""
+"""Excerpts of a conversation for a line of the table: the beginning of its question and of its last answer."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _CALLS = 2
 
 
 @dataclass(frozen=True)
-class Played:
+class ToolRun:
     """What a conversation answered.
 
     Attributes:
@@ -40,7 +40,7 @@ class Played:
     has_failed: bool
 
     @classmethod
-    def read(cls, name: str, created: Probed, calls: Sequence[Probed], rewarded: Probed) -> Played:
+    def read(cls, name: str, created: Probed, calls: Sequence[Probed], rewarded: Probed) -> ToolRun:
         """Read the outcomes of the calls of a conversation.
 
         Args:
@@ -61,9 +61,9 @@ class _Side:
 
     probe: Probe
     arguments: Mapping[str, Any]
-    alone: tuple[Played, Played]
+    alone: tuple[ToolRun, ToolRun]
 
-    def difference(self, played: Played, when: str) -> str:
+    def difference(self, played: ToolRun, when: str) -> str:
         """Return how a conversation differs from itself alone, in words; "" where nothing that can be compared does."""
         first, again = self.alone
         if first.answers == again.answers and played.answers != first.answers:
@@ -166,7 +166,7 @@ class Isolation:
             await probe.call("release", instance_id)
         return seen
 
-    def _shown(self, played: Played) -> str:
+    def _shown(self, played: ToolRun) -> str:
         """Return the attribute of the shared tool object whose number is in the last answer; empty if there is none."""
         for name, value in self._probe.attributes():
             if isinstance(value, int | float) and not isinstance(value, bool) and str(value) in played.answers[-1][0]:
@@ -182,7 +182,7 @@ def _with_row(probe: Probe, row: Kwargs) -> Probe | None:
         return None
 
 
-async def _unseen(probe: Probe, arguments: Mapping[str, Any]) -> Played:
+async def _unseen(probe: Probe, arguments: Mapping[str, Any]) -> ToolRun:
     """Play a conversation whose moments are not kept."""
     kept, probe.moments = probe.moments, None
     try:
@@ -191,15 +191,15 @@ async def _unseen(probe: Probe, arguments: Mapping[str, Any]) -> Played:
         probe.moments = kept
 
 
-async def _play(probe: Probe, arguments: Mapping[str, Any]) -> Played:
+async def _play(probe: Probe, arguments: Mapping[str, Any]) -> ToolRun:
     instance_id, created = await probe.begin()
     calls = [await probe.call("execute", instance_id, dict(arguments)) for _ in range(_CALLS)]
     rewarded = await probe.call("calc_reward", instance_id)
     await probe.call("release", instance_id)
-    return Played.read(probe.tool.name, created, calls, rewarded)
+    return ToolRun.read(probe.tool.name, created, calls, rewarded)
 
 
-async def _together(first: _Side, second: _Side) -> tuple[Played, Played] | str:
+async def _together(first: _Side, second: _Side) -> tuple[ToolRun, ToolRun] | str:
     """Play both at once, call by call in turn; return the id where `create` gave them the same."""
     sides = (first, second)
     begun = [await side.probe.begin() for side in sides]
@@ -217,7 +217,7 @@ async def _together(first: _Side, second: _Side) -> tuple[Played, Played] | str:
         await side.probe.call("release", instance_id)
     name = first.probe.tool.name
     made = [
-        Played.read(name, created, own, reward)
+        ToolRun.read(name, created, own, reward)
         for (_, created), own, reward in zip(begun, calls, rewarded, strict=True)
     ]
     return made[0], made[1]

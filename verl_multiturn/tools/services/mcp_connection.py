@@ -38,7 +38,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.http_connections import open_client, route_to, say_status, trusted
 from verl_multiturn.processes import guard
 from verl_multiturn.tools.services.http_client import LateError, UnavailableError
-from verl_multiturn.tools.services.mcp_listing import Listing
+from verl_multiturn.tools.services.mcp_listing import ToolListing
 
 logger = logging.getLogger(__name__)
 
@@ -129,14 +129,14 @@ def expand(value: str, where: str) -> str:
     return _VARIABLE.sub(replace, value)
 
 
-def list_tools(settings: McpSettings, where: str) -> Listing:
+def list_tools(settings: McpSettings, where: str) -> ToolListing:
     """Start a server, ask it for its tools and stop it again; may be called while an event loop runs.
 
     Raises:
         ConfigError: The server does not start, or does not answer; the error begins with `where`.
     """
 
-    async def ask(errors: TextIO) -> Listing:
+    async def ask(errors: TextIO) -> ToolListing:
         async with contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(settings.start_timeout_s):
                 return (await _open(stack, settings, where, errors, asyncio.Event()))[1]
@@ -353,7 +353,7 @@ def _outage(error: BaseException) -> UnavailableError | None:
 class _Watched:
     """A stream of messages that sets an event when it has ended, and sifts the pages of tools."""
 
-    def __init__(self, stream: Any, ended: asyncio.Event, listing: Listing) -> None:
+    def __init__(self, stream: Any, ended: asyncio.Event, listing: ToolListing) -> None:
         self._stream = stream
         self._ended = ended
         self._listing = listing
@@ -383,8 +383,8 @@ class _Watched:
 
 async def _open(
     stack: contextlib.AsyncExitStack, settings: McpSettings, where: str, errors: TextIO | None, ended: asyncio.Event
-) -> tuple[Client, Listing]:
-    listing = Listing()
+) -> tuple[Client, ToolListing]:
+    listing = ToolListing()
     # Without callbacks the client refuses sampling, elicitation and roots, so the server gets none of them.
     client = Client(_transport(settings, where, errors, ended, listing), cache=None)
     await stack.enter_async_context(client)
@@ -402,7 +402,7 @@ async def _open(
 
 @contextlib.asynccontextmanager
 async def _transport(
-    settings: McpSettings, where: str, errors: TextIO | None, ended: asyncio.Event, listing: Listing
+    settings: McpSettings, where: str, errors: TextIO | None, ended: asyncio.Event, listing: ToolListing
 ) -> AsyncIterator[tuple[Any, Any]]:
     async with contextlib.AsyncExitStack() as stack:
         if settings.url is not None:

@@ -17,7 +17,7 @@ from verl_multiturn.json_schema.compiled import SchemaError, compile_schema
 _METHOD = "tools/list"
 
 
-class Listing:
+class ToolListing:
     """The tools of a server, as far as its pages were read.
 
     Attributes:

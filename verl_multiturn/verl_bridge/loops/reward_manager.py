@@ -16,7 +16,7 @@ import ray
 from omegaconf import DictConfig
 from verl.trainer.ppo.reward import load_reward_manager
 
-from verl_multiturn.rewards.checked import checked
+from verl_multiturn.rewards.contract import require_rewards
 
 
 def load_manager(config: DictConfig, tokenizer: Any, **further: Any) -> Any:
@@ -45,5 +45,5 @@ def _check_worker(worker: Any) -> None:
 
 def _with_check(manager: Any) -> Any:
     if callable(function := getattr(manager, "compute_score", None)):
-        manager.compute_score = checked(function)
+        manager.compute_score = require_rewards(function)
     return manager

@@ -1,4 +1,4 @@
-"""`checked`: a reward function that returns rewards, or names its mistake: function, row and value.
+"""`require_rewards`: a reward function that returns rewards, or names its mistake: function, row and value.
 
     verl's reward manager ─▶ checked function ─▶ the author's function
                                   └─ a result that is no reward, ConfigError: RewardContractError, which ends the run
@@ -25,7 +25,7 @@ _LONGEST = 200
 """Characters of a ground truth that a message shows."""
 
 
-def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+def require_rewards(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a reward function whose results are rewards, a coroutine function where it is one.
 
     Args:

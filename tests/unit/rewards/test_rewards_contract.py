@@ -1,4 +1,4 @@
-"""What a reward function may return, and how its mistakes are named: function, file, row and value."""
+"""Results of reward functions, and the names of their mistakes: function, file, row and value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.rewards.test_reward_numbers import HALVES, NO_NUMBERS, Tensor
 from verl_multiturn.errors import ConfigError, OutageError, RewardContractError, UnjudgedError
-from verl_multiturn.rewards.checked import checked, name_of
+from verl_multiturn.rewards.contract import name_of, require_rewards
 from verl_multiturn.rewards.router import compute_score
 
 ROW: dict[str, Any] = {
@@ -70,7 +70,7 @@ def returns(make: Callable[[], Any], is_async: bool) -> Callable[..., Any]:
 
 async def call(function: Callable[..., Any], **changes: Any) -> Any:
     """Call a function as verl's managers do."""
-    made = checked(function)
+    made = require_rewards(function)
     result = made(**{**ROW, **changes})
     return await result if inspect.iscoroutinefunction(made) else result
 
@@ -121,8 +121,8 @@ async def test_a_mistake_in_the_data_names_its_row() -> None:
 
 
 def test_a_function_is_checked_once() -> None:
-    once = checked(returns(lambda: 1.0, is_async=False))
-    assert checked(once) is once
+    once = require_rewards(returns(lambda: 1.0, is_async=False))
+    assert require_rewards(once) is once
 
 
 class Scorer:
