@@ -88,10 +88,11 @@ def test_the_start_of_a_run_looks_at_the_versions(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    from verl_multiturn.verl_bridge.compat import contract
     from verl_multiturn.verl_bridge.startup import versions
 
     monkeypatch.setattr(versions, "judge", lambda: judge({**SETS[0].versions, **changes}))
-    monkeypatch.setattr(versions, "check", lambda: faults)
+    monkeypatch.setattr(contract, "check", lambda: faults)
     if refused:
         with pytest.raises(ConfigError, match=refused):
             versions.check_versions()

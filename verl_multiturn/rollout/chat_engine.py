@@ -120,6 +120,9 @@ class ChatEngine(HttpEngine):
     level = "chat"
     alive_below = 500  # hosted endpoints need not list their models
 
+    reads_messages = True
+    """It gives the endpoint messages and tools, not the ids of a prompt."""
+
     def __init__(self, url: str, model: str, writer: TurnWriter, **options: Any) -> None:
         super().__init__(url, "/models", **options)
         self._model, self._writer = model, writer

@@ -206,7 +206,8 @@ class Conversation:
             outcome.messages,
         )
         shown = await codec.render(codec.trusted_schemas, session.schemas)
-        check = Check.ALL if is_whole else Check.NOTHING
+        # An engine that reads the messages themselves does not depend on what the template shows.
+        check = Check.NOTHING if not is_whole or getattr(self._engine, "reads_messages", False) else Check.ALL
         try:
             outcome.trajectory.append_prompt(await codec.render(codec.initial, outcome.messages, shown, check))
         except MessageError as error:
