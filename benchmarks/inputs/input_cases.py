@@ -21,11 +21,13 @@ from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.loading.functions import function_tool
 
 Kind = Literal["accepted", "refused", "model", "outage", "invalid"]
-"""`model`: it is reported to the model; `outage`: nothing is learnt from it; `invalid`: the conversation is left out."""
+"""`model`: the model reads about it; `outage`: nothing is learnt from it; `invalid`: the conversation is left out."""
 Count = Literal["right", "silent", "tracebacks", "wrong_status", "unnamed"]
-"""`silent`: accepted where it must not be, with another value, or counted as the model's; `unnamed`: refused, but the
-sentence does not name what is wrong.
+"""`silent`: accepted where it must not be, with another value, or counted as the model's; `unnamed`: the
+sentence does not name what is wrong, or it shows a password.
 """
+PASSWORD = "secret"
+"""The password in each address that has one; no sentence may show it."""
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}|<_?ast\b|<ast\.| object at ")
 
 
@@ -61,14 +63,14 @@ class Case:
     """One input.
 
     Attributes:
-        line: The subject, a key of `LINES` in `inputs.py`.
+        subject: One of `SUBJECTS` in `inputs.py`.
         given: The input in a few words.
         door: What takes it.
         right: What must become of it.
         is_slow: Whether it takes more than a moment, so that the short form leaves it out.
     """
 
-    line: int
+    subject: str
     given: str
     door: Callable[[], Awaitable[Seen]]
     right: Right
@@ -84,12 +86,12 @@ class Tried:
     counted: Count
 
 
-def accepted(value: Any = None, status: int | None = None) -> Right:
+def accept(value: Any = None, status: int | None = None) -> Right:
     """Say that an input is right, and which value arrives."""
     return Right("accepted", value, status=status)
 
 
-def refused(*words: str, status: int | None = None) -> Right:
+def refuse(*words: str, status: int | None = None) -> Right:
     """Say that an input is refused, by a sentence with these words."""
     return Right("refused", words=words, status=status)
 
@@ -140,7 +142,8 @@ def count(seen: Seen, right: Right) -> Count:
         return "silent"
     if right.kind == "model" and _ADDRESS.search(seen.sentence):
         return "silent"
-    return "right" if all(word in seen.sentence for word in right.words) else "unnamed"
+    is_named = all(word in seen.sentence for word in right.words) and PASSWORD not in seen.sentence
+    return "right" if is_named else "unnamed"
 
 
 _STATUS: dict[Kind, int] = {"accepted": 0, "refused": 2, "model": 0, "outage": 2, "invalid": 2}

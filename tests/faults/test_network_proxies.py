@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import httpx
@@ -18,17 +16,12 @@ from aiohttp import web
 from tests.conftest import ROOT
 from tests.servers.forward_proxy import forwarding
 from tests.servers.starting import HttpServer
-from tests.serving import conversation
-from tests.support.served import answering, served
+from tests.support.http_clients import CLIENTS, endpoint, service
+from tests.support.served import served
 from verl_multiturn import ConfigError
-from verl_multiturn.chat_endpoint import ChatEndpoint, EndpointError
+from verl_multiturn.chat_endpoint import EndpointError
 from verl_multiturn.errors import EngineError, OutageError
 from verl_multiturn.http_connections import open_client, open_session, past_proxy, route_to
-from verl_multiturn.interactions.openenv_client import OpenEnvClient
-from verl_multiturn.rollout.engine import Ask
-from verl_multiturn.rollout.http_engine import GenerateEngine
-from verl_multiturn.tools.mcp_tools import mcp_tools
-from verl_multiturn.tools.retrieval import RetrievalTool
 
 VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 DEAD = "http://127.0.0.1:9"
@@ -203,99 +196,12 @@ def test_an_environment_names_a_host_beside_all_that_it_named(given: dict[str, s
 
 # Every client.
 
-Asks = Callable[[str], Awaitable[str]]
-
-
-async def tool(address: str) -> str:
-    async with conversation(RetrievalTool({"url": address, "timeout_s": 20})) as call:
-        return str((await call(query="x"))[0].text).splitlines()[-1]
-
-
-async def endpoint(address: str) -> str:
-    asked = ChatEndpoint(
-        f"{address}/v1", None, {}, timeout_s=20, attempts=1, connections=1, settings=("judge.url", "judge.key")
-    )
-    try:
-        return await asked.ask([], lambda text: text)
-    finally:
-        await asked.close()
-
-
-async def engine(address: str) -> str:
-    client = GenerateEngine(address, "00ff", alive_s=5.0)
-    try:
-        return str((await client.generate(Ask("a", [1], {}, max_new_tokens=4))).ids)
-    finally:
-        await client.aclose()
-
-
-async def openenv(address: str) -> str:
-    client = OpenEnvClient({"base_url": address, "action_field": "message", "timeout_s": 20})
-    try:
-        return (await client.start("a")).text
-    finally:
-        await client.aclose()
-
-
-async def mcp(address: str) -> str:
-    # In a thread: it blocks until the server has answered, and the proxy of the test runs here.
-    tools = {each.name: each for each in await asyncio.to_thread(mcp_tools, {"url": f"{address}/mcp"}, "tools[0].mcp")}
-    try:
-        return (await tools["add"].execute("a", {"a": 1, "b": 2})).text
-    finally:
-        await tools["add"].aclose()
-
-
-CLIENTS: dict[str, tuple[Asks, str]] = {
-    "tool": (tool, "fine"),
-    "endpoint": (endpoint, "fine"),
-    "engine": (engine, "[5]"),
-    "openenv": (openenv, "fine"),
-    "mcp": (mcp, "3"),
-}
-GENERATION = {
-    "output_ids": [5],
-    "meta_info": {
-        "finish_reason": {"type": "stop"},
-        "output_token_logprobs": [[-0.25, 5, None]],
-        "weight_version": "00ff",
-    },
-}
-
-
-async def environment(request: web.Request) -> web.WebSocketResponse:
-    socket = web.WebSocketResponse()
-    await socket.prepare(request)
-    async for message in socket:
-        if "reset" in message.data:
-            await socket.send_json({"type": "observation", "data": {"observation": {"text": "fine"}, "done": False}})
-        else:
-            break
-    await socket.close()
-    return socket
-
 
 @pytest.fixture(scope="module")
 def workshop() -> Iterator[HttpServer]:
     server = HttpServer()
     yield server
     server.stop()
-
-
-@asynccontextmanager
-async def service(name: str, workshop: HttpServer) -> AsyncIterator[int]:
-    """Yield the port of the service of a client."""
-    if name == "mcp":
-        yield workshop.port
-        return
-    async with served(
-        retrieve=answering({"result": [[{"document": {"contents": "fine"}, "score": 1.0}]]}),
-        v1__chat__completions=answering({"choices": [{"message": {"content": "fine"}}]}),
-        generate=answering(GENERATION),
-        health_generate=answering({}),
-        ws=environment,
-    ) as address:
-        yield urlsplit(address).port or 0
 
 
 @pytest.mark.parametrize("name", CLIENTS)

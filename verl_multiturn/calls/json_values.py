@@ -32,7 +32,7 @@ import io
 import json
 import math
 import os
-from collections import deque
+from collections import Counter, UserString, deque
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, Set, ValuesView
 from decimal import Decimal
 from fractions import Fraction
@@ -47,7 +47,7 @@ from verl_multiturn.describe import describe, show, type_name
 _DEEPEST = 200
 _STRICT = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _MOST_DRAWN = 1_000_000
-"""Most items that are taken from an iterator, which may have no end."""
+"""Most items that are taken from what is no list: a range takes no memory for them, and other code may have no end."""
 _MOST_BITS = 13_000
 """Most bits of an integer that `json` writes: Python turns no more than 4,300 digits into text."""
 _LONGEST_PATH = 100
@@ -113,13 +113,17 @@ def _plain(value: Any, path: str, above: tuple[int, ...]) -> Any:
         return _plain(value.value, path, above)
     if isinstance(value, str):
         return str.__str__(value)  # a plain text: a subclass may have methods of the author's
+    if isinstance(value, UserString):
+        return _plain(value.data, path, above)
     if isinstance(value, int):
         number = int.__int__(value)
         return number if number.bit_length() <= _MOST_BITS else str(Decimal(number))
     if isinstance(value, float):
         decimal = float.__float__(value)
         return decimal if math.isfinite(decimal) else str(decimal)
-    if isinstance(value, Decimal | Fraction | complex):
+    if isinstance(value, Fraction):
+        return "/".join(str(Decimal(part)) for part in value.as_integer_ratio()).removesuffix("/1")
+    if isinstance(value, Decimal | complex):
         return str(value).strip("()")
     if isinstance(value, bytes | bytearray | memoryview):
         return _text_of(bytes(value))
@@ -155,7 +159,7 @@ def _plain_parts(value: Any, path: str, above: tuple[int, ...]) -> Any:
     if isinstance(value, io.IOBase):  # an open file is an iterator, too
         raise _no_json(value, path)
     if isinstance(value, Iterator):
-        return _plain_items(_drawn(value, path), path, above)
+        return _plain_items(value, path, above)
     if not isinstance(value, type) and (found := _fields(value)) is not None:
         return _plain_mapping(found, path, above)
     if (found := _table(value, path)) is not None:
@@ -164,12 +168,13 @@ def _plain_parts(value: Any, path: str, above: tuple[int, ...]) -> Any:
 
 
 def _plain_items(items: Iterable[Any], path: str, above: tuple[int, ...]) -> list[Any]:
-    return [_plain(item, f"{path}[{index}]", above) for index, item in enumerate(items)]
+    held = items if isinstance(items, list | tuple) else _drawn(items, path)
+    return [_plain(item, f"{path}[{index}]", above) for index, item in enumerate(held)]
 
 
 def _plain_mapping(value: Mapping[Any, Any], path: str, above: tuple[int, ...]) -> dict[str, Any]:
     plain: dict[str, Any] = {}
-    for key, item in value.items():
+    for key, item in value.items() if isinstance(value, dict) else _drawn(value.items(), path):
         where = f"{path}[{show(key, 60)}]"
         named = _plain(key, where, above)
         name = named if isinstance(named, str) else _dumped(named)
@@ -199,6 +204,8 @@ def _of_numpy(value: np.generic) -> Any:
     """Return what a scalar of NumPy holds."""
     if value.dtype.kind == "f":
         return float(str(value))  # the shortest decimal, which `item` does not give
+    if value.dtype.kind == "c":
+        return complex(value)  # for one of 256 bits, `item` returns the scalar itself
     if isinstance(value, np.datetime64 | np.timedelta64):
         return str(value)
     if isinstance(value, np.void) and value.dtype.names:
@@ -210,7 +217,7 @@ def _items(value: np.ndarray[Any, Any]) -> Any:
     return list(value) if value.ndim else value[()]
 
 
-def _drawn(value: Iterator[Any], path: str) -> Iterator[Any]:
+def _drawn(value: Iterable[Any], path: str) -> Iterator[Any]:
     for index, item in enumerate(value):
         if index == _MOST_DRAWN:
             raise _no_json(value, path, f"which has more than {_MOST_DRAWN:,} items")
@@ -234,14 +241,24 @@ def _table(value: Any, path: str) -> Any:
     if isinstance(value, type):
         return None
     try:
+        _check_columns(value, path)
         if hasattr(value, "to_dict") and hasattr(value, "columns"):  # a data frame of pandas
             return value.to_dict(orient="records")
         for name in _TABLES:
             if callable(method := getattr(value, name, None)):
                 return method()
         return _array(value) if callable(getattr(value, "tolist", None)) else None
+    except NoJsonError:
+        raise
     except Exception as error:  # somebody else's code, such as that of a tensor without data
         raise _no_json(value, path, describe(error)) from error
+
+
+def _check_columns(value: Any, path: str) -> None:
+    """Refuse a table of pandas or Arrow with two columns of one name: a row would keep the last of them alone."""
+    names = getattr(value, "columns" if hasattr(value, "to_dict") else "column_names", ())
+    if isinstance(names, Iterable) and (twice := [name for name, count in Counter(names).items() if count > 1]):
+        raise _no_json(value, path, f"two of whose columns are {show(twice[0], 60)}")
 
 
 def _array(value: Any) -> Any:

@@ -83,7 +83,10 @@ def read_messages(given: Any, where: str, takes_images: bool = True) -> list[Mes
     Raises:
         ConfigError: A message has an unknown role, says nothing, or says something in a form that no template shows.
     """
-    listed = plain(given)
+    try:
+        listed = plain(given)
+    except RecursionError:
+        raise ConfigError(f"{where}: 'prompt' is nested too deeply; write deep arguments as text") from None
     if not isinstance(listed, list) or not listed:
         raise ConfigError(
             f"{where}: 'prompt' must be a non-empty list of messages with a role and a content, got {show(given)}; "
@@ -91,7 +94,7 @@ def read_messages(given: Any, where: str, takes_images: bool = True) -> list[Mes
         )
     messages = [_message(message, f"{where}: message {index}", takes_images) for index, message in enumerate(listed)]
     _check_answers(messages, where)
-    return messages
+    return _by_calls(messages)
 
 
 def _message(message: Any, where: str, takes_images: bool) -> Message:
@@ -211,7 +214,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
             if key not in known and value not in ("", [], {}):
                 raise ConfigError(f"{where}: {path}{key}={show(value)} is no part of a call; leave it out")
     arguments = _arguments(function.get("arguments"), f"{where}: function.arguments")
-    made = {"id": call["id"]} if isinstance(call.get("id"), str) and call["id"] else {}
+    made = {"id": _text(call["id"], f"{where}: id")} if call.get("id") not in (None, "") else {}
     return {**made, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -259,6 +262,26 @@ def _check_answers(messages: Sequence[Message], where: str) -> None:
                 f"{where}: message {index} (tool): name={message['name']!r}, and the call {message['tool_call_id']!r} "
                 f"that it answers is one of {called!r}; mend one of them"
             )
+
+
+def _by_calls(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with the answers to several calls of a turn in the order of the calls.
+
+    Only their ids say which answer is whose, and most templates show none: the model takes them by their order.
+    """
+    made: list[Message] = []
+    places: dict[str, int] = {}
+    first = 0
+    for message in messages:
+        if message["role"] != "tool":
+            first = len(made) + 1
+            calls = enumerate(message.get("tool_calls", ()))
+            places = {call["id"]: index for index, call in calls if "id" in call}
+        made.append(message)
+        ids = [each.get("tool_call_id") for each in made[first:]]
+        if len(set(ids)) == len(ids) and places.keys() >= set(ids):
+            made[first:] = sorted(made[first:], key=lambda each: places[each["tool_call_id"]])
+    return made
 
 
 def check_last_speaker(messages: Sequence[Mapping[str, Any]], has_user: bool, where: str) -> None:

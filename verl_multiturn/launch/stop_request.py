@@ -44,10 +44,13 @@ class StopRequest:
 
     def __init__(self, checkpoints: Path) -> None:
         self.path = checkpoints / NAME
+        self._has_made_folder = False
 
     def make(self) -> None:
         """Ask the trainer to end."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.path.parent.exists():
+            self.path.parent.mkdir(parents=True)
+            self._has_made_folder = True
         self.path.write_bytes(b"")
 
     def is_made(self) -> bool:
@@ -61,11 +64,15 @@ class StopRequest:
         os.replace(part, self.path)
 
     def take(self) -> StopAnswer | None:
-        """Remove the file, and return the answer that it held; None: it held none."""
+        """Remove the file, and return the answer that it held; None: it held none.
+
+        The folder goes, too, if `make` made it and it is empty. One of the user's stays, with its rights and stripes.
+        """
         answer = self._answer()
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
-            self.path.parent.rmdir()  # fails where there are checkpoints
+            if self._has_made_folder:
+                self.path.parent.rmdir()  # fails where there are checkpoints
         return answer
 
     def _answer(self) -> StopAnswer | None:

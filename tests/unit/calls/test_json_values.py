@@ -10,7 +10,8 @@ import os
 import re
 import threading
 import uuid
-from collections import Counter, deque, namedtuple
+from collections import Counter, UserString, deque, namedtuple
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import PurePosixPath
@@ -95,7 +96,11 @@ Pair = namedtuple("Pair", "left right")
         (10**5000, "1" + "0" * 5000),
         (Decimal("1.50"), "1.50"),
         (Fraction(1, 3), "1/3"),
+        (Fraction(3), "3"),
+        (Fraction(10**5000, 3), "1" + "0" * 5000 + "/3"),
         (1 + 2j, "1+2j"),
+        (np.array([1 + 2j], np.clongdouble), ["1+2j"]),
+        ({UserString("a"): UserString("b")}, {"a": "b"}),
         (Colour.RED, "red"),
         ({Colour.PAIR: Level.HIGH}, {"[1,2]": 3}),
         (datetime.datetime(2026, 1, 2, 3), "2026-01-02T03:00:00"),
@@ -165,6 +170,25 @@ for _ in range(300):
     DEEP = [DEEP]
 
 
+class Endless(Sequence[int]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: Any) -> Any:
+        return 1
+
+
+class EndlessKeys(Mapping[int, int]):
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Any:
+        return itertools.count()
+
+    def __getitem__(self, key: int) -> int:
+        return 1
+
+
 class Loop(BaseModel):
     a: Any = None
 
@@ -187,6 +211,11 @@ LOOP.a = LOOP
         (DEEP, "more than 200 levels deep"),
         ({1: "a", "1": "b"}, "two of whose keys are '1'"),
         (itertools.count(), "of type itertools.count, which has more than 1,000,000 items"),
+        (Endless(), "which has more than 1,000,000 items"),
+        (EndlessKeys(), "which has more than 1,000,000 items"),
+        ([range(10**12)], "of type range at [0], which has more than 1,000,000 items"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "of type pandas.DataFrame, two of whose columns are 'a'"),
+        (pa.table([[1], [2]], names=["a", "a"]), "two of whose columns are 'a'"),
         (Model(a=threading.Lock()), "_thread.lock"),
         (np.array([object()]), "<object object> of type object at [0]"),
     ],

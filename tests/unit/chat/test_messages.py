@@ -181,6 +181,41 @@ def test_an_answer_that_names_another_tool_than_its_call_is_refused() -> None:
     assert said.startswith("row 3: message 2 (tool): name='calculator', and the call 'c1' that it answers is one of")
 
 
+def test_the_id_of_a_call_is_a_text_as_that_of_its_answer_is() -> None:
+    said = refusal([USER, {"role": "assistant", "content": "", "tool_calls": [{"id": 7, **CALLED}]}])
+    assert said == "row 3: message 1 (assistant): tool_calls[0]: id is 7; expected a text"
+
+
+def turn(*answers: tuple[str | None, str], ids: tuple[str | None, ...] = ("a", "b", "c")) -> list[dict[str, Any]]:
+    calls = [{**CALLED, "id": each} for each in ids]
+    said = {"role": "assistant", "content": "", "tool_calls": calls}
+    return [USER, said, *({"role": "tool", "content": text, "tool_call_id": each} for each, text in answers)]
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        (turn(("b", "B"), ("c", "C"), ("a", "A")), ["A", "B", "C"]),
+        (turn(("c", "C"), ("b", "B")), ["B", "C"]),
+        ([*turn(("b", "B"), ("a", "A")), *turn(("b", "B2"), ("a", "A2"))], ["A", "B", "A2", "B2"]),
+        (turn(("b", "B"), (None, "A")), ["B", "A"]),  # nobody can say whose it is
+        (turn(("b", "B"), ("other", "A")), ["B", "A"]),
+        (turn(("b", "B"), ("b", "again"), ("a", "A")), ["B", "again", "A"]),
+        (turn(("b", "B"), ("a", "A"), ids=(None, None)), ["B", "A"]),
+    ],
+)
+def test_answers_stand_in_the_order_of_their_calls(messages: list[dict[str, Any]], expected: list[str]) -> None:
+    read = read_messages(messages, "row 0")
+    assert [message["content"] for message in read if message["role"] == "tool"] == expected
+
+
+def test_a_prompt_that_is_nested_too_deeply_is_refused() -> None:
+    deep: Any = {}
+    for _ in range(3000):
+        deep = {"a": deep}
+    assert refusal(called(deep)) == "row 3: 'prompt' is nested too deeply; write deep arguments as text"
+
+
 def test_a_row_that_ends_in_an_answer_needs_somebody_who_speaks_next() -> None:
     greeting = [{"role": "assistant", "content": "Hello."}]
     check_last_speaker(greeting, True, "row 4")

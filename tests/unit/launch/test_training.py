@@ -170,6 +170,17 @@ def test_a_file_without_an_answer_is_a_request(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["global_step_4"]
 
 
+def test_only_a_folder_that_the_request_made_is_removed_with_it(tmp_path: Path) -> None:
+    own, made = tmp_path / "own", tmp_path / "a" / "made"
+    own.mkdir()
+    for folder in (own, made):
+        request = StopRequest(folder)
+        request.take()
+        request.make()
+        request.take()
+    assert (own.exists(), made.exists(), made.parent.exists()) == (True, False, True)
+
+
 def test_the_last_line_of_a_stopped_run_is_json() -> None:
     line = stop_line(StopAnswer(2, "saved"), Path("/runs/mine"))
     assert json.loads(line) == {"recipe": "mine", "stopped": 2, "out": "/runs/mine"}

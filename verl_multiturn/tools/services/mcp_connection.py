@@ -43,6 +43,8 @@ from verl_multiturn.tools.services.mcp_listing import ToolListing
 logger = logging.getLogger(__name__)
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
+_USER = re.compile(r"(?<=:)//[^/]*@")
+"""What stands before the host of an address."""
 _MOST_PAGES = 100
 _LONGEST_EVENT = 256 * 1024 * 1024
 _BACKOFF_S = 0.25
@@ -84,8 +86,8 @@ class McpSettings(BaseModel):
 
     @property
     def label(self) -> str:
-        """Name of the server in messages, without its arguments, which may hold secrets."""
-        return repr(self.command or (self.url or "").partition("?")[0])
+        """Name of the server in messages, without its arguments, user and password, which may hold secrets."""
+        return repr(self.command or _USER.sub("//", (self.url or "").partition("?")[0]))
 
 
 def check_settings(settings: McpSettings, where: str) -> None:
@@ -97,8 +99,8 @@ def check_settings(settings: McpSettings, where: str) -> None:
 
     Raises:
         ConfigError: `command` and `url` are both given or both missing, a setting belongs to the other kind of server,
-            an environment variable is not set, there is no such program or folder, or the network's proxy, by which the
-            server is reached, cannot be used.
+            an environment variable is not set, a header cannot hold its value, there is no such program or folder, or
+            the network's proxy, by which the server is reached, cannot be used.
     """
     if (settings.command is None) == (settings.url is None):
         raise ConfigError(f"{where}: expected either 'command' or 'url'; give one of them")
@@ -108,7 +110,12 @@ def check_settings(settings: McpSettings, where: str) -> None:
         raise ConfigError(f"{where}.{wrong[0]}: means nothing to a server with {kind!r}; remove it")
     if settings.url:
         for name, value in settings.headers.items():
-            expand(value, f"{where}.headers.{name}")
+            place = f"{where}.headers.{name}"
+            if not (text := expand(value, place)).isascii() or not text.isprintable() or text != text.strip():
+                raise ConfigError(
+                    f"{place}: it holds something that no header can hold: a line end, white space at an end or a "
+                    "character beyond ASCII; set it again, or the environment variable that it names"
+                )
         route_to(expand(settings.url, f"{where}.url"), f"{where}.url")
     else:
         _server_parameters(settings, where)

@@ -1,4 +1,4 @@
-"""Answers of tools: what may be a reward, what becomes JSON, and what of Python the model reads: lines 8, 9 and 13."""
+"""Answers of tools: what may be a reward, what becomes JSON, and what of Python the model reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import enum
 import ipaddress
 import itertools
 import json
-import os
 import pathlib
 import re
 import sys
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
-from benchmarks.input_cases import Case, Right, Seen, accepted, call, models, refused
+from benchmarks.input_cases import Case, Right, Seen, accept, call, models, refuse
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema, load_tools
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -79,7 +78,7 @@ class Opaque:
     """An object without a plain form."""
 
 
-def returning(make: Callable[[], Any], annotation: Any = None) -> Callable[[], Any]:
+def returns(make: Callable[[], Any], annotation: Any = None) -> Callable[[], Any]:
     """Return a typed function that returns what `make` makes."""
 
     def check() -> Any:
@@ -91,7 +90,7 @@ def returning(make: Callable[[], Any], annotation: Any = None) -> Callable[[], A
     return check
 
 
-def raising(error: Exception) -> Callable[[], Any]:
+def raises(error: Exception) -> Callable[[], Any]:
     """Return a typed function that raises."""
 
     def check() -> Any:
@@ -102,7 +101,7 @@ def raising(error: Exception) -> Callable[[], Any]:
 
 
 def _reward(text: str, reward: float) -> Right:
-    return accepted((text, reward))
+    return accept((text, reward))
 
 
 def _rewards() -> list[Case]:
@@ -117,19 +116,29 @@ def _rewards() -> list[Case]:
         ("(text, np.int64, None)", ("fine", np.int64(2), None), _reward("fine", 2.0)),
         ("(text, Decimal, None)", ("fine", Decimal("0.25"), None), _reward("fine", 0.25)),
         ("(ToolResponse, 0.5, None)", (said, 0.5, None), _reward("fine", 0.5)),
-        ("(text, '0.5', {})", ("fine", "0.5", {}), refused("'0.5'", "number")),
-        ("(text, '0.5', None)", ("fine", "0.5", None), refused("'0.5'", "number")),
-        ("(text, [0.5], {})", ("fine", [0.5], {}), refused("[0.5]", "number")),
-        ("(text, array of one, None)", ("fine", np.array([0.5]), None), refused("0.5", "number")),
-        ("(text, {}, {})", ("fine", {}, {}), refused("number")),
-        ("(text, 0.5)", ("fine", 0.5), refused("(text, reward, {})")),
-        ("(text, 1)", ("fine", 1), refused("(text, reward, {})")),
-        ("[text, 0.5, {}]", ["fine", 0.5, {}], refused()),
-        ("(ToolResponse, 0.5)", (said, 0.5), refused()),
-    ]  # fmt: skip
-    classes = [each for each in tuples if each[0] in {
-        "(text, 0.5, None)", "(text, 0.5, {})", "(text, '0.5', {})", "(text, np.float32, {})", "(text, [0.5], {})",
-        "(ToolResponse, 0.5, None)"}]  # fmt: skip
+        ("(text, '0.5', {})", ("fine", "0.5", {}), refuse("'0.5'", "number")),
+        ("(text, '0.5', None)", ("fine", "0.5", None), refuse("'0.5'", "number")),
+        ("(text, [0.5], {})", ("fine", [0.5], {}), refuse("[0.5]", "number")),
+        ("(text, array of one, None)", ("fine", np.array([0.5]), None), refuse("0.5", "number")),
+        ("(text, {}, {})", ("fine", {}, {}), refuse("number")),
+        ("(text, 0.5)", ("fine", 0.5), refuse("(text, reward, {})")),
+        ("(text, 1)", ("fine", 1), refuse("(text, reward, {})")),
+        ("[text, 0.5, {}]", ["fine", 0.5, {}], refuse()),
+        ("(ToolResponse, 0.5)", (said, 0.5), refuse()),
+    ]
+    classes = [
+        each
+        for each in tuples
+        if each[0]
+        in {
+            "(text, 0.5, None)",
+            "(text, 0.5, {})",
+            "(text, '0.5', {})",
+            "(text, np.float32, {})",
+            "(text, [0.5], {})",
+            "(ToolResponse, 0.5, None)",
+        }
+    ]
     data: list[tuple[str, Any, Any, str]] = [
         ("two numbers", (48.9, 2.4), None, "[48.9, 2.4]"),
         ("two texts", ("a", "high"), None, '["a", "high"]'),
@@ -138,20 +147,32 @@ def _rewards() -> list[Case]:
         ("three numbers, annotated", ("a", 0.5, 1.5), tuple[str, float, float], '["a", 0.5, 1.5]'),
     ]
     return [
-        *(Case(8, f"a function returns {name}", call(returning(lambda v=value: v), {}), right) for name, value, right in tuples),
-        *(Case(8, f"a class returns {name}", call(Class(value), {}), right) for name, value, right in classes),
         *(
-            Case(8, f"data: {name}", _read(returning(lambda v=value: v, annotation)), _json(text))
+            Case("returns", f"a function returns {name}", call(returns(lambda v=value: v), {}), right)
+            for name, value, right in tuples
+        ),
+        *(Case("returns", f"a class returns {name}", call(Class(value), {}), right) for name, value, right in classes),
+        *(
+            Case("returns", f"data: {name}", _read(returns(lambda v=value: v, annotation)), _json(text))
             for name, value, annotation, text in data
         ),
-        Case(8, "-> tuple[str, float]", call(returning(lambda: ("fine", 0.5), tuple[str, float]), {}), refused("reward")),
-        Case(8, "a function without async returns a coroutine", call(returning(lambda: asyncio.sleep(0, ("fine", 0.5, None))), {}),
-             _reward("fine", 0.5)),
-    ]  # fmt: skip
+        Case(
+            "returns",
+            "-> tuple[str, float]",
+            call(returns(lambda: ("fine", 0.5), tuple[str, float]), {}),
+            refuse("reward"),
+        ),
+        Case(
+            "returns",
+            "a function without async returns a coroutine",
+            call(returns(lambda: asyncio.sleep(0, ("fine", 0.5, None))), {}),
+            _reward("fine", 0.5),
+        ),
+    ]
 
 
 def _json(text: str) -> Right:
-    return accepted((json.loads(text), 0.0))
+    return accept((json.loads(text), 0.0))
 
 
 def _read(function: Callable[[], Any]) -> Callable[[], Awaitable[Seen]]:
@@ -224,7 +245,7 @@ def _values() -> list[Case]:
         ("a tuple in a mapping", lambda: (1, None), "[1, null]"),
         ("a long number", lambda: 10**30, str(10**30)),
         ("a complex number", lambda: 1 + 2j, '"1+2j"'),
-    ]  # fmt: skip
+    ]
     without: list[tuple[str, Callable[[], Any]]] = [
         ("a lock", threading.Lock),
         ("an object of one's own", Opaque),
@@ -238,43 +259,71 @@ def _values() -> list[Case]:
         ("500 levels", lambda: _deep(500)),
         ("a generator without end", itertools.count),
         ("two keys of one name", lambda: {1: "a", "1": "b"}),
-        ("an array of objects", lambda: np.array([Opaque()], dtype=object)),
+        ("an array of objects of one's own", lambda: np.array([Opaque()], dtype=object)),
     ]
     return [
         *(
-            Case(9, f"in a dictionary: {name}", _read(returning(lambda m=make: {"v": m()})),
-                 _json(text if text.startswith('{"v"') else f'{{"v": {text}}}'))
+            Case(
+                "answers",
+                f"in a dictionary: {name}",
+                _read(returns(lambda m=make: {"v": m()})),
+                _json(text if text.startswith('{"v"') else f'{{"v": {text}}}'),
+            )
             for name, make, text in plain
             if "in a key" not in name
         ),
-        Case(9, "in a dictionary: half a character in a key", _read(returning(lambda: {"v": {"k\ude00": 1}})),
-             _json('{"v": {"k?": 1}}')),
+        Case(
+            "answers",
+            "in a dictionary: half a character in a key",
+            _read(returns(lambda: {"v": {"k\ude00": 1}})),
+            _json('{"v": {"k?": 1}}'),
+        ),
         *(
-            Case(9, f"in a dictionary: {name}", call(returning(lambda m=make: {"rows": [m()]}), {}), refused("rows"))
+            Case(
+                "answers", f"in a dictionary: {name}", call(returns(lambda m=make: {"rows": [m()]}), {}), refuse("rows")
+            )
             for name, make in without
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _said() -> list[Case]:
     """Return errors and expressions whose message would hold an address or a name of Python's inside."""
     (calculator,) = load_tools(ROOT / "tool_configs" / "calculator.yaml").values()
-    expressions = ["f'{1}'", "lambda x: x", "a.b", "[x for x in y]", "{**a}", "await x", "(y := 1)", "yield 1", "b'x'",
-                   "...", "x[1:2]", "1 if 2 else 3", "not 1", "1 @ 2", "'a' * 3", "f(*a)"]  # fmt: skip
+    expressions = [
+        "f'{1}'",
+        "lambda x: x",
+        "a.b",
+        "[x for x in y]",
+        "{**a}",
+        "await x",
+        "(y := 1)",
+        "yield 1",
+        "b'x'",
+        "...",
+        "x[1:2]",
+        "1 if 2 else 3",
+        "not 1",
+        "1 @ 2",
+        "'a' * 3",
+        "f(*a)",
+    ]
     errors: list[tuple[str, Exception]] = [
         ("ValueError with an object", ValueError(f"cannot use {Opaque()!r}")),
         ("ValueError of an object", ValueError(Opaque())),
         ("RuntimeError with a lock", RuntimeError(f"held: {threading.Lock()!r}")),
         ("KeyError of an object", KeyError(Opaque())),
         ("a bound method", ValueError(f"not {Class(1).execute!r}")),
-        ("a function", TypeError(f"{returning(int)!r} is not it")),
+        ("a function", TypeError(f"{returns(int)!r} is not it")),
         ("an address in capitals", ValueError("at 0X7F00DEADBEEF <thing at 0x7F00DEADBEEF>")),
-        ("a file", OSError(f"{open(os.devnull)!r}")),  # noqa: SIM115  # its name is what is said
     ]
     return [
-        *(Case(13, f"calculator: {text}", call(calculator, {"expression": text}), models()) for text in expressions),
-        *(Case(13, f"a tool raises: {name}", call(raising(error), {}), models()) for name, error in errors),
-    ]  # fmt: skip
+        *(
+            Case("messages", f"calculator: {text}", call(calculator, {"expression": text}), models())
+            for text in expressions
+        ),
+        *(Case("messages", f"a tool raises: {name}", call(raises(error), {}), models()) for name, error in errors),
+    ]
 
 
 def cases() -> list[Case]:

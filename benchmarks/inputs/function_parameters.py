@@ -1,6 +1,6 @@
-"""Parameters of typed functions as people write them: line 7."""
+"""Parameters of typed functions as people write them."""
 
-# ruff: noqa: B008, RUF013, D103  # the style of the functions is what is tried
+# ruff: noqa: B008, RUF013, D101, D103  # the style of the functions is what is tried
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from pydantic.types import PositiveInt, StringConstraints
 from typing_extensions import Doc, TypedDict
 
-from benchmarks.input_cases import Case, Right, accepted, call, models, refused, schema
+from benchmarks.input_cases import Case, Right, accept, call, models, refuse, schema
 
 City = NewType("City", str)
 
@@ -213,7 +213,7 @@ _BOUNDS = {"type": "integer", "default": 10, "minimum": 1, "maximum": 50, "descr
 
 
 def _answers(text: str) -> Right:
-    return accepted((text, 0.0))
+    return accept((text, 0.0))
 
 
 def cases() -> list[Case]:
@@ -247,9 +247,9 @@ def cases() -> list[Case]:
         (literal, {"kind": "near"}, models("kind")),
         (from_fastapi, {}, _answers("10")),
         (from_fastapi, {"limit": 0}, models("limit")),
-        (from_typer, {}, refused("limit", "default")),
-        (of_dataclasses, {}, refused("words", "default")),
-        (depends, {}, refused("now", "default")),
+        (from_typer, {}, refuse("limit", "default")),
+        (of_dataclasses, {}, refuse("words", "default")),
+        (depends, {}, refuse("now", "default")),
         (waits, {}, _answers("10")),
         (waits, {"limit": 0}, models("limit")),
         (none_text, {}, _answers("None")),
@@ -265,25 +265,38 @@ def cases() -> list[Case]:
         (positive, {"count": 0}, models("count")),
         (new_type, {}, _answers("'Bonn'")),
         (new_type, {"city": 3}, models("city")),
-        (wrong_default, {}, refused("limit", "'many'")),
-        (no_json_default, {}, refused("limit", "default")),
-        (functools.partial(bounded, limit=7), {}, refused("expected a function")),
+        (wrong_default, {}, refuse("limit", "'many'")),
+        (no_json_default, {}, refuse("limit", "default")),
+        (functools.partial(bounded, limit=7), {}, refuse("expected a function")),
     ]
     return [
-        Case(7, "Field as a default: the schema", schema(bounded, "properties", "limit"), accepted(_BOUNDS)),
-        Case(7, "Field(...): required", schema(required, "required"), accepted(["limit"])),
-        Case(7, "Field(): required", schema(bare_field, "required"), accepted(["limit"])),
-        Case(7, "alias in the schema", schema(aliased, "properties", "n", "default"), accepted(5)),
-        Case(7, "Field of a model in a parameter", schema(nested, "properties", "query", "properties", "limit", "minimum"),
-             accepted(1)),
-        Case(7, "NumPy, the second parameter", schema(says_numpy, "properties", "deep", "description"),
-             accepted("Whether to look below.")),
+        Case("parameters", "Field as a default: the schema", schema(bounded, "properties", "limit"), accept(_BOUNDS)),
+        Case("parameters", "Field(...): required", schema(required, "required"), accept(["limit"])),
+        Case("parameters", "Field(): required", schema(bare_field, "required"), accept(["limit"])),
+        Case("parameters", "alias in the schema", schema(aliased, "properties", "n", "default"), accept(5)),
+        Case(
+            "parameters",
+            "Field of a model in a parameter",
+            schema(nested, "properties", "query", "properties", "limit", "minimum"),
+            accept(1),
+        ),
+        Case(
+            "parameters",
+            "NumPy, the second parameter",
+            schema(says_numpy, "properties", "deep", "description"),
+            accept("Whether to look below."),
+        ),
         *(
-            Case(7, f"description, {each.__name__}", schema(each, "properties", "key", "description"), accepted("The key."))
+            Case(
+                "parameters",
+                f"description, {each.__name__}",
+                schema(each, "properties", "key", "description"),
+                accept("The key."),
+            )
             for each in described
         ),
         *(
-            Case(7, f"{getattr(each, '__name__', 'partial')}({arguments})", call(each, arguments), right)
+            Case("parameters", f"{getattr(each, '__name__', 'partial')}({arguments})", call(each, arguments), right)
             for each, arguments, right in calls
         ),
-    ]  # fmt: skip
+    ]
