@@ -1,5 +1,6 @@
 """Rows that are in their prompt, or refused; `python -m benchmarks.rows` tries all rows."""
 
+import logging
 from functools import cache
 from typing import Any
 
@@ -140,10 +141,9 @@ def test_the_report_names_what_went_wrong() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_all_that_a_row_says_is_shown_or_it_is_refused(name: str) -> None:
-    verdicts = try_rows([name], all_cases(short=True))
-    wrong = [
-        f"{each.case.name}: {each.counts_as}: {each.why[:300]}" for each in verdicts if each.counts_as in VERDICTS[2:]
-    ]
-    assert wrong == []
-    assert len(verdicts) >= 100
+def test_all_that_a_row_says_is_shown_or_it_is_refused(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="verl_multiturn")  # the engine fails in each conversation
+    verdicts = try_rows([name], short_cases())
+    wrong = [each for each in verdicts if each.counts_as in VERDICTS[2:]]
+    assert [f"{each.case.name}: {each.counts_as}: {each.why[:300]}" for each in wrong] == []
+    assert len(verdicts) >= 80
