@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from decimal import Decimal
 from numbers import Integral, Real
@@ -98,7 +99,7 @@ def _plain(value: Any, budget: _Budget, depth: int) -> Any:
 def _json(value: Any) -> Any:
     """Return what JSON makes of a value that is no list, dictionary or number; None where that is nothing or much."""
     try:
-        return json_value(value) if getattr(value, "size", 0) <= METRICS_CHARACTERS else None
+        return json_value(value) if math.prod(getattr(value, "shape", ())) <= METRICS_CHARACTERS else None
     except Exception:  # NoJsonError, or what the author's own object raises
         return None
 

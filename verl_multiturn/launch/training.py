@@ -105,15 +105,20 @@ class Training:
         start_up = None if self._request is None else StartUp(started)
         display = Display(self._log, self._metrics, self._records, self._steps, self._console, start_up)
         pids: list[int] = []
-        status = run_watched(
-            self._command,
-            environment,
-            self._log,
-            lambda is_running: display.show_while(self._says_request(is_running)),
-            lock,
-            stop=None if self._request is None else self._request.make,
-            begun=pids.append,
-        )
+        try:
+            status = run_watched(
+                self._command,
+                environment,
+                self._log,
+                lambda is_running: display.show_while(self._says_request(is_running)),
+                lock,
+                stop=None if self._request is None else self._request.make,
+                begun=pids.append,
+            )
+        except BaseException:  # ended at once: nobody is asked to stop any more, whatever starts here next
+            if self._request is not None:
+                self._request.take()
+            raise
         was_asked = self._request is not None and self._request.path.exists()
         stopped = None if self._request is None else self._request.take()
         if status == 0:

@@ -122,7 +122,8 @@ class ToolSchema(BaseModel):
                 ((key,), part[key]) for key in ("const", "default") if key in part
             ]
             for key in ("enum", "examples"):
-                values += [((key, index), value) for index, value in enumerate(part.get(key) or [])]
+                listed = part.get(key)  # to draft-04 `examples` may be anything
+                values += [((key, index), value) for index, value in enumerate(listed if type(listed) is list else [])]
             for at, value in values:
                 if not own.is_valid(value) and (at != ("default",) or value is not None):
                     place = ".".join(map(str, ("function", "parameters", *path, *at)))

@@ -149,6 +149,21 @@ def test_sigusr1_asks_the_trainer_to_stop(
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_a_run_that_is_ended_at_once_leaves_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+
+    def ended(*words: Any, stop: Any, **options: Any) -> int:
+        stop()
+        made.append((tmp_path / "checkpoints" / "stop").exists())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "run_watched", ended)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, "")
+    assert made == [True]
+    assert not (tmp_path / "checkpoints").exists()
+
+
 def test_the_request_of_an_earlier_start_is_forgotten(tmp_path: Path) -> None:
     StopRequest(tmp_path / "checkpoints").make()
     end, _ = train(tmp_path, "import os, sys; raise SystemExit(os.path.exists(sys.argv[1] + '/checkpoints/stop'))")

@@ -280,6 +280,15 @@ def test_a_value_that_its_own_type_refuses(tmp_path: Path, properties: str, mess
     assert message in str(caught.value)
 
 
+def test_a_draft_may_have_examples_that_are_no_list() -> None:
+    properties = {"x": {"type": "integer", "examples": 5}, "y": {"type": "integer", "examples": {"short": "5"}}}
+    draft = "http://json-schema.org/draft-04/schema#"
+    parameters = {"$schema": draft, "type": "object", "properties": properties}
+    ToolSchema.read({"type": "function", "function": {"name": "f", "parameters": parameters}}, "here").check_values(
+        "here"
+    )
+
+
 def test_texts_that_yaml_1_1_reads_as_something_else(tmp_path: Path) -> None:
     schema = load(tmp_path, "on: {enum: [se, no, dk, off, 12:30, 2024-05-01, 1_000]}, y: {type: string, default: null}")
     assert schema.function.description == "no"

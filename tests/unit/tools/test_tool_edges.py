@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.conftest import EchoTool
@@ -36,6 +38,19 @@ def test_items_without_characters_are_counted_too(item: Any) -> None:
     many = Counted([item] * 2 * METRICS_CHARACTERS)
     assert plain_metrics("t", {"small": 1, "many": many}) == {"small": 1}
     assert many.looked <= METRICS_CHARACTERS
+
+
+def test_a_tensor_is_its_numbers() -> None:
+    metrics = {"two": torch.tensor([1.0, 2.0]), "array": np.array([3]), "image": Image.new("L", (2, 2))}
+    assert plain_metrics("t", metrics) == {
+        "two": [1.0, 2.0],
+        "array": [3],
+        "image": "<PIL.Image.Image image mode=L size=2x2>",
+    }
+    assert plain_metrics("t", {"large": torch.zeros(METRICS_CHARACTERS + 1), "small": 1}) == {
+        "large": "tensor([0., 0., 0.,  ..., 0., 0., 0.])",
+        "small": 1,
+    }
 
 
 def test_what_a_tool_does_to_the_images_of_a_conversation_stays_with_it() -> None:
