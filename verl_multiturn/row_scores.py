@@ -52,12 +52,13 @@ def check_agent_name(row: Mapping[str, Any], *, where: str, known: Collection[st
     Raises:
         ConfigError: The name is null or no text, or a misspelt one.
     """
-    if "agent_name" not in row or (name := row["agent_name"]) in known:
+    if "agent_name" not in row:
         return
+    name = row["agent_name"]
     if not isinstance(name, str) or not name:
         raise ConfigError(
             f"{where}: agent_name={show(name, 100)} names no agent loop; name one of {sorted(known)}, or leave the "
             "column out of the whole file"
         )
-    if hint := did_you_mean(name, known):
+    if name not in known and (hint := did_you_mean(name, known)):
         raise ConfigError(f"{where}: agent_name={name!r} is no agent loop; {hint}")

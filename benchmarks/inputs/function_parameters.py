@@ -136,6 +136,10 @@ def wrong_default(limit: int = Field("many")) -> str:
     return repr(limit)
 
 
+def refuses_default(limit: int = Field(10, ge=20, validate_default=True)) -> str:
+    return repr(limit)
+
+
 def no_json_default(limit: Any = Field(object())) -> str:
     return repr(limit)
 
@@ -266,6 +270,7 @@ def cases() -> list[Case]:
         (new_type, {}, _answers("'Bonn'")),
         (new_type, {"city": 3}, models("city")),
         (wrong_default, {}, refuse("limit", "'many'")),
+        (refuses_default, {}, refuse("limit", "10")),
         (no_json_default, {}, refuse("limit", "default")),
         (functools.partial(bounded, limit=7), {}, refuse("expected a function")),
     ]

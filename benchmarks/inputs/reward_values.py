@@ -14,7 +14,7 @@ import torch
 from benchmarks.input_cases import Case, Right, Seen, accept, refuse
 from verl_multiturn import OutageError, UnjudgedError
 from verl_multiturn.reward_numbers import as_reward
-from verl_multiturn.rewards.checked import checked
+from verl_multiturn.rewards.contract import require_rewards
 from verl_multiturn.rewards.router import compute_score
 
 ROW: dict[str, Any] = {
@@ -61,7 +61,7 @@ def score(function: Callable[..., Any]) -> Callable[[], Awaitable[Seen]]:
     """Return the door of a reward function as verl's managers call it: the value is the reward."""
 
     async def door() -> Seen:
-        made = checked(function)
+        made = require_rewards(function)
         found = await made(**ROW) if inspect.iscoroutinefunction(made) else made(**ROW)
         return Seen("accepted", as_reward(found["score"] if isinstance(found, dict) else found))
 
@@ -146,6 +146,6 @@ def cases() -> list[Case]:
 
 def _routed(data_source: str, ground_truth: Any) -> Callable[..., Any]:
     async def routed(**row: Any) -> Any:
-        return await checked(compute_score)(**{**row, "data_source": data_source, "ground_truth": ground_truth})
+        return await require_rewards(compute_score)(**{**row, "data_source": data_source, "ground_truth": ground_truth})
 
     return routed

@@ -152,6 +152,7 @@ def _files() -> list[Case]:
         ("reward_model is text", {**row, "reward_model": "4"}, ("row 0", "reward_model")),
         ("ground_truth missing", {**row, "reward_model": {"style": "rule"}}, ("row 0", "ground_truth")),
         ("agent_name null", {**row, "agent_name": None}, ("row 0", "agent_name")),
+        ("agent_name is a list", {**row, "agent_name": ["multiturn_agent"]}, ("row 0", "agent_name")),
         ("agent_name misspelt", {**row, "agent_name": "multitrun_agent"}, ("row 0", "multiturn_agent")),
         ("no prompt", {k: v for k, v in row.items() if k != "prompt"}, ("row 0", "prompt")),
         ("prompt is text", {**row, "prompt": "2 + 2?"}, ("row 0", "prompt")),

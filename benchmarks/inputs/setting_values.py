@@ -89,6 +89,7 @@ def _values() -> list[Case]:
         ("algorithm.adv_estimator=rlooo", ("'rlooo'", "'rloo'")),
         (f"{ACTOR}.policy_loss.loss_mode=vanila", ("'vanila'", "'vanilla'")),
         ("algorithm.kl_ctrl=off", ("kl_ctrl", "'off'")),
+        ("data=5", ("group",)),
         ("data.shufle=True", ("shufle", "shuffle")),
         ("mt.tool_reward.mod=add", ("mod", "mode")),
         ("mt.tool_reward.mode=ad", ("tool_reward.mode", "'ad'", "'add'")),

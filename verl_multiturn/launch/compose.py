@@ -46,7 +46,7 @@ def compose_run(plan: RunPlan) -> Any:
             config = compose("config", overrides=[searchpath(searched), *words])
             expand_homes(config)
             return config
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # a ValueError: `data=5` in a group's place
         raise ConfigError(f"{plan.name}: {_misspelt(str(error), plan, searched) or error}") from None
 
 

@@ -89,6 +89,8 @@ def test_validate_refuses_rows_that_cannot_be_scored(tmp_path: Path, case: str) 
         (None, "row 0: agent_name=None names no agent loop; name one of ['multiturn_agent', "),
         ("multitrun_agent", "row 0: agent_name='multitrun_agent' is no agent loop; did you mean 'multiturn_agent'?"),
         (5, "row 0: agent_name=5 names no agent loop"),
+        (["multiturn_agent"], "row 0: agent_name=['multiturn_agent'] names no agent loop"),
+        ({"name": "multiturn_agent"}, "row 0: agent_name={'name': 'multiturn_agent'} names no agent loop"),
         ("tool_agent", ""),
         ("my_own_loop", ""),
     ],

@@ -77,6 +77,8 @@ WRONG = [
     ("trainer.logger='[console,file]'", "trainer.logger='[console,file]': expected a list, got text"),
     ("trainer.logger=[clearml]", "trainer.logger: 'clearml' needs the package clearml, which is not installed; pip "),
     ("recipe.on_cpu=off", "recipe.on_cpu='off': expected true or false; write recipe.on_cpu=True or =False"),
+    ("data=5", "quickstart: Config group override must be a string or a list. Got int"),
+    ("=5", "quickstart: Config group override must be a string or a list. Got int"),
     ("mt.tool_reward.mod=add", "did you mean 'mode'?"),
     ("mt.tool_reward.mode=ad", "Input should be 'none', 'add' or 'replace', got 'ad'"),
     (f"{ROLLOUT}.multi_turn.tool_config_path=no/such.yaml", "'no/such.yaml' is no file"),

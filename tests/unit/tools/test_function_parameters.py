@@ -81,6 +81,19 @@ async def test_the_function_gets_what_the_field_names() -> None:
     assert (await call(search, {"query": "a", "either": 1})).status is CallStatus.BAD_ARGUMENTS
 
 
+def test_a_default_that_its_own_field_refuses() -> None:
+    def default(limit: int = Field(10, ge=20, validate_default=True)) -> None: ...
+
+    def beside(limit: Annotated[int, Field(ge=20, validate_default=True)] = 10) -> None: ...
+
+    def mark(limit: int = Field(-1, ge=0)) -> None: ...  # pydantic takes it: it says that there is none
+
+    for function in (default, beside):
+        with pytest.raises(ConfigError, match=r"parameter 'limit' has the default 10, which its own Field refuses"):
+            parameters(function)
+    assert parameters(mark)["properties"]["limit"]["default"] == -1
+
+
 async def test_each_call_has_a_default_of_its_own() -> None:
     def note(words: list[str] = Field(default_factory=list)) -> str:
         words.append("x")

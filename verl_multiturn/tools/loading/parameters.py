@@ -175,6 +175,10 @@ class _Parameter:
         self._check_type(annotation)
         if self._default is not parameter.empty:
             self._check_default()
+            if field.validate_default and not _takes(_ANNOTATED[self._type, *marks], self._default):
+                raise ConfigError(
+                    f"{where} has the default {show(self._default, 100)}, which its own Field refuses; mend one of them"
+                )
         self.alias = self._alias(field, parameter.name)
         said = field.description or _said(marks) or described or None
         self._marks = [*marks, Field(alias=self.alias, validation_alias=self.alias, description=said)]
