@@ -242,7 +242,7 @@ def _read(source: str, split: str, name: str | None) -> Sequence[dict[str, Any]]
         ) from error
 
 
-def write_rows(folder: Path, splits: Mapping[str, Sequence[Row]], tool_config: Path | None = None) -> None:
+def write_rows(folder: str | Path, splits: Mapping[str, Sequence[Row]], tool_config: Path | None = None) -> None:
     """Check the rows of all splits, and then write `<split>.parquet` for each split.
 
     Each row's `extra_info` gets its `split` and `index`, unless it has its own.
@@ -261,6 +261,7 @@ def write_rows(folder: Path, splits: Mapping[str, Sequence[Row]], tool_config: P
     import pyarrow.parquet
 
     tools = load_tools(tool_config) if tool_config is not None else None
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for split, rows in splits.items():
         if not rows:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from verl_multiturn.cli.ends import refuse, wide_console
 from verl_multiturn.cli.recipe import recipe_names
-from verl_multiturn.errors import MultiTurnError
+from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.launch.compose import resolved
 from verl_multiturn.launch.plan import RunPlan, plan_run, run_name
 from verl_multiturn.launch.run import dry_start, environment_of, run_recipe, shown_command
@@ -78,6 +78,8 @@ def run(
             steps=steps,
             overrides=overrides or [],
         )
+        if only_print and (only_check or only_prepare):
+            raise ConfigError("--print goes with neither --check nor --prepare; give one of them")
         if only_print:
             print(shown_command(plan, partial(refuse_early, is_here=False)))
             return

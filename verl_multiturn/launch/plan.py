@@ -142,7 +142,8 @@ def find_recipe(name: str) -> Path:
         if (folder / "config.yaml").is_file():
             return Path(os.path.abspath(folder))
     known = sorted(path.parent.name for path in shipped.glob("*/config.yaml"))
-    hint = did_you_mean(name, known)
+    own = Path("recipes") / name
+    hint = f"did you mean {str(own)!r}?" if (own / "config.yaml").is_file() else did_you_mean(name, known)
     raise ConfigError(
         f"unknown recipe {name!r}; {hint and hint + ' '}expected a folder with a config.yaml, or one of "
         f"{', '.join(known)}"

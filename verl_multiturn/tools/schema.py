@@ -129,7 +129,7 @@ class ToolSchema(BaseModel):
                     place = ".".join(map(str, ("function", "parameters", *path, *at)))
                     raise ConfigError(
                         f"{where}.{place}: {value!r:.100} is not of the type beside it, {part['type']!r}; quote it if "
-                        "it is a text, or mend the type"
+                        "it is a text, write true or false for a truth value, or mend the type"
                     )
 
     def as_dict(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@ TOOLS = str(ROOT / "tool_configs" / "gsm8k.yaml")
         ["check-tool", TOOLS, "--arguments", "{"],
         ["verify", "gone.jsonl"],
         ["doctr"],
+        ["run", "quickstart", "--print", "--check"],
     ],
 )
 def test_what_cannot_be_done_ends_with_2(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,3 +154,21 @@ def test_the_folder_of_a_run_that_failed_says_where(command: str, tmp_path: Path
     said = " ".join(done.output.split())
     ended = "the run ended while starting Ray (RuntimeError: no raylet)"
     assert f"holds no records of conversations: {ended}; whole log: {log}" in said
+
+
+def test_a_row_without_a_loop_is_found_in_each_kind_of_file(tmp_path: Path) -> None:
+    row = {"prompt": [{"role": "user", "content": "?"}], "data_source": "x", "reward_model": {"ground_truth": "1"}}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(each) + "\n" for each in ({**row, "agent_name": "multiturn_agent"}, row)))
+    calculator = str(ROOT / "tool_configs" / "calculator.yaml")
+    done = CliRunner().invoke(cli.app, ["validate", calculator, "--dataset", str(rows)])
+    assert done.exit_code == 1
+    assert "row 1: agent_name=None names no agent loop" in " ".join(done.output.split())
+
+
+def test_a_recipe_of_ones_own_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(cli.app, ["recipe", "new", "my_task"]).exit_code == 0
+    done = CliRunner().invoke(cli.app, ["run", "my_task", "--print"])
+    assert done.exit_code == 2
+    assert "did you mean 'recipes/my_task'?" in " ".join(done.output.split())

@@ -47,8 +47,12 @@ def validate_dataset(
     rows = read_rows(path, SUFFIXES)
     if not rows:
         raise ConfigError(f"{str(path)!r} has no rows; write some")
+    # What reads the file for a run gives each row the columns of all.
+    named = [row for row in rows if isinstance(row, Mapping)]
+    loops = {"agent_name": None} if any("agent_name" in row for row in named) else {}
     problems = []
-    for index, row in enumerate(rows):
+    for index, each in enumerate(rows):
+        row = {**loops, **each} if isinstance(each, Mapping) else each
         problem = _row_problem(row, f"row {index}", tools, checks)
         if problem is None and measure is not None:
             problem = _length_problem(row, f"row {index}", measure, prompt_length)
