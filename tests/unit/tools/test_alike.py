@@ -15,6 +15,25 @@ def test_each_kind_is_a_line_in_the_order_of_its_first() -> None:
     assert gather_alike(problems) == ["rows 0, 2: no 'b'", "row 1: 3 tokens", "row 7: no 'c'"]
 
 
+def test_a_number_with_a_point_is_one_number() -> None:
+    problems = [
+        "row 0: temperature 1.5, from -3 on",
+        "row 1: temperature 12, from -20 on",
+        "row 2: temperature 2.25, from -3 on",
+    ]
+    assert gather_alike(problems) == ["rows 0, 1, 2: temperature 1.5 to 12, from -20 to -3 on"]
+
+
+def test_digits_of_names_and_texts_are_no_numbers() -> None:
+    for problems in (
+        ["row 0: no tool 'add_1'", "row 1: no tool 'add_7'"],
+        ["row 0: got '0012'", "row 1: got '12'"],
+        ["row 0: since 2024-05-01", "row 1: since 2024-06-01"],
+        ["row 0: verl 0.9.1", "row 1: verl 0.9.2"],
+    ):
+        assert gather_alike(problems) == problems
+
+
 def test_five_rows_are_named() -> None:
     assert gather_alike(f"row {row}: x" for row in range(32)) == ["rows 0, 1, 2, 3, 4 and 27 more: x"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"(?<![\w.'\"-])-?\d+(?:\.\d+)?(?![\w'\"-]|\.\d)")
+"""A number by itself. Digits of a name, a text, a version or a date are none."""
 _ROW = re.compile(r"row (\d+)(?:: | )")
 _NAMED = 5
 """Rows of a group of problems that are named."""
@@ -35,11 +36,11 @@ def _line(alike: list[str]) -> str:
     texts = [_ROW.sub("", problem, count=1) for problem in alike]
     if not rows:
         return alike[0]
-    numbers = iter(zip(*(map(int, _NUMBER.findall(text)) for text in texts), strict=True))
+    numbers = iter(zip(*map(_NUMBER.findall, texts), strict=True))
 
     def bounds(match: re.Match[str]) -> str:
         column = next(numbers)
-        return match[0] if len(set(column)) == 1 else f"{min(column)} to {max(column)}"
+        return match[0] if len(set(column)) == 1 else f"{min(column, key=float)} to {max(column, key=float)}"
 
     text = _NUMBER.sub(bounds, texts[0])
     named = ", ".join(map(str, rows[:_NAMED]))
