@@ -183,21 +183,42 @@ def _json_lines(path: Path) -> list[Any]:
 
 def _json_line(number: int, line: str) -> Any:
     try:
-        return json.loads(line)
+        return json.loads(line, object_pairs_hook=_object)
     except json.JSONDecodeError as error:  # its own line number counts within this line, not in the file
         raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, unless a key stands there twice: one of its values would be lost."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} is there twice; remove one")
+    return made
 
 
 def _json(path: Path) -> list[Any]:
     """Return the rows of a JSON file: one list of rows, or one row in each line."""
     text = _text(path)
-    return list(json.loads(text)) if text.lstrip().startswith("[") else _json_lines(path)
+    return list(json.loads(text, object_pairs_hook=_object)) if text.lstrip().startswith("[") else _json_lines(path)
 
 
 def _csv(path: Path) -> list[Any]:
     import csv
 
-    return list(csv.DictReader(io.StringIO(_text(path), newline="")))
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""))
+    names = list(reader.fieldnames or [])
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"the column {twice[0]!r} is there twice; rename one")
+    rows = []
+    for row in reader:
+        if None in row:  # where the reader puts what is left over
+            raise ValueError(f"line {reader.line_num} has more cells than there are columns; quote what has a comma")
+        rows.append(row)
+    return rows
 
 
 READERS: dict[str, Callable[[Path], list[Any]]] = {

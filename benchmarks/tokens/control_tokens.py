@@ -37,6 +37,7 @@ from tests.support.attacks import attacks, benign
 from tests.support.families import Family, family, make_codec, names
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.template import SCHEMA
+from verl_multiturn.chat.template_form import MessageError
 from verl_multiturn.errors import ConfigError
 
 CALL_ID = "call00001"
@@ -241,6 +242,8 @@ class Trial:
             try:
                 if self._controls(place, left, right) != self._honest[place.name]:
                     score.forged.append((place.name, text))
+            except MessageError:  # the template would leave a part of the text out, and the row is told so by name
+                score.refused += 1
             except REFUSALS:
                 score.raised.append((place.name, text))
 
@@ -261,6 +264,8 @@ class Trial:
                     and self._controls(place, left, right, guarded=False) == self._honest[place.name]
                 ):
                     score.differing.append((place.name, text))
+            except MessageError:  # the template would leave a part of the text out, and the row is told so by name
+                score.refused += 1
             except REFUSALS:
                 score.raised.append((place.name, text))
 

@@ -126,3 +126,26 @@ def test_what_is_no_pointer_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "nowhere").symlink_to(tmp_path / "not-there")
     refuse_pointer(tmp_path)
     refuse_pointer(tmp_path / "not-there")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", '{"a": 1}\n{"a": 1, "a": 2}\n', "line 2: the key 'a' is there twice; remove one"),
+        ("b.jsonl", '{"a": {"b": 1, "b": 1}}\n', "line 1: the key 'b' is there twice; remove one"),
+        ("c.json", '[{"a": 1, "a": 2}]', "the key 'a' is there twice; remove one"),
+        ("d.csv", "a,b,a\n1,2,3\n", "the column 'a' is there twice; rename one"),
+        ("e.csv", "a,b\n1,2\n1,2,3\n", "line 3 has more cells than there are columns; quote what has a comma"),
+    ],
+)
+def test_no_value_of_a_row_is_lost(tmp_path: Path, name: str, content: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_rows(write(tmp_path / name, content), SUFFIXES)
+    assert said in str(raised.value)
+
+
+def test_columns_of_a_csv_file_stay(tmp_path: Path) -> None:
+    assert read_rows(write(tmp_path / "a.csv", 'a,b\n1,"2,3"\n4\n'), SUFFIXES) == [
+        {"a": "1", "b": "2,3"},
+        {"a": "4", "b": None},
+    ]
