@@ -55,6 +55,10 @@ _HINTS = {
 }
 
 
+_MOST_UNFOLDED = 100_000
+_DEFINITIONS = frozenset({"$defs", "definitions"})
+
+
 class SchemaError(ValueError):
     """A schema that cannot be compiled.
 
@@ -81,6 +85,11 @@ def compile_schema(schema: Mapping[str, Any]) -> Validator:
     """
     make = draft_of(schema)
     try:
+        if _unfolded(schema, schema, {}) > _MOST_UNFOLDED:
+            raise SchemaError(
+                f"its references unfold to more than {_MOST_UNFOLDED:,} schemas, each of which a call would be checked "
+                "against; refer to the same schema less often"
+            )
         return make(_rewritten({key: value for key, value in schema.items() if key != "$schema"}, ()), offline=True)
     except SchemaError:
         raise
@@ -152,6 +161,30 @@ def subschemas(schema: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[
     elif isinstance(schema, list | tuple):
         for index, inner in enumerate(schema):
             yield from subschemas(inner, (*path, index))
+
+
+def _unfolded(schema: Any, root: Mapping[str, Any], known: dict[str, int]) -> int:
+    """Return how many schemas a schema has with each local `$ref` in it unfolded; a circle is unfolded once.
+
+    Args:
+        schema: The schema, or a part of it.
+        root: The whole schema.
+        known: Numbers of the targets that were met before.
+    """
+    count = 0
+    for _, part in subschemas({key: value for key, value in schema.items() if key not in _DEFINITIONS}):
+        count += 1
+        target = part.get("$ref")
+        if not isinstance(target, str) or not target.startswith("#"):
+            continue
+        if target not in known:
+            known[target] = 1  # within itself
+            found: Any = root
+            for name in target.removeprefix("#").split("/")[1:]:
+                found = found.get(name) if isinstance(found, Mapping) else None
+            known[target] = _unfolded(found, root, known) if isinstance(found, Mapping) else 1
+        count += known[target]
+    return count
 
 
 def _is_of_one_draft(part: Mapping[str, Any]) -> bool:

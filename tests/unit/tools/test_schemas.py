@@ -297,3 +297,17 @@ def test_texts_that_yaml_1_1_reads_as_something_else(tmp_path: Path) -> None:
         "y": {"type": "string", "default": None},
     }
     assert schema.read_arguments('{"on": "no"}') == ({"on": "no"}, "")
+
+
+@pytest.mark.parametrize(("levels", "is_taken"), [(14, True), (28, False), (4000, False)])
+def test_references_that_unfold_without_end_are_refused(levels: int, is_taken: bool) -> None:
+    """A schema of a server's would else keep the worker for years, at its start or at a call."""
+    parts = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(levels)}
+    schema = {"$defs": {**parts, f"a{levels}": {}}, "type": "object", "properties": {"x": {"$ref": "#/$defs/a0"}}}
+    if is_taken:
+        assert compile_schema(schema).is_valid({"x": "y"})
+    else:
+        with pytest.raises(SchemaError, match=r"unfold to more than 100,000 schemas|with less nesting"):
+            compile_schema(schema)
+    tree = {"type": "object", "properties": {"l": {"$ref": "#"}, "r": {"$ref": "#"}}}
+    assert compile_schema(tree).is_valid({"l": {"r": {}}})
