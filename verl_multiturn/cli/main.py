@@ -51,10 +51,11 @@ from verl_multiturn.observe.doctor import examine as examine_environment
 from verl_multiturn.observe.first_run import run_whole_path
 from verl_multiturn.paths import word_at_home
 from verl_multiturn.records.verified_files import verify_files
+from verl_multiturn.row_files import read_rows
 from verl_multiturn.row_scores import check_agent_name, check_scored
 from verl_multiturn.tools.check.alike import gather_alike
 from verl_multiturn.tools.check.contract import examine, tools_to_check
-from verl_multiturn.tools.check.data_rows import RowCheck, validate_dataset
+from verl_multiturn.tools.check.data_rows import SUFFIXES, RowCheck, validate_dataset
 from verl_multiturn.tools.check.examination import CheckResult, Grade
 from verl_multiturn.tools.loading.registry import load_tools
 from verl_multiturn.verl_bridge.names import LOOPS_OF_VERL, OUR_LOOPS, PROXY_LOOP, RECORDED_LOOP
@@ -270,6 +271,8 @@ def check_tools(
     problems = 0
     try:
         example, create, execute = _json(arguments), _json(create_kwargs), _json(execute_kwargs)
+        if dataset is not None:
+            read_rows(dataset, SUFFIXES)  # a file that cannot be read is no fault of the tool
         for tool in tools_to_check(target, _json(config), tool_config, name):
             kwargs = {"create_kwargs": create, "execute_kwargs": execute}
             world = load_world(interaction, _json(interaction_kwargs) or {}, timeout_s) if interaction else None

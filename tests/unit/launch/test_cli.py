@@ -33,6 +33,7 @@ TOOLS = str(ROOT / "tool_configs" / "gsm8k.yaml")
         ["check-tool", TOOLS, "--arguments", "{"],
         ["verify", "gone.jsonl"],
         ["doctr"],
+        ["check-tool", TOOLS, "--dataset", "gone.parquet"],
         ["run", "quickstart", "--print", "--check"],
     ],
 )
