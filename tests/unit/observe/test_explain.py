@@ -139,6 +139,13 @@ def test_in_bypass_mode_the_drift_is_unknown() -> None:
     )
 
 
+def test_a_conversation_that_ended_and_then_raised_counts_once() -> None:
+    ids = [f"r-{number}" for number in range(4)]
+    lines = [{"event": "end", "request_id": each} for each in ids] + [{"event": "raise", "request_id": ids[0]}]
+    (finding,) = [each for each in explain(Held([sample_record()], lines=lines)) if each.symptom == "raised"]
+    assert finding.evidence == {"raised": 1, "share": 0.25}
+
+
 def test_conversations_that_raised_and_that_left_no_record_are_named() -> None:
     lines = [{"event": event, "request_id": f"{event}-{number}"} for event in ("raise", "drop") for number in range(4)]
     lines += [{"event": "end", "request_id": f"end-{number}"} for number in range(12)]

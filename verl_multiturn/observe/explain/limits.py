@@ -88,15 +88,17 @@ def _invalid(facts: Facts) -> Iterator[Finding]:
 
 
 def _raised(facts: Facts) -> Iterator[Finding]:
-    raised = facts.ends.get("raise") or []
-    share = len(raised) / (len(raised) + len(facts.ends.get("end") or ()) + len(facts.ends.get("drop") or ()) or 1)
+    raised = list(dict.fromkeys(facts.ends.get("raise") or ()))
+    # One whose reward function raised has ended before: it counts once.
+    over = {each for event in ("raise", "end", "drop") for each in facts.ends.get(event) or ()}
+    share = len(raised) / max(1, len(over))
     if not raised:
         return
     yield Finding(
         "raised",
         "alarm" if share >= _RAISED else "note",
         f"{len(raised)} conversations ({percent(share)}) raised, and are in no batch",
-        "search train.log for Error: it is a mistake of an author, in a tool, an agent or a setting",
+        "search train.log for Error: it is a mistake of an author, in a tool, a reward function, an agent or a setting",
         {"raised": len(raised), "share": round(share, 4)},
         examples(raised),
         share,
