@@ -220,7 +220,9 @@ def send(*signals: signal.Signals, asks: bool = False) -> Callable[[], Awaitable
         asks: Whether the launcher asks its command to stop; the command then ends by itself.
     """
     program = (
-        "import sys\nfrom pathlib import Path\nfrom verl_multiturn.launch.processes import run_watched\n"
+        # A shell starts what runs in the background with some signals ignored, and what is ignored stays so.
+        f"import signal, sys\nfor each in {[int(each) for each in signals]}: signal.signal(each, signal.SIG_DFL)\n"
+        "from pathlib import Path\nfrom verl_multiturn.launch.processes import run_watched\n"
         "child = 'import os, time; print(os.getpid(), flush=True)\\n'\n"
         "child += 'while not os.path.exists(\"asked\"): time.sleep(0.02)'\n"
         f"stop = (lambda: Path('asked').touch()) if {asks} else None\n"
