@@ -59,7 +59,7 @@ def test_a_command_is_run_and_its_rows_are_shown(tmp_path: Path) -> None:
     ("program", "said"),
     [
         ("raise SystemExit(3)", "agent_failed"),
-        ("raise SystemExit(75)", "no outage"),
+        ("raise SystemExit(75)", "error outage"),
         ("import urllib.request; urllib.request.urlopen('http:x')", "URLError"),
     ],
 )
