@@ -271,5 +271,5 @@ def test_a_trainer_without_conversations_takes_no_setting_of_ours(tmp_path: Path
 
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 def test_a_part_of_a_warm_up_batch_is_taken(tmp_path: Path, mode: str) -> None:
-    """Verl's default is a whole number, and its comment allows fractions."""
+    """A whole number is verl's default; its comment allows fractions."""
     assert refusal(tmp_path, f"trainer.v1.{mode}.num_warmup_batches=0.5", mode=mode) == ""
