@@ -251,8 +251,8 @@ class Trial:
         """Put a benign text into every place, and count and note the results in `score`."""
         left, right = text[: len(text) // 2], text[len(text) // 2 :]
         for place in self._places:
-            if place.name == "call as text" and not text.strip():
-                continue  # blank arguments are those of a call without any, whose form is another text
+            if place.name == "call as text" and (text != text.strip() or not text):
+                continue  # white space around arguments is not theirs, and blank ones are those of a call without any
             score.benign += 1
             plain, schemas = place.added(left, right), place.schemas(left, right) if place.schemas else []
             try:

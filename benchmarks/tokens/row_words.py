@@ -59,7 +59,7 @@ def words_of(messages: Sequence[Any], family: str, nulls: Nulls = "perhaps") -> 
     found: list[Said] = []
     held: list[Said] = []
     leading = True
-    for index, message in enumerate(messages):
+    for index, message in _in_order_of_calls(messages):
         role = str(message.get("role"))
         leading = leading and role in SYSTEM
         where, roles = f"message {index}", _roles(role, leading, family)
@@ -75,6 +75,22 @@ def words_of(messages: Sequence[Any], family: str, nulls: Nulls = "perhaps") -> 
         found += [*calls] if late else [*content, *calls]
         held += content if late else []
     return [*found, *held]
+
+
+def _in_order_of_calls(messages: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Return messages with their numbers, answers to the calls of one turn in the order of the calls, by their ids."""
+    order: dict[int, tuple[int, int]] = {}
+    turn, ids = -1, list[Any]()
+    for index, message in enumerate(messages):
+        role = str(message.get("role"))
+        if role != "tool":
+            turn, ids = index, [call.get("id") for call in message.get("tool_calls") or () if isinstance(call, dict)]
+        run = [each.get("tool_call_id") for each in messages[turn + 1 : index + 1]] if role == "tool" else []
+        order[index] = index, 0
+        if run and len(set(run)) == len(run) and set(run) <= set(ids):
+            for place, answered in enumerate(run):
+                order[turn + 1 + place] = turn + 1, ids.index(answered)
+    return sorted(enumerate(messages), key=lambda each: order[each[0]])
 
 
 def _roles(role: str, leading: bool, family: str) -> frozenset[str]:

@@ -292,7 +292,8 @@ def in_full(word: str) -> str:
     Example: `mt.tool_reward.mode=add` is `++actor_rollout_ref.rollout.custom.multiturn.tool_reward.mode=add`.
 
     Args:
-        word: An override; one of another setting stays as it is.
+        word: An override; one of another setting stays as it is. A mapping below
+            `custom.multiturn` gets no plus.
     """
     key, equals, value = word.partition("=")
     name = key.strip().lstrip("+~")
@@ -300,6 +301,8 @@ def in_full(word: str) -> str:
         name = PATH + name.removeprefix(SHORT)
     elif name != PATH and not name.startswith(f"{PATH}."):
         return word
+    if name != PATH and value.strip().startswith("{") and not key.strip().startswith(("+", "~")):
+        return f"{name}{equals}{value}"  # with a plus, Hydra would put the mapping into the one that is there
     return f"{'~' if key.strip().startswith('~') else '++'}{name}{equals}{value}"
 
 

@@ -255,6 +255,8 @@ def test_every_default_of_verl_has_its_own_type() -> None:
         ("++mt.filter=skip", "++{}.filter=skip"),
         ("~mt.filter", "~{}.filter"),
         ("mt={filter: skip}", "++{}={{filter: skip}}"),
+        ("mt.proxy.harbor.harness_kwargs={a: 1}", "{}.proxy.harbor.harness_kwargs={{a: 1}}"),
+        ("+mt.tool_reward={mode: add}", "++{}.tool_reward={{mode: add}}"),
         ("actor_rollout_ref.rollout.custom.multiturn.void_turn_pattern=a=b", "++{}.void_turn_pattern=a=b"),
         ("mtx.filter=skip", "mtx.filter=skip"),
         ("data.shuffle=True", "data.shuffle=True"),

@@ -21,6 +21,8 @@ import signal, sys
 from pathlib import Path
 from verl_multiturn.launch.processes import run_watched
 
+for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):  # a shell's background ignores some
+    signal.signal(signum, signal.SIG_DFL)
 for signum in {ignored}:
     signal.signal(signum, signal.SIG_IGN)
 program = "import os, time; print(os.getpid(), flush=True)\\nwhile not os.path.exists({end!r}): time.sleep(0.02)"
