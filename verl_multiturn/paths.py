@@ -18,7 +18,7 @@ _ITEM = re.compile(r"([\[,]\s*['\"]?)(~/[^,'\"\]]*)")
 """A path below the home folder in a list of values."""
 _WHOLE = re.compile(r"(['\"]?)(~/.*)", re.DOTALL)
 _VALUE = re.compile(r"(--[\w-]+|[+~]*[\w./@:-]+)=")
-"""What stands before the value in a word."""
+"""Part of a word before its value."""
 
 
 def at_home(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a row must have for a reward function to be asked, and for an agent loop to take it."""
+"""Checks that a reward function can score a row, and that an agent loop takes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reward function may return, through the check that training and `eval` share."""
+"""Results of reward functions, through the check that training and `eval` share."""
 
 from __future__ import annotations
 

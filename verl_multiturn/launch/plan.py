@@ -37,7 +37,7 @@ _SETS = {
     "recipe.out": "--out",
 }
 _READABLE = re.compile(r"[A-Za-z0-9_/+.%*@?:|$~,()\[\]{}'\"\\ \t-]*")
-"""What Hydra can read in a value without quotes, as far as characters say it."""
+"""Characters that Hydra reads in a value without quotes."""
 _NESTED = re.compile(r"\$\{[^}]*\$\{")
 """A reference within a reference, such as `${oc.decode:${oc.env:SIZE}}`, which Hydra reads in quotes alone."""
 _LIST = re.compile(r"\[([^\[\]{}'\"]*)\]")

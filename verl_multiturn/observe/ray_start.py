@@ -1,4 +1,4 @@
-"""What Ray needs to start, and why a start of it failed.
+"""Requirements of a start of Ray, and the cause of one that failed.
 
 Ray 2.60's driver waits 30 s for its raylet, and the raylet 15 s for its agents; neither can be changed. On a busy
 machine the raylet dies meanwhile. Only its own log says so.

@@ -42,7 +42,7 @@ ESTIMATORS = ("mt_grpo", "mt_turns", "mt_gigpo")
 """Our estimators of advantages, which count conversations. verl's own count rows: `grpo` reads the last one alone."""
 
 TRACE_BACKENDS = ("mlflow", "trackio", "weave")
-"""What `rollout.trace.backend` may be."""
+"""Values of `rollout.trace.backend`."""
 
 STATELESS_MANAGERS = ("naive", "dapo")
 """verl's reward managers that keep nothing from one row to the next; `rate_limited` counts calls in each process."""

@@ -64,7 +64,7 @@ class Checked:
 
 
 class Tensor:
-    """As torch has them: no array, but what becomes one."""
+    """Stand for a tensor of torch: no array, but convertible to one."""
 
     def __init__(self, *numbers: float, is_array: bool = True) -> None:
         self.numbers, self.is_array = numbers, is_array

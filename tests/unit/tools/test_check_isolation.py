@@ -54,7 +54,7 @@ class GoalThatNobodySees(Goal):
 
 
 class LastText(Quick):
-    """What was said last, by whomever, is judged."""
+    """Score the last words, whoever said them."""
 
     last = ""
 

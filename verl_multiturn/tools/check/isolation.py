@@ -27,7 +27,7 @@ _CALLS = 2
 
 @dataclass(frozen=True)
 class ToolRun:
-    """What a conversation answered.
+    """Answers of a tool in one conversation.
 
     Attributes:
         answers: Text and step reward of each call.

@@ -1,4 +1,4 @@
-"""What a typed function returned: an answer with a reward, or data.
+"""Reading of what a typed function returned: an answer with a reward, or data.
 
 | it returns | which is |
 |---|---|
@@ -36,7 +36,7 @@ _REMEDY = "return (text, reward, {}) for a reward, or a dictionary for data"
 
 @dataclass(frozen=True)
 class ReturnAnnotation:
-    """What a function's annotation says of the tuples that it returns.
+    """Annotation of a function, as far as it describes the tuples that it returns.
 
     Attributes:
         is_pair_with_a_reward: Whether it is a text and a number, which may be meant as a reward.

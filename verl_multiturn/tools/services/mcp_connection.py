@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _USER = re.compile(r"(?<=:)//[^/]*@")
-"""What stands before the host of an address."""
+"""Part of an address before its host."""
 _MOST_PAGES = 100
 _LONGEST_EVENT = 256 * 1024 * 1024
 _BACKOFF_S = 0.25

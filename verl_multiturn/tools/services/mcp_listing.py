@@ -1,4 +1,4 @@
-"""What an MCP server lists, tool by tool.
+"""Tools that an MCP server lists, one by one.
 
 The client reads a page of tools as a whole, so that one tool which the protocol does not allow would take all others
 with it. Here such a tool is taken out of the page before the client reads it, and kept by its name.

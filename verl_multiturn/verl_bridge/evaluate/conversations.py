@@ -48,7 +48,7 @@ class Judged:
     has_met: bool = False
     """Whether a call of it failed, which may turn out to be an outage."""
     raised: str = ""
-    """What its reward function raised; "": nothing."""
+    """Error that its reward function raised; "": none."""
 
     @property
     def is_failed(self) -> bool:

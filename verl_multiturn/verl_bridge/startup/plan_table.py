@@ -1,4 +1,4 @@
-"""What a run will be, in numbers: the table of `verl-multiturn run NAME --check`.
+"""Numbers of a planned run: the table of `verl-multiturn run NAME --check`.
 
 The memory of a GPU is estimated; docs/train/sizing.md has the formula, and says what it leaves out.
 
