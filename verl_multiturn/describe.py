@@ -105,6 +105,11 @@ def printable(text: str) -> str:
     return "".join(letter if _is_shown(letter) else _escaped(letter) for letter in text)
 
 
+def one_line(text: str) -> str:
+    r"""Return a text as `printable` does, in one line: a line end becomes `\n`, which a file's name may hold, too."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def _is_shown(letter: str) -> bool:
     return letter in "\n\t" or unicodedata.category(letter) not in _UNSHOWN
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.observe.metric_files import read_metrics
-from verl_multiturn.records import joins
 from verl_multiturn.records.fates import FATES, Fate, count, fates_of
 from verl_multiturn.records.reader import Records
 
@@ -77,7 +76,7 @@ def _trained(records: Records, lines: Sequence[dict[str, Any]]) -> list[str]:
     """Compare the conversations of each step's join with the metric that counts the batch's."""
     joined = {
         (name.step, name.start): len(set(table["request_id"].to_pylist()))
-        for name, table in joins.read(records.folders, ["request_id"])
+        for name, table in records.joins(["request_id"])
         if not name.validation
     }
     wrong = []

@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 
 from verl_multiturn.evaluation.plan import Asked
-from verl_multiturn.records import joins
 from verl_multiturn.records.reader import Records
 
 _COLUMNS = ["request_id", "uid", "number", "row", "score", "untrained"]
@@ -29,7 +28,7 @@ def ended_in(records: Path) -> dict[Asked, float]:
         return {}
     kept = recorded(records)
     found: dict[Asked, float] = {}
-    for _, table in joins.read([records], columns=_COLUMNS):
+    for _, table in Records(records).joins(_COLUMNS):
         for request_id, row in _conversations(table).items():
             is_named = row["uid"].isdecimal()  # a stranger's join may say anything
             if request_id in kept and is_named and row["untrained"] is None and _is_judged(row["score"]):

@@ -27,7 +27,6 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.estimates import is_right
 from verl_multiturn.evaluation.paths import Paths, paths_of
 from verl_multiturn.evaluation.plan import MANIFEST
-from verl_multiturn.records import joins
 from verl_multiturn.records.fates import start_of
 from verl_multiturn.records.lines import flaw_of
 from verl_multiturn.records.reader import Records
@@ -284,7 +283,7 @@ def _scores(records: Records) -> dict[str, tuple[float, bool]]:
     """
     found: dict[str, dict[str, dict[int, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     columns = ["request_id", "row", "score", "parts", "untrained"]
-    for name, table in joins.read(records.folders, columns, {"validation": True}):
+    for name, table in records.joins(columns, {"validation": True}):
         for row in table.to_pylist():
             found[row["request_id"]][name.start][row["row"]] = row
     last = {request_id: list(by_start[max(by_start)].values()) for request_id, by_start in found.items()}

@@ -29,10 +29,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from verl_multiturn.records import joins
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.schema import SPARED
 
@@ -158,21 +156,21 @@ def fates_of(records: Records) -> list[Fate]:
     Records without lines, such as those of schema 1, are of conversations that began and ended.
     """
     lines = chain(records.lines(), _lines_of_records(records))
-    return fates(lines, [*records.steps(), *records.ends()], _joined_rows(records.folders), records.runs)
+    return fates(lines, [*records.steps(), *records.ends()], _joined_rows(records), records.runs)
 
 
 def _lines_of_records(records: Records) -> Iterator[dict[str, Any]]:
     """Yield lines as they would be of records that have none."""
     for file in records.files:
-        if not (file.is_packed and file.lines.exists()):
+        if not file.has_lines:
             for placed in records.placed(file):
                 line = {name: placed.record[name] for name in _OF_RECORD}
                 yield {**line, "event": "begin", "at": placed.record["began"], "file": file.stem}
                 yield {**line, "event": "end", "at": placed.record["ended"], "file": file.stem}
 
 
-def _joined_rows(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    for name, table in joins.read(folders, _COLUMNS):
+def _joined_rows(records: Records) -> Iterator[dict[str, Any]]:
+    for name, table in records.joins(_COLUMNS):
         for row in table.to_pylist():
             yield {**row, "start": name.start}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.paths import FileKindError
 
 PACKED, PLAIN, LINES, OPEN = ".jsonl.gz", ".jsonl", ".lines.jsonl", ".open.json"
 STEPS = "steps.jsonl"
@@ -25,6 +26,11 @@ class RecordFile(NamedTuple):
     def is_packed(self) -> bool:
         """Tell whether it is written in gzip members."""
         return self.path.name.endswith(".gz")
+
+    @property
+    def has_lines(self) -> bool:
+        """Tell whether lines lie beside it, as a writer leaves them."""
+        return self.is_packed and self.lines.exists()
 
     @property
     def lines(self) -> Path:
@@ -59,14 +65,23 @@ def folder_of(path: Path) -> Path:
     """Return the folder of the records that a run folder has; any other path as it is.
 
     Raises:
-        ConfigError: It cannot be looked at.
+        ConfigError: It cannot be looked at, or its records lie elsewhere.
     """
     try:
-        return path / "records" if (path / "records").is_dir() else path
-    except OSError as error:
+        below = path / "records"
+        if not below.is_dir():
+            return path
+        if not below.resolve().is_relative_to(path.resolve()):
+            raise FileKindError(
+                f"{str(below)!r} is a link that leads out of {str(path)!r}; name {str(below.resolve())!r} itself"
+            )
+        return below
+    except FileKindError:
+        raise
+    except (OSError, RuntimeError) as error:  # links in a circle are a RuntimeError
         raise _unreadable(path, error) from error
 
 
-def _unreadable(path: Path, error: OSError) -> ConfigError:
+def _unreadable(path: Path, error: Exception) -> ConfigError:
     # A name that is too long, or a folder above it that is closed.
     return ConfigError(f"{str(path)!r} cannot be read: {error}; name a file of records, or a folder of them")

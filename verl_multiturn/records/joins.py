@@ -3,6 +3,7 @@
 Invariants:
 - a file is whole or not there: it is written under another name and renamed into place;
 - lists have one entry for each sampled token of the row, in order, so that they lie beside the record's `logprobs`;
+- a stranger's file that would fill the memory, or that lies elsewhere, is refused by name (`open_join`);
 - verl's rows of padding are not in it. So the scores' mean, and the advantages of tokens in the loss, are those that
   verl reports (`figures`).
 """
@@ -11,17 +12,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from verl_multiturn.paths import open_regular
 from verl_multiturn.records.schema import JOINED, SPARED
 
 FOLDER = "join"
@@ -30,6 +31,11 @@ _REPEATED = ["uid", "parts", "untrained", "advantages.list.element"]
 """Columns whose values repeat, as the advantages of a row mostly do."""
 _TOGETHER = 512
 """Rows of a group, all of which are unpacked for one of them."""
+_OF_ROW, _OF_TEXT, _OF_NUMBER = 700, 64, 4
+"""Bytes of memory: of a row as Python has it, of a text and of a number of a list."""
+_SHOWN = 3
+_MOST, _MOST_TIMES = 128_000_000, 400
+"""Bytes that a join may unpack to: so many, and so many for each byte of the file, since equal numbers are packed."""
 Floats = NDArray[np.float32]
 
 
@@ -84,7 +90,10 @@ def name_of(validation: bool, step: int, start: str) -> str:
 def parse_name(name: str) -> JoinName | None:
     """Return what the name of a join's file says; None: it is none of ours."""
     found = _NAME.fullmatch(name)
-    return None if found is None else JoinName(found[1] == "validation", int(found[2]), found[3])
+    if found is None:
+        return None
+    parsed = JoinName(found[1] == "validation", int(found[2]), found[3])
+    return parsed if name_of(*parsed) == name else None
 
 
 def table_of(rows: Sequence[JoinedRow]) -> pa.Table:
@@ -123,24 +132,92 @@ def write(folder: Path, name: str, table: pa.Table) -> None:
 
 
 def read(
-    folders: Iterable[Path], columns: Sequence[str] | None = None, where: Mapping[str, Any] | None = None
+    folder: Path,
+    starts: Collection[str],
+    fault: Callable[[Path, str], None],
+    columns: Sequence[str] | None = None,
+    where: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[JoinName, pa.Table]]:
-    """Yield the name and the table of each join in folders of records; what is no join, or is torn, is left out.
+    """Yield the name and the table of each join in a folder of records; what is no join, or is torn, is left out.
 
     Args:
-        folders: The folders.
+        folder: The folder.
+        starts: Starts that the folder knows; a join of another one is left out, as a copy is. None: any.
+        fault: It is called with each file that is left out, and why.
         columns: Names of the columns; None: all.
         where: Values that columns must have; None: all rows.
     """
     filters = [(name, "=", value) for name, value in (where or {}).items()] or None
-    for folder in folders:
-        for path in sorted((folder / FOLDER).glob("*.parquet")):
-            if (name := parse_name(path.name)) is not None:
-                table = None
-                with suppress(OSError, ValueError, pa.ArrowException):
-                    table = _fitted(pq.read_table(path, columns=columns, filters=filters, partitioning=None))
-                if table is not None:
-                    yield name, table
+    for path in sorted((folder / FOLDER).glob("*.parquet")):
+        name = parse_name(path.name)
+        if name is None or not is_of(name, starts):
+            fault(path, refusal(name))
+            continue
+        try:
+            with open_join(path, name) as file:
+                table = _fitted(pq.read_table(file, columns=columns, filters=filters, partitioning=None))
+        except (OSError, ValueError, pa.ArrowException) as error:
+            fault(path, f"it is left out, it is no join: {first_line(error)}")
+            continue
+        yield name, table
+
+
+def is_of(name: JoinName, starts: Collection[str]) -> bool:
+    """Tell whether a join is of one of the starts that its folder knows; where it knows none, all are believed."""
+    return not starts or name.start in starts
+
+
+def refusal(name: JoinName | None) -> str:
+    """Return why a file in the folder of joins is left out for its name."""
+    if name is None:
+        return "it is left out: expected the name of a join, as in step-000007-START.parquet"
+    return f"it is left out: no file of a run and no step is of the start {name.start!r}"
+
+
+def open_join(path: Path, name: JoinName) -> BinaryIO:
+    """Open a join, a file in the folder `join` of a folder of records.
+
+    Args:
+        path: The file.
+        name: What its name says.
+
+    Raises:
+        OSError: It is no plain file, lies elsewhere, or cannot be read.
+        ValueError: It would fill the memory, or is of another step than its name.
+        pa.ArrowException: It is no Parquet file.
+    """
+    file = open_regular(path, within=path.parent.parent)
+    try:
+        held = pq.read_metadata(file)
+        size, needed = os.fstat(file.fileno()).st_size, _unpacked(held)
+        if needed > (most := _MOST + _MOST_TIMES * size):
+            raise ValueError(f"its {size} bytes would unpack to {needed}; expected {most} at most")
+        if "step" in held.schema.names:
+            steps = set(pq.read_table(file, columns=["step"], partitioning=None)["step"].to_pylist())
+            if steps - {name.step}:
+                raise ValueError(f"its name says step {name.step}, its rows {sorted(map(str, steps))[:_SHOWN]}")
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _unpacked(held: pq.FileMetaData) -> int:
+    """Return how many bytes a Parquet file takes in memory: equal values are written once, and unpacked each."""
+    needed = held.num_rows * _OF_ROW
+    for number in range(held.num_row_groups):
+        group = held.row_group(number)
+        for at in range(group.num_columns):
+            column = group.column(at)
+            is_text = column.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+            needed += column.total_uncompressed_size + column.num_values * (_OF_TEXT if is_text else _OF_NUMBER)
+    return int(needed)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _fitted(table: pa.Table) -> pa.Table:

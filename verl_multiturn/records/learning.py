@@ -22,7 +22,6 @@ from typing import Any
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import CertificateError, ConfigError
-from verl_multiturn.records import joins
 from verl_multiturn.records.reader import Placed, Records
 from verl_multiturn.records.run_file import digest_of_vocabulary
 from verl_multiturn.records.verification import verify_record
@@ -163,7 +162,7 @@ def choose(folders: Sequence[str | Path], choice: Choice) -> Selection:
     seen: dict[str, str] = {}
     for folder in folders:
         records = Records(folder).require()
-        scores = scores_of(records.folders)
+        scores = scores_of(records)
         for placed in _placed(records):
             request_id = placed.record["request_id"]
             if (other := seen.get(request_id)) is not None:
@@ -216,13 +215,13 @@ def _placed(records: Records) -> Iterator[Placed]:
         yield from records.placed(file)
 
 
-def scores_of(folders: Iterable[Path]) -> dict[str, float]:
+def scores_of(records: Records) -> dict[str, float]:
     """Return the reward of each conversation that has one by its join; of several rows, their sum.
 
     One that was joined again by a later start has its last join. A reward that is NaN or infinite is none.
     """
     found: dict[str, dict[str, dict[int, float | None]]] = {}
-    for name, table in joins.read(folders, ["request_id", "row", "score", "untrained"]):
+    for name, table in records.joins(["request_id", "row", "score", "untrained"]):
         for row in table.to_pylist():
             score = None if row["untrained"] in NO_SCORE else row["score"]
             if row["request_id"] is not None:

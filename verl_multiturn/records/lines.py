@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import CertificateError
+from verl_multiturn.paths import open_regular
 from verl_multiturn.records.json_text import plain
 
-LONGEST_LINE = 1 << 28
-"""Largest number of bytes in a line, so that a file without line ends does not fill the memory."""
+LONGEST_LINE = 1 << 26
+"""Largest number of bytes in a line, so that a file without line ends does not fill the memory.
+
+A row of 32,768 tokens with their log-probabilities has some 620,000, the whole answer of a call 1,000,000 at most.
+"""
+MOST_MEMORY = 192_000_000
+"""Bytes that the values of a line may take once they are read and copied. A row of 32,768 tokens takes 5,300,000."""
+_COSTS = {b",": 80, b"[": 80, b"{": 80, b":": 250, b'"': 12}
+"""Bytes of memory that a line's values take at most, by the characters between them, with the copy of `fitted`."""
+_CHEAP = MOST_MEMORY // 64
+"""A line of so many bytes cannot take more, whatever is in it."""
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 class TextLine(NamedTuple):
@@ -35,7 +48,7 @@ def read_lines(path: Path, start: int = 0) -> Iterator[TextLine]:
         CertificateError: A line does not end.
         OSError: The file cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path, within=path.parent) as file:
         offset, number = file.seek(start), 0
         while line := file.readline(LONGEST_LINE + 1):
             number += 1
@@ -55,6 +68,7 @@ def parse_line(line: bytes | str) -> dict[str, Any] | None:
     Raises:
         CertificateError: The line is whole, but is not an object, has a key twice or is beyond what JSON is read as.
     """
+    _refuse_costly(line)
     text = line.decode(errors="replace") if isinstance(line, bytes) else line
     try:
         value = json.loads(text, object_pairs_hook=_with_each_key_once)
@@ -75,8 +89,9 @@ def read_object(text: bytes) -> dict[str, Any]:
     """Return the JSON object of a line, quickly; what orjson refuses, older records may hold.
 
     Raises:
-        CertificateError: It is torn, or no object.
+        CertificateError: It is torn, or no object, or would fill the memory.
     """
+    _refuse_costly(text)
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -87,6 +102,19 @@ def read_object(text: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CertificateError(f"expected a JSON object, got {show(value, 60)}")
     return value
+
+
+def _refuse_costly(line: bytes | str) -> None:
+    """Refuse a line that is small as a text, and whose values are not: `[],` is 3 bytes, and an empty list 80."""
+    if len(line) <= _CHEAP:
+        return
+    text = line.encode(errors="replace") if isinstance(line, str) else line
+    if _cost(text) > MOST_MEMORY and _cost(_STRING.sub(b'""', text)) > MOST_MEMORY:
+        raise CertificateError(f"its values would take more than {MOST_MEMORY // 1_000_000} MB of memory")
+
+
+def _cost(text: bytes) -> int:
+    return sum(text.count(letter) * cost for letter, cost in _COSTS.items())
 
 
 def fitted(model: type[BaseModel], value: dict[str, Any]) -> dict[str, Any]:
@@ -101,6 +129,8 @@ def fitted(model: type[BaseModel], value: dict[str, Any]) -> dict[str, Any]:
         return model.model_validate(value, extra="ignore").model_dump(mode="json", by_alias=True)
     except (ValidationError, RecursionError) as error:
         raise CertificateError(flaw_of(error)) from None
+    except PydanticSerializationError:  # how it says so of free contents
+        raise CertificateError(flaw_of(RecursionError())) from None
 
 
 def defaults(model: type[BaseModel]) -> dict[str, Any]:

@@ -7,14 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from verl_multiturn.paths import open_regular
+from verl_multiturn.records.lines import LONGEST_LINE
+
 _GZIP = 31  # zlib's `wbits` for a member with its header and checksum
 _HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00"
 """How each member of ours begins."""
 _CHUNK = 1 << 15
-LONGEST_MEMBER = 1 << 28
-"""Largest number of bytes that are unpacked of a member, so that a strange file does not fill the memory."""
+_PIECE = 1 << 20
+"""Bytes that are unpacked at a time; zlib doubles its buffer, and a large one is taken twice."""
+LONGEST_MEMBER = LONGEST_LINE
+"""Largest number of bytes that are unpacked of a member; a larger one is of a stranger, or holds a longer line."""
 _MOST_TRIED = 1 << 30
-"""So many bytes are read from places that look like a member and are none, before the rest of a file is given up."""
+"""Bytes that are read or unpacked at places that look like a member and are none, before a file's rest is given up."""
 
 
 class Member(NamedTuple):
@@ -26,6 +31,8 @@ class Member(NamedTuple):
     """What it holds; None: it cannot be read."""
     problem: str = ""
     """Why it cannot be read."""
+    cost: int = 0
+    """Bytes that were read and unpacked to find it out."""
 
 
 def read_members(path: Path, start: int = 0) -> Iterator[Member]:
@@ -38,7 +45,7 @@ def read_members(path: Path, start: int = 0) -> Iterator[Member]:
     Raises:
         OSError: The file cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path, within=path.parent) as file:
         tried = 0
         while True:
             file.seek(start)
@@ -54,7 +61,7 @@ def read_members(path: Path, start: int = 0) -> Iterator[Member]:
                 candidate = _read(file, following)
                 if candidate.text is not None:
                     break
-                tried += candidate.end - following
+                tried += candidate.cost
                 following = _next_header(file, following + 1)
             given_up = following is not None and tried >= _MOST_TRIED
             end = file.seek(0, 2) if following is None or given_up else following
@@ -68,7 +75,7 @@ def member_at(path: Path, offset: int) -> Member:
     Raises:
         OSError: The file cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path, within=path.parent) as file:
         return _read(file, offset)
 
 
@@ -76,17 +83,21 @@ def _read(file: IO[bytes], offset: int) -> Member:
     """Read the member at an offset; of one that cannot be read, `end` is how far it was looked at."""
     file.seek(offset)
     unpack, parts, size = zlib.decompressobj(_GZIP), [], 0
+
+    def none(problem: str) -> Member:
+        return Member(offset, file.tell(), None, problem, file.tell() - offset + size)
+
     while not unpack.eof:
         chunk = unpack.unconsumed_tail or file.read(_CHUNK)
         if not chunk:
-            return Member(offset, file.tell(), None, "the file ends within it, as a killed process or a full disk does")
+            return none("the file ends within it, as a killed process or a full disk does")
         try:
-            parts.append(unpack.decompress(chunk, LONGEST_MEMBER + 1 - size))
+            parts.append(unpack.decompress(chunk, min(_PIECE, LONGEST_MEMBER + 1 - size)))
         except zlib.error as error:
-            return Member(offset, file.tell(), None, f"it is damaged: {error}")
+            return none(f"it is damaged: {error}")
         size += len(parts[-1])
         if size > LONGEST_MEMBER:
-            return Member(offset, file.tell(), None, f"it holds more than {LONGEST_MEMBER} bytes")
+            return none(f"it holds more than {LONGEST_MEMBER} bytes")
     return Member(offset, file.tell() - len(unpack.unused_data), b"".join(parts))
 
 

@@ -3,32 +3,38 @@
 Invariants:
 - what cannot be read costs itself alone, and leaves one sentence in `faults` that names the file and the offset;
 - what is yielded fits its model, whoever wrote the file;
+- a conversation is yielded once, however many files of the folders have it;
+- only plain files are read, and none that lies elsewhere;
 - a record that was written and is read back equals the one in memory (`read_back`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import BaseModel
 
-from verl_multiturn.describe import show
+from verl_multiturn.describe import one_line, show
 from verl_multiturn.errors import CertificateError, ConfigError
-from verl_multiturn.records import schema
+from verl_multiturn.paths import open_regular
+from verl_multiturn.records import joins, schema
 from verl_multiturn.records.files import LINES, OPEN, PACKED, STEPS, RecordFile, folder_of, record_files
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.lines import fitted, read_lines, read_object
 from verl_multiturn.records.members import Member, member_at, read_members
+from verl_multiturn.records.repeats import Repeats
 from verl_multiturn.records.rows import checked
 from verl_multiturn.records.schema_1 import lifted
 from verl_multiturn.records.summaries import SummaryTable, ends_of, summary_of
 
 _LOG = logging.getLogger(__name__)
+_LARGEST = 1 << 25
+"""Bytes of a run's file or a snapshot at most."""
 _OF_A_RUN = ("run-*.json", f"*{LINES}", STEPS, "join/*.parquet")
 """What a folder may hold of a run beside files of records."""
 
@@ -58,10 +64,13 @@ class Records:
     """
 
     def __init__(self, *folders: str | Path) -> None:
-        self.folders = [folder_of(Path(folder)) for folder in folders]
+        # A user may name a single file by a link.
+        found = [folder_of(Path(folder)) for folder in folders]
+        self.folders = [Path(os.path.realpath(each)) if each.is_file() else each for each in found]
         for folder in self.folders:
             record_files(folder)
         self._faults: dict[str, None] = {}
+        self._repeats = Repeats()
         self._places: dict[str, tuple[str, int, int]] = {}
 
     def require(self) -> Records:
@@ -78,26 +87,33 @@ class Records:
     @property
     def faults(self) -> list[str]:
         """What could not be read so far, or is odd: one sentence each, with the file and the offset."""
-        return list(self._faults)
+        return [*self._faults, *map(one_line, self._repeats.faults)]
 
     @property
     def runs(self) -> list[dict[str, Any]]:
         """The run files, dictionaries as `schema.RunFile`, in the order of their starts."""
-        found = []
+        found: list[dict[str, Any]] = []
+        starts: dict[Path, list[str]] = {}
         for path in self._files("run-*.json"):
             value = self._object(path, schema.RunFile)
-            if value is not None:
-                found.append(value)
-        for folder in self.folders:
-            starts = [path.stem.removeprefix("run-") for path in sorted(folder.glob("run-*.json"))]
-            if len(starts) > 1:
-                self._fault(folder, None, f"it holds {len(starts)} starts of a run: {', '.join(starts)}")
+            if value is None:
+                continue
+            if path.name != f"run-{value['start']}.json":
+                what = f"by its content it is of the start {show(value['start'], 60)}"
+                self._fault(path, None, f"it is left out: {what}")
+                continue
+            found.append(value)
+            starts.setdefault(path.parent, []).append(value["start"])
+        for folder, names in starts.items():
+            if len(names) > 1:
+                self._fault(folder, None, f"it holds {len(names)} starts of a run: {', '.join(names)}")
         return sorted(found, key=lambda run: run["began"])
 
     @property
     def files(self) -> list[RecordFile]:
-        """The files of records, in the order of their names."""
-        return [RecordFile(path) for folder in self.folders for path in record_files(folder)]
+        """The files of records: those with lines first, then in the order of their names."""
+        found = [RecordFile(path) for folder in self.folders for path in record_files(folder)]
+        return sorted(found, key=lambda file: not file.has_lines)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield all records, dictionaries as `schema.Record`, file by file."""
@@ -110,7 +126,15 @@ class Records:
         ends = ends_of(self._lines_of(file.lines)) if file.lines.exists() else None
         alone: list[int] = []
         differing: list[Placed] = []
+        seen: set[str] = set()
         for placed in self._read(file):
+            request_id = placed.record["request_id"]
+            if self._repeats.is_again(request_id, file.path, file.stem):
+                continue
+            if request_id in seen:
+                self._repeats.note_within(request_id, file.path)
+                continue
+            seen.add(request_id)
             yield placed
             if ends is None or not file.is_packed:
                 continue
@@ -135,8 +159,10 @@ class Records:
             self._fault(file.path, None, f"{file.lines.name} is missing; conversations that left no record are unknown")
 
     def placed_from(self, file: RecordFile, start: int) -> Iterator[Placed]:
-        """Yield the records of a file from a member's offset on."""
-        return self._read(file, start)
+        """Yield the records of a file from a member's offset on, but those that other files have."""
+        for placed in self._read(file, start):
+            if not self._repeats.is_again(placed.record["request_id"], file.path, file.stem):
+                yield placed
 
     def record(self, request_id: str) -> dict[str, Any]:
         """Return the record of a conversation.
@@ -176,28 +202,36 @@ class Records:
         """Yield the lines of all files, dictionaries as `schema.Line`; each has `file`, the stem of its files, too."""
         for path in self.line_files:
             stem = path.name.removesuffix(LINES)
-            for line in self._lines_of(path):
+            for line in self._repeats.once(self._lines_of(path), path, stem):
                 yield {**line, "file": stem}
 
     def summaries(self) -> pa.Table:
         """Return the table of all conversations that began (`summaries.SUMMARIES`)."""
         table = SummaryTable()
         for path in self.line_files:
-            table.begin_file(path.name.removesuffix(LINES))
-            packed = RecordFile(path.with_name(path.name.removesuffix(LINES) + PACKED))
+            stem = path.name.removesuffix(LINES)
+            table.begin_file(stem)
+            packed = RecordFile(path.with_name(stem + PACKED))
             last: tuple[int, int] = (0, -1)
-            for line in self._lines_of(path):
+            ended: set[str] = set()
+            for line in self._repeats.once(self._lines_of(path), path, stem):
                 if line["event"] == "end" and line["offset"] is not None:
+                    ended.add(line["request_id"])
                     last = max(last, (line["offset"], line["place"] or 0))
                     if line["summary"] is None:
                         line = self._with_summary(packed, line)
                 table.add(line)
             if packed.path.exists():  # a kill may have come between a member and its lines
-                for placed in self._read(packed, last[0]):
-                    if (placed.offset, placed.place) > last:
-                        table.add_record(placed.record, placed.offset, placed.place)
+                for placed in self.placed_from(packed, last[0]):
+                    if (placed.offset, placed.place) <= last:
+                        continue
+                    if (request_id := placed.record["request_id"]) in ended:
+                        self._repeats.note_within(request_id, packed.path)
+                        continue
+                    ended.add(request_id)
+                    table.add_record(placed.record, placed.offset, placed.place)
         for file in self.files:
-            if not (file.is_packed and file.lines.exists()):
+            if not file.has_lines:
                 table.begin_file(file.stem)
                 for placed in self.placed(file):
                     table.add_record(placed.record, placed.offset, placed.place)
@@ -213,7 +247,7 @@ class Records:
             if name in seen:
                 self._fault(path, offset, f"{name[0]} {name[1]} was done again, by start {line['start']}")
             seen.add(name)
-            if line["join"] is not None and not (path.parent / "join" / line["join"]).is_file():
+            if (join := line["join"]) is not None and join not in _names_in(path.parent / joins.FOLDER):
                 self._fault(path, offset, f"the join of {name[0]} {name[1]}, {show(line['join'])}, is missing")
         return found
 
@@ -228,12 +262,8 @@ class Records:
     def joined(self) -> pa.Table:
         """Return all joins as one table (`schema.JOINED`)."""
         tables = []
-        for path in self._files("join/*.parquet"):
-            try:
-                table = pq.read_table(path, partitioning=None)
-                tables.append(pa.table([_column(table, field) for field in schema.JOINED], schema=schema.JOINED))
-            except (pa.ArrowException, OSError, ValueError) as error:
-                self._fault(path, 0, f"it is no join: {_first_line(error)}")
+        for _, table in self.joins():
+            tables.append(pa.table([_column(table, field) for field in schema.JOINED], schema=schema.JOINED))
         for folder in self.folders:
             has_records, has_join = bool(record_files(folder)), any(folder.glob("join/*.parquet"))
             if has_join and not has_records:
@@ -242,30 +272,52 @@ class Records:
                 self._fault(folder, None, "there are records, and no joins; what was trained and scored is unknown")
         return pa.concat_tables(tables) if tables else schema.JOINED.empty_table()
 
+    def joins(
+        self, columns: Sequence[str] | None = None, where: Mapping[str, Any] | None = None
+    ) -> Iterator[tuple[joins.JoinName, pa.Table]]:
+        """Yield the joins, see `joins.read`; what is none, or of no start of the folder, is a fault."""
+        for folder in self.folders:
+            yield from joins.read(folder, self.starts(folder), self._fault_of, columns, where)
+
     def snapshots(self) -> list[dict[str, Any]]:
         """Return what each worker's open conversations waited for, dictionaries as `schema.Snapshot`, with `file`."""
         found = []
         for path in self._files(f"*{OPEN}"):
-            value = self._object(path, schema.Snapshot)
+            value, stem = self._object(path, schema.Snapshot), path.name.removesuffix(OPEN)
             if value is not None:
-                found.append({**value, "file": path.name.removesuffix(OPEN)})
+                own = [each for each in value["open"] if not self._repeats.is_again(each["request_id"], path, stem)]
+                found.append({**value, "open": own, "file": stem})
         return found
 
+    def starts(self, folder: Path) -> frozenset[str]:
+        """Return the starts that the run's files and steps of a folder name; none: they are not there."""
+        if not folder.is_dir():
+            return frozenset()
+        runs = {run["start"] for run in self.runs}
+        return frozenset(runs | {line["start"] for line in [*self.steps(), *self.ends()]})
+
+    def _fault_of(self, path: Path, what: str) -> None:
+        self._fault(path, None, what)
+
     def _fault(self, path: Path, offset: int | None, what: str) -> None:
-        self._faults[f"{path}: {what}" if offset is None else f"{path}, offset {offset}: {what}"] = None
+        self._faults[one_line(f"{path}: {what}" if offset is None else f"{path}, offset {offset}: {what}")] = None
 
     def _files(self, pattern: str) -> list[Path]:
         found: list[Path] = []
         for folder in self.folders:
             if folder.is_dir():
-                found += sorted(folder.glob(pattern))
+                # A glob of a whole name leaves out a link that leads nowhere.
+                found += sorted(folder.glob(pattern)) if "*" in pattern else [folder / pattern]
             else:
                 found += [path for path in _beside(RecordFile(folder)) if path.match(pattern)]
         return found
 
     def _object(self, path: Path, model: type[BaseModel]) -> dict[str, Any] | None:
         try:
-            value = read_object(path.read_bytes())
+            with open_regular(path, within=path.parent) as file:
+                value = read_object(file.read(_LARGEST + 1))
+                if file.tell() > _LARGEST:
+                    raise CertificateError(f"it has more than {_LARGEST} bytes")
             _refuse_newer(value)
             return fitted(model, value)
         except (CertificateError, OSError) as error:
@@ -280,7 +332,8 @@ class Records:
                 except CertificateError as error:
                     self._fault(path, line.offset, f"a line is left out: {error}")
         except (CertificateError, OSError) as error:
-            self._fault(path, None, f"it cannot be read to its end: {error}")
+            if os.path.lexists(path):
+                self._fault(path, None, f"it cannot be read to its end: {error}")
 
     def _lines_of(self, path: Path) -> Iterator[dict[str, Any]]:
         for offset, value in self._objects(path):
@@ -374,6 +427,14 @@ class Records:
         return record
 
 
+def _names_in(folder: Path) -> set[str]:
+    """Return the names in a folder; a name that somebody wrote may be a path, and lead elsewhere."""
+    try:
+        return {path.name for path in folder.iterdir()}
+    except OSError:
+        return set()
+
+
 def read_back(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record as `Records` yields it once it is on disk.
 
@@ -438,7 +499,3 @@ def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:
     if field.name not in table.column_names:
         return pa.nulls(len(table), field.type)
     return table[field.name].cast(field.type)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

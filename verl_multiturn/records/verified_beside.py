@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from verl_multiturn.certificate.check import SAMPLED, Violation
 from verl_multiturn.describe import show
 from verl_multiturn.records import joins
+from verl_multiturn.records.reader import Records
 from verl_multiturn.records.summaries import summary_of
 
 _OF_LINE = ("request_id", "uid", "number", "rerolled_from", "validation", "step")
@@ -48,8 +49,11 @@ class Beside:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder if folder.is_dir() else None
+        """The folder; None: it is a file."""
         self._rows: dict[str, list[_Joined]] = defaultdict(list)
-        for _, table in joins.read([folder] if folder.is_dir() else []):
+        records = Records(folder)
+        for _, table in records.joins() if self.folder else []:
             if not {*_COLUMNS} <= {*table.column_names}:
                 continue
             table = table.select(_COLUMNS).filter(pc.is_valid(table["request_id"]))
@@ -57,6 +61,8 @@ class Beside:
             table = table.set_column(_COLUMNS.index("advantages"), "advantages", lengths)
             for request_id, *row in zip(*(column.to_pylist() for column in table.columns), strict=True):
                 self._rows[request_id].append(_Joined(*row))
+        self.faults = [fault for fault in records.faults if f"{joins.FOLDER}/" in fault and "left out" in fault]
+        """Which joins are left out."""
 
     def violations(
         self, record: Mapping[str, Any], line: Mapping[str, Any] | None, score: float | None

@@ -5,6 +5,7 @@ Each record is verified by itself, and compared with what lies beside it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from verl_multiturn.records.files import PACKED, PLAIN, RecordFile, folder_of, r
 from verl_multiturn.records.lines import fitted, parse_line, read_lines
 from verl_multiturn.records.members import Member, read_members
 from verl_multiturn.records.reader import Records
+from verl_multiturn.records.repeats import Repeats
 from verl_multiturn.records.summaries import ends_of
 from verl_multiturn.records.verification import VerifiedRecord, verify_record
 from verl_multiturn.records.verified_beside import Beside
@@ -55,22 +57,28 @@ def verify_files(paths: Iterable[Path]) -> Iterator[Verdict]:
         if not files:
             raise CertificateError(f"{str(path)!r} holds no *{PACKED} and no *{PLAIN}; {_EXPECTED}")
         beside = Beside(folder)
-        for file in files:
-            yield from verify_file(file, beside)
+        for fault in beside.faults:
+            yield Verdict(folder, "join", None, fault)
+        repeats = Repeats()
+        for file in sorted(files, key=lambda each: not RecordFile(each).has_lines):
+            yield from verify_file(file, beside, repeats)
 
 
-def verify_file(path: Path, beside: Beside | None = None) -> Iterator[Verdict]:
+def verify_file(path: Path, beside: Beside | None = None, repeats: Repeats | None = None) -> Iterator[Verdict]:
     """Verify a file of records; see `verify_files`.
 
     Args:
         path: The file.
         beside: The joins of its folder; None: they are not looked at.
+        repeats: The conversations of the folder's other files; None: they are not looked at.
     """
     found = False
-    beside = beside or Beside(path)
+    beside, repeats = beside or Beside(path), repeats or Repeats()
+    seen: set[str] = set()
     try:
         if path.exists() and not path.is_file():  # a pipe or a device may have no end
             raise CertificateError(f"{str(path)!r} is no plain file; {_EXPECTED}")
+        path = Path(os.path.realpath(path)) if path.is_symlink() and beside.folder is None else path
         ends, scores = _lines_of(path)
         for place, at, text in _texts(path):
             if isinstance(text, Member):
@@ -86,6 +94,10 @@ def verify_file(path: Path, beside: Beside | None = None) -> Iterator[Verdict]:
                 raise CertificateError(f"{path}:{place}: {error}") from error
             name = "" if record is None else str(record.get("request_id", ""))
             line = ends.pop(at, None)
+            if verified is not None and (repeats.is_again(name, path, RecordFile(path).stem) or name in seen):
+                yield Verdict(path, place, None, f"request {name!r} is there already; it counts once", name)
+                continue
+            seen.add(name)
             if verified is not None and record is not None and "schema" in record:
                 verified.violations.extend(beside.violations(fitted(schema.Record, record), line, scores.get(name)))
             yield Verdict(path, place, verified, "" if verified else _TORN, name, verified is None)

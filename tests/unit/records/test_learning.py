@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.support.sample_records import START, joined_row, sample_record, sampl
 from verl_multiturn import CertificateError, ConfigError
 from verl_multiturn.records import joins, schema
 from verl_multiturn.records.learning import Choice, Shelf, check_vocabulary, choose, scores_of
+from verl_multiturn.records.reader import Records
 from verl_multiturn.records.run_file import digest_of_vocabulary
 from verl_multiturn.records.verification import verify_record
 
@@ -185,7 +187,7 @@ def test_the_last_join_of_a_conversation_counts_and_rows_add_up(tmp_path: Path) 
     for start, scores in (("a", [1.0, 1.0]), ("b", [0.5, 0.25])):
         rows = [joined_row(record, row=row, score=score) for row, score in enumerate(scores)]
         joins.write(tmp_path, joins.name_of(False, 1, start), pa.Table.from_pylist(rows, schema.JOINED))
-    assert scores_of([tmp_path]) == {"r-0": 0.75}
+    assert scores_of(Records(tmp_path)) == {"r-0": 0.75}
 
 
 @pytest.mark.parametrize(
@@ -216,11 +218,17 @@ def test_records_must_be_named_once(tmp_path: Path) -> None:
         choose([tmp_path / "one", tmp_path / "one"], Choice(group=2))
 
 
-def test_a_record_that_is_twice_in_its_file_is_refused(tmp_path: Path) -> None:
+def test_a_record_that_is_twice_in_its_folder_is_learned_from_once(tmp_path: Path) -> None:
     path = folder_of(tmp_path, [evaluated(0)]) / "a.jsonl"
+    once = choose([tmp_path], Choice())
     path.write_text(path.read_text() * 2)
-    with pytest.raises(ConfigError, match=r"'aaaa-0-0' is in .*a\.jsonl' twice"):
-        choose([tmp_path], Choice())
+    shutil.copy(path, path.with_name("b.jsonl"))
+    chosen = choose([tmp_path], Choice())
+    assert chosen.groups == once.groups
+    assert [fault.partition(": ")[2] for fault in chosen.faults] == [
+        "a conversation is left out, that of request 'aaaa-0-0' first: it has them twice",
+        f"a conversation is left out, that of request 'aaaa-0-0' first: '{path.with_name('a.jsonl')}' has them, too",
+    ]
 
 
 def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:

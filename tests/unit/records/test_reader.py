@@ -16,6 +16,7 @@ from tests.conftest import ROOT
 from tests.support.sample_records import START, sample_record, sample_run, sample_run_file, sample_session
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.records import schema
+from verl_multiturn.records.joins import name_of
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.lines import fitted
 from verl_multiturn.records.reader import Records, read_records
@@ -321,13 +322,13 @@ def test_joins_of_other_kinds(folder: Path) -> None:
             path.write_bytes(path.read_bytes()[:-100])
         elif number == 1:
             path.unlink()
-    pq.write_table(pa.table({"request_id": ["r"], "score": [1]}), folder / "join" / "step-000009-x.parquet")
+    pq.write_table(pa.table({"request_id": ["r"], "score": [1]}), folder / "join" / name_of(False, 9, START))
     records = Records(folder)
     joined = records.joined().to_pylist()
     assert len(joined) == 2 + 1
     assert [row["score"] for row in joined if row["request_id"] == "r"] == [1.0]
     records.steps()
-    assert any("offset 0: it is no join: " in fault for fault in records.faults)
+    assert any("it is left out, it is no join: " in fault for fault in records.faults)
     assert any("the join of step 2" in fault and "is missing" in fault for fault in records.faults)
 
 

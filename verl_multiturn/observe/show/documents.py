@@ -20,7 +20,6 @@ from typing import Any
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.points import read_points
-from verl_multiturn.records import joins
 from verl_multiturn.records.fates import Fate, count, fates_of, start_of
 from verl_multiturn.records.reader import Records
 from verl_multiturn.reward_numbers import are_equal
@@ -166,7 +165,7 @@ class Shown:
         """
         columns = None if with_lists else _NO_LISTS
         found: dict[tuple[bool, int, str], tuple[str, list[dict[str, Any]]]] = {}
-        for name, table in joins.read(self._records.folders, columns, where):
+        for name, table in self._records.joins(columns, where):
             key = name.validation, name.step, name.start if name.start in self._of_evaluation else ""
             if len(table) and name.start >= found.get(key, ("",))[0]:
                 found[key] = name.start, [_plain(row) for row in table.to_pylist()]

@@ -39,7 +39,7 @@ from verl_multiturn.records import schema
 from verl_multiturn.records.fates import fates, start_of
 from verl_multiturn.records.files import LINES as LINES_END
 from verl_multiturn.records.files import STEPS, RecordFile
-from verl_multiturn.records.joins import parse_name
+from verl_multiturn.records.joins import FOLDER, first_line, is_of, open_join, parse_name, refusal
 from verl_multiturn.records.reader import Placed, Records
 
 NAME = "view-index.parquet"
@@ -109,9 +109,7 @@ class Index:
                 self._read_lines(path)
         with contextlib.suppress(ConfigError):  # a file that went away meanwhile
             self._read_alone()
-        known = set(self._joins)
-        joins = [path for path in (self.folder / "join").glob("*.parquet") if path.name not in known]
-        self._read_joins([path for path in joins if parse_name(path.name) is not None])
+        self._read_joins()
         told = self._teller()
         if self.version != before or told != self._told:
             self._find_fates(told[2], everywhere=told != self._told)
@@ -191,7 +189,7 @@ class Index:
         A process that was killed may have written a member, and not its lines. So a file with lines is looked at once.
         """
         for file in self._records.files:
-            size, has_lines = _size(file.path), file.is_packed and file.lines.exists()
+            size, has_lines = _size(file.path), file.has_lines
             if self._looked.get(file.path.name) == size or (has_lines and file.stem in self._seen):
                 continue
             self._looked[file.path.name] = size
@@ -279,16 +277,24 @@ class Index:
             table = pa.concat_tables([self._parts.pop(), table]).combine_chunks()
         self._parts.append(table)
 
-    def _read_joins(self, paths: list[Path]) -> None:
+    def _read_joins(self) -> None:
         """Enter what the trainer made of the conversations; of one that two joins have, the later start's counts."""
+        known, starts = set(self._joins), None
+        paths = [path for path in (self.folder / FOLDER).glob("*.parquet") if path.name not in known]
         found: list[pa.Table] = []
         for path in sorted(paths, key=lambda path: (parse_name(path.name) or ("",))[::-1]):
+            name = parse_name(path.name)
+            starts = self._records.starts(self.folder) if starts is None else starts
+            if name is None or not is_of(name, starts):
+                self._fault(f"{path}: {refusal(name)}")
+                continue
             self._joins.append(path.name)
             try:
-                table = pq.read_table(path, columns=list(_OF_JOIN), partitioning=None)
+                with open_join(path, name) as file:
+                    table = pq.read_table(file, columns=list(_OF_JOIN), partitioning=None)
                 found.append(_joined(table.filter(pc.is_valid(table["request_id"])), len(self._joins) - 1))
             except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-                self.faults[f"{path}: the join is left out, it cannot be read ({_first(error)})"] = None
+                self._fault(f"{path}: the join is left out, it cannot be read ({first_line(error)})")
             if sum(len(each) for each in found) >= _PART:
                 self._put_joined(found)
                 found = []
@@ -370,7 +376,3 @@ def _lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
             for line in lines:
                 yield at, line + b"\n"
                 at += len(line) + 1
-
-
-def _first(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

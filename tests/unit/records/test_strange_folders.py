@@ -1,0 +1,261 @@
+"""Folders of records that somebody else made, or that hold copies: nothing is counted twice, and nothing is waited for.
+
+Each strange thing leaves a fault that names the file, and costs itself alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import verl_multiturn.cli.main as cli
+from tests.support.sample_records import sample_record, sample_run
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.observe.convert.source import Source
+from verl_multiturn.observe.explain.facts import read_facts
+from verl_multiturn.observe.show.documents import Shown
+from verl_multiturn.observe.view.index import Index
+from verl_multiturn.records import lines as record_lines
+from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.reader import Records
+from verl_multiturn.records.verified_files import verify_files
+
+START = "20261126T101500_5f3a2c"
+RECORDS, CONVERSATIONS = 18, 20
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run" / "records"
+    folder.mkdir(parents=True)
+    sample_run(folder, start=START)
+    return folder
+
+
+def counted(folder: Path) -> dict[str, int]:
+    """Return how many conversations each reader finds."""
+    index = Index(Records(folder))
+    index.refresh()
+    fates = Shown(Records(folder)).run()["fates"]
+    facts = read_facts(Records(folder))
+    return {
+        "records": len(list(Records(folder).records())),
+        "convert": len(list(Source(Records(folder)).records())),
+        "verify": sum(verdict.verified is not None for verdict in verify_files([folder])),
+        "summaries": len(Records(folder).summaries()),
+        "show": sum(sum(each.values()) for each in fates.values()),
+        "view": len(index),
+        "lines": len({line["request_id"] for line in Records(folder).lines()}),
+        "begun": sum(line["event"] == "begin" for line in Records(folder).lines()),
+        "open": Shown(Records(folder)).run()["open"],
+        "rows": sum(step["rows"] for step in Shown(Records(folder)).run()["steps"]),
+        "joined": len(Records(folder).joined()),
+        "starts": len(Records(folder).runs),
+        "explain": len(facts.training) + len(facts.validation),
+    }
+
+
+def one(folder: Path, pattern: str) -> Path:
+    (found,) = folder.glob(pattern)
+    return found
+
+
+def twice(path: Path) -> None:
+    path.write_bytes(path.read_bytes() * 2)
+
+
+def beside(path: Path, name: str) -> None:
+    shutil.copy(path, path.with_name(name))
+
+
+def renamed(path: Path, before: str = "copy-") -> None:
+    beside(path, before + path.name)
+
+
+COPIES: dict[str, Callable[[Path], object]] = {
+    "records and lines": lambda run: [renamed(each) for each in run.glob(f"{START}-*.*l*")],
+    "records and lines, first by name": lambda run: [renamed(each, "0-") for each in run.glob(f"{START}-*.*l*")],
+    "records": lambda run: renamed(one(run, "*.jsonl.gz")),
+    "records, first by name": lambda run: renamed(one(run, "*.jsonl.gz"), "0-"),
+    "records, unpacked": lambda run: (run / "all.jsonl").write_bytes(
+        gzip.decompress(one(run, "*.jsonl.gz").read_bytes())
+    ),
+    "lines": lambda run: renamed(one(run, "*.lines.jsonl")),
+    "records in the same file": lambda run: twice(one(run, "*.jsonl.gz")),
+    "lines in the same file": lambda run: twice(one(run, "*.lines.jsonl")),
+    "run file": lambda run: beside(one(run, "run-*"), f"run-{START} (1).json"),
+    "join": lambda run: beside(run / "join" / f"step-000001-{START}.parquet", f"step-000001-{START} (1).parquet"),
+    "join, of another step": lambda run: beside(
+        run / "join" / f"step-000001-{START}.parquet", f"step-000009-{START}.parquet"
+    ),
+    "join, of the same step": lambda run: beside(
+        run / "join" / f"step-000001-{START}.parquet", f"step-1-{START}.parquet"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", COPIES)
+def test_a_copy_counts_once_wherever_it_is_counted_and_is_named(what: str, run: Path) -> None:
+    before = counted(run)
+    assert (before["records"], before["show"], before["view"]) == (RECORDS, CONVERSATIONS, CONVERSATIONS)
+    COPIES[what](run)
+    assert counted(run) == before
+    records = Records(run)
+    list(records.records())
+    records.summaries()
+    document = Shown(records).run()
+    assert any("left out" in fault for fault in document["faults"]), document["faults"]
+
+
+def test_a_copy_of_the_snapshot(run: Path) -> None:
+    line = next(iter(Records(run).lines()))
+    own = {name: line[name] for name in ("request_id", "uid", "number", "validation", "step")}
+    own = {**own, "began": 1.0, "doing": "generation", "since": 1.0, "turn": 0}
+    (run / f"{START}-host.open.json").write_text(json.dumps({"at": 1.0, "open": [own], "dropped": 0, "cpu_s": 0.0}))
+    before = sum(len(shot["open"]) for shot in Records(run).snapshots())
+    renamed(run / f"{START}-host.open.json")
+    assert sum(len(shot["open"]) for shot in Records(run).snapshots()) == before == 1
+
+
+def test_a_copy_of_the_folder_is_refused_or_counts_once(run: Path) -> None:
+    shutil.copytree(run, run.parent / "copy")
+    records = Records(run, run.parent / "copy")
+    assert len(list(records.records())) == RECORDS
+    assert f"'{run}" in records.faults[-1]
+    shutil.copytree(run, run / "copy")
+    assert len(list(Records(run).records())) == RECORDS
+
+
+def test_convert_says_what_it_left_out(run: Path) -> None:
+    COPIES["records and lines"](run)
+    done = CliRunner().invoke(cli.app, ["convert", str(run.parent), "--parquet"])
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (said["conversations"], said["faults"]) == (RECORDS, 2), done.output
+    assert "18 conversations are left out" in done.stderr
+    [table] = (run.parent / "converted").rglob("*.parquet")
+    assert pq.read_table(table).num_rows == RECORDS
+
+
+def put(kind: str, path: Path, outside: Path) -> None:
+    path.unlink(missing_ok=True)
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a folder":
+        path.mkdir()
+    elif kind == "a device":
+        path.symlink_to("/dev/zero")
+    elif kind == "a link that leads nowhere":
+        path.symlink_to(outside / "gone")
+    elif kind == "out of":
+        outside.mkdir(exist_ok=True)
+        (outside / "a").write_text("private text of the reader\n" * 3)
+        path.symlink_to(outside / "a")
+    else:
+        os.chdir(path.parent)
+        with socket.socket(socket.AF_UNIX) as held:
+            held.bind(path.name)
+
+
+KINDS = ["a pipe", "a socket", "a folder", "a device", "a link that leads nowhere", "out of"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "name", ["records", "lines", "run-x.json", "x.jsonl", "x.jsonl.gz", "x.open.json", "steps.jsonl", "join"]
+)
+def test_what_is_no_plain_file_is_named_and_nothing_waits(
+    name: str, kind: str, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run)
+    own = {
+        "records": one(run, "*.jsonl.gz"), "lines": one(run, "*.lines.jsonl"),
+        "join": run / "join" / f"step-000001-{START}.parquet",
+    }  # fmt: skip
+    path = own.get(name, run / name)
+    put(kind, path, run.parent / "private")
+    records = Records(run.parent)
+    records.require()
+    shown = Shown(records).run()
+    list(records.records())
+    records.summaries()
+    index = Index(Records(run.parent))
+    index.refresh()
+    faults = [*shown["faults"], *records.faults]
+    assert any(str(path) in fault and (kind in fault or "no plain file" in fault) for fault in faults), faults
+    assert "private text" not in json.dumps([faults, list(index.faults)])
+    assert len(index) <= CONVERSATIONS
+
+
+def test_joins_that_lie_elsewhere(run: Path) -> None:
+    (run / "join").rename(run.parent / "join")
+    (run / "join").symlink_to("../join")
+    records = Records(run)
+    assert len(records.joined()) == 0
+    assert sum("leads out of" in fault for fault in records.faults) == 3
+    index = Index(Records(run))
+    index.refresh()
+    assert sum("leads out of" in fault for fault in index.faults) == 3
+
+
+def test_records_that_lie_elsewhere(run: Path) -> None:
+    (run.parent / "other").mkdir()
+    (run.parent / "other" / "records").symlink_to(run)
+    with pytest.raises(ConfigError, match=f"leads out of .*; name '{run}' itself"):
+        Records(run.parent / "other")
+    (run.parent / "named").symlink_to(one(run, "*.jsonl.gz"))
+    assert len(list(Records(run.parent / "named").records())) == RECORDS
+
+
+def test_a_name_with_line_ends_forges_no_line(run: Path) -> None:
+    (run / "x\n{'faults': 0}.jsonl").write_bytes(b"[]\n")
+    records = Records(run)
+    list(records.records())
+    assert [fault for fault in records.faults if "x\\n{'faults': 0}.jsonl" in fault]
+    assert not [fault for fault in records.faults if "\n" in fault]
+
+
+BOMBS = {
+    "lists": b"[" + b"[]," * 3_000_000 + b"0]",
+    "objects": b"[" + b"{}," * 3_000_000 + b"0]",
+    "keys": b"[" + b'{"":0},' * 3_000_000 + b"0]",
+    "numbers": b"[" + b"1.5," * 3_000_000 + b"0]",
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_values_that_would_fill_the_memory(what: str, run: Path) -> None:
+    text = line_of(sample_record(request_id="bomb", sampling={"x": "@"})).replace(b'"@"', BOMBS[what])
+    (run / "bomb.jsonl.gz").write_bytes(gzip.compress(text))
+    records = Records(run)
+    assert "bomb" not in {record["request_id"] for record in records.records()}
+    assert any("would take more than 192 MB of memory" in fault for fault in records.faults), records.faults
+
+
+def test_the_largest_honest_records_are_read() -> None:
+    """Four times what is large: of 32,768 tokens eight rows, and ten answers of a million characters full of marks."""
+    row = b"151643," * 32_768 + b"-12.345678," * 32_768
+    record_lines._refuse_costly(b"[" + row * 32 + b"0]")
+    text = json.dumps({"a": '[{"b": 1}, ' * 90_000}).encode()
+    record_lines._refuse_costly(b"[" + b",".join([text] * 40) + b"]")
+    assert len(text) * 40 < record_lines.LONGEST_LINE
+
+
+def test_a_join_that_would_fill_the_memory(run: Path) -> None:
+    values = pa.DictionaryArray.from_arrays(pa.array([0] * 1_000_000, pa.int32()), pa.array(["r"]))
+    columns = {"request_id": values, "step": pa.array([9] * 1_000_000, pa.int32())}
+    path = run / "join" / f"step-000009-{START}.parquet"
+    pq.write_table(pa.table(columns), path)
+    assert path.stat().st_size < 10_000
+    records = Records(run)
+    assert len(records.joined()) == len(Records(run).joined())
+    assert any(str(path) in fault and "would unpack to" in fault for fault in records.faults)
