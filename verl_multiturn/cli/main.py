@@ -38,6 +38,7 @@ from verl_multiturn.cli.run import run
 from verl_multiturn.cli.serve import serve
 from verl_multiturn.cli.show import show
 from verl_multiturn.cli.view import view
+from verl_multiturn.describe import one_line
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.interactions.check.contract import (
     examine_interaction,
@@ -359,26 +360,31 @@ def verify(
 
     The last line is a JSON object.
     """
-    records = tokens = violations = torn = damaged = 0
+    records = tokens = violations = torn = damaged = repeated = 0
     try:
-        for path, place, verified, problem, _, is_torn in verify_files(files):
+        for path, place, verified, problem, _, is_torn, is_repeated in verify_files(files):
             if verified is None:
-                torn, damaged = torn + is_torn, damaged + (not is_torn)
-                console.print(f"{path}:{place}: not verified: {problem}", highlight=False, markup=False, soft_wrap=True)
+                torn, repeated = torn + is_torn, repeated + is_repeated
+                damaged += not (is_torn or is_repeated)
+                said = one_line(f"{path}:{place}: not verified: {problem}")
+                console.print(said, highlight=False, markup=False, soft_wrap=True)
                 continue
             records += 1
             tokens += verified.sampled_tokens
             violations += len(verified.violations)
             for violation in verified.violations:
-                console.print(f"{path}:{place}: {violation}", highlight=False, markup=False, soft_wrap=True)
+                said = one_line(f"{path}:{place}: {violation}")
+                console.print(said, highlight=False, markup=False, soft_wrap=True)
     except MultiTurnError as error:
         refuse(error)
     summary = f"{records} records, {tokens} sampled tokens, {violations} violations"
     summary += f", {torn} torn" if torn else ""
     summary += f", {damaged} damaged stretches" if damaged else ""
-    bad = violations or damaged
+    summary += f", {repeated} repeated" if repeated else ""
+    bad = violations or damaged or repeated
     console.print(f"[red]error[/] {summary}" if bad else f"[green]ok[/] {summary}", highlight=False)
     told = {"records": records, "sampled_tokens": tokens, "violations": violations, "torn": torn, "damaged": damaged}
+    told |= {"repeated": repeated}
     print(json.dumps(told))
     if bad:
         raise typer.Exit(1)

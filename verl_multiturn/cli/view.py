@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,7 +51,8 @@ def view(
         if file is not None:
             print(json.dumps(export(documents, file, where)))
             return
-        documents.save()
+        if problem := documents.save():
+            print(problem, file=sys.stderr)
         print(json.dumps(asyncio.run(_serve(documents, follow, port))))
     except MultiTurnError as error:
         refuse(error)

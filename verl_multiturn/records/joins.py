@@ -90,10 +90,7 @@ def name_of(validation: bool, step: int, start: str) -> str:
 def parse_name(name: str) -> JoinName | None:
     """Return what the name of a join's file says; None: it is none of ours."""
     found = _NAME.fullmatch(name)
-    if found is None:
-        return None
-    parsed = JoinName(found[1] == "validation", int(found[2]), found[3])
-    return parsed if name_of(*parsed) == name else None
+    return None if found is None else JoinName(found[1] == "validation", int(found[2]), found[3])
 
 
 def table_of(rows: Sequence[JoinedRow]) -> pa.Table:
@@ -147,12 +144,14 @@ def read(
         columns: Names of the columns; None: all.
         where: Values that columns must have; None: all rows.
     """
+    seen: set[JoinName] = set()
     filters = [(name, "=", value) for name, value in (where or {}).items()] or None
     for path in sorted((folder / FOLDER).glob("*.parquet")):
         name = parse_name(path.name)
-        if name is None or not is_of(name, starts):
-            fault(path, refusal(name))
+        if name is None or name in seen or not is_of(name, starts):
+            fault(path, refusal(name, seen))
             continue
+        seen.add(name)
         try:
             with open_join(path, name) as file:
                 table = _fitted(pq.read_table(file, columns=columns, filters=filters, partitioning=None))
@@ -167,8 +166,15 @@ def is_of(name: JoinName, starts: Collection[str]) -> bool:
     return not starts or name.start in starts
 
 
-def refusal(name: JoinName | None) -> str:
-    """Return why a file in the folder of joins is left out for its name."""
+def refusal(name: JoinName | None, seen: Collection[JoinName | None]) -> str:
+    """Return why a file in the folder of joins is left out for its name.
+
+    Args:
+        name: What its name says.
+        seen: What those of the files before it say.
+    """
+    if name in seen:
+        return "it is left out: another file is the join of the same step"
     if name is None:
         return "it is left out: expected the name of a join, as in step-000007-START.parquet"
     return f"it is left out: no file of a run and no step is of the start {name.start!r}"

@@ -38,6 +38,8 @@ class Verdict(NamedTuple):
     request_id: str = ""
     is_torn: bool = False
     """Whether it was only not written to its end, as a process leaves it that is killed or finds the disk full."""
+    is_repeated: bool = False
+    """Whether its conversation was there already: in another file of the folder, or in this one."""
 
 
 def verify_files(paths: Iterable[Path]) -> Iterator[Verdict]:
@@ -95,7 +97,7 @@ def verify_file(path: Path, beside: Beside | None = None, repeats: Repeats | Non
             name = "" if record is None else str(record.get("request_id", ""))
             line = ends.pop(at, None)
             if verified is not None and (repeats.is_again(name, path, RecordFile(path).stem) or name in seen):
-                yield Verdict(path, place, None, f"request {name!r} is there already; it counts once", name)
+                yield Verdict(path, place, None, f"request {name!r} is there already", name, is_repeated=True)
                 continue
             seen.add(name)
             if verified is not None and record is not None and "schema" in record:

@@ -66,7 +66,14 @@ def test_old_records_can_be_verified(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["verify", str(path)])
     said, told = done.output.splitlines()
     assert (done.exit_code, said) == (0, "ok 2 records, 6 sampled tokens, 0 violations")
-    assert json.loads(told) == {"records": 2, "sampled_tokens": 6, "violations": 0, "torn": 0, "damaged": 0}
+    assert json.loads(told) == {
+        "records": 2,
+        "sampled_tokens": 6,
+        "violations": 0,
+        "torn": 0,
+        "damaged": 0,
+        "repeated": 0,
+    }
     path.write_text(json.dumps({**_OLD, "ids": [1, 2, 7, 8, 4, 6]}) + "\n")
     done = CliRunner().invoke(app, ["verify", str(path)])
     assert done.exit_code == 1

@@ -1,17 +1,23 @@
 """The index: what it reads, what it reads again, and what it says of what it cannot read."""
 
 import json
+import os
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import verl_multiturn.observe.view.index as index_module
+import verl_multiturn.observe.view.index_cache as index_cache
 import verl_multiturn.observe.view.table as table_module
 from tests.support.sample_records import BEGAN, sample_run
-from verl_multiturn.observe.view.index import NAME, Index
+from verl_multiturn.observe.view.index import Index
+from verl_multiturn.observe.view.index_cache import kept_at
 from verl_multiturn.observe.view.query import parse
 from verl_multiturn.observe.view.table import Table
 from verl_multiturn.records.fates import count, fates_of
@@ -41,10 +47,18 @@ def lines_file(folder: Path) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    sample_run(tmp_path, steps=2, groups=2, size=4, start=START)
-    return tmp_path
+    folder = tmp_path / "run"
+    sample_run(folder, steps=2, groups=2, size=4, start=START)
+    return folder
 
 
 def test_a_row_has_line_summary_score_and_join(run: Path) -> None:
@@ -97,9 +111,9 @@ def test_an_index_that_does_not_fit_is_built_anew(run: Path, damage: str, monkey
         del expected[f"{START}-raised"]
     elif damage == "join":
         for path in (run / "join").glob("validation*"):
-            path.rename(path.with_name(f"validation-7-{START}.parquet"))
+            path.rename(path.with_name(f"validation-000007-{START}.parquet"))
     elif damage == "strange":
-        (run / NAME).write_bytes(b"PAR1 and nothing else")
+        kept_at(run).write_bytes(b"PAR1 and nothing else")
     else:
         monkeypatch.setattr(index_module, "_VERSION", "0")
     assert len(Index(Records(run))) == 0
@@ -182,8 +196,8 @@ def test_strange_lines_cost_themselves_alone(run: Path) -> None:
 
 
 def test_a_torn_join_costs_itself_alone(run: Path) -> None:
-    path = run / "join" / f"step-2-{START}.parquet"
-    path.write_bytes(path.read_bytes()[:-10]) if path.exists() else path.write_bytes(b"PAR1")
+    path = run / "join" / f"step-000002-{START}.parquet"
+    path.write_bytes(path.read_bytes()[:-10])
     index = index_of(run)
     (fault,) = index.faults
     assert fault.startswith(f"{path}: the join is left out, it cannot be read")
@@ -233,3 +247,133 @@ def test_a_conversation_is_found_by_its_id(run: Path) -> None:
     assert found is not None
     assert (found["uid"], found["number"]) == (f"{START}-t1-1", 3)
     assert table.find("nobody") is None
+
+
+def forged(folder: Path, name: str = "view-index.parquet") -> None:
+    """Write an index in which every score is 1.0 beside the records, as a version that believed it wrote it."""
+    table = index_of(folder).table
+    score = pa.array([1.0] * len(table))
+    state = {"version": "2", "read": {}, "files": [lines_file(folder).name.removesuffix(".lines.jsonl")]}
+    state |= {"joins": ["../../private/x.parquet"], "told": [], "looked": {}}
+    table = table.set_column(table.schema.get_field_index("score"), "score", score)
+    pq.write_table(table.replace_schema_metadata({"verl_multiturn": json.dumps(state)}), folder / name)
+
+
+def test_an_index_beside_the_records_is_not_believed(run: Path) -> None:
+    expected = rows(index_of(run))
+    forged(run)
+    assert len(Index(Records(run))) == 0
+    assert rows(index_of(run)) == expected
+
+
+def test_an_index_is_kept_in_the_users_cache_alone(run: Path, cache: Path) -> None:
+    before = sorted(path.name for path in run.rglob("*"))
+    assert index_of(run).save() == ""
+    assert sorted(path.name for path in run.rglob("*")) == before
+    (kept,) = (cache / "verl_multiturn" / "view").iterdir()
+    assert kept == kept_at(run)
+    assert kept.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("what", ["lines", "join", "steps", "records"])
+def test_a_file_that_was_rewritten_is_read_again(run: Path, what: str) -> None:
+    """Size, name and age are those of before: what `touch` and `dd` can do."""
+    if what == "records":
+        lines_file(run).unlink()
+    index_of(run).save()
+    assert len(Index(Records(run))) > 0
+    path = {
+        "lines": lines_file, "join": lambda run: next((run / "join").glob("step*")),
+        "steps": lambda run: run / "steps.jsonl", "records": lambda run: next(run.glob("*.jsonl.gz")),
+    }[what](run)  # fmt: skip
+    found, text = path.stat(), path.read_bytes()
+    if what == "lines":
+        text = text.replace(b'"turns":2', b'"turns":9')
+    with path.open("r+b") as file:
+        file.write(text)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    again = Index(Records(run))
+    if what == "steps":
+        assert again.refresh()
+    elif what == "lines":
+        assert len(again) == 0
+        assert {row["turns"] for row in rows(index_of(run)).values()} == {9, None}
+    else:
+        assert len(again) == 0
+
+
+def test_a_run_that_went_on_is_read_from_where_it_was_left(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index_of(run).save()
+    line = {"event": "begin", "request_id": "new", "uid": "new", "number": 3, "step": 2, "at": BEGAN + 50}
+    with lines_file(run).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    again = Index(Records(run))
+    assert len(again) == 20
+    assert again.refresh()
+    assert rows(again).keys() == rows(index_of(run)).keys()
+    again.save()
+    text = lines_file(run).read_bytes()
+    lines_file(run).write_bytes(text.replace(b'"turns":2', b'"turns":9') + text[-len(json.dumps(line)) - 1 :])
+    assert len(Index(Records(run))) == 0  # grown, and changed before that
+
+
+def test_a_file_that_is_replaced_while_it_is_followed(run: Path) -> None:
+    index = index_of(run)
+    text = lines_file(run).read_bytes().replace(b'"turns":2', b'"turns":9')
+    path = lines_file(run)
+    path.unlink()
+    path.write_bytes(text)
+    assert index.refresh()
+    assert {row["turns"] for row in rows(index).values()} == {9, None}
+
+
+@pytest.mark.parametrize("what", ["open", "link", "file", "nowhere"])
+def test_no_folder_for_the_cache(run: Path, what: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = cache / "verl_multiturn" / "view"
+    if what == "open":
+        place.mkdir(parents=True)
+        place.chmod(0o770)
+    elif what == "link":
+        place.parent.mkdir(parents=True)
+        (cache / "other").mkdir(mode=0o700)
+        place.symlink_to(cache / "other")
+    elif what == "file":
+        place.parent.mkdir(parents=True)
+        place.write_text("")
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    index = index_of(run)
+    assert "no index is kept: " in index.save()
+    assert len(index) == 20
+
+
+def test_old_indices_make_room(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_cache, "_MOST_FILES", 2)
+    for name in ("a", "b", "c"):
+        shutil.copytree(run, tmp_path / name / "records")
+        index_of(tmp_path / name / "records").save()
+    kept = [kept_at(tmp_path / name / "records").exists() for name in ("a", "b", "c")]
+    assert kept == [False, True, True]
+
+
+def test_a_line_without_an_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "LONGEST_LINE", 2_000)
+    monkeypatch.setattr(index_module, "_BLOCK", 1_000)
+    with lines_file(run).open("ab") as file:
+        file.write(b"x" * 10_000)
+    index = index_of(run)
+    assert len(index) == 20
+    assert "has more than 2000 bytes; the rest is left out" in next(iter(index.faults))
+
+
+def test_a_conversation_of_two_files_counts_once(run: Path) -> None:
+    expected = {name: row["score"] for name, row in rows(index_of(run)).items()}
+    text = lines_file(run).read_bytes().replace(b'"turns":2', b'"turns":9')
+    (run / "copy.lines.jsonl").write_bytes(text)
+    index = index_of(run)
+    assert {name: row["score"] for name, row in rows(index).items()} == expected
+    assert {row["turns"] for row in rows(index).values()} == {2, None}
+    (fault,) = index.faults
+    assert fault.startswith(f"{run}/copy: 20 conversations are left out, that of request")
+    index.save()
+    assert list(Index(Records(run)).faults) == [fault]

@@ -18,6 +18,7 @@ from tests.support.view_samples import HOSTILE, START, TOKENIZER, write_samples
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.observe.view.documents import Documents
+from verl_multiturn.observe.view.export import export
 from verl_multiturn.observe.view.server import ViewServer
 from verl_multiturn.records.fates import count, fates_of
 
@@ -304,3 +305,17 @@ def test_an_export_tells_what_could_not_be_read(folder: Path, tmp_path: Path) ->
     told = json.loads(done.stdout)
     size = (tmp_path / "a.html").stat().st_size
     assert told == {"file": str(tmp_path / "a.html"), "conversations": 4, "bytes": size, "faults": 0}
+
+
+def test_a_line_that_is_not_what_its_record_says(tmp_path: Path) -> None:
+    sample_run(tmp_path, start=START)
+    (path,) = tmp_path.glob("*.lines.jsonl")
+    path.write_bytes(path.read_bytes().replace(b'"turns":2', b'"turns":9', 1))
+    documents = Documents([tmp_path])
+    documents.refresh()
+    page = documents.page("", "began", False, 0, 50)
+    assert {row["turns"] for row in page["rows"]} == {2, None}
+    (fault,) = documents.faults()
+    assert "says turns 9 for 2; the record is taken" in fault
+    export(documents, tmp_path / "run.html")
+    assert len(documents.faults()) == 1

@@ -239,18 +239,25 @@ def test_a_line_that_is_no_record_is_named_as_what_it_is(tmp_path: Path, name: s
     assert message in told
 
 
-MEMBER = gzip.compress(LINE * 3, mtime=0)
+def member(first: int) -> bytes:
+    """Return a member of three records, each of its own conversation."""
+    names = [f'"r-{first + number}"'.encode() for number in range(3)]
+    return gzip.compress(b"".join(LINE.replace(b'"r-0"', name) for name in names), mtime=0)
+
+
+MEMBER, SECOND = member(0), member(3)
 
 
 @pytest.mark.parametrize(
     ("content", "code", "shown"),
     [
-        (MEMBER * 2, 0, "ok 6 records, 42 sampled tokens, 0 violations\n"),
-        (MEMBER + MEMBER[:-9], 0, "ok 3 records, 21 sampled tokens, 0 violations, 1 torn\n"),
-        (MEMBER[:-9] + MEMBER, 1, "error 3 records, 21 sampled tokens, 0 violations, 1 damaged stretches\n"),
-        (MEMBER + bytes([MEMBER[0] ^ 1]) + MEMBER[1:] + MEMBER, 1, "1 damaged stretches"),
-        (MEMBER[:200] + bytes([MEMBER[200] ^ 16]) + MEMBER[201:] + MEMBER, 1, "1 damaged stretches"),
-        (MEMBER[:-6] + b"\x00" + MEMBER[-5:] + MEMBER, 1, "1 damaged stretches"),
+        (MEMBER + SECOND, 0, "ok 6 records, 42 sampled tokens, 0 violations\n"),
+        (MEMBER + SECOND[:-9], 0, "ok 3 records, 21 sampled tokens, 0 violations, 1 torn\n"),
+        (MEMBER[:-9] + SECOND, 1, "error 3 records, 21 sampled tokens, 0 violations, 1 damaged stretches\n"),
+        (MEMBER + bytes([MEMBER[0] ^ 1]) + MEMBER[1:] + SECOND, 1, "1 damaged stretches"),
+        (MEMBER[:200] + bytes([MEMBER[200] ^ 16]) + MEMBER[201:] + SECOND, 1, "1 damaged stretches"),
+        (MEMBER[:-6] + b"\x00" + MEMBER[-5:] + SECOND, 1, "1 damaged stretches"),
+        (MEMBER + MEMBER, 1, "error 3 records, 21 sampled tokens, 0 violations, 3 repeated\n"),
         (b"", 2, "holds no record"),
         (b"\x00" * 100_000, 2, "holds no record"),
         (LINE, 2, "holds no record"),
@@ -258,7 +265,7 @@ MEMBER = gzip.compress(LINE * 3, mtime=0)
         (gzip.compress(b"\xff\xfe" + LINE), 2, "holds no record"),
         (gzip.compress(LINE * 2)[:-9], 2, "holds no record"),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_packed_files_of_other_kinds(tmp_path: Path, content: bytes, code: int, shown: str) -> None:
     path = tmp_path / "file.jsonl.gz"
@@ -269,7 +276,10 @@ def test_packed_files_of_other_kinds(tmp_path: Path, content: bytes, code: int, 
     if code < 2:
         told = json.loads(done.stdout.splitlines()[-1])
         assert f"{told['records']} records, {told['sampled_tokens']} sampled tokens" in done.output
-        assert (told["violations"], told["torn"] + told["damaged"]) == (0, done.output.count("not verified"))
+        assert (told["violations"], told["torn"] + told["damaged"] + told["repeated"]) == (
+            0,
+            done.output.count("not verified"),
+        )
 
 
 def test_what_has_no_end_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from verl_multiturn.records.verified_files import verify_file
 
 LINE = (ROOT / "tests" / "support" / "record_of_schema_1.jsonl").read_text().splitlines()[0]
 GOOD: dict[str, Any] = json.loads(LINE)
+OTHER = LINE.replace(GOOD["request_id"], "other")
 TRAINED = ("ids", "mask", "logprobs", "versions", "turn_ids", "sources", "prompt_length")
 ODD = [
     *(None, True, False, 0, 1, -1, 7, 0.5, 1e400, -1e400, float("nan"), 2**31, 2**63, -(2**63), 10**30, 10**400),
@@ -143,7 +144,7 @@ def test_a_line_that_is_no_record_is_named_as_what_it_is(tmp_path: Path, name: s
 
 def test_a_torn_line_is_no_other_mistake(tmp_path: Path) -> None:
     path = tmp_path / "torn.jsonl"
-    for text in (f"{LINE}\n{LINE[:500]}", f"{LINE}\n{LINE[:500]}\n{LINE}\n", f"{LINE}\n\x00\x00\x00\n"):
+    for text in (f"{LINE}\n{LINE[:500]}", f"{LINE}\n{LINE[:500]}\n{OTHER}\n", f"{LINE}\n\x00\x00\x00\n"):
         path.write_text(text)
         assert [found.verified is None for found in verify_file(path)].count(True) == 1
 
@@ -182,7 +183,7 @@ def test_what_has_no_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_folder_of_records_is_read(tmp_path: Path) -> None:
     for name in ("b", "a"):
-        (tmp_path / f"{name}.jsonl").write_text(LINE + "\n")
+        (tmp_path / f"{name}.jsonl").write_text(LINE.replace(GOOD["request_id"], name) + "\n")
     done = CliRunner().invoke(cli.app, ["verify", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "2 records, " in done.output

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from verl_multiturn.describe import one_line, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.points import read_points
 from verl_multiturn.observe.explain.explanation import explain
@@ -24,11 +25,12 @@ from verl_multiturn.observe.view.excerpts import NAMES as EXCERPTS
 from verl_multiturn.observe.view.excerpts import excerpts_of
 from verl_multiturn.observe.view.flips import flips_of
 from verl_multiturn.observe.view.index import Index
-from verl_multiturn.observe.view.index_rows import HIDDEN
+from verl_multiturn.observe.view.index_rows import HIDDEN, differing
 from verl_multiturn.observe.view.pieces import Pieces, find
 from verl_multiturn.observe.view.query import parse
 from verl_multiturn.observe.view.steps import step_document, steps_document
 from verl_multiturn.observe.view.table import Table
+from verl_multiturn.records.joins import first_line, open_join, parse_name
 from verl_multiturn.records.json_text import plain
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.schema import JOINED
@@ -78,10 +80,9 @@ class Documents:
         changed = [index.refresh() for index in self.indices]
         return any(changed)
 
-    def save(self) -> None:
-        """Write the indices beside the records."""
-        for index in self.indices:
-            index.save()
+    def save(self) -> str:
+        """Keep the indices in the user's cache, and return why they stay in memory; "": they are kept."""
+        return next(filter(None, [index.save() for index in self.indices]), "")
 
     def meta(self) -> dict[str, Any]:
         """Return what is known before anything is asked for."""
@@ -114,7 +115,8 @@ class Documents:
             ConfigError: The filter cannot be read, or names what is not there.
         """
         total, rows = self.table.page(parse(where), sort, descending, offset, limit)
-        return {"total": total, "rows": [_row(row) | excerpts_of(self._record(row)) for row in rows]}
+        excerpts = [excerpts_of(self._record(row)) for row in rows]
+        return {"total": total, "rows": [_row(row) | own for row, own in zip(rows, excerpts, strict=True)]}
 
     def record(self, request_id: str) -> dict[str, Any] | None:
         """Return a conversation whole; None: none has this id."""
@@ -246,17 +248,29 @@ class Documents:
                 made.append({**shot, "dir": number, "over": over})
         return plain({"snapshots": made})  # type: ignore[no-any-return]
 
-    def _record(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _record(self, row: dict[str, Any]) -> dict[str, Any] | None:
         """Return the record of a row; None: there is none, or it cannot be read."""
         if row["offset"] is None:
             return None
         stem = self.indices[row["dir"]].stem(row["file"])
         found: dict[str, Any] | None = self._each[row["dir"]].record_at(stem, row["offset"], row["place"] or 0)
         if found is not None and found["request_id"] == row["request_id"]:
+            self._correct(row, found)
             return found
         what = "cannot be read" if found is None else f"is that of {found['request_id']!r}"
-        self._faults[f"{stem}, offset {row['offset']}: the record of {row['request_id']!r} {what}"] = None
+        self._fault(f"{stem}, offset {row['offset']}: the record of {row['request_id']!r} {what}")
         return None
+
+    def _correct(self, row: dict[str, Any], record: Mapping[str, Any]) -> None:
+        """Correct what a row has of its line by its record, and say so: anybody may have written the line."""
+        if found := differing(row, record):
+            said = ", ".join(f"{name} {show(row[name], 60)} for {show(value, 60)}" for name, value in found.items())
+            what = f"the line of request {row['request_id']!r} says {said}; the record is taken"
+            self._fault(f"{self.indices[row['dir']].stem(row['file'])}, offset {row['offset']}: {what}")
+            row.update(found)
+
+    def _fault(self, what: str) -> None:
+        self._faults[one_line(what)] = None
 
     def _joined(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         if row["join"] is None:
@@ -265,26 +279,29 @@ class Documents:
 
     def _read_join(self, path: Path, wanted: Iterable[str]) -> Iterator[dict[str, Any]]:
         """Yield the rows of a join that belong to some requests, by request and row."""
-        asked = set(wanted)
+        asked, name = set(wanted), parse_name(path.name)
         try:
-            file = pq.ParquetFile(path)
-            names = [name for name in JOINED.names if name in file.schema_arrow.names]
-            for group in range(file.num_row_groups):
-                ids = file.read_row_group(group, columns=["request_id"])["request_id"].to_pylist()
-                at = [place for place, each in enumerate(ids) if each in asked]
-                if not at:
-                    continue
-                start, left = 0, set(at)
-                for batch in file.iter_batches(_BATCH, row_groups=[group], columns=names):
-                    here = [place - start for place in left if start <= place < start + len(batch)]
-                    if here:
-                        yield from _with_arrays(batch.take(pa.array(sorted(here))))
-                        left -= {place + start for place in here}
-                    start += len(batch)
-                    if not left:
-                        break
+            if name is None:
+                raise ValueError("it has no name of a join")
+            with open_join(path, name) as opened:
+                file = pq.ParquetFile(opened)
+                names = [name for name in JOINED.names if name in file.schema_arrow.names]
+                for group in range(file.num_row_groups):
+                    ids = file.read_row_group(group, columns=["request_id"])["request_id"].to_pylist()
+                    at = [place for place, each in enumerate(ids) if each in asked]
+                    if not at:
+                        continue
+                    start, left = 0, set(at)
+                    for batch in file.iter_batches(_BATCH, row_groups=[group], columns=names):
+                        here = [place - start for place in left if start <= place < start + len(batch)]
+                        if here:
+                            yield from _with_arrays(batch.take(pa.array(sorted(here))))
+                            left -= {place + start for place in here}
+                        start += len(batch)
+                        if not left:
+                            break
         except (OSError, ValueError, pa.ArrowException) as error:
-            self._faults[f"{path}: the join cannot be read ({str(error).strip().splitlines()[0]})"] = None
+            self._fault(f"{path}: the join cannot be read ({first_line(error)})")
 
     def _pieces_of(self, number: int, records: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
         pieces = self.pieces(number)

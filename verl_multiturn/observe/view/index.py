@@ -1,10 +1,10 @@
-"""`Index`: a row for each conversation that was begun, kept as a Parquet file beside the records and read in memory.
+"""`Index`: a row for each conversation that was begun, kept as a Parquet file in the user's cache and read in memory.
 
 Invariants:
 - the index holds nothing that the records do not: it may be deleted, and is built anew where it is older than this code
-  or than a file that became shorter;
+  or than a file that is not what it was, with more behind it (`index_cache.py`);
 - only what was appended since is read: lines from where they were left, joins that are new;
-- a torn or strange line costs that line, and is told as a fault.
+- a torn or strange line costs that line, and a conversation that is in two files counts once; a fault says so.
 
 The columns of a conversation come from its lines (`index_rows.py`), those of `JOIN` from the trainer's joins.
 """
@@ -12,18 +12,27 @@ The columns of a conversation come from its lines (`index_rows.py`), those of `J
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from verl_multiturn.errors import ConfigError
+from verl_multiturn.describe import one_line
+from verl_multiturn.errors import CertificateError, ConfigError
+from verl_multiturn.observe.view.index_cache import (
+    CacheFolderError,
+    digest_of_begin,
+    identity,
+    identity_of,
+    kept_at,
+    make_room,
+)
 from verl_multiturn.observe.view.index_rows import (
     COLUMNS,
     JOIN,
@@ -32,18 +41,22 @@ from verl_multiturn.observe.view.index_rows import (
     enter,
     enter_record,
     fate_row,
+    file_of,
+    is_again,
     merge,
     table_of,
 )
+from verl_multiturn.paths import open_regular
 from verl_multiturn.records import schema
 from verl_multiturn.records.fates import fates, start_of
 from verl_multiturn.records.files import LINES as LINES_END
 from verl_multiturn.records.files import STEPS, RecordFile
 from verl_multiturn.records.joins import FOLDER, first_line, is_of, open_join, parse_name, refusal
+from verl_multiturn.records.lines import LONGEST_LINE, read_object
 from verl_multiturn.records.reader import Placed, Records
+from verl_multiturn.records.repeats import repeat_fault
 
-NAME = "view-index.parquet"
-_VERSION = "2"
+_VERSION = "3"
 _PART = 100_000
 """Rows of one part. Only parts that change are copied."""
 _SLICE = 100_000
@@ -69,21 +82,45 @@ class Index:
 
     def __init__(self, records: Records) -> None:
         (self.folder,) = records.folders
+        self._place = self.folder if self.folder.is_dir() else self.folder.parent
         self._records = records
-        self.faults: dict[str, None] = {}
         self.version = 0
         """Grows with each change."""
+        self._starts: tuple[list[Any], frozenset[str]] = [], frozenset()
+        """The starts that the folder knows, and the files that say so."""
+        self._clear()
+        self._open_file()
+
+    def _clear(self) -> None:
+        """Forget everything that was read."""
+        self._faults: dict[str, None] = {}
+        self._refused: dict[str, None] = {}
+        """Faults of joins that may yet be taken: the file that names their start may come after them."""
+        self._again: dict[tuple[Path, str], dict[str, None]] = {}
+        """Conversations that are in two files: the file, and the one that has them first, and their request ids."""
         self._parts: list[pa.Table] = []
         self._files: list[str] = []
         self._read: dict[str, int] = {}
+        """Where the next line of a file begins, by the file's name; so with the next two."""
+        self._digests: dict[str, hashlib.blake2b] = {}
+        """Digest of what is before it."""
+        self._identities: dict[str, Any] = {}
+        """Which file it was when it was read."""
+        self._endless: set[str] = set()
+        """Files that have a line which is too long."""
         self._joins: list[str] = []
         self._told: list[Any] = []
         """What decides the fates of groups without new lines; see `_teller`."""
         self._touched: set[str] = set()
         """Groups with new lines."""
-        self._looked: dict[str, int] = {}
+        self._looked: dict[str, Any] = {}
         self._seen: set[str] = set()
-        self._open_file()
+
+    @property
+    def faults(self) -> dict[str, None]:
+        """What could not be read, or was left out: a sentence each."""
+        again = [repeat_fault(path, list(ids), home) for (path, home), ids in self._again.items()]
+        return self._faults | self._refused | dict.fromkeys(map(one_line, again))
 
     @property
     def table(self) -> pa.Table:
@@ -99,17 +136,24 @@ class Index:
 
     def join(self, number: int) -> Path:
         """Return the join that the column `join` names."""
-        return self.folder / "join" / self._joins[number]
+        return self.folder / FOLDER / self._joins[number]
 
     def refresh(self) -> bool:
         """Read what was written since, and tell whether anything was."""
         before = self.version
+        starts = self._starts_now()
+        taken = [parse_name(name) for name in self._joins]
+        if any(map(self._is_other, self._identities)) or not all(name and is_of(name, starts) for name in taken):
+            self._clear()
+            self.version += 1
         for path in self._records.line_files:
-            with contextlib.suppress(OSError):
+            try:
                 self._read_lines(path)
+            except OSError as error:
+                self._fault(f"{path}: it cannot be read: {error}")
         with contextlib.suppress(ConfigError):  # a file that went away meanwhile
             self._read_alone()
-        self._read_joins()
+        self._read_joins(starts)
         told = self._teller()
         if self.version != before or told != self._told:
             self._find_fates(told[2], everywhere=told != self._told)
@@ -117,65 +161,138 @@ class Index:
             self.version += 1
         return self.version != before
 
+    def _starts_now(self) -> frozenset[str]:
+        """Return the starts that the folder knows; its files are read where they have changed."""
+        key = [_as_list(identity(path)) for path in [self._place / STEPS, *sorted(self._place.glob("run-*.json"))]]
+        if key != self._starts[0]:
+            self._starts = key, self._records.starts(self.folder)
+        return self._starts[1]
+
     def _teller(self) -> list[Any]:
         """Return what other conversations' fates hang on: the run's steps, joins and starts."""
         runs = sorted(path.stem.removeprefix("run-") for path in self.folder.glob("run-*.json"))
         return [
-            _size(self.folder / STEPS),
+            _as_list(identity(self._place / STEPS)),
             len(self._joins),
             sorted({start_of(stem, runs) for stem in self._files}),
             runs,
         ]
 
-    def save(self) -> None:
-        """Write the index beside the records; where that cannot be, it stays in memory."""
-        state: dict[str, Any] = {"version": _VERSION, "read": self._read, "files": self._files, "joins": self._joins}
-        state |= {"told": self._told, "looked": self._looked}
+    def save(self) -> str:
+        """Keep the index in the user's cache, and return why it stays in memory; "": it is kept."""
+        state: dict[str, Any] = {"version": _VERSION, "files": self._files, "joins": self._joins}
+        state |= {"folder": os.path.realpath(self.folder), "told": self._told, "looked": self._looked}
+        state["read"] = {
+            name: [read, self._digests[name].hexdigest() if name in self._digests else self._kept_digests[name]]
+            for name, read in self._read.items()
+        }
+        state["identities"] = self._identities
+        state["faults"] = [list(self._faults), [[str(path), home, *ids] for (path, home), ids in self._again.items()]]
         table = self.table.replace_schema_metadata({"verl_multiturn": json.dumps(state)})
-        half = self.folder / f".{NAME}.{os.getpid()}"
         try:
-            pq.write_table(table, half, compression="zstd", row_group_size=_PART)
-            half.replace(self.folder / NAME)
-        except OSError:
-            with contextlib.suppress(OSError):
+            kept = kept_at(self.folder)
+            half = kept.with_name(f".{kept.stem}.{os.getpid()}")
+            try:
+                pq.write_table(table, half, compression="zstd", row_group_size=_PART)
+                half.replace(kept)
+            finally:
                 half.unlink(missing_ok=True)
+            make_room(kept)
+        except CacheFolderError as error:
+            return str(error)
+        except OSError as error:
+            return f"no index is kept: {error}"
+        return ""
 
     def _open_file(self) -> None:
-        path = self.folder / NAME
+        self._kept_digests: dict[str, str] = {}
         try:
-            file = pq.ParquetFile(path)
-            state = json.loads(file.schema_arrow.metadata[b"verl_multiturn"])
-            sizes = {name: (self.folder / name).stat().st_size for name in state["read"]}
-            if state["version"] != _VERSION or any(sizes[name] < read for name, read in state["read"].items()):
-                return
-            if not all((self.folder / "join" / name).exists() for name in state["joins"]):
-                return
-            parts = [file.read_row_group(number).cast(SCHEMA) for number in range(file.num_row_groups)]
+            kept = kept_at(self.folder)
+            with open_regular(kept) as opened:
+                file = pq.ParquetFile(opened)
+                state = json.loads(file.schema_arrow.metadata[b"verl_multiturn"])
+                if state["version"] != _VERSION or state["folder"] != os.path.realpath(self.folder):
+                    return
+                if not all(self._is_as_read(name, read, state["identities"]) for name, read in state["read"].items()):
+                    return
+                others = state["identities"].keys() - state["read"].keys()
+                if any(_as_list(identity(self._place / name)) != state["identities"][name] for name in others):
+                    return
+                parts = [file.read_row_group(number).cast(SCHEMA) for number in range(file.num_row_groups)]
+            kept.touch()
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
             return
         self._parts = [part.replace_schema_metadata(None) for part in parts]
-        self._read, self._files, self._joins = state["read"], state["files"], state["joins"]
+        self._read = {name: read for name, (read, _) in state["read"].items()}
+        self._kept_digests = {name: digest for name, (_, digest) in state["read"].items()}
+        self._files, self._joins, self._identities = state["files"], state["joins"], state["identities"]
         self._told, self._looked = state["told"], state["looked"]
+        told, again = state["faults"]
+        self._faults = dict.fromkeys(told)
+        self._again = {(Path(path), home): dict.fromkeys(ids) for path, home, *ids in again}
+
+    def _is_as_read(self, name: str, kept: Sequence[Any], identities: dict[str, Any]) -> bool:
+        """Tell whether a file of lines still begins with what was read of it."""
+        with open_regular(self._place / name, within=self._place) as file:
+            found = _as_list(identity_of(os.fstat(file.fileno())))
+            if found != identities[name]:
+                read, digest = kept
+                made = digest_of_begin(file, read)
+                if file.tell() != read or made.hexdigest() != digest:
+                    return False
+                self._digests[name] = made
+                identities[name] = found
+        return True
+
+    def _is_other(self, name: str) -> bool:
+        """Tell whether another file stands under a name than the one that was read, or less of it."""
+        found, before = identity(self._place / name), self._identities[name]
+        if found is None:
+            return True
+        is_grown = found[:2] == tuple(before[:2]) and found[2] > before[2] and name in self._read
+        return not is_grown and _as_list(found) != before
+
+    def _fault(self, what: str) -> None:
+        self._faults[one_line(what)] = None
 
     def _read_lines(self, path: Path) -> None:
-        start = self._read.get(path.name, 0)
-        if path.stat().st_size <= start:
+        name = path.name
+        if name in self._endless:
             return
+        start = self._read.get(name, 0)
+        with open_regular(path, within=self._place) as file:
+            found = os.fstat(file.fileno())
+            if found.st_size <= start:
+                return
+            self._identities[name] = _as_list(identity_of(found))
+            if name not in self._digests:
+                self._digests[name] = digest_of_begin(file, start)
+            self._enter_lines(path, file, start)
+
+    def _enter_lines(self, path: Path, file: BinaryIO, start: int) -> None:
         number = self._number(path.name.removesuffix(LINES_END))
         changed: dict[str, Row] = {}
-        name, count = path.name, 0
-        for at, text in _lines(path, start):
-            self._read[name] = at + len(text)
-            try:
-                enter(changed, orjson.loads(text), number)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                if text.strip():
-                    self.faults[f"{path}: the line at byte {at} is left out, it cannot be read ({error})"] = None
-                continue
-            count += 1
-            if count % _SLICE == 0:
-                self._put(changed)
-                changed = {}
+        count = 0
+        for at, lines in _blocks(file, start):
+            if lines is None:
+                self._endless.add(path.name)
+                self._fault(f"{path}: the line at byte {at} has more than {LONGEST_LINE} bytes; the rest is left out")
+                break
+            self._digests[path.name].update(lines)
+            self._read[path.name] = at + len(lines)
+            for text in lines.split(b"\n")[:-1]:
+                try:
+                    enter(changed, read_object(text), number)
+                except (CertificateError, ValueError, TypeError, KeyError, AttributeError) as error:
+                    if text.strip():
+                        self._fault(f"{path}: the line at byte {at} is left out, it cannot be read ({error})")
+                    at += len(text) + 1
+                    continue
+                at += len(text) + 1
+                count += 1
+                if count % _SLICE == 0:
+                    self._put(changed)
+                    changed = {}
         self._put(changed)
 
     def _number(self, stem: str) -> int:
@@ -189,12 +306,14 @@ class Index:
         A process that was killed may have written a member, and not its lines. So a file with lines is looked at once.
         """
         for file in self._records.files:
-            size, has_lines = _size(file.path), file.has_lines
-            if self._looked.get(file.path.name) == size or (has_lines and file.stem in self._seen):
+            own, has_lines = _as_list(identity(file.path)), file.has_lines
+            if self._looked.get(file.path.name) == own or (has_lines and file.stem in self._seen):
                 continue
-            self._looked[file.path.name] = size
+            self._looked[file.path.name] = own
             self._seen.add(file.stem)
             number = self._number(file.stem)
+            if not has_lines:
+                self._identities[file.path.name] = own
             found = self._behind(file, number) if has_lines else list(self._records.placed(file))
             changed: dict[str, Row] = {}
             for placed in found:
@@ -263,8 +382,11 @@ class Index:
             known = pc.is_in(part["request_id"], ids)
             if pc.any(known).as_py():
                 for row in part.filter(known).to_pylist():
-                    before = list(row.values())
-                    merge(before, changed[row["request_id"]])
+                    before, new = list(row.values()), changed[row["request_id"]]
+                    if is_again(before, new):
+                        self._note_again(row, new)
+                    else:
+                        merge(before, new)
                     changed[row["request_id"]] = before
                 self._parts[place] = part.filter(pc.invert(known))
         self._parts = [part for part in self._parts if len(part)]
@@ -272,23 +394,30 @@ class Index:
         self._touched.update(made["uid"].to_pylist())
         self._append(made)
 
+    def _note_again(self, row: Mapping[str, Any], new: Row) -> None:
+        home, other = str(self._place / self._files[row["file"]]), str(self._place / self._files[file_of(new)])
+        key = (Path(other), other if home == other else home)
+        self._again.setdefault(key, {})[row["request_id"]] = None
+
     def _append(self, table: pa.Table) -> None:
         if self._parts and len(self._parts[-1]) + len(table) <= _PART:
             table = pa.concat_tables([self._parts.pop(), table]).combine_chunks()
         self._parts.append(table)
 
-    def _read_joins(self) -> None:
+    def _read_joins(self, starts: frozenset[str]) -> None:
         """Enter what the trainer made of the conversations; of one that two joins have, the later start's counts."""
-        known, starts = set(self._joins), None
+        known, self._refused = set(self._joins), {}
+        seen = set(map(parse_name, known))
         paths = [path for path in (self.folder / FOLDER).glob("*.parquet") if path.name not in known]
         found: list[pa.Table] = []
         for path in sorted(paths, key=lambda path: (parse_name(path.name) or ("",))[::-1]):
             name = parse_name(path.name)
-            starts = self._records.starts(self.folder) if starts is None else starts
-            if name is None or not is_of(name, starts):
-                self._fault(f"{path}: {refusal(name)}")
+            if name is None or name in seen or not is_of(name, starts):
+                self._refused[one_line(f"{path}: {refusal(name, seen)}")] = None
                 continue
+            seen.add(name)
             self._joins.append(path.name)
+            self._identities[f"{FOLDER}/{path.name}"] = _as_list(identity(path))
             try:
                 with open_join(path, name) as file:
                     table = pq.read_table(file, columns=list(_OF_JOIN), partitioning=None)
@@ -357,22 +486,25 @@ def _joined_row(row: dict[str, Any], start: str) -> dict[str, Any]:
     return made | {"start": start, "step": row["trained_step"], "trained": row["trained_tokens"], "row": 0}
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
+def _as_list(found: Sequence[int] | None) -> list[int] | None:
+    """Return an identity as JSON has it."""
+    return None if found is None else list(found)
 
 
-def _lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
-    """Yield position and text of each whole line from a position on."""
-    with path.open("rb") as file:
-        file.seek(start)
-        at, rest = start, b""
-        while block := file.read(_BLOCK):
-            block = rest + block
-            lines = block.split(b"\n")
-            rest = lines.pop()
-            for line in lines:
-                yield at, line + b"\n"
-                at += len(line) + 1
+def _blocks(file: BinaryIO, start: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield position and text of whole lines from a position on, many at a time; None: a line is too long."""
+    file.seek(start)
+    at, size = start, 0
+    parts: list[bytes] = []
+    while block := file.read(_BLOCK):
+        end = block.rfind(b"\n") + 1
+        if end:
+            lines = b"".join([*parts, block[:end]])
+            yield at, lines
+            at += len(lines)
+            parts, size = [], 0
+        parts.append(block[end:])
+        size += len(block) - end
+        if size > LONGEST_LINE:
+            yield at, None
+            return

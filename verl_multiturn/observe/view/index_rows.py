@@ -5,6 +5,8 @@ A row under way is a list with a value for each column; None: nothing is known o
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -71,6 +73,21 @@ def merge(own: Row, changes: Row) -> None:
         own[_EVENT] = event
 
 
+def is_again(own: Row, changes: Row) -> bool:
+    """Tell whether changes are of a conversation that another file, or another place of the file, has already."""
+    if own[_FILE] is None or changes[_FILE] is None:
+        return False
+    if own[_FILE] != changes[_FILE]:
+        return True
+    known, new = own[_OFFSET : _OFFSET + 2], changes[_OFFSET : _OFFSET + 2]
+    return None not in (known[0], new[0]) and known != new
+
+
+def file_of(row: Row) -> int:
+    """Return the number of the file that a row is of."""
+    return int(row[_FILE])
+
+
 def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> None:
     """Enter a line among changed conversations."""
     request_id, event, at = line["request_id"], line["event"], float(line["at"])
@@ -108,6 +125,24 @@ def _summarize(row: Row, summary: dict[str, Any]) -> None:
     row[_FIRST : _FIRST + len(_SUMMARY)] = [summary.get(name) for name in _SUMMARY]
     if (index := row[_INDEX]) is not None and not isinstance(index, str):
         row[_INDEX] = orjson.dumps(index).decode()
+
+
+def differing(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns in which a row, which was made of a line, is not what its record says, as that has them.
+
+    Args:
+        row: The row, by column; of a conversation that has a record.
+        record: Its record.
+    """
+    own: Row = [None] * _WIDTH
+    _summarize(own, summary_of(record))
+    expected = {name: record[name] for name in _NAMES} | dict(zip(_SUMMARY, own[_FIRST:], strict=False))
+    held = table_of([[expected.get(name) for name, _ in COLUMNS]]).to_pylist()[0]
+    return {name: held[name] for name in expected if row[name] != held[name] and not _are_nan(row[name], held[name])}
+
+
+def _are_nan(*values: Any) -> bool:
+    return all(isinstance(value, float) and math.isnan(value) for value in values)
 
 
 def table_of(rows: list[Row]) -> pa.Table:

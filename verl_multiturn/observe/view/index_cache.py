@@ -1,0 +1,98 @@
+"""Where indices are kept: in the user's own cache, never beside the records. Whoever can write there could forge one.
+
+    $XDG_CACHE_HOME/verl_multiturn/view/KEY.parquet        ~/.cache/… where it is not set
+
+Invariants:
+- the folder is this user's alone (mode 0700, no link); where it cannot be had, an index stays in memory;
+- a kept index names each file that it was made of, with its identity. It is believed if every one is as it was, or has
+  only grown: then what it had is read once more, and its digest compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+Identity = tuple[int, int, int, int]
+"""Device, inode, size and time of the last change of a file; the last cannot be set as `touch` sets a file's age."""
+_MOST_FILES, _MOST_BYTES = 64, 4_000_000_000
+"""Indices and bytes that are kept; those that were used last stay."""
+_BLOCK = 1 << 20
+
+
+class CacheFolderError(OSError):
+    """There is no folder that is this user's alone."""
+
+
+def kept_at(folder: Path) -> Path:
+    """Return where the index of a folder of records, or of a single file, is kept.
+
+    Raises:
+        CacheFolderError: There is no place for it.
+    """
+    key = hashlib.blake2b(os.fsencode(os.path.realpath(folder)), digest_size=16).hexdigest()
+    return _cache_folder() / f"{key}.parquet"
+
+
+def _cache_folder() -> Path:
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"  # the standard ignores a relative one
+        folder = base / "verl_multiturn" / "view"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except (OSError, RuntimeError) as error:  # there may be no home folder
+        raise CacheFolderError(f"no index is kept: {error}; set XDG_CACHE_HOME to a folder of yours") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise CacheFolderError(f"no index is kept: {str(folder)!r} is open to others; chmod 700 it, or remove it")
+    return folder
+
+
+def make_room(kept: Path) -> None:
+    """Remove the indices that were not used for longest, so that the cache stays small.
+
+    Args:
+        kept: The index that was just written; it stays.
+    """
+    files = []
+    for path in kept.parent.glob("*.parquet"):
+        with contextlib.suppress(OSError):
+            files.append((path.lstat().st_mtime_ns, path.lstat().st_size, path))
+    size = 0
+    for number, (_, own, path) in enumerate(sorted(files, reverse=True)):
+        size += own
+        if path != kept and (number >= _MOST_FILES or size > _MOST_BYTES):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def identity(path: Path) -> Identity | None:
+    """Return which file this is, and how it is; None: there is none."""
+    try:
+        return identity_of(path.stat())
+    except OSError:
+        return None
+
+
+def identity_of(found: os.stat_result) -> Identity:
+    """Return which file was looked at, and how it is."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns
+
+
+def digest_of_begin(file: BinaryIO, size: int) -> hashlib.blake2b:
+    """Return the digest of a file's first bytes, to which more can be added.
+
+    Args:
+        file: The file.
+        size: How many bytes.
+    """
+    file.seek(0)
+    digest = hashlib.blake2b(digest_size=16)
+    while size > 0 and (block := file.read(min(size, _BLOCK))):
+        digest.update(block)
+        size -= len(block)
+    return digest
