@@ -62,7 +62,7 @@ _OLD = {
 def test_old_records_can_be_verified(tmp_path: Path) -> None:
     newer = {**_OLD, "receipts": {**_OLD["receipts"], "void": False, "invalid": False}}  # type: ignore[dict-item]
     path = tmp_path / "old.jsonl"
-    path.write_text(json.dumps(_OLD) + "\n" + json.dumps(newer) + "\n")
+    path.write_text(json.dumps(_OLD) + "\n" + json.dumps(newer).replace('"r1"', '"r2"') + "\n")
     done = CliRunner().invoke(app, ["verify", str(path)])
     said, told = done.output.splitlines()
     assert (done.exit_code, said) == (0, "ok 2 records, 6 sampled tokens, 0 violations")

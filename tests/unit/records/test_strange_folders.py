@@ -78,8 +78,8 @@ def beside(path: Path, name: str) -> None:
     shutil.copy(path, path.with_name(name))
 
 
-def renamed(path: Path, before: str = "copy-") -> None:
-    beside(path, before + path.name)
+def renamed(path: Path, before: str = "copy-") -> Path:
+    return Path(shutil.copy(path, path.with_name(before + path.name)))
 
 
 COPIES: dict[str, Callable[[Path], object]] = {
