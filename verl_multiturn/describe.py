@@ -35,7 +35,18 @@ _LONGEST_REPR = 400
 _PACKAGE, _PYTHON = str(Path(__file__).parent), sysconfig.get_path("stdlib")
 _INSTALLED = "site-packages"
 _UNSHOWN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-"""Categories of Unicode that a terminal does not show, or obeys."""
+"""Categories of Unicode that a terminal or a page does not show, or obeys.
+
+`HIDDEN` of the viewer's page (`observe/view/static/lib.js`) is the same rule.
+"""
+_IGNORED = (0x034F, (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), 0x2800, 0x3164, (0xFE00, 0xFE0F), 0xFFA0,
+            (0xE0100, 0xE01EF))  # fmt: skip
+"""Letters and marks that nothing is drawn for: Unicode's Default_Ignorable_Code_Point of other categories; U+2800."""
+_BLANK = frozenset(
+    chr(each) for one in _IGNORED for each in ([one] if isinstance(one, int) else range(one[0], one[1] + 1))
+)
+_SELECTORS = "\ufe0e\ufe0f"
+"""Behind a symbol they say whether it is drawn as a picture."""
 
 
 def message_of(error: BaseException) -> str:
@@ -99,10 +110,16 @@ def show(value: object, most_characters: int = 200) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return a text that a terminal shows as it is: what it would obey becomes `\x1b`. Line ends and tabs stay."""
+    r"""Return a text that is shown as it is: what would be hidden, or obeyed, becomes `\x1b`. Line ends and tabs stay.
+
+    A selector of an emoji's form stays behind its symbol; one alone, or a second one, may carry a hidden text.
+    """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(letter if _is_shown(letter) else _escaped(letter) for letter in text)
+    return "".join(
+        letter if _is_shown(letter) or (letter in _SELECTORS and _is_symbol(text[at - 1 : at])) else _escaped(letter)
+        for at, letter in enumerate(text)
+    )
 
 
 def one_line(text: str) -> str:
@@ -111,7 +128,13 @@ def one_line(text: str) -> str:
 
 
 def _is_shown(letter: str) -> bool:
-    return letter in "\n\t" or unicodedata.category(letter) not in _UNSHOWN
+    if letter.isascii():
+        return letter in "\n\t" or letter.isprintable()
+    return letter not in _BLANK and unicodedata.category(letter) not in _UNSHOWN
+
+
+def _is_symbol(letter: str) -> bool:
+    return letter != "" and unicodedata.category(letter) == "So"
 
 
 def _escaped(letter: str) -> str:

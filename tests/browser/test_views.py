@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+import unicodedata
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -17,6 +18,7 @@ from tests.browser.conftest import Watched
 from tests.support.evaluation_samples import LATER, OTHER, write_evaluation
 from tests.support.sample_records import sample_record, sample_run
 from tests.support.view_samples import HOSTILE, LONG, START
+from verl_multiturn.describe import printable
 from verl_multiturn.observe.view.documents import Documents
 from verl_multiturn.observe.view.export import export
 from verl_multiturn.records.json_text import line_of
@@ -380,3 +382,19 @@ def test_rows_that_flipped_between_two_evaluations_stand_side_by_side(watched: W
     sides = page.locator("section > .columns > div")
     assert [sides.nth(at).locator(".sibling").count() for at in range(sides.count())] == [2, 2]
     assert len({sides.nth(at).bounding_box()["y"] for at in range(2)}) == 1
+
+
+def test_what_is_hidden_is_the_same_on_the_page_and_on_a_terminal(watched: Watched, served: str) -> None:
+    watched.page.goto(served)
+    shown = watched.page.evaluate(
+        """async () => {
+          const { visible } = await import(new URL("static/lib.js", location.href.split("#")[0]).href);
+          const found = [];
+          for (let code = 0; code < 0x110000; code += 1)
+            if (visible(String.fromCodePoint(code)) !== String.fromCodePoint(code)) found.push(code);
+          return found;
+        }"""
+    )
+    known = [code for code in range(0x110000) if unicodedata.category(chr(code)) != "Cn"]  # a browser knows more
+    expected = {code for code in known if printable(chr(code)) != chr(code)}
+    assert set(shown) & set(known) == expected

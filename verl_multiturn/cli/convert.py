@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from verl_multiturn.cli.ends import fail, open_records, refuse
-from verl_multiturn.cli.explain import printable
+from verl_multiturn.describe import printable
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.observe.convert.atif import write_atif
 from verl_multiturn.observe.convert.otel import write_otel

@@ -9,6 +9,7 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
+from verl_multiturn.describe import printable
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.observe.start_up import end_of_log
 from verl_multiturn.records.reader import Records
@@ -41,7 +42,7 @@ def open_records(folder: Path) -> Records:
 def fail(message: str, status: int = 1) -> NoReturn:
     """End the program with a message on standard error, behind everything that was printed before."""
     sys.stdout.flush()  # in a pipe it would come after the message
-    print(f"verl-multiturn: {message}", file=sys.stderr)
+    print(f"verl-multiturn: {printable(message)}", file=sys.stderr)
     raise typer.Exit(status)
 
 

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_multiturn.cli.ends import open_records, refuse
+from verl_multiturn.describe import printable
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.observe.explain.explanation import explain as explain_run
 from verl_multiturn.observe.explain.finding import SYMPTOMS, Finding
@@ -66,8 +67,3 @@ def _show(findings: list[Finding], faults: list[str]) -> None:
             )
     for fault in faults:
         console.print(f"not read: {printable(fault)}", markup=False, highlight=False, soft_wrap=True)
-
-
-def printable(text: str) -> str:
-    """Return a text without characters that a terminal obeys: escapes, and marks that turn the direction of text."""
-    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)

@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.sample_records import BEGAN, joined_row, sample_record, sample_run, sample_session
-from verl_multiturn.cli.explain import printable
 from verl_multiturn.cli.main import app
 from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.observe.explain.facts import CallFacts, read_facts
@@ -187,11 +186,6 @@ def test_hostile_texts_do_not_reach_the_terminal(tmp_path: Path) -> None:
     assert not {"\u202e", "\x1b", "\x00"} & set(shown.stdout)
     told = json.loads(CliRunner().invoke(app, ["explain", str(tmp_path), "--json"]).stdout)
     assert hostile in told["findings"][0]["requests"]
-
-
-def test_printable_text_stays_as_it_is() -> None:
-    assert printable("ä → 漢\nb") == "ä → 漢\nb"
-    assert printable("\x1b\u202e\x00") == "\\x1b\\u202e\\x00"
 
 
 def test_nothing_is_said_to_be_fine_where_all_is_unknown(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from verl_multiturn.describe import one_line
+
 STATIC = Path(__file__).parent / "static"
 MODULES = (
     "lib.js", "query.js", "data.js", "tokens.js", "chart.js", "table.js", "messages.js", "tree.js",
@@ -113,7 +115,7 @@ def _as_function(text: str) -> str:
 
 
 def _html(head: str, body: str = "", title: str = "verl-multiturn") -> str:
-    safe = title.replace("&", "&amp;").replace("<", "&lt;")
+    safe = one_line(title).replace("&", "&amp;").replace("<", "&lt;")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>{safe}</title><link rel="icon" href="data:,">{head}'

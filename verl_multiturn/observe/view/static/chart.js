@@ -1,5 +1,5 @@
 // A chart of uPlot, which draws by itself and is told of changes.
-import { html, useLayoutEffect, useRef } from "./lib.js";
+import { html, useLayoutEffect, useRef, visible } from "./lib.js";
 
 const LINES = ["#3b7dd8", "#d9663b", "#2f9e64", "#9c5cc4", "#b8860b", "#5b6b7b"];
 
@@ -31,7 +31,7 @@ export function Chart({ title, series, onPick, range, height = 170 }) {
       hooks: { ready: [last], setLegend: [(own) => own.legend.idx === null && last(own)] },
       axes: [axis, { ...axis, size: 60, values: (_, splits) => splits.map((value) => String(Number(value.toPrecision(3)))) }],
       series: [{ label: "step" }, ...series.map((each, at) => ({
-        label: each.name, stroke: LINES[at % LINES.length], width: 1.5, dash: each.dashed ? [5, 4] : undefined, spanGaps: true,
+        label: visible(each.name), stroke: LINES[at % LINES.length], width: 1.5, dash: each.dashed ? [5, 4] : undefined, spanGaps: true,
         points: { show: steps.length < 40, size: 4 }, value: (_, value) => (value === null ? "" : String(Number(value.toPrecision(4)))),
       }))],
     }, [steps, ...columns], box.current);

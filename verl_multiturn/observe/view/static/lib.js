@@ -4,7 +4,11 @@ import { h, render, Fragment } from "preact";
 import { useState, useEffect, useLayoutEffect, useRef, useMemo } from "preact/hooks";
 import htm from "htm";
 
-export const html = htm.bind(h);
+// What a view shows goes through `visible` here: no view can forget it.
+const shown = (value) => (typeof value === "string" ? visible(value) : Array.isArray(value) ? value.map(shown) : value);
+const element = (type, props, ...children) =>
+  h(type, props?.title && typeof type === "string" ? { ...props, title: visible(props.title) } : props, ...children.map(shown));
+export const html = htm.bind(element);
 export { render, Fragment, useState, useEffect, useLayoutEffect, useRef, useMemo };
 
 // The address: #VIEW?NAME=VALUE&… holds the whole state, so that it can be sent to somebody and gone back to.
@@ -43,11 +47,12 @@ export function useLoaded(load, dependencies) {
   return state.value; // what was there stays until the new is there: nothing flickers
 }
 
-// Characters that hide or turn what is around them are shown as what they are.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
+// Characters that are not drawn, or that hide or turn what is around them, are shown as what they are; the same rule as
+// `printable` in describe.py. A selector of an emoji's form stays behind its symbol.
+const HIDDEN = /(?<!\p{So})[\ufe0e\ufe0f]|(?![\n\t\ufe0e\ufe0f])[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}\p{DI}\u2800]/gu;
 export function visible(text) {
   return String(text).replace(HIDDEN, (letter) => {
-    const code = letter.charCodeAt(0);
+    const code = letter.codePointAt(0);
     if (code < 32) return String.fromCharCode(0x2400 + code);
     return `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
   });
