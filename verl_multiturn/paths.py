@@ -25,6 +25,8 @@ _ITEM = re.compile(r"([\[,]\s*['\"]?)(~/[^,'\"\]]*)")
 _WHOLE = re.compile(r"(['\"]?)(~/.*)", re.DOTALL)
 _VALUE = re.compile(r"(--[\w-]+|[+~]*[\w./@:-]+)=")
 """Part of a word before its value."""
+MOST_BYTES = 1 << 25
+"""Bytes that a file which is read whole may have: a run's file, an evaluation's, a snapshot."""
 _KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -101,6 +103,25 @@ def open_regular(path: Path, within: Path | None = None) -> BinaryIO:
     except BaseException:
         os.close(number)
         raise
+
+
+def read_regular(path: Path, within: Path | None = None, most: int = MOST_BYTES) -> bytes:
+    """Return what a plain file holds; see `open_regular`.
+
+    Args:
+        path: The file.
+        within: The folder in which it must lie; None: anywhere.
+        most: Bytes that it may have.
+
+    Raises:
+        FileKindError: It is no plain file, lies elsewhere, or is larger.
+        OSError: It does not exist, or cannot be read.
+    """
+    with open_regular(path, within) as file:
+        text = file.read(most + 1)
+    if len(text) > most:
+        raise FileKindError(f"{str(path)!r} has more than {most} bytes; expected a file of a run")
+    return text
 
 
 def _refuse_other_kinds(path: Path, found: os.stat_result) -> None:

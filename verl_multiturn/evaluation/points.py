@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from verl_multiturn.evaluation.figures import figures_of
 from verl_multiturn.evaluation.results import Results
+from verl_multiturn.paths import read_regular
 
 FOLDER = "evaluations"
 """Folder of a run in which its checkpoints are evaluated."""
@@ -67,14 +69,21 @@ def add_point(run: Path, point: Point) -> None:
         file.write(json.dumps(point.model_dump(mode="json")) + "\n")
 
 
-def read_points(run: Path) -> list[Point]:
-    """Return the points of a run by step, of each step the last one; a torn line costs itself alone."""
+def read_points(run: Path, fault: Callable[[str], None] = lambda what: None) -> list[Point]:
+    """Return the points of a run by step, of each step the last one; a torn line costs itself alone.
+
+    Args:
+        run: Folder of the run.
+        fault: It is called with why there are none, where something stands in the place of their file.
+    """
     try:
-        lines = (run / FOLDER / _POINTS).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        text = read_regular(run / FOLDER / _POINTS, within=run)
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            fault(f"no evaluations are shown: {error}")
         return []
     found: dict[int, Point] = {}
-    for line in lines:
+    for line in text.decode(errors="replace").splitlines():
         try:
             point = Point.model_validate_json(line)
         except ValidationError:

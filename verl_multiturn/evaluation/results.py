@@ -27,6 +27,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.estimates import is_right
 from verl_multiturn.evaluation.paths import Paths, paths_of
 from verl_multiturn.evaluation.plan import MANIFEST
+from verl_multiturn.paths import read_regular
 from verl_multiturn.records.fates import start_of
 from verl_multiturn.records.lines import flaw_of
 from verl_multiturn.records.reader import Records
@@ -196,7 +197,7 @@ def read_results(folder: Path) -> Results:
 def _evaluation(folder: Path) -> Evaluation:
     path = folder / MANIFEST
     try:
-        return Evaluation.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return Evaluation.model_validate(json.loads(read_regular(path, within=folder)))
     except FileNotFoundError:
         raise ConfigError(
             f"{str(folder)!r} has no {MANIFEST}; name the folder that `verl-multiturn eval … --out` wrote"

@@ -13,6 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.paths import open_regular
+
+_MOST_BYTES = 1 << 28
+"""Bytes of a file that are read: a step has some 10,000."""
 _NAME = re.compile(r"metrics(?:\.(\d+))?\.jsonl")
 # A key that verl logs with every training step, and not with a validation before the first step.
 _TRAINED = "training/global_step"
@@ -48,7 +52,9 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield step and values of each line that can be read."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    with open_regular(path, within=path.parent) as file:
+        lines = file.read(_MOST_BYTES).decode(errors="replace").splitlines()
+    for line in lines:
         if (entry := read_entry(line)) is not None:
             yield entry
 

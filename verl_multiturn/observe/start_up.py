@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 import time
 from pathlib import Path
 
+from verl_multiturn.paths import open_regular
+
+_LONGEST_LINE = 100_000
 _ERROR = re.compile(r"(?:\([^)]*\) )?([\w.]*(?:Error|Exception|Exit)\b.*)")
 """A line that names an exception; Ray puts the name of an actor before it."""
 
@@ -81,8 +85,8 @@ def end_of_log(log: Path) -> str:
         log: The trainer's log.
     """
     start_up, error = StartUp(0.0), ""
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
+    with io.TextIOWrapper(open_regular(log, within=log.parent), encoding="utf-8", errors="replace") as lines:
+        while line := lines.readline(_LONGEST_LINE):
             start_up.see(line)
             found = _ERROR.match(line)
             error = found[1] if found else error

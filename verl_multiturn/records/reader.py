@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from verl_multiturn.describe import one_line, show
 from verl_multiturn.errors import CertificateError, ConfigError
-from verl_multiturn.paths import open_regular
+from verl_multiturn.paths import read_regular
 from verl_multiturn.records import joins, schema
 from verl_multiturn.records.files import LINES, OPEN, PACKED, STEPS, RecordFile, folder_of, record_files
 from verl_multiturn.records.json_text import line_of
@@ -33,8 +33,6 @@ from verl_multiturn.records.schema_1 import lifted
 from verl_multiturn.records.summaries import SummaryTable, ends_of, summary_of
 
 _LOG = logging.getLogger(__name__)
-_LARGEST = 1 << 25
-"""Bytes of a run's file or a snapshot at most."""
 _OF_A_RUN = ("run-*.json", f"*{LINES}", STEPS, "join/*.parquet")
 """What a folder may hold of a run beside files of records."""
 
@@ -193,6 +191,19 @@ class Records:
                 return found[0].record if found else None
         return None
 
+    def corrected(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return a row of `summaries` as its record has it; where its line says something else, a fault says so."""
+        if row["offset"] is None:
+            return row
+        record = self.record_at(row["file"], row["offset"], row["place"] or 0)
+        if record is None or record["request_id"] != row["request_id"]:
+            return row
+        own = {name: value for name, value in summary_of(record).items() if name != "index"}
+        if wrong := [name for name, value in own.items() if row[name] != value]:
+            what = f"the line of request {row['request_id']!r} says {wrong[0]} {show(row[wrong[0]], 60)}"
+            self._fault(Path(row["file"]), row["offset"], f"{what}; the record is taken")
+        return row | own
+
     @property
     def line_files(self) -> list[Path]:
         """The files of lines, in the order of their names."""
@@ -314,10 +325,7 @@ class Records:
 
     def _object(self, path: Path, model: type[BaseModel]) -> dict[str, Any] | None:
         try:
-            with open_regular(path, within=path.parent) as file:
-                value = read_object(file.read(_LARGEST + 1))
-                if file.tell() > _LARGEST:
-                    raise CertificateError(f"it has more than {_LARGEST} bytes")
+            value = read_object(read_regular(path, within=path.parent))
             _refuse_newer(value)
             return fitted(model, value)
         except (CertificateError, OSError) as error:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import verl_multiturn.cli.main as cli
 from tests.support.sample_records import sample_record, sample_run
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.observe.convert.source import Source
 from verl_multiturn.observe.explain.facts import read_facts
 from verl_multiturn.observe.show.documents import Shown
@@ -259,3 +260,28 @@ def test_a_join_that_would_fill_the_memory(run: Path) -> None:
     records = Records(run)
     assert len(records.joined()) == len(Records(run).joined())
     assert any(str(path) in fault and "would unpack to" in fault for fault in records.faults)
+
+
+def test_a_summary_that_its_record_contradicts_is_said(run: Path) -> None:
+    path = one(run, "*.lines.jsonl")
+    path.write_bytes(path.read_bytes().replace(b'"turns":2', b'"turns":9'))
+    document = Shown(Records(run)).group(f"{START}-t1-0")
+    assert {each["turns"] for each in document["conversations"]} == {2}
+    assert any("says turns 9; the record is taken" in fault for fault in document["faults"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lies_beside_the_records(kind: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run)
+    (run.parent / "evaluations").mkdir()
+    put(kind, run.parent / "evaluations" / "points.jsonl", run.parent.parent / "private")
+    assert any("points.jsonl' " in fault for fault in Shown(Records(run.parent)).run()["faults"])
+    put(kind, run.parent / "evaluation.json", run.parent.parent / "private")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_results(run.parent)
+    shutil.rmtree(run)
+    run.mkdir()
+    put(kind, run.parent / "train.log", run.parent.parent / "private")
+    done = CliRunner().invoke(cli.app, ["show", str(run.parent)])
+    assert done.exit_code == 2
+    assert "private text" not in done.output

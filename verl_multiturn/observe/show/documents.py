@@ -17,7 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from verl_multiturn.describe import show
+import pyarrow.compute as pc
+
+from verl_multiturn.describe import one_line, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.points import read_points
 from verl_multiturn.records.fates import Fate, count, fates_of, start_of
@@ -64,6 +66,8 @@ class Shown:
         ]
         rows = self._rows({})
         fates = self.fates.values()
+        faults: list[str] = []
+        points = [point for folder in self._records.folders for point in read_points(folder.parent, faults.append)]
         return {
             "kind": "run",
             "folders": [str(folder) for folder in self._records.folders],
@@ -71,16 +75,14 @@ class Shown:
             "steps": [
                 _step_line(line, rows) for line in sorted([*self._lines, *_unsaid(self._lines, rows)], key=_order)
             ],
-            "evaluations": [
-                point.model_dump() for folder in self._records.folders for point in read_points(folder.parent)
-            ],
+            "evaluations": [point.model_dump() for point in points],
             "fates": {"training": count(fates, validation=False), "validation": count(fates, validation=True)},
             "open": sum(
                 len(snapshot["open"])
                 for snapshot in self._records.snapshots()
                 if start_of(snapshot["file"], ended) not in ended
             ),
-            "faults": self._records.faults,
+            "faults": [*self._records.faults, *map(one_line, faults)],
         }
 
     def step(self, step: int) -> dict[str, Any]:
@@ -156,7 +158,8 @@ class Shown:
 
     def _summaries(self, uid: str) -> list[dict[str, Any]]:
         table = self._records.summaries()
-        return [row for row in table.select(_OF_SUMMARY).to_pylist() if row["uid"] == uid]
+        own = map(self._records.corrected, table.filter(pc.equal(table["uid"], uid)).to_pylist())
+        return [{name: row[name] for name in _OF_SUMMARY} for row in own]
 
     def _rows(self, where: Mapping[str, Any], with_lists: bool = False) -> list[dict[str, Any]]:
         """Return the rows of joins with these values; of a step that was done again, those of the last start alone.

@@ -181,7 +181,11 @@ class Documents:
         made = []
         for number, each in enumerate(self._each):
             settings = [{name: run.get(name) for name in ("start", *_SETTINGS)} for run in each.runs]
-            points = [plain(point.model_dump()) for folder in each.folders for point in read_points(folder.parent)]
+            points = [
+                plain(point.model_dump())
+                for folder in each.folders
+                for point in read_points(folder.parent, self._fault)
+            ]
             steps = steps_document(self.table.whole, number, each.steps())
             made.append(steps | {"settings": settings, "evaluations": points})
         count = len(self.table.whole)

@@ -12,7 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.paths import read_regular
+
 FILE = "tokenizer.json"
+_MOST_BYTES = 1 << 26
+"""Bytes of the largest `tokenizer.json`: those of 250,000 tokens have some 33 MB."""
 Piece = str | list[int]
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -30,7 +34,7 @@ class Pieces:
 
     def __init__(self, path: Path) -> None:
         file = path / FILE if path.is_dir() else path
-        data: Any = json.loads(file.read_text(encoding="utf-8"))
+        data: Any = json.loads(read_regular(file, most=_MOST_BYTES))
         try:
             vocabulary = data["model"]["vocab"]
             texts = (
