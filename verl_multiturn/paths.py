@@ -4,14 +4,20 @@
     YAML files    tools, interactions, a run's whole configuration                  `at_home`
 
 A shell expands `~` at the beginning of a word alone, and verl, Hydra and Python never do.
+
+A folder that somebody else made may hold anything under any name: `open_regular` opens plain files alone.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from verl_multiturn.errors import ConfigError
 
 _HOME = "~/"
 _ITEM = re.compile(r"([\[,]\s*['\"]?)(~/[^,'\"\]]*)")
@@ -19,6 +25,17 @@ _ITEM = re.compile(r"([\[,]\s*['\"]?)(~/[^,'\"\]]*)")
 _WHOLE = re.compile(r"(['\"]?)(~/.*)", re.DOTALL)
 _VALUE = re.compile(r"(--[\w-]+|[+~]*[\w./@:-]+)=")
 """Part of a word before its value."""
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class FileKindError(ConfigError, OSError):
+    """A name of a file that is none: a pipe, a socket, a device, a folder, or a link that leads elsewhere."""
 
 
 def at_home(value: Any) -> Any:
@@ -52,3 +69,41 @@ def word_at_home(word: str) -> str:
 
 def _expanded(found: re.Match[str]) -> str:
     return found[1] + os.path.expanduser(found[2])
+
+
+def open_regular(path: Path, within: Path | None = None) -> BinaryIO:
+    """Open a plain file for reading, and nothing that stands in the place of one. It never waits.
+
+    Args:
+        path: The file. A link to one is followed.
+        within: The file, with all links followed, must lie in this folder; None: anywhere.
+
+    Raises:
+        FileKindError: It is no plain file, or lies elsewhere.
+        OSError: It does not exist, or cannot be opened.
+    """
+    try:
+        found = path.stat()  # opening a device may already do something
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise FileKindError(f"{str(path)!r} is a link that leads nowhere; expected a plain file") from None
+        raise
+    _refuse_other_kinds(path, found)
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        _refuse_other_kinds(path, os.fstat(number))  # another one may stand there by now
+        if within is not None:
+            here = Path("/proc/self/fd", str(number))
+            place = Path(os.path.realpath(here if here.exists() else path))
+            if not place.is_relative_to(os.path.realpath(within)):
+                raise FileKindError(f"{str(path)!r} leads out of {str(within)!r}; put the file itself there")
+        return os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
+
+
+def _refuse_other_kinds(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "of an unknown kind")
+        raise FileKindError(f"{str(path)!r} is {kind}; expected a plain file")
