@@ -10,17 +10,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 _NAME = re.compile(r"metrics(?:\.(\d+))?\.jsonl")
 # A key that verl logs with every training step, and not with a validation before the first step.
 _TRAINED = "training/global_step"
+_LONGEST = 16 << 20
+"""Characters of a line; what is longer was not written by verl."""
 
 
 def metric_files(folder: Path) -> list[Path]:
     """Return the metric files of a run, in the order of its starts."""
-    matches = [(found, path) for path in folder.glob("metrics*.jsonl") if (found := _NAME.fullmatch(path.name))]
+    named = [(found, path) for path in folder.glob("metrics*.jsonl") if (found := _NAME.fullmatch(path.name))]
+    matches = [(found, path) for found, path in named if path.is_file()]  # a pipe has no end
     return [path for _, path in sorted((int(found[1] or 1), path) for found, path in matches)]
 
 
@@ -48,9 +52,10 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield step and values of each line that can be read."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if (entry := read_entry(line)) is not None:
-            yield entry
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in iter(partial(file.readline, _LONGEST), ""):
+            if (entry := read_entry(line)) is not None:
+                yield entry
 
 
 def read_entry(line: str) -> tuple[int, dict[str, Any]] | None:

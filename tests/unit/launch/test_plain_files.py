@@ -1,4 +1,4 @@
-"""A file that somebody else may have put there is opened only if it is a plain one, and lies where it was looked for."""
+"""A file that somebody else may have put there is opened only if it is a plain one, and lies where it is looked for."""
 
 from __future__ import annotations
 
