@@ -91,9 +91,9 @@ def evaluate(
             if not read_rows(file, list(READERS)):
                 raise ConfigError(f"--rows {str(file)!r} has no rows; name a file that has some")
         asked = Asked(only, samples, temperature, engine, anyway)
+        for named in models:
+            require_trusted("eval", named, trust)
         found = [find_model(model, is_trusted=trust) for model in models]
-        for model, named in zip(found, models, strict=True):
-            require_trusted("eval", model, named, trust)
         plans = [
             plan_run(recipe, variants=variants or [], smoke=smoke, out=folder, overrides=changes or [])
             for folder in _folders(found, out, recipe, variants or [], smoke)

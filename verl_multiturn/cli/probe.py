@@ -73,8 +73,8 @@ def probe(
                 f"--engine {engine!r}: a model behind chat completions is not trained here; evaluate it with eval, or "
                 "name the engine of the model that is to be trained"
             )
+        require_trusted("probe", named, trust)
         model = find_model(named, is_trusted=trust)
-        require_trusted("probe", model, named, trust)
         folder = _folder(model, out, recipe, variants or [], smoke)
         asked: dict[str, Any] = {"variants": variants or [], "smoke": smoke, "out": folder}
         plan = plan_run(recipe, **asked, overrides=changes or [])

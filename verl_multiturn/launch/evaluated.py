@@ -11,7 +11,7 @@ from typing import Any
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.model_hash import model_hash
-from verl_multiturn.launch.models import Model
+from verl_multiturn.launch.models import Model, run_of
 from verl_multiturn.trust.rule import Given, is_own, require_trust
 
 _MODEL_CODE = "actor_rollout_ref.model.trust_remote_code"
@@ -73,23 +73,24 @@ def evaluated(
     return EvaluatedModel(named, folder, model_hash(folder), run_file_of(model))
 
 
-def require_trusted(command: str, model: Model, named: Path, is_trusted: bool) -> None:
-    """Refuse a model of somebody else's run, of whose configuration a command would use more than data.
+def require_trusted(command: str, named: Path, is_trusted: bool) -> None:
+    """Refuse somebody else's run, of whose configuration a command would use more than data.
 
     A model without a run is data, and so are its weights and tokenizer; its own Python files are another question
     (`runs_model_code`).
 
     Args:
         command: Name of the command.
-        model: Where the model lies.
-        named: As the user named it.
+        named: The model as the user named it.
         is_trusted: Whether the user said `--trust`.
 
     Raises:
         ConfigError: The run is not the user's own, and not trusted.
     """
-    if model.run is None or model.is_own:
+    run = run_of(named)
+    if run is None:
         return
+    model = Model(named, 0, named, run)
     uses = [f"the rows {show(path)}" for path in _row_files(model, "data.val_files")]
     uses += ["the model's own Python files"] if model.setting(_MODEL_CODE) else []
     uses += [f"its base {show(base)}"] if (base := model.setting("actor_rollout_ref.model.path")) else []

@@ -112,8 +112,9 @@ def run_file_of(model: Model) -> Mapping[str, Any]:
     if model.run is None:
         return {}
     noted = model.setting(f"{_ROLLOUT}.custom.multiturn.record_dir")
-    for named in (model.run / "records", *([noted] if isinstance(noted, str) else [])):
-        place = model.named_path(named)
+    named: list[str | Path] = [model.run / "records", *([noted] if isinstance(noted, str) else [])]
+    for each in named:
+        place = model.named_path(each)
         if place is not None and place.is_dir() and (runs := Records(place).runs):
             return runs[-1]
     return {}

@@ -143,6 +143,18 @@ def _find(path: Path, step: int | None, is_trusted: bool) -> Model:
     raise ConfigError(f"{str(path)!r} has neither a checkpoint nor {WEIGHTS} or {INDEX}; {_KINDS}")
 
 
+def run_of(path: Path) -> Path | None:
+    """Return the folder of the run that a folder is, or in whose checkpoints it lies; None: it is of no run.
+
+    Args:
+        path: Folder of a run, of checkpoints, of a checkpoint, or a Hugging Face folder.
+    """
+    if _is_run(path):
+        return path
+    is_part = path.name in ("actor", "checkpoints") or _STEP.fullmatch(path.name) is not None
+    return next((each for each in path.absolute().parents[:4] if _is_run(each)), None) if is_part else None
+
+
 def _is_run(path: Path) -> bool:
     return (path / ".run.json").is_file() or (path / HYDRA).is_file()
 

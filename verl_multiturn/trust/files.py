@@ -48,7 +48,7 @@ def require_plain_model(described: Path, folder: Path, root: Path) -> None:
         )
     config = _read(described / _CONFIG)
     for key, value in _entries(config):
-        if any(key.endswith(name) for name in _KERNELS) and "/" in str(value):
+        if any(name in key for name in _KERNELS) and "/" in str(value):
             raise ConfigError(
                 f"{str(described / _CONFIG)!r} names the kernel {show(str(value))}, which transformers would fetch and "
                 f"run; remove {show(key)}"

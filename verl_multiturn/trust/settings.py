@@ -21,12 +21,13 @@ from verl_multiturn.paths import open_regular
 
 HYDRA = Path("hydra") / ".hydra" / "config.yaml"
 """Place of a run's configuration in its folder."""
-_MOST_BYTES = 512 << 10
+_MOST_BYTES, _DEEPEST = 256 << 10, 100
 _MOST_RESOLVED = 2 << 20
 """Characters and values of a whole configuration with its references replaced."""
 _PATH = r"\.*[\w@/-]+(?:\.[\w@/-]+|\[[\w-]+\])*"
 _REFERENCE = re.compile(rf"\$\{{\s*(?P<path>{_PATH})\s*\}}")
 _SELECT = re.compile(rf"\$\{{\s*oc\.select\s*:\s*(?P<path>{_PATH})\s*(?:,(?P<default>.*))?\}}", re.DOTALL)
+_BRACKET, _ALIAS = re.compile(r"[\[\]{}]"), re.compile(r"(?:^|[\s\[,{:?-])\*\S")
 _PLAIN = re.compile(r"[^&*!]{0,1000}")
 """A default that is written out."""
 _MISSING: Any = object()
@@ -40,17 +41,29 @@ def read_settings(run: Path) -> dict[str, Any]:
     """
     path = run / HYDRA
     try:
+        if not path.resolve().is_relative_to(run.resolve()):  # not even opened
+            return {}
         with open_regular(path, within=run) as file:
             content = file.read(_MOST_BYTES + 1)
         text = content.decode("utf-8")
-        if len(content) > _MOST_BYTES:
+        if len(content) > _MOST_BYTES or _is_deep(text):
             return {}
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+        if _ALIAS.search(text) and any(isinstance(each, yaml.AliasEvent) for each in yaml.parse(text, yaml.SafeLoader)):
             return {}  # Hydra writes none, and a page of them is gigabytes
         plain = read_yaml(text)
         return resolve_references(plain) if isinstance(plain, dict) else {}
-    except (ConfigError, OSError, ValueError, yaml.YAMLError, RecursionError):
+    except (ConfigError, OSError, RuntimeError, ValueError, yaml.YAMLError):
         return {}
+
+
+def _is_deep(text: str) -> bool:
+    """Tell whether brackets are open within each other so often that reading them would take minutes."""
+    depth = 0
+    for found in _BRACKET.finditer(text):
+        depth = max(depth + (1 if found[0] in "[{" else -1), 0)
+        if depth > _DEEPEST:
+            return True
+    return False
 
 
 def resolve_references(values: Mapping[Any, Any]) -> dict[str, Any]:
