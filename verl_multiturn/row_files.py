@@ -132,7 +132,8 @@ def refuse_pointer(path: Path) -> None:
     """
     try:
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-            if file.is_file() and file.stat().st_size <= _MOST_OF_POINTER:
+            is_here = file == path or not file.is_symlink()  # another folder's files are not opened
+            if is_here and file.is_file() and file.stat().st_size <= _MOST_OF_POINTER:
                 with file.open("rb") as opened:
                     is_pointer = opened.read(len(_POINTER)) == _POINTER
                 if is_pointer:

@@ -122,7 +122,7 @@ def make_run(made: Path, users: Path | None = None) -> Path:
 
 
 def replay(*arguments: Any) -> Result:
-    return CliRunner().invoke(app, ["replay", *map(str, arguments)])
+    return CliRunner().invoke(app, ["replay", *map(str, arguments), "--trust"])
 
 
 def last(result: Result) -> dict[str, Any]:

@@ -20,7 +20,14 @@ from verl_multiturn.evaluation.figures import Price
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.evaluation.tables import summary_of, table_of
 from verl_multiturn.launch.compose import compose_run, resolved
-from verl_multiturn.launch.evaluated import EvaluatedModel, evaluated, names_of, rows_of_run
+from verl_multiturn.launch.evaluated import (
+    EvaluatedModel,
+    evaluated,
+    names_of,
+    require_trusted,
+    rows_of_run,
+    runs_model_code,
+)
 from verl_multiturn.launch.export import ExportError
 from verl_multiturn.launch.models import Model, find_model
 from verl_multiturn.launch.plan import RunPlan, plan_run
@@ -29,6 +36,7 @@ from verl_multiturn.launch.run import environment_of, run_recipe
 from verl_multiturn.launch.run_folder import RunFolder, require_folder
 from verl_multiturn.observe.progress import say
 from verl_multiturn.row_files import READERS, read_rows
+from verl_multiturn.trust.rule import MODEL_CODE_HELP, TRUST_HELP
 
 
 def evaluate(
@@ -67,6 +75,8 @@ def evaluate(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Also with another template, tokenizer or tools than the model's run had.")
     ] = False,
+    trust: Annotated[bool, typer.Option("--trust", help=TRUST_HELP)] = False,
+    model_code: Annotated[bool, typer.Option("--trust-remote-code", help=MODEL_CODE_HELP)] = False,
 ) -> None:
     """Evaluate models on a recipe's rows as its training would: settings, tools, users, agents and rewards are its own.
 
@@ -81,7 +91,9 @@ def evaluate(
             if not read_rows(file, list(READERS)):
                 raise ConfigError(f"--rows {str(file)!r} has no rows; name a file that has some")
         asked = Asked(only, samples, temperature, engine, anyway)
-        found = [find_model(model) for model in models]
+        for named in models:
+            require_trusted("eval", named, trust)
+        found = [find_model(model, is_trusted=trust) for model in models]
         plans = [
             plan_run(recipe, variants=variants or [], smoke=smoke, out=folder, overrides=changes or [])
             for folder in _folders(found, out, recipe, variants or [], smoke)
@@ -92,7 +104,9 @@ def evaluate(
                 own = tuple(rows) if rows else rows_of_run(model)
                 if own is None and (status := run_recipe(plan, only_prepare=True)):
                     raise typer.Exit(status)
-                whole.append(evaluate_model(plan, evaluated(str(named), model, plan.out, say), own, asked))
+                runs_code = runs_model_code(model, trust, model_code)
+                weights = evaluated(str(named), model, plan.out, say, runs_code)
+                whole.append(evaluate_model(plan, weights, own, asked, runs_code))
     except KeyboardInterrupt:
         fail("interrupted; what has ended is kept, and the same command goes on", 130)
     except (EngineError, ExportError) as error:
@@ -145,7 +159,9 @@ def _folders(
     return [(out or Path("outputs") / "-".join(parts)) / name for name in names_of(models)]
 
 
-def evaluate_model(plan: RunPlan, model: EvaluatedModel, rows: tuple[Path, ...] | None, asked: Asked) -> bool:
+def evaluate_model(
+    plan: RunPlan, model: EvaluatedModel, rows: tuple[Path, ...] | None, asked: Asked, runs_code: bool | None
+) -> bool:
     """Evaluate one model in the folder of a plan, and return whether each conversation has a score that counts.
 
     Args:
@@ -153,6 +169,7 @@ def evaluate_model(plan: RunPlan, model: EvaluatedModel, rows: tuple[Path, ...] 
         model: The model.
         rows: Files of rows; None: those of the recipe's validation.
         asked: What else was asked for.
+        runs_code: Whether the model's own Python files run; None: as the recipe says.
 
     Raises:
         MultiTurnError: See `verl_bridge.evaluate.command.evaluate`.
@@ -178,5 +195,6 @@ def evaluate_model(plan: RunPlan, model: EvaluatedModel, rows: tuple[Path, ...] 
             asked.temperature,
             asked.engine,
             {} if asked.anyway else model.origin,
+            runs_code,
         )
         return evaluate(job, say, status.update)

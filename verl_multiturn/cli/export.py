@@ -20,6 +20,8 @@ from verl_multiturn.launch.export import DTYPES, ExportError
 from verl_multiturn.launch.export import export as write_export
 from verl_multiturn.launch.exported import Exported
 from verl_multiturn.launch.models import Model, find_model
+from verl_multiturn.observe.show.terminal import clean
+from verl_multiturn.trust.rule import MODEL_CODE_HELP, TOOLS_HELP, Given
 
 _NO_STACK = "export needs torch, transformers, accelerate and peft ({error}); run it in the environment that trains"
 
@@ -33,14 +35,23 @@ def export(
     dtype: Annotated[
         str | None, typer.Option(help="Data type of the weights: float32 or bfloat16 (the trainer's).")
     ] = None,
+    tools: Annotated[Path | None, typer.Option("--tools", metavar="FILE", help=TOOLS_HELP)] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option("--base", metavar="DIR", help="Folder of the model that the run began with, to compare with."),
+    ] = None,
+    model_code: Annotated[bool, typer.Option("--trust-remote-code", help=MODEL_CODE_HELP)] = False,
 ) -> None:
     """Export a trained model as a Hugging Face folder, with its tools, sampling and a card.
 
     LoRA is merged. The folder is loaded and its logits are compared with the checkpoint's before it gets its name. The
     last line is a JSON object.
+
+    Nothing that MODEL names is imported, started or fetched, so that it may be somebody else's.
     """
     began = time.monotonic()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         if dtype is not None and dtype not in DTYPES:
             raise ConfigError(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
@@ -48,7 +59,7 @@ def export(
         if found.passed_over:
             _tell(found.passed_over)
         _quiet_transformers()
-        done = write_export(found, to, dtype, _tell)
+        done = write_export(found, to, dtype, _tell, Given(model_code, tools, base))
     except ExportError as error:
         fail(str(error))
     except MultiTurnError as error:
@@ -60,7 +71,7 @@ def export(
 
 
 def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(clean(text), file=sys.stderr, flush=True)
 
 
 def _quiet_transformers() -> None:

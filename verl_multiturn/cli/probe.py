@@ -16,7 +16,7 @@ from verl_multiturn.evaluation.probe import Verdict, probe_summary, probe_table
 from verl_multiturn.evaluation.probe import probe as probe_results
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.launch.compose import compose_run, resolved
-from verl_multiturn.launch.evaluated import evaluated, names_of, rows_of_run
+from verl_multiturn.launch.evaluated import evaluated, names_of, require_trusted, rows_of_run, runs_model_code
 from verl_multiturn.launch.export import ExportError
 from verl_multiturn.launch.models import Model, find_model
 from verl_multiturn.launch.plan import RunPlan, plan_run
@@ -24,6 +24,7 @@ from verl_multiturn.launch.processes import interruptible
 from verl_multiturn.launch.run import run_recipe
 from verl_multiturn.launch.run_folder import require_folder
 from verl_multiturn.observe.progress import say
+from verl_multiturn.trust.rule import MODEL_CODE_HELP, TRUST_HELP
 
 _ROWS = "data.train_files"
 _VALIDATION = "actor_rollout_ref.rollout.val_kwargs"
@@ -57,6 +58,8 @@ def probe(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Also with another template, tokenizer or tools than the model's run had.")
     ] = False,
+    trust: Annotated[bool, typer.Option("--trust", help=TRUST_HELP)] = False,
+    model_code: Annotated[bool, typer.Option("--trust-remote-code", help=MODEL_CODE_HELP)] = False,
 ) -> None:
     """Say whether reinforcement learning can begin with a model, by its conversations on a recipe's training rows.
 
@@ -70,7 +73,8 @@ def probe(
                 f"--engine {engine!r}: a model behind chat completions is not trained here; evaluate it with eval, or "
                 "name the engine of the model that is to be trained"
             )
-        model = find_model(named)
+        require_trusted("probe", named, trust)
+        model = find_model(named, is_trusted=trust)
         folder = _folder(model, out, recipe, variants or [], smoke)
         asked: dict[str, Any] = {"variants": variants or [], "smoke": smoke, "out": folder}
         plan = plan_run(recipe, **asked, overrides=changes or [])
@@ -91,7 +95,8 @@ def probe(
                 engine,
                 anyway,
             )
-            evaluate_model(plan, evaluated(str(named), model, plan.out, say), own, drawn)
+            runs_code = runs_model_code(model, trust, model_code)
+            evaluate_model(plan, evaluated(str(named), model, plan.out, say, runs_code), own, drawn, runs_code)
         results = read_results(plan.out)
         found = probe_results(results)
     except KeyboardInterrupt:

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.observe.show.terminal import clean
+from verl_multiturn.records.reader import Records
+from verl_multiturn.trust.rule import TRUST_HELP, require_trust
+
+_MODEL = "actor_rollout_ref.model"
+_NAMED = (
+    (f"{_MODEL}.path", "the tokenizer of"),
+    (f"{_MODEL}.tokenizer_path", "the tokenizer of"),
+    (f"{_MODEL}.trust_remote_code", "the model's own Python files"),
+    ("reward.custom_reward_function.path", "the reward of"),
+    ("custom_reward_function.path", "the reward of"),
+    ("data.custom_cls.path", "the data set of"),
+    ("actor_rollout_ref.rollout.multi_turn.tool_config_path", "the tools of"),
+    ("actor_rollout_ref.rollout.multi_turn.function_tool_path", "the tools of"),
+    ("actor_rollout_ref.rollout.custom.multiturn.proxy.select", "the function"),
+)
+"""Settings of a run that name code and addresses."""
+_CODE = ("class_name", "function", "toolset", "mcp")
+"""Keys of a tool or an interaction that name code, a command or an address."""
 
 
 def replay(
@@ -29,6 +49,7 @@ def replay(
     ] = None,
     live: Annotated[bool, typer.Option("--live", help="Run the tools and interactions again.")] = False,
     scores: Annotated[bool, typer.Option(help="Whether rewards are computed again.")] = True,
+    trust: Annotated[bool, typer.Option("--trust", help=TRUST_HELP)] = False,
 ) -> None:
     """Make recorded conversations again with today's code, and name each difference: request, turn, field, token.
 
@@ -36,6 +57,7 @@ def replay(
     """
     try:
         pairs = [_pair(change) for change in changes or []]
+        require_trust(folder, "replay", list(dict.fromkeys(_uses(Records(folder).runs))), trust)
         try:
             from verl_multiturn.verl_bridge.replay.command import replay_folder
         except ImportError as error:
@@ -49,6 +71,28 @@ def replay(
     print(json.dumps(found))
     if found["different"] and not pairs:
         raise typer.Exit(1)
+
+
+def _uses(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what a replay would import, start and open of what the files of runs name."""
+    for run in runs:
+        settings = run.get("settings")
+        for path, what in _NAMED:
+            value: Any = settings
+            for key in path.split("."):
+                value = value.get(key) if isinstance(value, Mapping) else None
+            if value:
+                yield what if value is True else f"{what} {show(value)}"
+        for entry in (*_entries(run.get("tools"), "tools"), *_entries(run.get("interactions"), "interaction")):
+            for key in _CODE:
+                if entry.get(key):
+                    yield f"the {key.replace('_', ' ')} {show(entry[key])}"
+    yield "the tokenizer of its settings"
+
+
+def _entries(yaml_file: Any, key: str) -> list[Mapping[str, Any]]:
+    entries = yaml_file.get(key) if isinstance(yaml_file, Mapping) else None
+    return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
 
 
 def _say(line: str) -> None:

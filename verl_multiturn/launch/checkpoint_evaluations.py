@@ -83,7 +83,7 @@ class Wanted:
         """Return the command that evaluates a checkpoint."""
         words = [word for word in self.words if not word.lstrip("+~").startswith(_NOT_ASKED)]
         command = [sys.executable, "-m", "verl_multiturn.cli", "eval", str(checkpoint), "--recipe", self.recipe]
-        command += ["--out", str(out)]
+        command += ["--out", str(out), "--trust"]  # the run's own checkpoint, wherever --out put the run
         command += [part for path in self.rows for part in ("--rows", path)]
         command += [] if self.samples is None else ["--samples", str(self.samples)]
         return command + [part for word in words for part in ("--set", word)]

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.model_hash import model_hash
-from verl_multiturn.launch.models import Model
+from verl_multiturn.launch.models import Model, run_of
+from verl_multiturn.trust.rule import Given, is_own, require_trust
 
+_MODEL_CODE = "actor_rollout_ref.model.trust_remote_code"
 _EXPORTED = "model"
 """Folder of an evaluation in which a checkpoint is exported."""
 
@@ -30,7 +33,9 @@ class EvaluatedModel:
     """What the file of its run says (`schema.RunFile`); of an export, its `schemas` alone; {}: nothing is known."""
 
 
-def evaluated(named: str, model: Model, out: Path, tell: Callable[[str], None]) -> EvaluatedModel:
+def evaluated(
+    named: str, model: Model, out: Path, tell: Callable[[str], None], model_code: bool | None = None
+) -> EvaluatedModel:
     """Return the weights of a model; a checkpoint is exported into the evaluation's folder, once.
 
     Args:
@@ -38,6 +43,7 @@ def evaluated(named: str, model: Model, out: Path, tell: Callable[[str], None]) 
         model: Where it lies.
         out: Folder of the evaluation.
         tell: Gets a line about each part of an export.
+        model_code: Whether the Python files that come with the model run; None: as its run says.
 
     Raises:
         ConfigError: It cannot be exported, or its weights cannot be read.
@@ -62,8 +68,46 @@ def evaluated(named: str, model: Model, out: Path, tell: Callable[[str], None]) 
         out.mkdir(parents=True, exist_ok=True)
         marker.write_text(json.dumps(noted) + "\n", encoding="utf-8")
         logging.disable_progress_bar()
-        export(model, folder, None, tell)
+        runs_code = bool(model.setting(_MODEL_CODE)) if model_code is None else model_code
+        export(model, folder, None, tell, Given(runs_code))
     return EvaluatedModel(named, folder, model_hash(folder), run_file_of(model))
+
+
+def require_trusted(command: str, named: Path, is_trusted: bool) -> None:
+    """Refuse somebody else's run, of whose configuration a command would use more than data.
+
+    A model without a run is data, and so are its weights and tokenizer; its own Python files are another question
+    (`runs_model_code`).
+
+    Args:
+        command: Name of the command.
+        named: The model as the user named it.
+        is_trusted: Whether the user said `--trust`.
+
+    Raises:
+        ConfigError: The run is not the user's own, and not trusted.
+    """
+    run = run_of(named)
+    if run is None:
+        return
+    model = Model(named, 0, named, run)
+    uses = [f"the rows {show(path)}" for path in _row_files(model, "data.val_files")]
+    uses += ["the model's own Python files"] if model.setting(_MODEL_CODE) else []
+    uses += [f"its base {show(base)}"] if (base := model.setting("actor_rollout_ref.model.path")) else []
+    require_trust(named, command, uses or ["the paths of its configuration"], is_trusted)
+
+
+def runs_model_code(model: Model, is_trusted: bool, model_code: bool) -> bool | None:
+    """Tell whether a model's own Python files run; None: it is the user's own model, whose recipe decides.
+
+    Args:
+        model: Where the model lies.
+        is_trusted: Whether the user said `--trust`.
+        model_code: Whether the user said `--trust-remote-code`.
+    """
+    if is_trusted or model_code:
+        return True
+    return None if model.is_own or is_own(model.folder) else False
 
 
 def rows_of_run(model: Model, key: str = "data.val_files") -> tuple[Path, ...] | None:
@@ -73,9 +117,13 @@ def rows_of_run(model: Model, key: str = "data.val_files") -> tuple[Path, ...] |
         model: The model.
         key: Path of the setting that names them.
     """
-    listed = model.setting(key) if model.run is not None else None
-    files = [Path(str(each)) for each in ([listed] if isinstance(listed, str) else listed or [])]
+    files = [Path(path) for path in _row_files(model, key)]
     return tuple(files) if files and all(file.is_file() for file in files) else None
+
+
+def _row_files(model: Model, key: str) -> list[str]:
+    listed = model.setting(key) if model.run is not None else None
+    return [str(each) for each in ([listed] if isinstance(listed, str) else listed if isinstance(listed, list) else [])]
 
 
 def names_of(models: Sequence[Model]) -> list[str]:

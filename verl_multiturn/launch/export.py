@@ -4,7 +4,8 @@ Invariants:
 - a folder appears under its final name only when it is whole and was checked: it is loaded again, and its logits are
   those of the checkpoint, computed in another way (`logits.py`). Until then it is `.NAME.half`, beside it;
 - weights keep the trainer's data type, unless another one is asked for;
-- an adapter of LoRA is merged in float32.
+- an adapter of LoRA is merged in float32;
+- nothing of the model's or the run's folder is imported, started or fetched, unless the user gives leave (`Given`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.launch.exported import Exported
 from verl_multiturn.launch.logits import (
+    bounded_models,
     empty_model,
     load_folder,
     logits_of_folder,
@@ -32,15 +34,16 @@ from verl_multiturn.launch.logits import (
 )
 from verl_multiturn.launch.lora import Lora, has_adapter, has_base, merge_lora, split_lora
 from verl_multiturn.launch.model_card import write_card
-from verl_multiturn.launch.model_hash import model_hash
-from verl_multiturn.launch.models import Model
+from verl_multiturn.launch.model_hash import model_hash, tensor_sizes
+from verl_multiturn.launch.models import Model, find_model
 from verl_multiturn.launch.shards import read_shards
+from verl_multiturn.trust.files import WEIGHTS, require_plain_model
+from verl_multiturn.trust.rule import NOTHING_GIVEN, Given
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 DTYPES = ("float32", "bfloat16")
-_WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 _LARGEST_FILE = "5GB"
 _ROOM = 64 << 20
 """Bytes that a folder needs beside its weights."""
@@ -66,7 +69,9 @@ class _Weights:
     merged: dict[str, Tensor]
 
 
-def export(model: Model, to: Path, dtype: str | None, tell: Callable[[str], None]) -> Exported:
+def export(
+    model: Model, to: Path, dtype: str | None, tell: Callable[[str], None], given: Given = NOTHING_GIVEN
+) -> Exported:
     """Write a model as a Hugging Face folder, check it, and return what was found.
 
     Args:
@@ -74,6 +79,7 @@ def export(model: Model, to: Path, dtype: str | None, tell: Callable[[str], None
         to: The folder. It must not exist, or be empty.
         dtype: Data type of its weights, one of `DTYPES`; None: the trainer's.
         tell: Gets a line about each part of the work.
+        given: What the user gives in the place of what the folder names.
 
     Raises:
         ConfigError: The folder cannot be written, the disk has no room, or the model cannot be exported.
@@ -81,15 +87,36 @@ def export(model: Model, to: Path, dtype: str | None, tell: Callable[[str], None
     """
     with _half(to) as half:
         try:
-            return _export(model, to, half, dtype, tell)
+            return _export(model, to, half, dtype, tell, given)
         except OSError as error:
             raise ExportError(f"cannot write {str(to)!r} ({error}); nothing is left there") from None
 
 
-def _export(model: Model, to: Path, half: Path, dtype: str | None, tell: Callable[[str], None]) -> Exported:
-    trusts_code = bool(model.setting("actor_rollout_ref.model.trust_remote_code"))
+def _export(
+    model: Model, to: Path, half: Path, dtype: str | None, tell: Callable[[str], None], given: Given
+) -> Exported:
+    trusts_code = given.model_code
     config = read_config(model.described, trusts_code)
-    weights = _read(model, trusts_code, tell)
+    weights = _read(model, given, tell)
+    with bounded_models(*_sizes(weights.merged)):
+        return _written(model, to, half, dtype, tell, given, config, weights)
+
+
+def _sizes(tensors: Mapping[str, Tensor]) -> tuple[int, int]:
+    return len(tensors), sum(tensor.numel() for tensor in tensors.values())
+
+
+def _written(
+    model: Model,
+    to: Path,
+    half: Path,
+    dtype: str | None,
+    tell: Callable[[str], None],
+    given: Given,
+    config: Any,
+    weights: _Weights,
+) -> Exported:
+    trusts_code = given.model_code
     target = _in_dtype(_untied(weights.merged, config, trusts_code), weights.plain, dtype)
     size = sum(tensor.numel() * tensor.element_size() for tensor in target.values())
     if (free := shutil.disk_usage(half).free) < size + _ROOM:
@@ -100,7 +127,7 @@ def _export(model: Model, to: Path, half: Path, dtype: str | None, tell: Callabl
     tell("checking: the folder is loaded, and its logits are compared with the checkpoint's")
     written = logits_of_folder(half, trusts_code)
     difference, allowed, rounding = _check(config, weights, target, written, trusts_code)
-    base, from_base = _compare_with_base(model, written, trusts_code, tell)
+    base, from_base = _compare_with_base(model, written, given, tell)
     hashed = model_hash(half)
     exported = Exported(
         folder=to,
@@ -117,7 +144,7 @@ def _export(model: Model, to: Path, half: Path, dtype: str | None, tell: Callabl
         base=base,
         written=[],
     )
-    exported.written.extend(write_card(model, half, to.absolute().name, exported, tell))
+    exported.written.extend(write_card(model, half, to.absolute().name, exported, tell, given.tools))
     _finish(half, to)
     return exported
 
@@ -174,41 +201,62 @@ def _finish(half: Path, to: Path) -> None:
     (to / ".lock").unlink()
 
 
-def _read(model: Model, trusts_code: bool, tell: Callable[[str], None]) -> _Weights:
+def _read(model: Model, given: Given, tell: Callable[[str], None]) -> _Weights:
     if not model.ranks:
         tell(f"reading {model.folder}")
-        plain = dict(load_folder(model.folder, "auto", trusts_code).state_dict())
+        with bounded_models(*tensor_sizes(model.folder)):
+            plain = dict(load_folder(model.folder, "auto", given.model_code).state_dict())
         return _Weights(plain, None, plain)
     tensors = read_shards(model.shards(), tell)
     if not has_adapter(tensors):
         return _Weights(tensors, None, tensors)
     base, lora = split_lora(tensors, model)
     if not has_base(tensors):
-        base = _base_of(model, trusts_code, str(next(iter(lora.parts.values()))[0].dtype).removeprefix("torch."))
+        base = _base_of(model, given, str(next(iter(lora.parts.values()))[0].dtype).removeprefix("torch."))
     layers = len(lora.parts)
     tell(f"merging LoRA of rank {max(lora.ranks.values())}, alpha {lora.alpha:g}, in {layers} layers, in float32")
     return _Weights(base, lora, merge_lora(base, lora))
 
 
-def _base_of(model: Model, trusts_code: bool, dtype: str) -> dict[str, Tensor]:
+def _base_of(model: Model, given: Given, dtype: str) -> dict[str, Tensor]:
     """Return the base's weights for a checkpoint that has the adapter alone."""
-    folder = base_folder(model)
+    folder = base_folder(model, given)
     if folder is None:
         raise ConfigError(
             f"{str(model.folder)!r} has the adapter alone, and its base "
-            f"({model.setting('actor_rollout_ref.model.path')!r}) is not here; put the base there, and name the run's "
-            "folder"
+            f"({model.setting('actor_rollout_ref.model.path')!r}) is not here, or not of a run of yours; name its "
+            "folder with --base"
         )
-    return dict(load_folder(folder, dtype, trusts_code).state_dict())
+    return dict(load_folder(folder, dtype, given.model_code).state_dict())
 
 
-def base_folder(model: Model) -> Path | None:
-    """Return the folder of the model that the run began with; None: it is not known, or not on this machine."""
+def base_folder(model: Model, given: Given = NOTHING_GIVEN) -> Path | None:
+    """Return the folder of the model that the run began with; None: it is not known, or not on this machine.
+
+    A path out of a run's folder, or a hub's name, is followed in a run of the user's own alone, and nothing is fetched.
+
+    Args:
+        model: The model.
+        given: What the user gives; its `base` is taken first.
+
+    Raises:
+        ConfigError: The base that the user gives is no model's folder, or leads out of it.
+    """
+    if given.base is not None:
+        base = find_model(given.base)
+        if base.ranks:
+            raise ConfigError(f"--base {str(given.base)!r} is a checkpoint; name a Hugging Face folder, as export "
+                              "writes it")  # fmt: skip
+        return base.folder
     path = model.setting("actor_rollout_ref.model.path")
     if not isinstance(path, str):
         return None
-    if (Path(path) / "config.json").is_file():
-        return Path(path)
+    place = model.named_path(path)
+    if place is not None and (place / "config.json").is_file():
+        require_plain_model(place, place, place)
+        return place
+    if not model.is_own:
+        return None
     from huggingface_hub import snapshot_download
 
     with contextlib.suppress(Exception):  # a name that is none of the hub's, or a model that is not in the cache
@@ -269,7 +317,7 @@ def _write(model: Model, half: Path, config: Any, target: dict[str, Tensor], tru
     from safetensors import SafetensorError
 
     for path in model.described.iterdir():
-        if path.is_file() and not path.name.endswith(_WEIGHTS):
+        if path.is_file() and not path.name.endswith(WEIGHTS):
             shutil.copyfile(path, half / path.name)
     kinds = [tensor.dtype for tensor in target.values() if tensor.is_floating_point()]
     empty = empty_model(config, max(set(kinds), key=kinds.count), trusts_code)
@@ -324,15 +372,15 @@ def _largest(one: Tensor, other: Tensor) -> float:
 
 
 def _compare_with_base(
-    model: Model, written: Tensor, trusts_code: bool, tell: Callable[[str], None]
+    model: Model, written: Tensor, given: Given, tell: Callable[[str], None]
 ) -> tuple[str | None, float | None]:
     """Return the hash of the base's weights, and how far the logits are from its; None each: it is not at hand."""
-    folder = base_folder(model)
+    folder = base_folder(model, given)
     if folder is None:
         return None, None
     tell("comparing with the base, which the run began with")
     try:
-        hashed, apart = model_hash(folder), _largest(logits_of_folder(folder, trusts_code), written)
+        hashed, apart = model_hash(folder), _largest(logits_of_folder(folder, given.model_code), written)
         if not math.isfinite(apart):
             tell("the base's logits cannot be compared: they are no finite numbers, or of another shape")
         return hashed, apart if math.isfinite(apart) else None

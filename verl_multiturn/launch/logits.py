@@ -7,7 +7,8 @@ would.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROWS, _TOKENS, _SEED = 4, 64, 0
+_SPARE, _MODELS = 4, 16
+"""How many times the tensors of the weights a model may have, and how often it may be made within an export."""
+_MOST_TENSORS, _MOST_VALUES = 1_000, 1 << 20
+_OTHER = "name another folder"
 _KINDS = {"ForCausalLM": "AutoModelForCausalLM", "ForConditionalGeneration": "AutoModelForImageTextToText"}
 
 
@@ -34,9 +39,14 @@ def read_config(folder: Path, trusts_code: bool = False) -> Any:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{str(folder)!r} cannot be read as a model ({_first_line(error)})") from None
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code, local_files_only=True)
+    except Exception as error:  # a damaged file may raise anything, and so may code of the folder's
+        if not trusts_code and "trust_remote_code" in str(error):
+            raise ConfigError(
+                f"{str(folder)!r} is a model with Python files of its own; say --trust-remote-code if you would run "
+                "them as a program of whoever made the folder"
+            ) from None
+        raise ConfigError(f"{str(folder)!r} cannot be read as a model ({_first_line(error)}); {_OTHER}") from None
     _class_of(config)
     return config
 
@@ -45,8 +55,45 @@ def empty_model(config: Any, dtype: Any, trusts_code: bool = False) -> Any:
     """Return a model of a configuration whose weights have shapes and no values."""
     from accelerate import init_empty_weights
 
-    with init_empty_weights():
-        return _class_of(config).from_config(config, dtype=dtype, trust_remote_code=trusts_code).eval()
+    try:
+        with init_empty_weights():
+            return _class_of(config).from_config(config, dtype=dtype, trust_remote_code=trusts_code).eval()
+    except ConfigError:
+        raise
+    except Exception as error:  # a configuration of somebody else may say anything
+        raise ConfigError(f"no model can be made of config.json ({_first_line(error)}); {_OTHER}") from None
+
+
+@contextlib.contextmanager
+def bounded_models(tensors: int, values: int) -> Iterator[None]:
+    """Refuse, within, a model whose parameters are many more than the weights that are there.
+
+    A configuration may say a million layers, or a vocabulary of 10^9, for which memory would be taken.
+
+    Args:
+        tensors: Number of tensors in the weights.
+        values: Number of their values.
+    """
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    most, count, size = (_SPARE * tensors + _MOST_TENSORS, _SPARE * values + _MOST_VALUES), 0, 0
+
+    def note(module: Any, name: str, parameter: Any) -> None:
+        nonlocal count, size
+        if parameter is None or "lora_" in name:
+            return
+        count, size = count + 1, max(size, parameter.numel())
+        if count > most[0] * _MODELS or size > most[1]:
+            raise ConfigError(
+                f"config.json speaks of more parameters than its weights have ({tensors:,} tensors of {values:,} "
+                f"values); {_OTHER}"
+            )
+
+    hook = register_module_parameter_registration_hook(note)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def logits_of_tensors(config: Any, tensors: Mapping[str, Tensor], trusts_code: bool = False) -> Tensor:
@@ -98,10 +145,17 @@ def load_folder(folder: Path, dtype: str, trusts_code: bool = False) -> Any:
     kind = _class_of(read_config(folder, trusts_code))
     try:
         model, found = kind.from_pretrained(
-            folder, dtype=dtype, trust_remote_code=trusts_code, output_loading_info=True, local_files_only=True
+            folder,
+            dtype=dtype,
+            trust_remote_code=trusts_code,
+            output_loading_info=True,
+            local_files_only=True,
+            use_safetensors=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{str(folder)!r} cannot be loaded ({_first_line(error)})") from None
+    except ConfigError:
+        raise
+    except Exception as error:  # a damaged file may raise anything
+        raise ConfigError(f"{str(folder)!r} cannot be loaded ({_first_line(error)}); {_OTHER}") from None
     if odd := [*found["missing_keys"], *found["unexpected_keys"], *found["mismatched_keys"]]:
         raise ConfigError(f"{str(folder)!r} does not fit its own configuration: {sorted(map(str, odd))[0]!r}")
     return model.eval()
@@ -122,6 +176,13 @@ def _filled(config: Any, tensors: Mapping[str, Tensor], trusts_code: bool) -> An
     import torch
 
     model = empty_model(config, torch.float32, trusts_code)
+    try:
+        return _with_values(model, tensors)
+    except Exception as error:  # shapes that differ, for example
+        raise ConfigError(f"the weights do not fit config.json ({_first_line(error)}); {_OTHER}") from None
+
+
+def _with_values(model: Any, tensors: Mapping[str, Tensor]) -> Any:
     whole = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     model.load_state_dict(whole, strict=False, assign=True)
     model.tie_weights()
@@ -129,6 +190,13 @@ def _filled(config: Any, tensors: Mapping[str, Tensor], trusts_code: bool) -> An
 
 
 def _logits(model: Any) -> Tensor:
+    try:
+        return _computed(model)
+    except Exception as error:  # a configuration of somebody else may say anything
+        raise ConfigError(f"its logits cannot be computed ({_first_line(error)}); {_OTHER}") from None
+
+
+def _computed(model: Any) -> Tensor:
     import torch
 
     text = model.config.get_text_config()

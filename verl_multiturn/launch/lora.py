@@ -102,7 +102,7 @@ def merge_lora(base: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
 
 def _alpha(model: Model) -> float:
     """Return an adapter's `lora_alpha`: as the trainer noted it, else as the run was configured."""
-    _refuse_other_scales(model.setting("actor_rollout_ref.model.lora_adapter_path"))
+    _refuse_other_scales(model)
     note = model.folder / "lora_train_meta.json"
     noted: Any = None
     if note.is_file():
@@ -119,12 +119,20 @@ def _alpha(model: Model) -> float:
     return float(alpha)
 
 
-def _refuse_other_scales(adapter: Any) -> None:
+def _refuse_other_scales(model: Model) -> None:
     """Refuse a run that began with an adapter of another kind, of which verl's note tells nothing."""
+    adapter = model.setting("actor_rollout_ref.model.lora_adapter_path")
     if not adapter:
         return
-    path = Path(str(adapter)) / "adapter_config.json"
+    path = model.named_path(Path(str(adapter)) / "adapter_config.json")
+    if path is None:
+        raise ConfigError(
+            f"the run of {str(model.run)!r} is not yours, and it began with the adapter {str(adapter)!r}, outside of "
+            "its folder, which is not read; merge this adapter with PEFT"
+        )
     try:
+        if not path.is_file():
+            raise FileNotFoundError(f"no file {path.name}")
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"the run began with the adapter {str(adapter)!r}, which cannot be read ({error}); put it "

@@ -2,12 +2,14 @@
 
 Invariants:
 - everything comes from the run's own files; what they do not have is left out, or the card says that it is not known;
-- no secret, and no path of this machine, is written.
+- the run may be somebody else's: nothing of it is imported or started, and its texts are shown as texts, on one line;
+- no secret, no variable of the environment, and no path of this machine, is written.
 """
 
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import math
 import re
@@ -15,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.exported import Exported
 from verl_multiturn.launch.models import Model
-from verl_multiturn.observe.metric_files import read_metrics
+from verl_multiturn.observe.metric_files import metric_files, read_metrics
 from verl_multiturn.observe.progress import REWARD
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.run_file import without_secrets
@@ -27,8 +29,16 @@ from verl_multiturn.tools.loading.registry import load_tools, schema_of
 TEMPLATE, TOOLS, GENERATION, CARD = "chat_template.jinja", "tools.json", "generation_config.json", "README.md"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _SCORE = re.compile(r"val-core/(.*)/(acc|reward)/mean@(\d+)")
+_TOOL_FILES = (
+    f"{_ROLLOUT}.multi_turn.tool_config_path",
+    f"{_ROLLOUT}.multi_turn.function_tool_path",
+    f"{_ROLLOUT}.custom.multiturn.tool_config_path",
+)
 _CERTIFICATE = "rollout/certificate/"
-_MOST_ROWS, _MOST_SCORES = 24, 4
+_MOST_ROWS, _MOST_SCORES, _MOST_CHARACTERS = 24, 4, 200
+_PLAIN = re.compile(r"[\w .,:;/@+=%~()?!'\"*{}$#^-]*", re.ASCII)
+_MARKS = re.compile(r"([\\`*_\[\]{}#!|~])")
+"""Characters that Markdown may read as more than themselves."""
 # What says how to sample, and that transformers itself may say how.
 _SAMPLING = (
     "_from_model_config",
@@ -50,7 +60,9 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-def write_card(model: Model, folder: Path, name: str, facts: Exported, tell: Callable[[str], None]) -> list[str]:
+def write_card(
+    model: Model, folder: Path, name: str, facts: Exported, tell: Callable[[str], None], tools: Path | None = None
+) -> list[str]:
     """Write what the model's run tells into its folder, and return the names of the files.
 
     Args:
@@ -59,20 +71,23 @@ def write_card(model: Model, folder: Path, name: str, facts: Exported, tell: Cal
         name: The model's name in the card.
         facts: What the export found.
         tell: Gets a line about a file that cannot be written.
+        tools: A tools YAML of the user's, in the place of the run's records.
 
     Raises:
         OSError: A file cannot be written.
-        ConfigError: The checkpoint's `generation_config.json` is damaged.
+        ConfigError: The checkpoint's `generation_config.json` is damaged, or the user's tools cannot be loaded.
     """
     run = run_file_of(model)
     written = []
-    if isinstance(text := run.get("template", {}).get("text"), str):
-        (folder / TEMPLATE).write_text(text, encoding="utf-8")
+    template = run.get("template")
+    if isinstance(template, Mapping) and isinstance(text := template.get("text"), str):
+        (folder / TEMPLATE).write_text(text, encoding="utf-8", errors="replace")
     if (folder / TEMPLATE).is_file():
         written.append(TEMPLATE)
-    schemas = _schemas(model, run, tell)
+    schemas = _schemas(model, run, tools, tell)
     if schemas is not None:
-        (folder / TOOLS).write_text(json.dumps(schemas, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(schemas, indent=2, ensure_ascii=False) + "\n"
+        (folder / TOOLS).write_text(text, encoding="utf-8", errors="replace")
         written.append(TOOLS)
     if (sampling := _sampling(model, folder)) is not None:
         (folder / GENERATION).write_text(json.dumps(sampling, indent=2) + "\n", encoding="utf-8")
@@ -97,24 +112,30 @@ def run_file_of(model: Model) -> Mapping[str, Any]:
     if model.run is None:
         return {}
     noted = model.setting(f"{_ROLLOUT}.custom.multiturn.record_dir")
-    for place in (model.run / "records", *([Path(noted)] if isinstance(noted, str) else [])):
-        if place.is_dir() and (runs := Records(place).runs):
+    named: list[str | Path] = [model.run / "records", *([noted] if isinstance(noted, str) else [])]
+    for each in named:
+        place = model.named_path(each)
+        if place is not None and place.is_dir() and (runs := Records(place).runs):
             return runs[-1]
     return {}
 
 
-def _schemas(model: Model, run: Mapping[str, Any], tell: Callable[[str], None]) -> list[Any] | None:
-    """Return the schemas of the run's tools: those that the template got, else those of its YAML; None: not known."""
-    if run.get("schemas"):
-        return list(run["schemas"])
-    path = model.setting(f"{_ROLLOUT}.multi_turn.tool_config_path")
-    if not isinstance(path, str) or not Path(path).is_file():
-        return None
-    try:
-        return [schema_of(tool).as_dict() for tool in load_tools(path).values()]
-    except MultiTurnError as error:  # of a class that cannot be imported here, for example
-        tell(f"{TOOLS} is not written: {error}")
-        return None
+def _schemas(model: Model, run: Mapping[str, Any], tools: Path | None, tell: Callable[[str], None]) -> list[Any] | None:
+    """Return the schemas of the tools: of the user's YAML, else those that the run's template got; None: not known."""
+    if tools is not None:
+        return [schema_of(tool).as_dict() for tool in load_tools(str(tools)).values()]
+    recorded = run.get("schemas")
+    if isinstance(recorded, list) and recorded and all(map(_is_schema, recorded)):
+        return list(recorded)
+    if recorded or any(map(model.setting, _TOOL_FILES)):
+        tell(f"{TOOLS} is not written: the run has no records with the schemas of its tools, and the file that its "
+             "configuration names is a program; give the tools with --tools FILE")  # fmt: skip
+    return None
+
+
+def _is_schema(schema: Any) -> bool:
+    function = schema.get("function") if isinstance(schema, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
 def _sampling(model: Model, folder: Path) -> dict[str, Any] | None:
@@ -151,7 +172,7 @@ def _card(
     step = "" if model.step is None else f" after step {model.step}"
     recipe = model.setting("recipe.name")
     yield from (f"# {name}", "")
-    source = f"a run of the recipe `{recipe}`" if recipe else "a run" if model.run else "a folder"
+    source = f"a run of the recipe {_code(recipe)}" if recipe else "a run" if model.run else "a folder"
     yield f"The model of {source}{step}. `verl-multiturn export` wrote this page from the run's own files."
     yield from ("", "| | |", "|---|---|")
     yield f"| weights | `{facts.model}` (`launch/model_hash.py`), {facts.parameters:,} parameters, {facts.dtype} |"
@@ -162,23 +183,39 @@ def _card(
     yield f"| check | loaded again; its logits differ from the checkpoint's by at most {facts.difference:.1e}" + (
         f"; rounding changed them by at most {facts.rounding:.1e} |" if facts.rounding is not None else " |"
     )
-    metrics = _until(read_metrics(model.run), model.step) if model.run is not None else []
+    metrics = _until(_metrics(model), model.step)
     yield f"| certificate | {_certificate(metrics)} |"
     yield from _curve(metrics)
     yield from _use(model, folder, schemas)
     yield from _data(model)
     yield from _table("Settings", ((path, model.setting(path)) for path in _SETTINGS))
-    yield from _table("Versions of the run", run.get("versions", {}).items())
+    versions = run.get("versions")
+    named = versions.items() if isinstance(versions, Mapping) else ()
+    yield from _table("Versions of the run", ((_text(name), number) for name, number in named))
     yield from ("", "The licenses of the base and of the data hold for this model, too; this page does not know them.")
 
 
 def _base_line(base: Any, facts: Exported) -> str:
     if not isinstance(base, str):
         return "not known"
-    name = Path(base).name if Path(base).is_absolute() else base
+    name = _text(Path(base).name if Path(base).is_absolute() else base)
     hashed = f"`{facts.base}`" if facts.base else "not at hand when this was written"
     far = "" if facts.from_base is None else f"; this model's logits differ from its by up to {facts.from_base:.2g}"
     return f"{name}, weights {hashed}{far}"
+
+
+def _metrics(model: Model) -> list[dict[str, Any]]:
+    """Return the numbers among the run's metrics."""
+    if model.run is None or any(model.named_path(path) is None for path in metric_files(model.run)):
+        return []
+    return [
+        {**entry, "data": {str(key): value for key, value in entry["data"].items() if _is_number(value)}}
+        for entry in read_metrics(model.run)
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _until(metrics: list[dict[str, Any]], step: int | None) -> list[dict[str, Any]]:
@@ -227,17 +264,18 @@ def _curve(metrics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _shown_score(name: str) -> str:
     found = _SCORE.fullmatch(name)
     assert found is not None
-    return f"{found[1]} {found[2]}" + (f", mean of {found[3]}" if found[3] != "1" else "")
+    source = _text(found[1])
+    return f"{source} {found[2]}" + (f", mean of {_text(found[3])}" if found[3] != "1" else "")
 
 
 def _use(model: Model, folder: Path, schemas: Sequence[Any] | None) -> Iterator[str]:
     yield from ("", "## Use", "")
     names = [str(schema.get("function", {}).get("name")) for schema in schemas or []]
     if names:
-        some = f"{', '.join(f'`{each}`' for each in names[:8])}{', …' if len(names) > 8 else ''}"
+        some = f"{', '.join(map(_code, names[:8]))}{', …' if len(names) > 8 else ''}"
         form = model.setting(f"{_ROLLOUT}.multi_turn.format")
         yield f"`{TOOLS}` has the schemas of its tools ({some}), as the chat template gets them. Calls are written in "\
-              f"the format `{form}`."  # fmt: skip
+              f"the format {_code(form)}."  # fmt: skip
         yield ""
     if (folder / GENERATION).is_file() and model.run is not None:
         yield f"`{GENERATION}` samples as training did. A `top_k` of the vocabulary's size leaves no token out."
@@ -264,12 +302,13 @@ def _data(model: Model) -> Iterator[str]:
     for split in ("train_files", "val_files"):
         named = model.setting(f"data.{split}")
         for path in [named] if isinstance(named, str) else named if isinstance(named, list) else []:
-            rows.append((f"{split.removesuffix('_files')}: {Path(str(path)).name}", _digest(Path(str(path)))))
+            title = f"{split.removesuffix('_files')}: {_text(Path(str(path)).name)}"
+            rows.append((title, _digest(model.named_path(str(path)))))
     yield from _table("Data", rows, "blake2b-128 of each file.")
 
 
-def _digest(path: Path) -> str:
-    if not path.is_file():
+def _digest(path: Path | None) -> str:
+    if path is None or not path.is_file():
         return "not at hand when this was written"
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
@@ -282,4 +321,21 @@ def _table(title: str, rows: Any, note: str = "") -> Iterator[str]:
         return
     yield from ("", f"## {title}", "", *([note, ""] if note else []), "| | |", "|---|---|")
     for key, value in shown:
-        yield f"| {key} | `{value}` |"
+        yield f"| {key} | {_code(value)} |"
+
+
+def _code(value: Any) -> str:
+    """Return a value of the run as code, on one line; escaped where it would end the code or the table."""
+    text = _line(value)
+    return f"`{text}`" if text.strip() and _PLAIN.fullmatch(text) else _text(value)
+
+
+def _text(value: Any) -> str:
+    """Return a text of the run of which Markdown, HTML and YAML read no more than a text on one line."""
+    return _MARKS.sub(r"\\\1", html.escape(_line(value), quote=False))
+
+
+def _line(value: Any) -> str:
+    given = str(without_secrets(value))[: 2 * _MOST_CHARACTERS]
+    text = "".join(each if each.isprintable() else "\ufffd" for each in given)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"

@@ -23,6 +23,8 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _LENGTH = 8
 """Bytes at the start of a file that say how long its header is."""
+_LONGEST_HEADER = 32 << 20
+"""Bytes of a header; safetensors itself allows 100 MB, of which JSON makes gigabytes."""
 _BLOCK = 64 << 20
 
 
@@ -63,6 +65,16 @@ def model_hash(folder: Path) -> str:
     return hashed.hexdigest()
 
 
+def tensor_sizes(folder: Path) -> tuple[int, int]:
+    """Return the number of tensors in a Hugging Face folder, and that of their values, by the files' headers.
+
+    Raises:
+        ConfigError: The folder has no such weights, or one of the files is damaged.
+    """
+    places = [place for path in weight_files(folder) for _, place in _tensors_of(path)]
+    return len(places), sum(place.end - place.begin for place in places)
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Return the files of safetensors that hold the weights of a Hugging Face folder.
 
@@ -79,6 +91,10 @@ def weight_files(folder: Path) -> list[Path]:
         files = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{str(index)!r} is no index of weights ({error!r}); write the folder again") from None
+    if odd := [name for name in files if Path(name).name != name or not name]:
+        raise ConfigError(
+            f"{INDEX} of {str(folder)!r} names {odd[0]!r}, and not a file of the folder itself; write the folder again"
+        )
     if missing := [name for name in files if not (folder / name).is_file()]:
         raise ConfigError(f"{str(folder)!r} lacks {missing[0]!r}, which {INDEX} names; write the folder again")
     if single.is_file() and WEIGHTS not in files:
@@ -98,6 +114,8 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, _Place]]:
             length = int.from_bytes(file.read(_LENGTH), "little")
             if _LENGTH + length > size:
                 raise ValueError("it is cut short")
+            if length > _LONGEST_HEADER:
+                raise ValueError(f"its header has {length:,} bytes; {_LONGEST_HEADER:,} are allowed")
             header: dict[str, dict[str, Any]] = json.loads(file.read(length))
         for name, entry in header.items():
             if name == "__metadata__":

@@ -1,6 +1,7 @@
 """Where a model lies: a run's folder, a checkpoint of verl's FSDP trainers, or a Hugging Face folder.
 
-Nothing is loaded here. That a checkpoint has all its files is known before anything expensive begins.
+Nothing is loaded here. That a checkpoint has all its files is known before anything expensive begins. A folder may be
+somebody else's: what its configuration says is data, and a path in it is followed in a run of the user's own alone.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.checkpoints import POSITION, checkpoint_folder, is_complete
 from verl_multiturn.launch.model_hash import INDEX, WEIGHTS, weight_files
 from verl_multiturn.row_files import refuse_pointer
+from verl_multiturn.trust.files import require_plain_model
+from verl_multiturn.trust.rule import is_own
+from verl_multiturn.trust.settings import HYDRA, read_settings
 
 _STEP = re.compile(r"global_step_(\d+)")
 _RANK = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 _CONFIG = "config.json"
-_HYDRA = Path("hydra") / ".hydra" / "config.yaml"
 _KINDS = (
     "expected a run's folder (outputs/NAME), a checkpoint of verl's FSDP trainers (…/global_step_N/actor) or a Hugging "
     "Face folder"
@@ -39,6 +42,7 @@ class Model:
         run: Folder of the run that trained it; None: not known.
         step: Training step of the checkpoint; None: not known.
         passed_over: A sentence about newer checkpoints that are not whole; empty: there are none.
+        is_trusted: Whether the user said `--trust`, so that the run's configuration may say where files lie.
     """
 
     folder: Path
@@ -47,6 +51,7 @@ class Model:
     run: Path | None = None
     step: int | None = None
     passed_over: str = ""
+    is_trusted: bool = False
 
     def shards(self) -> list[Path]:
         """Return the files of the ranks, in their order; none for a Hugging Face folder."""
@@ -54,8 +59,13 @@ class Model:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """The run's composed configuration, with references replaced by values as far as they can be; {}: not known."""
-        return _settings(self.run) if self.run is not None else {}
+        """The run's composed configuration, as `read_settings` has it; {}: not known."""
+        return read_settings(self.run) if self.run is not None else {}
+
+    @cached_property
+    def is_own(self) -> bool:
+        """Whether the run is one of the user's own, or trusted: its configuration may say where files lie."""
+        return self.run is not None and (self.is_trusted or is_own(self.run))
 
     def setting(self, path: str) -> Any:
         """Return a value of the run's configuration by its path (`data.seed`); None where there is none."""
@@ -64,27 +74,59 @@ class Model:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
+    def named_path(self, path: str | Path) -> Path | None:
+        """Return a path that the run's configuration has; None: it leads out of the folder of somebody else's run.
 
-def find_model(path: Path, step: int | None = None) -> Model:
+        Args:
+            path: The path.
+        """
+        if self.is_own:
+            return Path(path)
+        try:
+            is_within = self.run is not None and Path(path).resolve().is_relative_to(self.run.resolve())
+        except (OSError, RuntimeError, ValueError):  # a link to itself, or a name that is none
+            return None
+        return Path(path) if is_within else None
+
+
+def find_model(path: Path, step: int | None = None, is_trusted: bool = False) -> Model:
     """Return where a model lies, and of which kind it is.
 
     Args:
         path: The folder of a run, a checkpoint or a Hugging Face model.
         step: Step of the checkpoint, for a run's folder; None: the newest whole one.
+        is_trusted: Whether the user said `--trust`: what the run's configuration names is used.
 
     Raises:
-        ConfigError: There is no model, a checkpoint lacks a file, or `step` is given and is not that of the model.
+        ConfigError: There is no model, a checkpoint lacks a file, or `step` is given and is not that of the model; or
+            its files lead out of its folder (see `require_plain_model`).
     """
     if not path.is_dir():
         raise ConfigError(f"{str(path)!r} is no folder; {_KINDS}")
     refuse_pointer(path)
+    model = replace(_find(path, step, is_trusted), is_trusted=is_trusted)
+    if model.run is None and model.ranks and _is_run(path):  # its checkpoints lie elsewhere
+        model = replace(model, run=path)
+    root = path if model.run is None else model.run
+    if not model.folder.resolve().is_relative_to(root.resolve()):
+        if not model.is_own:
+            raise ConfigError(
+                f"the checkpoints of {str(path)!r} are a link that leads out of the folder, to "
+                f"{str(model.folder.resolve())!r}; name that folder itself"
+            )
+        root = model.folder
+    require_plain_model(model.described, model.folder, root)
+    return model
+
+
+def _find(path: Path, step: int | None, is_trusted: bool) -> Model:
     for folder in (path, path / "actor"):
         if _is_checkpoint(folder):
             model = _checkpoint(folder)
             if step not in (None, model.step):
                 raise ConfigError(f"--step {step}: {str(path)!r} is one checkpoint; leave --step out, or name the run")
             return model
-    for folder in (path, path / "checkpoints", Path(str(_place_of_checkpoints(path) or path))):
+    for folder in (path, path / "checkpoints", _place_of_checkpoints(path, is_trusted)):
         if any(_STEP.fullmatch(each.name) for each in folder.glob("global_step_*")):
             return _of_run(folder, step)
     if (path / _CONFIG).is_file() and (not _is_run(path)):
@@ -101,8 +143,20 @@ def find_model(path: Path, step: int | None = None) -> Model:
     raise ConfigError(f"{str(path)!r} has neither a checkpoint nor {WEIGHTS} or {INDEX}; {_KINDS}")
 
 
+def run_of(path: Path) -> Path | None:
+    """Return the folder of the run that a folder is, or in whose checkpoints it lies; None: it is of no run.
+
+    Args:
+        path: Folder of a run, of checkpoints, of a checkpoint, or a Hugging Face folder.
+    """
+    if _is_run(path):
+        return path
+    is_part = path.name in ("actor", "checkpoints") or _STEP.fullmatch(path.name) is not None
+    return next((each for each in path.absolute().parents[:4] if _is_run(each)), None) if is_part else None
+
+
 def _is_run(path: Path) -> bool:
-    return (path / ".run.json").is_file() or (path / _HYDRA).is_file()
+    return (path / ".run.json").is_file() or (path / HYDRA).is_file()
 
 
 def _is_checkpoint(folder: Path) -> bool:
@@ -171,29 +225,19 @@ def _checkpoint(folder: Path, passed_over: str = "") -> Model:
 
 def _world_size(folder: Path) -> int:
     """Return the number of ranks that a checkpoint's own note tells; 0: it does not."""
+    note = folder / "fsdp_config.json"
+    if not note.is_file():
+        return 0
     try:
-        return int(json.loads((folder / "fsdp_config.json").read_text(encoding="utf-8"))["world_size"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return int(json.loads(note.read_text(encoding="utf-8"))["world_size"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return 0
 
 
-def _place_of_checkpoints(run: Path) -> Any:
-    trainer = _settings(run).get("trainer") if _is_run(run) else None
-    return trainer.get("default_local_dir") if isinstance(trainer, Mapping) else None
-
-
-def _settings(run: Path) -> Mapping[str, Any]:
-    try:
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
-    except ImportError:  # without verl's environment nothing can be loaded anyway, which is told there
-        return {}
-    try:
-        config = OmegaConf.load(run / _HYDRA)
-    except Exception:  # a damaged file may raise anything
-        return {}
-    try:
-        values = OmegaConf.to_container(config, resolve=True)
-    except OmegaConfBaseException:  # one that asks for a variable of the run's environment, for example
-        values = OmegaConf.to_container(config, resolve=False)
-    return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
+def _place_of_checkpoints(run: Path, is_trusted: bool) -> Path:
+    """Return the folder of checkpoints that the configuration of the user's own run names, else the run's folder."""
+    if not _is_run(run) or not (is_trusted or is_own(run)):
+        return run
+    trainer = read_settings(run).get("trainer")
+    place = trainer.get("default_local_dir") if isinstance(trainer, Mapping) else None
+    return Path(place) if isinstance(place, str) else run

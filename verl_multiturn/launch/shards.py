@@ -21,6 +21,9 @@ from verl_multiturn.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+_MOST_TIMES = 4
+"""Largest size of all tensors of a file, in sizes of the file: tied ones share their bytes."""
+
 
 def read_shards(paths: Sequence[Path], tell: Callable[[str], None]) -> dict[str, Tensor]:
     """Return the whole tensors of a checkpoint by name.
@@ -60,6 +63,9 @@ def _read(path: Path) -> Mapping[str, Any]:
 
         kinds.append(_StridedShard)
     try:
+        with zipfile.ZipFile(path) as archive:
+            if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                raise ValueError("a part of it is compressed, which torch does not do")
         with torch.serialization.safe_globals(kinds):
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         with zipfile.ZipFile(path) as archive:
@@ -73,13 +79,20 @@ def _read(path: Path) -> Mapping[str, Any]:
     except Exception as error:  # damaged bytes may raise anything
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{str(path)!r} is torn or damaged ({why}); name another checkpoint") from None
-    if (
-        not isinstance(found, Mapping)
-        or not found
-        or not all(isinstance(each, torch.Tensor) for each in found.values())
-    ):
+    if not isinstance(found, Mapping) or not found or not all(_is_plain(each) for each in found.values()):
         raise ConfigError(f"{str(path)!r} holds no weights by name; expected what verl's FSDP trainer saves")
+    own = (part.to_local() if isinstance(part, DTensor) else part for part in found.values())
+    if sum(part.numel() * part.element_size() for part in own) > _MOST_TIMES * path.stat().st_size:
+        raise ConfigError(f"{str(path)!r} holds tensors that are larger than the file, as views of few bytes are; name "
+                          "another checkpoint")  # fmt: skip
     return found
+
+
+def _is_plain(part: Any) -> bool:
+    """Tell whether a part of a file is a tensor whose values lie in the file."""
+    import torch
+
+    return isinstance(part, torch.Tensor) and part.layout is torch.strided and part.device.type == "cpu"
 
 
 def _check_ranks(paths: Sequence[Path], read: Sequence[Mapping[str, Any]]) -> None:

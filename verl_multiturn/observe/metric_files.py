@@ -10,21 +10,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from verl_multiturn.paths import open_regular
 
-_MOST_BYTES = 1 << 28
-"""Bytes of a file that are read: a step has some 10,000."""
 _NAME = re.compile(r"metrics(?:\.(\d+))?\.jsonl")
 # A key that verl logs with every training step, and not with a validation before the first step.
 _TRAINED = "training/global_step"
+_LONGEST = 16 << 20
+"""Bytes of a line; what is longer was not written by verl."""
 
 
 def metric_files(folder: Path) -> list[Path]:
     """Return the metric files of a run, in the order of its starts."""
-    matches = [(found, path) for path in folder.glob("metrics*.jsonl") if (found := _NAME.fullmatch(path.name))]
+    named = [(found, path) for path in folder.glob("metrics*.jsonl") if (found := _NAME.fullmatch(path.name))]
+    matches = [(found, path) for found, path in named if path.is_file()]  # a pipe has no end
     return [path for _, path in sorted((int(found[1] or 1), path) for found, path in matches)]
 
 
@@ -53,10 +55,9 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield step and values of each line that can be read."""
     with open_regular(path, within=path.parent) as file:
-        lines = file.read(_MOST_BYTES).decode(errors="replace").splitlines()
-    for line in lines:
-        if (entry := read_entry(line)) is not None:
-            yield entry
+        for line in iter(partial(file.readline, _LONGEST), b""):
+            if (entry := read_entry(line.decode(errors="replace"))) is not None:
+                yield entry
 
 
 def read_entry(line: str) -> tuple[int, dict[str, Any]] | None:

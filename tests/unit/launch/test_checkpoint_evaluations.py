@@ -207,7 +207,8 @@ def test_the_command_asks_as_the_run_was_started(tmp_path: Path) -> None:
     (hydra / "hydra.yaml").write_text(yaml.safe_dump({"hydra": {"runtime": {"config_sources": sources}}}))
     wanted = Wanted(*started_as(tmp_path), ["v.parquet"], 4, None, 60.0)
     assert wanted.command(Path("held"), Path("out"))[2:] == [
-        "verl_multiturn.cli", "eval", "held", "--recipe", "/r/recipes/q", "--out", "out", "--rows", "v.parquet",
+        "verl_multiturn.cli", "eval", "held", "--recipe", "/r/recipes/q", "--out", "out", "--trust", "--rows",
+        "v.parquet",
         "--samples", "4", "--set", "smoke=cpu", "--set", "+mode=sync", "--set", "data.seed=3",
     ]  # fmt: skip
 

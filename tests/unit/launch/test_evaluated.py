@@ -40,7 +40,7 @@ def test_a_folder_of_hugging_face_is_evaluated_as_it_is(tmp_path: Path) -> None:
 def test_a_checkpoint_is_exported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exported = []
 
-    def write(model: Model, to: Path, dtype: str | None, tell: Any) -> None:
+    def write(model: Model, to: Path, dtype: str | None, tell: Any, given: Any) -> None:
         exported.append((model.folder, to, dtype))
         to.mkdir()
         (to / "model.safetensors").write_bytes((FOLDER / "model.safetensors").read_bytes())

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.models import find_model
+from verl_multiturn.trust import rule
+from verl_multiturn.trust.rule import Given
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
@@ -116,7 +118,9 @@ def test_lora_is_merged(tmp_path: Path, base: Any, trained: Any) -> None:
     assert export(find_model(actor), tmp_path / "small", "bfloat16", quiet).dtype == "bfloat16"
 
 
-def test_the_adapter_alone_needs_its_base(tmp_path: Path, base: Any, trained: Any) -> None:
+def test_the_adapter_alone_needs_its_base(
+    tmp_path: Path, base: Any, trained: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     actor = write_lora(run / "checkpoints" / "global_step_1", base, trained, only_adapter=True)
     with pytest.raises(ConfigError, match=r"has the adapter alone, and its base \(None\) is not here"):
@@ -126,7 +130,14 @@ def test_the_adapter_alone_needs_its_base(tmp_path: Path, base: Any, trained: An
     (run / "hydra" / ".hydra" / "config.yaml").write_text(
         f"actor_rollout_ref: {{model: {{path: {tmp_path / 'base'}}}}}\n"
     )
+    with pytest.raises(ConfigError, match="is not here, or not of a run of yours; name its folder with --base"):
+        export(find_model(run), tmp_path / "model", None, quiet)
+    with pytest.raises(ConfigError, match="is a checkpoint; name a Hugging Face folder"):
+        export(find_model(run), tmp_path / "model", None, quiet, Given(base=actor))
+    given = export(find_model(run), tmp_path / "given", None, quiet, Given(base=tmp_path / "base"))
+    monkeypatch.setattr(rule, "own_outputs", lambda: tmp_path)
     done = export(find_model(run), tmp_path / "model", None, quiet)
+    assert given.model == done.model
     assert (logits(load(tmp_path / "model")) - logits(trained)).abs().max() < 1e-4
     assert done.base == model_hash(tmp_path / "base")
     assert done.from_base is not None
@@ -289,13 +300,17 @@ def test_weights_that_are_no_numbers_are_not_exported(tmp_path: Path, base: Any,
         export(find_model(actor), tmp_path / "model", None, quiet)
 
 
-def test_a_base_of_another_vocabulary_is_not_compared(tmp_path: Path, base: Any, actor: Path) -> None:
+def test_a_base_of_another_vocabulary_is_not_compared(
+    tmp_path: Path, base: Any, actor: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = transformers.Qwen2Config(**SIZES | {"vocab_size": 700}, architectures=["Qwen2ForCausalLM"])
     transformers.Qwen2ForCausalLM(other).save_pretrained(tmp_path / "base")
     (tmp_path / "run" / ".run.json").write_text("{}")
     hydra = tmp_path / "run" / "hydra" / ".hydra"
     hydra.mkdir(parents=True)
     (hydra / "config.yaml").write_text(f"actor_rollout_ref: {{model: {{path: {tmp_path / 'base'}}}}}\n")
+    assert export(find_model(actor), tmp_path / "strange", None, quiet).base is None
+    monkeypatch.setattr(rule, "own_outputs", lambda: tmp_path)
     done = export(find_model(actor), tmp_path / "model", None, quiet)
     assert (done.base, done.from_base) == (model_hash(tmp_path / "base"), None)
     (hydra / "config.yaml").write_text("a: [\n")

@@ -9,6 +9,7 @@ from tests.conftest import ROOT
 from verl_multiturn.launch.exported import Exported
 from verl_multiturn.launch.model_card import write_card
 from verl_multiturn.launch.models import Model
+from verl_multiturn.trust import rule
 
 CONFIG = """
 recipe: {name: sums, out: OUT}
@@ -23,6 +24,7 @@ actor_rollout_ref:
     name: sglang_async
     multi_turn: {format: hermes, tool_config_path: TOOLS}
 """
+RECORDED = {"schema": 2, "start": "1", "began": 1.0, "host": "h", "versions": {}, "settings": {}}
 METRICS = [
     {"step": 0, "data": {"val-core/sums/acc/mean@1": 0.25}},
     {"step": 1, "data": {"critic/score/mean": 0.5, "rollout/certificate/rows": 8, "rollout/certificate/tokens": 1000}},
@@ -37,7 +39,6 @@ def exported(folder: Path) -> Exported:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    pytest.importorskip("omegaconf")
     run = tmp_path / "run"
     (run / "hydra" / ".hydra").mkdir(parents=True)
     tools = str(ROOT / "tool_configs" / "calculator.yaml")
@@ -47,19 +48,19 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def write(folder: Path, model: Model) -> list[str]:
+def write(folder: Path, model: Model, tools: Path | None = None) -> list[str]:
     folder.mkdir()
     (folder / "config.json").write_text('{"vocab_size": 600}')
     (folder / "generation_config.json").write_text(
         '{"_from_model_config": true, "eos_token_id": 5, "temperature": 0.6, "top_k": 20}'
     )
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    return write_card(model, folder, "sums-2", exported(folder), print)
+    return write_card(model, folder, "sums-2", exported(folder), print, tools)
 
 
 def test_the_files_of_a_run(tmp_path: Path, run: Path) -> None:
     folder = tmp_path / "model"
-    written = write(folder, Model(run, 1, run, run, 2))
+    written = write(folder, Model(run, 1, run, run, 2), ROOT / "tool_configs" / "calculator.yaml")
     assert written == ["chat_template.jinja", "tools.json", "generation_config.json", "README.md"]
     (tool,) = json.loads((folder / "tools.json").read_text())
     assert (tool["type"], tool["function"]["name"]) == ("function", "calculator")
@@ -102,11 +103,61 @@ def test_a_folder_without_a_run_keeps_what_it_has(tmp_path: Path) -> None:
     assert (folder / "README.md").read_text() == f"mine\n\n{again}"
 
 
-def test_tools_that_cannot_be_loaded_are_told(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = run / "hydra" / ".hydra" / "config.yaml"
-    (run / "tools.yaml").write_text("tools: [{class_name: nowhere.Tool}]")
-    config.write_text(
-        config.read_text().replace(str(ROOT / "tool_configs" / "calculator.yaml"), str(run / "tools.yaml"))
-    )
+def test_tools_without_a_record_are_told(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "tools.json" not in write(tmp_path / "model", Model(run, 1, run, run, 2))
-    assert "tools.json is not written: " in capsys.readouterr().out
+    assert "tools.json is not written: the run has no records with" in capsys.readouterr().out
+
+
+def test_the_tools_of_the_records_are_data(tmp_path: Path, run: Path) -> None:
+    schema = {"type": "function", "function": {"name": "recorded", "parameters": {}}}
+    (run / "records").mkdir()
+    (run / "records" / "run-1.json").write_text(json.dumps(RECORDED | {"schemas": [schema]}))
+    assert "tools.json" in write(tmp_path / "model", Model(run, 1, run, run, 2))
+    assert json.loads((tmp_path / "model" / "tools.json").read_text()) == [schema]
+
+
+HOSTILE = "x\n---\nlicense: mit\n---\n</details><script>a</script>`|[a](http://b) ![c](d)\u202e\x1b[0m"
+
+
+def test_texts_of_a_run_stay_texts(tmp_path: Path, run: Path) -> None:
+    config = {
+        "recipe": {"name": HOSTILE},
+        "data": {"seed": HOSTILE, "train_files": HOSTILE},
+        "actor_rollout_ref": {"model": {"path": HOSTILE}, "rollout": {"multi_turn": {"format": HOSTILE}}},
+    }
+    (run / "hydra" / ".hydra" / "config.yaml").write_text(json.dumps(config))
+    name = f"val-core/{HOSTILE.replace(chr(10), ' ')}/acc/mean@1"
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "data": {name: 1.0, "critic/score/mean": "x"}}))
+    (run / "records").mkdir()
+    schema = {"type": "function", "function": {"name": HOSTILE, "parameters": {}}}
+    told = RECORDED | {"schemas": [schema], "versions": {HOSTILE: HOSTILE}}
+    (run / "records" / "run-1.json").write_text(json.dumps(told))
+    write(tmp_path / "model", Model(run, 1, run, run, 2))
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert card.splitlines()[:4] == [
+        "---", "library_name: transformers", "tags: [verl, reinforcement-learning, tool-use]", "---",
+    ]  # fmt: skip
+    assert card.splitlines().count("---") == 2
+    assert "license: mit" in card
+    for forbidden in ("<script", "</details", "\nlicense", "[a](", "\u202e", "\x1b"):
+        assert forbidden not in card
+
+
+def test_a_path_out_of_a_strangers_folder_is_not_read(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / "train.parquet").rename(tmp_path / "private")
+    (run / "train.parquet").symlink_to(tmp_path / "private")
+    write(tmp_path / "model", Model(run, 1, run, run, 2))
+    assert (
+        "| train: train.parquet | `not at hand when this was written` |"
+        in (tmp_path / "model" / "README.md").read_text()
+    )
+    (run / "metrics.jsonl").rename(tmp_path / "private.jsonl")
+    (run / "metrics.jsonl").symlink_to(tmp_path / "private.jsonl")
+    write(tmp_path / "other", Model(run, 1, run, run, 2))
+    assert "## Curve" not in (tmp_path / "other" / "README.md").read_text()
+    monkeypatch.setattr(rule, "own_outputs", lambda: tmp_path)
+    write(tmp_path / "own", Model(run, 1, run, run, 2))
+    card = (tmp_path / "own" / "README.md").read_text()
+    assert "| train: train.parquet | `f2305e3ea413d261c40604673f9fbe7d` |" in card

@@ -8,6 +8,7 @@ import pytest
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.models import find_model
+from verl_multiturn.trust import rule
 
 
 def make_checkpoint(step: Path, ranks: int = 1, whole: bool = True) -> Path:
@@ -49,12 +50,17 @@ def test_every_way_to_name_a_checkpoint(run: Path) -> None:
         find_model(step, 6)
 
 
-def test_checkpoints_elsewhere_are_found_by_the_runs_configuration(run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("omegaconf")
+def test_checkpoints_elsewhere_are_found_by_the_configuration_of_an_own_run(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (run / "checkpoints").rename(tmp_path / "elsewhere")
     (run / "hydra" / ".hydra").mkdir(parents=True)
     text = f"place: {tmp_path}\ntrainer: {{default_local_dir: '${{place}}/elsewhere'}}\ndata: {{seed: 3}}\n"
     (run / "hydra" / ".hydra" / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="is a run without a checkpoint"):
+        find_model(run)
+    assert find_model(run, is_trusted=True).step == 10
+    monkeypatch.setattr(rule, "own_outputs", lambda: tmp_path)
     assert find_model(run).folder == tmp_path / "elsewhere" / "global_step_10" / "actor"
 
 

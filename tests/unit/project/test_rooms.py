@@ -17,8 +17,8 @@ ORDER = [
     "errors", "paths", "describe", "syntax", "reward_numbers", "config", "tasks", "row_files", "row_keys", "row_scores",
     "driver", "version_sets", "json_schema",
     "chat", "calls", "http_connections", "chat_endpoint", "processes", "sandbox", "workspaces", "tools", "interactions",
-    "rollout", "certificate", "records", "rewards", "proxy", "task_sets", "data", "recipes", "evaluation", "observe",
-    "launch", "verl_bridge", "cpu", "plugin", "cli",
+    "rollout", "certificate", "records", "rewards", "proxy", "task_sets", "data", "recipes", "trust", "evaluation",
+    "observe", "launch", "verl_bridge", "cpu", "plugin", "cli",
 ]  # fmt: skip
 STACK = ["verl_bridge", "cpu", "plugin", "cli"]
 HEAVY = {"verl", "ray", "sglang"}

@@ -49,6 +49,10 @@ from verl_multiturn.verl_bridge.trainer.run_notes import run_file as run_file_of
 
 MOST_AT_ONCE = 1024
 """Conversations at once."""
+_REMEDY = (
+    "name a folder with tokenizer and config.json, or run the Python files of a model that has its own with "
+    "--trust-remote-code"
+)
 _KEY = "OPENAI_API_KEY"
 _SAVE_S = 1.0
 _SAVE_SHARE = 0.02
@@ -138,7 +142,7 @@ class _Evaluation:
                 log = self._job.out / "sglang.log"
                 self._child = SglangChild(self._arguments(), log)
                 self._say(f"SGLang starts, in half a minute or more; it prints into {log}")
-            model = load_model(self._config, "name a folder with tokenizer and config.json")
+            model = load_model(self._config, _REMEDY)
             engine = self._engine(model)
             try:
                 return await self._with(engine, model)

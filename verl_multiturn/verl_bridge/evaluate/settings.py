@@ -32,6 +32,7 @@ from verl_multiturn.verl_bridge.startup.view import RunView
 from verl_multiturn.verl_bridge.trainer.run_notes import reward_function
 
 _ROLLOUT = "actor_rollout_ref.rollout"
+_MODEL_CODE = ("actor_rollout_ref.model.trust_remote_code", "data.trust_remote_code")
 _READ = (".parquet", ".jsonl", ".json")
 _VOLATILE = ("record_dir", "record_start", "record_share", "record_max_gb", "record_redact")
 _ANYWAY = "say --anyway to evaluate it all the same"
@@ -58,6 +59,8 @@ class Job:
     """`sglang`, or the address of an endpoint."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """What the file of the run says that the model comes from (`schema.RunFile`), as far as it is known."""
+    runs_code: bool | None = None
+    """Whether the model's own Python files run; None: as the recipe says."""
 
     @property
     def out(self) -> Path:
@@ -95,6 +98,8 @@ def config_of(job: Job, start: str) -> DictConfig:
     }
     # An exported model holds its adapter.
     values |= {key: 0 for key in ADAPTER_RANKS if OmegaConf.select(config, key)}
+    if job.runs_code is not None:  # the recipe speaks of its own model
+        values |= dict.fromkeys(_MODEL_CODE, job.runs_code)
     if job.rows is not None:
         files = [str(path) for path in job.rows]
         values |= {"data.val_files": files, "data.train_files": files}

@@ -24,6 +24,7 @@ from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.loading.call_limits import ToolLimits
 from verl_multiturn.tools.loading.registry import build_tools, schema_of
 from verl_multiturn.tools.schema import ToolSchema
+from verl_multiturn.trust.settings import as_texts
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
 from verl_multiturn.verl_bridge.model.loading import LoadedModel, load_model
 from verl_multiturn.verl_bridge.replay.conversations import Replay
@@ -87,7 +88,7 @@ def changed_settings(settings: Mapping[str, Any], changes: Changes) -> tuple[Dic
     Raises:
         ConfigError: There is no such setting, or a value is no YAML.
     """
-    config = OmegaConf.create(dict(settings))
+    config = OmegaConf.create(as_texts(settings))  # they are resolved; what looks like a reference is a text
     changed = set()
     for key, text in changes:
         name = _whole_name(config, key)

@@ -1,0 +1,176 @@
+"""A run's folder that somebody else made is data: nothing of it is started, imported, fetched or resolved."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.conftest import ROOT
+from verl_multiturn.cli.main import app
+from verl_multiturn.launch.models import find_model
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+transformers = pytest.importorskip("transformers")
+
+from tests.unit.launch.test_export import SIZES, write_checkpoint  # noqa: E402
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(**SIZES, tie_word_embeddings=False, architectures=["Qwen2ForCausalLM"])
+    return transformers.Qwen2ForCausalLM(config).eval()
+
+
+@pytest.fixture
+def actor(tmp_path: Path, model: Any) -> Path:
+    """Return the checkpoint of a run whose folder somebody else made."""
+    return write_checkpoint(tmp_path / "run" / "checkpoints" / "global_step_3", model.config, dict(model.state_dict()))
+
+
+def configure(run: Path, text: str) -> None:
+    """Write the configuration of a run."""
+    (run / ".run.json").write_text("{}")
+    (run / "hydra" / ".hydra").mkdir(parents=True, exist_ok=True)
+    (run / "hydra" / ".hydra" / "config.yaml").write_text(text)
+
+
+def command(name: str, *words: Any) -> Any:
+    return CliRunner().invoke(app, [name, *map(str, words)])
+
+
+def exported(tmp_path: Path, *words: Any) -> Any:
+    return command("export", tmp_path / "run", "--to", tmp_path / "out", *words)
+
+
+def test_an_export_starts_no_program_of_the_folder(tmp_path: Path, actor: Path) -> None:
+    mark = tmp_path / "started"
+    (tmp_path / "run" / "tools.yaml").write_text(
+        json.dumps({"tools": [{"mcp": {"command": "sh", "args": ["-c", f"touch {mark}"]}}]})
+    )
+    place = tmp_path / "run" / "tools.yaml"
+    configure(tmp_path / "run", f"actor_rollout_ref: {{rollout: {{multi_turn: {{tool_config_path: {place}}}}}}}\n")
+    done = exported(tmp_path)
+    assert not mark.exists()
+    assert done.exit_code == 0, done.stderr
+    assert not (tmp_path / "out" / "tools.json").exists()
+    assert "tools.json is not written: " in done.stderr
+    assert "--tools FILE" in done.stderr
+
+
+def test_an_export_imports_no_module_that_the_folder_names(
+    tmp_path: Path, actor: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "imported"
+    (tmp_path / "run" / "theirs.py").write_text(f"open({str(mark)!r}, 'w').close()\ndef tool(): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "run"))
+    (tmp_path / "run" / "tools.yaml").write_text(json.dumps({"tools": [{"function": "theirs.tool"}]}))
+    place = tmp_path / "run" / "tools.yaml"
+    configure(
+        tmp_path / "run",
+        f"actor_rollout_ref: {{rollout: {{custom: {{multiturn: {{tool_config_path: {place}}}}}, "
+        f"multi_turn: {{tool_config_path: {place}}}}}}}\n",
+    )
+    assert exported(tmp_path).exit_code == 0
+    assert not mark.exists()
+    assert "theirs" not in sys.modules
+
+
+def test_the_tools_of_the_user_are_exported(tmp_path: Path, actor: Path) -> None:
+    configure(tmp_path / "run", "actor_rollout_ref: {rollout: {multi_turn: {tool_config_path: nowhere.yaml}}}\n")
+    done = exported(tmp_path, "--tools", ROOT / "tool_configs" / "calculator.yaml")
+    assert done.exit_code == 0, done.stderr
+    (tool,) = json.loads((tmp_path / "out" / "tools.json").read_text())
+    assert tool["function"]["name"] == "calculator"
+
+
+def own_code(actor: Path, mark: Path) -> None:
+    """Give a checkpoint a model with Python files of its own."""
+    folder = actor / "huggingface"
+    (folder / "theirs.py").write_text(
+        f"open({str(mark)!r}, 'w').close()\nfrom transformers import Qwen2Config, Qwen2ForCausalLM\n"
+        "class Config(Qwen2Config):\n    model_type = 'theirs'\n"
+        "class TheirsForCausalLM(Qwen2ForCausalLM):\n    config_class = Config\n"
+    )
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "theirs"
+    config["auto_map"] = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.TheirsForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_models_own_code_is_run_by_the_flag_alone(
+    tmp_path: Path, actor: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "code"
+    own_code(actor, mark)
+    configure(tmp_path / "run", "actor_rollout_ref: {model: {trust_remote_code: true}}\n")
+    done = exported(tmp_path)
+    assert not mark.exists()
+    assert done.exit_code == 2
+    assert len(done.stderr.splitlines()[-1:]) == 1
+    assert "--trust-remote-code" in done.stderr
+    done = exported(tmp_path, "--trust-remote-code")
+    assert mark.exists()
+
+
+SECRET = "hf_SECRETSECRET"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "${oc.env:THEIR_TOKEN}",
+        "${oc.env:THEIR_TOKEN,other}",
+        "a${oc.env:THEIR_TOKEN}",
+        "${ oc.env : THEIR_TOKEN }",
+        "${oc.decode:${oc.env:THEIR_TOKEN}}",
+        "${oc.select:nowhere,${oc.env:THEIR_TOKEN}}",
+        "${place.${oc.env:THEIR_TOKEN}}",
+        "${other.token}",
+        "${oc.dict.values:other}",
+    ],
+)
+def test_no_variable_of_the_environment_comes_into_the_card(
+    tmp_path: Path, actor: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("THEIR_TOKEN", SECRET)
+    config = {"recipe": {"name": value}, "data": {"seed": value}, "other": {"token": "${oc.env:THEIR_TOKEN}"}}
+    configure(tmp_path / "run", json.dumps(config))
+    assert exported(tmp_path).exit_code == 0
+    assert SECRET not in (tmp_path / "out" / "README.md").read_text()
+    assert SECRET not in str(find_model(tmp_path / "run").settings)
+
+
+@pytest.mark.parametrize("place", ["huggingface/notes.txt", "huggingface/more", "lora_train_meta.json"])
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path, actor: Path, place: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "key").write_text("ssh-private-key")
+    (actor / place).symlink_to(tmp_path / "mine" if place.endswith("more") else tmp_path / "mine" / "key")
+    done = exported(tmp_path)
+    assert done.exit_code == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "leads out of the folder" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_link_within_the_folder_is_followed(tmp_path: Path, actor: Path) -> None:
+    (tmp_path / "run" / "notes.txt").write_text("ours")
+    (actor / "huggingface" / "notes.txt").symlink_to("../../../../notes.txt")
+    assert exported(tmp_path).exit_code == 0
+    assert (tmp_path / "out" / "notes.txt").read_text() == "ours"
+
+
+@pytest.mark.parametrize("place", ["huggingface/notes.txt", "huggingface/config.json", "fsdp_config.json"])
+def test_a_pipe_is_refused(tmp_path: Path, actor: Path, place: str) -> None:
+    (actor / place).unlink(missing_ok=True)
+    os.mkfifo(actor / place)
+    done = exported(tmp_path)
+    assert done.exit_code == 2
+    assert "is no file" in done.stderr or "lacks huggingface/config.json" in done.stderr

@@ -1,0 +1,111 @@
+"""The rule for the folders of runs, models and records, and the words in which commands refuse.
+
+Records, weights and tokenizers are data. Code, commands, addresses and environment variables that a folder names are
+used by nobody who has not said `--trust`, unless the folder is the user's own: it lies below the `outputs/` into which
+runs of this checkout write, and belongs to this user.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl_multiturn.describe import show
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.recipes import is_in_wheel, shipped_folder
+
+TRUST_HELP = (
+    "Also use what the folder names, as if it were a program of yours: import its code, start its commands, open its "
+    "paths and addresses with your variables, and run the model's own Python files."
+)
+MODEL_CODE_HELP = "Run the Python files that come with the model."
+TOOLS_HELP = "A tools YAML of yours, in the place of the folder's; its classes are imported and its commands started."
+_CONFIGURATION = (".run.json", "hydra/.hydra/*.yaml", "run-*.json", "records/run-*.json")
+"""Files of a run's folder, and of a folder of records, that name code and addresses."""
+_MOST_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a user gives a command in the place of what a folder names.
+
+    Attributes:
+        model_code: Whether the Python files that come with the model may run.
+        tools: A tools YAML.
+        base: Folder of the model that the training began with.
+    """
+
+    model_code: bool = False
+    tools: Path | None = None
+    base: Path | None = None
+
+
+NOTHING_GIVEN = Given()
+
+
+def own_outputs() -> Path | None:
+    """Return the folder into which runs write by default; None: this package has no recipes beside it.
+
+    In a checkout it lies beside the recipes; the recipes of a wheel write into the current folder's `outputs/`.
+    """
+    try:
+        root = shipped_folder()
+    except ConfigError:
+        return None
+    return (Path.cwd() if is_in_wheel(root) else root).resolve() / "outputs"
+
+
+def is_own(folder: Path) -> bool:
+    """Tell whether a folder is one of this user's own runs, or lies in one: links are followed first.
+
+    Args:
+        folder: Folder of a run, a checkpoint, a model or records; or a file in one.
+    """
+    outputs = own_outputs()
+    if outputs is None:
+        return False
+    try:
+        place = folder.resolve(strict=True)
+        if outputs.is_symlink() or not place.is_relative_to(outputs) or place == outputs:
+            return False
+        above = [place, *(each for each in place.parents if each.is_relative_to(outputs))]
+        named = [path for each in above if each != outputs and each.is_dir() for path in _configuration(each)]
+        return all(_is_of_this_user(path, outputs) for path in [*above, *named])
+    except (OSError, RuntimeError):  # a link to itself
+        return False
+
+
+def _configuration(folder: Path) -> Iterator[Path]:
+    for pattern in _CONFIGURATION:
+        yield from folder.glob(pattern)
+
+
+def _is_of_this_user(path: Path, outputs: Path) -> bool:
+    whole = path.resolve(strict=True)
+    return whole.is_relative_to(outputs) and whole.stat().st_uid == os.getuid()
+
+
+def require_trust(folder: Path, command: str, uses: Sequence[str], is_trusted: bool) -> None:
+    """Refuse a folder of somebody else of which a command would use more than data.
+
+    Args:
+        folder: The folder, as the user named it.
+        command: Name of the command.
+        uses: What it would start, import or open, a few words each, such as `the command 'sh'`.
+        is_trusted: Whether the user said `--trust`.
+
+    Raises:
+        ConfigError: The folder is not the user's own, and not trusted.
+    """
+    if is_trusted or is_own(folder):
+        return
+    more = f" and {len(uses) - _MOST_SHOWN} more" if len(uses) > _MOST_SHOWN else ""
+    outputs = own_outputs()
+    own = "a run of yours" if outputs is None else f"a run of yours below {str(outputs)!r}"
+    raise ConfigError(
+        f"{show(str(folder))} is not {own}, and {command} would use what it names: "
+        f"{', '.join(uses[:_MOST_SHOWN])}{more}; look at these, and say --trust if you would run a program of whoever "
+        "made it"
+    )
