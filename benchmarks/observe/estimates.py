@@ -87,7 +87,8 @@ SETTINGS = (
     Setting(128, 8, 1, 9.9, 0.1),  # 99 % right
     Setting(64, 1, 1, 1, 1),
     Setting(500, 4, 2, 0.5, 2),
-    # Few rows: a first look, and a smoke run.
+)
+FEW = (  # a first look, and a smoke run
     Setting(1, 8, 1, 2, 2),
     Setting(2, 8, 1, 2, 2),
     Setting(3, 4, 1, 1, 1),
@@ -286,12 +287,13 @@ def main() -> int:
     options = parser.parse_args()
     began, random, floor = time.monotonic(), np.random.default_rng(options.seed), Floor()
     settings = [covered(setting, options.simulations, random) for setting in SETTINGS]
+    pairs = {name: compared(a, b, options.simulations, random, floor) for name, (a, b) in DIFFICULTIES.items()}
+    settings += [covered(setting, options.simulations, random) for setting in FEW]
     print("rows samples  k  beta        truth   covers  width   t covers   floor")
     for each in settings:
         beta = f"{each['a']:g}, {each['b']:g}"
         print(f"{each['rows']:4d} {each['samples']:7d} {each['k']:2d}  {beta:10s} {each['truth']:6.3f}   "
               f"{each['covers']:.3f}   {each['width']:.3f}   {each['t_covers']:.3f}  {each['floor']:8.3f}")  # fmt: skip
-    pairs = {name: compared(a, b, options.simulations, random, floor) for name, (a, b) in DIFFICULTIES.items()}
     print(f"\n{ROWS} rows x {SAMPLES}, +{BETTER}    false   found   found without pairing")
     for name, found in pairs.items():
         print(f"{name:22s} {found['false']:.3f}   {found['found']:.3f}   {found['unpaired_found']:.3f}")
