@@ -35,7 +35,7 @@ import yaml
 
 from benchmarks.quickstart_runs import ROOT, folder, start
 from verl_multiturn.launch.checkpoints import checkpoint_folder, is_complete
-from verl_multiturn.observe.pass_at_k import passed_shares
+from verl_multiturn.observe.pass_at_k import MOST_PROMPTS, passed_shares
 
 _PARTS = "benchmarks.verl_feature_parts"
 _HYBRID = "trainer.v1.separate_async.hybrid_rollout"
@@ -76,7 +76,7 @@ def _draw_group(rng: random.Random) -> list[tuple[bool, bool]]:
 
 
 def _counted(valid: Sequence[Sequence[bool]], samples: Sequence[Sequence[Any]]) -> dict[str, float]:
-    """Return pass@k by trying all choices of k samples of each prompt."""
+    """Return pass@k by trying all choices of k samples of each prompt, and how many prompts have k."""
     most = max(map(len, samples))
     if most < 2:
         return {}
@@ -86,8 +86,10 @@ def _counted(valid: Sequence[Sequence[bool]], samples: Sequence[Sequence[Any]]) 
         for group in valid:
             choices = [any(choice) for choice in combinations(group, k)]
             shares += [sum(choices) / len(choices)] if choices else []
-        if k <= most and shares:
+        if k <= most and len(shares) >= MOST_PROMPTS * len(valid):
             found[f"pass@{k}"] = sum(shares) / len(shares)
+        if k <= most:
+            found[f"pass@{k}/prompts"] = len(shares)
     return found
 
 

@@ -288,7 +288,12 @@ async def test_a_validation_with_several_samples_has_pass_at_k(store: Store) -> 
     await roll_out(EchoTool(), returned=0.0, session_id=1)
     metrics = make_trainer(store.batch())._validate()
     passed = {key: value for key, value in metrics.items() if "pass@" in key}
-    assert passed == {"val/rollout/pass@1": 0.5, "val/rollout/pass@2": 1.0}
+    assert passed == {
+        "val/rollout/pass@1": 0.5,
+        "val/rollout/pass@1/prompts": 1,
+        "val/rollout/pass@2": 1.0,
+        "val/rollout/pass@2/prompts": 1,
+    }
     assert not any("pass@" in key for key in step(store.batch()))
 
 

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,9 +18,9 @@ from rich.text import Text
 
 from verl_multiturn.describe import printable, show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.evaluation.estimates import Difference, is_share, paired
+from verl_multiturn.evaluation.estimates import Difference, gain, is_share, paired
 from verl_multiturn.evaluation.results import EvaluatedRow, Results, Sample
-from verl_multiturn.evaluation.tables import ALL, interval_text, progress_line
+from verl_multiturn.evaluation.tables import ALL, interval_json, interval_notes, interval_text, progress_line
 
 _HALF = 0.5
 _LISTED = 20
@@ -38,7 +38,7 @@ class Pair(NamedTuple):
     @property
     def difference(self) -> float:
         """By how much the second model's mean reward is larger."""
-        return self.second.score - self.first.score
+        return gain(self.first.score, self.second.score)
 
     @property
     def flip(self) -> int:
@@ -68,9 +68,7 @@ class Comparison:
     @property
     def difference(self) -> Difference:
         """By how much the second model is better."""
-        found = _difference(self.pairs)
-        assert found is not None, "`compare` refuses evaluations without a row in common"
-        return found
+        return _difference(self.pairs)
 
     @property
     def flipped(self) -> list[Pair]:
@@ -128,10 +126,12 @@ def _check_same(first: Results, second: Results) -> None:
         )
 
 
-def _difference(pairs: Sequence[Pair]) -> Difference | None:
+def _difference(pairs: Sequence[Pair]) -> Difference:
     rewards = [sample.score for pair in pairs for row in pair for sample in row.samples if sample.score is not None]
     scores = [[row.score for row in rows] for rows in zip(*pairs, strict=True)]
-    return paired(scores[0], scores[1], share=is_share(rewards))
+    found = paired(scores[0], scores[1], share=is_share(rewards))
+    assert found is not None, "a group has a row, and `compare` refuses evaluations without a row in common"
+    return found
 
 
 def comparison_table(comparison: Comparison) -> Group:
@@ -142,7 +142,9 @@ def comparison_table(comparison: Comparison) -> Group:
         for name, each in (("first", first), ("second", second))
     ]
     parts += [Text(f"{name}: {show(a)} and {show(b)}") for name, a, b in _differing(first, second)]
-    parts.append(_table(comparison))
+    differences = {source: _difference(pairs) for source, pairs in _groups(comparison).items()}
+    parts.append(_table(comparison, differences))
+    parts += interval_notes(differences)
     if flipped := comparison.flipped:
         parts.append(_flipped(flipped))
         if len(flipped) > _LISTED:
@@ -154,7 +156,8 @@ def comparison_table(comparison: Comparison) -> Group:
 def comparison_summary(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as JSON. `gained` and `lost` are the numbers of the rows that flipped.
 
-    `other_settings` are those that differ, with both values.
+    `differ` is the number of rows that differ. `no_interval` says why `interval` is null. `other_settings` are those
+    that differ, with both values.
     """
     found, pairs = comparison.difference, comparison.pairs
     return {
@@ -163,8 +166,10 @@ def comparison_summary(comparison: Comparison) -> dict[str, Any]:
         "rows": found.rows,
         "asked": comparison.first.evaluation.rows,
         "difference": round(found.mean, 6),
-        "interval": None if found.interval is None else [round(bound, 6) for bound in found.interval],
+        "interval": interval_json(found),
+        "no_interval": found.no_interval or None,
         "p": float(f"{found.p:.4g}"),
+        "differ": found.differ,
         "better": sum(pair.difference > 0 for pair in pairs),
         "worse": sum(pair.difference < 0 for pair in pairs),
         "gained": [pair.first.number for pair in pairs if pair.flip > 0],
@@ -180,19 +185,21 @@ def _differing(first: Results, second: Results) -> Iterable[tuple[str, Any, Any]
             yield name, values[0], values[1]
 
 
-def _table(comparison: Comparison) -> Table:
+def _groups(comparison: Comparison) -> dict[str, Sequence[Pair]]:
+    """Return the rows of each line of the table: by data source and, of several, all."""
+    groups: dict[str, Sequence[Pair]] = dict(comparison.by_source())
+    return {**groups, ALL: comparison.pairs} if len(groups) > 1 else groups
+
+
+def _table(comparison: Comparison, differences: Mapping[str, Difference]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("data_source", overflow="fold")
     for name in ("rows", "first", "second", "difference", "p", "better", "worse", "gained", "lost"):
         table.add_column(name, justify="right", no_wrap=True)
-    groups = comparison.by_source()
-    if len(groups) > 1:
-        groups[ALL] = list(comparison.pairs)
-    for source, pairs in groups.items():
-        found = _difference(pairs)
-        assert found is not None, "a group has a row"
+    for source, pairs in _groups(comparison).items():
+        found = differences[source]
         means = [sum(row.score for row in rows) / len(rows) for rows in zip(*pairs, strict=True)]
-        difference = f"{found.mean:+.3f} {interval_text(found.interval)}".rstrip()
+        difference = f"{found.mean:+.3f} {interval_text(found)}"
         counts = [sum(pair.difference > 0 for pair in pairs), sum(pair.difference < 0 for pair in pairs)]
         counts += [sum(pair.flip == way for pair in pairs) for way in (1, -1)]
         cells = [str(found.rows), f"{means[0]:.3f}", f"{means[1]:.3f}", escape(difference), f"{found.p:.2g}"]

@@ -5,7 +5,9 @@ others, so an interval is made of the rows' values, of which each row has one.
 
 Invariants:
 - an interval has a width unless the rows say nothing at all, also where all rows are right or all are wrong;
-- nothing is estimated of what is not there: a number that cannot be had is None.
+- rows that are nearly alike say no more than rows that are alike: p is at least that of the signs, and an interval is
+  made of a spread that several rows show;
+- nothing is estimated of what is not there: a number that cannot be had is None, and its reason is a sentence.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ from typing import NamedTuple
 from verl_multiturn.evaluation.student import t_quantile, two_sided_p
 
 CONFIDENCE = 0.95
+FEWEST_VARIED = 8
+"""Rows that must differ before rewards outside [0, 1] have an interval: nothing but the rows tells their spread."""
 _ROUNDING = 1e-9
-"""Differences of means that are no further apart are equal."""
+"""Numbers that are no further apart are equal; of large numbers, this share of them."""
+_TOO_LARGE = "the rewards are too large for a float's square"
 
 
 class Interval(NamedTuple):
@@ -34,8 +39,10 @@ class Estimate(NamedTuple):
 
     mean: float
     interval: Interval | None
-    """None: one row that is no share, or rewards too large for a float's square, whose spread nothing tells."""
+    """None: nothing tells the spread of the rows; `no_interval` says why."""
     rows: int
+    no_interval: str = ""
+    """Why there is no interval; empty where there is one."""
 
 
 class Difference(NamedTuple):
@@ -43,10 +50,14 @@ class Difference(NamedTuple):
 
     mean: float
     interval: Interval | None
-    """None: all rows differ by the same, and are no shares; or rewards too large for a float's square."""
+    """None: nothing tells the spread of the differences; `no_interval` says why."""
     p: float
     """Probability of a difference at least as large as this one between models that are equal."""
     rows: int
+    differ: int
+    """Number of rows that differ. `p` is at least 2^(1 - differ), that of the signs."""
+    no_interval: str = ""
+    """Why there is no interval; empty where there is one."""
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -90,11 +101,13 @@ def estimate(values_R: Sequence[float], samples: int, *, share: bool = True) -> 
 
     A share gets Wilson's interval, with the effective number of rows in the place of n: that of independent right and
     wrong answers whose mean would vary as much as the rows' mean does (Korn and Graubard, Survey Methodology 24, 1998).
-    Other values get the interval of Student's t, which assumes that their mean varies as a normal number does.
+    Other values get the interval of Student's t, which assumes that their mean varies as a normal number does; below
+    `FEWEST_VARIED` rows that differ they get none.
 
     Args:
         values_R: A value for each row, such as the mean of its rewards or its pass@k.
-        samples: Number of all samples. No more than so many answers can be independent.
+        samples: Number of all samples; of pass@k that of all choices of k samples which share none. No more than so
+            many answers can be independent.
         share: Whether each value lies in [0, 1].
     """
     rows = len(values_R)
@@ -104,22 +117,43 @@ def estimate(values_R: Sequence[float], samples: int, *, share: bool = True) -> 
     if share:
         within = t_quantile(CONFIDENCE, max(1, rows - 1))
         return Estimate(mean, wilson(mean, effective_rows(values_R, samples), within), rows)
-    if rows < 2:
-        return Estimate(mean, None, rows)
+    if few := _too_few(varied(values_R)):
+        return Estimate(mean, None, rows, few)
     half = t_quantile(CONFIDENCE, rows - 1) * math.sqrt(_variance(values_R, mean) / rows)
-    return Estimate(mean, Interval(mean - half, mean + half) if math.isfinite(half) else None, rows)
+    if not math.isfinite(half):
+        return Estimate(mean, None, rows, _TOO_LARGE)
+    return Estimate(mean, Interval(mean - half, mean + half), rows)
 
 
 def effective_rows(values_R: Sequence[float], samples: int) -> float:
     """Return how many independent answers tell as much as the rows do: m (1 - m) / variance of their mean.
 
-    Where all rows are right, all are wrong, or there is one row, nothing tells their spread: each counts as one answer.
+    Where all rows are alike, nothing tells their spread: each counts as one answer. Where few differ, little tells it:
+    each row counts as no more answers than there are rows that differ (`varied`).
     """
     rows, mean = len(values_R), fmean(values_R)
     spread = _variance(values_R, mean) if rows > 1 else 0.0
-    if not 0.0 < mean < 1.0 or rows < 2:
-        return rows
-    return min(mean * (1 - mean) * rows / spread, samples) if spread else samples
+    most = min(samples, rows * varied(values_R))
+    return min(mean * (1 - mean) * rows / spread, most) if spread and 0.0 < mean < 1.0 else most
+
+
+def varied(values: Sequence[float]) -> int:
+    """Return how many values tell the spread of all: those that differ from the commonest one, which counts once.
+
+    Examples: 1 of [5, 5, 5], 2 of [5, 5, 5, 5.01], 4 of [1, 2, 3, 4].
+    """
+    ordered, most, run = sorted(values), 0, 0
+    for at, value in enumerate(ordered):
+        run = run + 1 if at and gain(ordered[at - 1], value) == 0 else 1
+        most = max(most, run)
+    return len(ordered) - most + 1 if ordered else 0
+
+
+def _too_few(count: int) -> str:
+    """Return why rewards of which so many rows differ have no interval; empty where they have one."""
+    if count >= FEWEST_VARIED:
+        return ""
+    return f"rows that differ: {count}; an interval of rewards outside [0, 1] needs {FEWEST_VARIED}"
 
 
 def wilson(mean: float, n: float, within: float) -> Interval:
@@ -139,29 +173,39 @@ def wilson(mean: float, n: float, within: float) -> Interval:
 def paired(first_R: Sequence[float], second_R: Sequence[float], *, share: bool = True) -> Difference | None:
     """Return by how much the second values are larger, compared row by row; None without rows.
 
-    Interval and p are those of Student's t over the rows' differences. Where all rows differ by the same, the spread is
-    not known: p is then that of the signs, and of shares the interval is as wide as Wilson's, as if a row that was not
-    seen might differ by 1.
+    Interval and p are those of Student's t over the rows' differences, with two floors, since that test believes a
+    spread however few rows show it:
+
+    - p is at least that of the signs, 2^(1 - n) of n rows that differ, even if all of them gain nearly the same;
+    - half an interval of shares is at least Wilson's interval of 0 of all rows, as if a row that was not seen might
+      differ by 1. Of other rewards there is no interval below `FEWEST_VARIED` rows that differ, and differ by other
+      amounts.
 
     Args:
         first_R: A value for each row, of the first model.
         second_R: The same of the second, in the same order.
         share: Whether each value lies in [0, 1].
     """
-    differences = [b - a for a, b in zip(first_R, second_R, strict=True)]
+    differences = [gain(a, b) for a, b in zip(first_R, second_R, strict=True)]
     rows = len(differences)
     if not rows:
         return None
-    mean = fmean(differences)
-    if max(differences) - min(differences) <= _ROUNDING:
-        p = 2.0 ** (1 - rows) if abs(mean) > _ROUNDING else 1.0
-        half = wilson(0.0, rows, t_quantile(CONFIDENCE, max(1, rows - 1))).high
-        interval = Interval(max(-1.0, mean - half), min(1.0, mean + half)) if share else None
-        return Difference(mean, interval, p, rows)
-    error = math.sqrt(_variance(differences, mean) / rows)
-    half, most = t_quantile(CONFIDENCE, rows - 1) * error, 1.0 if share else math.inf
-    interval = Interval(max(-most, mean - half), min(most, mean + half)) if math.isfinite(half) else None
-    return Difference(mean, interval, two_sided_p(mean / error, rows - 1), rows)
+    mean, differ = fmean(differences), sum(difference != 0 for difference in differences)
+    error = math.sqrt(_variance(differences, mean) / rows) if rows > 1 else 0.0
+    is_spread = varied(differences) > 1
+    p = max(two_sided_p(mean / error, rows - 1) if is_spread else 0.0, min(1.0, 2.0 ** (1 - differ)))
+    quantile = t_quantile(CONFIDENCE, max(1, rows - 1))
+    half = quantile * error
+    if share:
+        half = max(half, wilson(0.0, rows, quantile).high)
+        return Difference(mean, Interval(max(-1.0, mean - half), min(1.0, mean + half)), p, rows, differ)
+    why = _too_few(min(differ, varied(differences))) or ("" if math.isfinite(half) else _TOO_LARGE)
+    return Difference(mean, None if why else Interval(mean - half, mean + half), p, rows, differ, why)
+
+
+def gain(first: float, second: float) -> float:
+    """Return by how much a second value is larger; 0 where both are the same but for rounding."""
+    return 0.0 if math.isclose(first, second, rel_tol=_ROUNDING, abs_tol=_ROUNDING) else second - first
 
 
 def _variance(values: Sequence[float], mean: float) -> float:

@@ -76,7 +76,9 @@ def figures_of(rows: Sequence[EvaluatedRow], samples: int, price: Price | None =
         return None
     passes = {}
     for k in sorted({samples, *(1 << power for power in range(samples.bit_length()))}):
-        if (found := estimate([pass_at_k(samples, row.right, k) for row in rows], len(conversations))) is not None:
+        # Choices of k samples that share none are independent; any others are not.
+        answers = len(rows) * (samples // k)
+        if (found := estimate([pass_at_k(samples, row.right, k) for row in rows], answers)) is not None:
             passes[k] = found
     return Figures(
         rows=len(rows),

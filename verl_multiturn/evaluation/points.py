@@ -26,7 +26,7 @@ class Point(BaseModel):
     """Step of the checkpoint."""
     state: Literal["evaluated", "failed", "skipped"]
     why: str = ""
-    """Why it has no figures."""
+    """Why it has no figures, or no interval."""
     avg: float | None = None
     """Mean reward."""
     interval: tuple[float, float] | None = None
@@ -51,6 +51,7 @@ def point_of(results: Results, step: int) -> Point:
     return Point(
         step=step,
         state="evaluated",
+        why=shown.avg.no_interval and f"no interval: {shown.avg.no_interval}",
         avg=shown.avg.mean,
         interval=shown.avg.interval,
         rows=shown.rows,

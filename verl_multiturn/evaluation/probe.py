@@ -40,7 +40,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.estimates import Estimate, estimate
 from verl_multiturn.evaluation.paths import MALFORMED, NO_TOOL
 from verl_multiturn.evaluation.results import EvaluatedRow, Results, Sample
-from verl_multiturn.evaluation.tables import interval_text, progress_line
+from verl_multiturn.evaluation.tables import interval_json, interval_text, progress_line
 from verl_multiturn.reward_numbers import are_equal
 from verl_multiturn.rollout.limits import StopReason
 
@@ -213,7 +213,7 @@ def _of(found: Probe, name: str) -> float:
 
 
 def _holds(figure: Estimate, threshold: float) -> bool:
-    return figure.interval is not None and figure.interval.low < threshold < figure.interval.high
+    return figure.interval is None or figure.interval.low < threshold < figure.interval.high
 
 
 def probe_table(results: Results, found: Probe) -> Group:
@@ -249,7 +249,7 @@ def probe_summary(results: Results, found: Probe) -> dict[str, Any]:
         "samples": results.evaluation.samples,
         "model": results.evaluation.model.hash,
         **{name: round(each.mean, 6) for name, each in told.items()},
-        **{f"{name}_interval": _rounded(each) for name, each in told.items()},
+        **{f"{name}_interval": interval_json(each) for name, each in told.items()},
         "all_right": found.all_right,
         "all_wrong": found.all_wrong,
         "histogram": list(found.histogram),
@@ -257,7 +257,7 @@ def probe_summary(results: Results, found: Probe) -> dict[str, Any]:
         "paths": {
             path.name: {
                 "share": round(path.share.mean, 6),
-                "interval": _rounded(path.share),
+                "interval": interval_json(path.share),
                 "conversations": path.conversations,
                 "right": path.right,
                 "groups": path.groups,
@@ -281,8 +281,4 @@ def _paths(found: Probe) -> Table:
 
 
 def _text(figure: Estimate) -> str:
-    return f"{figure.mean:.3f} {interval_text(figure.interval)}".rstrip()
-
-
-def _rounded(figure: Estimate) -> list[float] | None:
-    return None if figure.interval is None else [round(bound, 6) for bound in figure.interval]
+    return f"{figure.mean:.3f} {interval_text(figure)}"

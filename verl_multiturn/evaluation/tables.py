@@ -6,6 +6,7 @@ Only rows of `Results.shown` are in the figures. Failures are told of all conver
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group
@@ -14,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from verl_multiturn.describe import printable
-from verl_multiturn.evaluation.estimates import Estimate, Interval
+from verl_multiturn.evaluation.estimates import Difference, Estimate
 from verl_multiturn.evaluation.figures import Figures, Price, by_source, figures_of
 from verl_multiturn.evaluation.results import Results
 
@@ -36,6 +37,7 @@ def table_of(results: Results, price: Price | None = None) -> Group:
         found[ALL] = whole
     if found:
         parts.append(_figures(found, results.evaluation.samples, price is not None))
+        parts += interval_notes({source: each.avg for source, each in found.items()})
     if failures := failures_of(results):
         parts.append(_failures(failures))
     parts += [Text(printable(fault)) for fault in results.faults]
@@ -46,7 +48,7 @@ def summary_of(results: Results, price: Price | None = None) -> dict[str, Any]:
     """Return the object of the last line.
 
     `rows` are those that the figures are made of, `asked` all, `whole` those that are whole. An interval is a list of
-    two numbers, or null.
+    two numbers, or null; then `avg_no_interval` says why.
     """
     evaluation = results.evaluation
     shown = figures_of(results.shown, evaluation.samples, price)
@@ -83,9 +85,26 @@ def failures_of(results: Results) -> dict[tuple[str, str], list[str]]:
     return dict(sorted(found.items(), key=lambda entry: (-len(entry[1]), entry[0])))
 
 
-def interval_text(interval: Interval | None) -> str:
+def interval_text(found: Estimate | Difference) -> str:
     """Return an interval as a table has it. Example: `[0.230 0.317]`."""
-    return "" if interval is None else f"[{interval.low:.3f} {interval.high:.3f}]"
+    return "[no interval]" if found.interval is None else f"[{found.interval.low:.3f} {found.interval.high:.3f}]"
+
+
+def interval_json(found: Estimate | Difference) -> list[float] | None:
+    """Return an interval as two numbers; None where there is none."""
+    return None if found.interval is None else [round(bound, 6) for bound in found.interval]
+
+
+def interval_notes(named: Mapping[str, Estimate | Difference]) -> list[Text]:
+    """Return a line for each figure without an interval, which says why.
+
+    Args:
+        named: The figures by the first cell of their line in the table.
+    """
+    return [
+        Text(printable(f"{name}: no interval: {found.no_interval}")) for name, found in named.items()
+        if found.interval is None
+    ]  # fmt: skip
 
 
 def progress_line(results: Results) -> str:
@@ -128,7 +147,7 @@ def _figures(found: dict[str, Figures], samples: int, priced: bool) -> Table:
 
 
 def _estimate_text(found: Estimate) -> str:
-    return escape(f"{found.mean:.3f} {interval_text(found.interval)}".rstrip())
+    return escape(f"{found.mean:.3f} {interval_text(found)}")
 
 
 def _failures(failures: dict[tuple[str, str], list[str]]) -> Table:
@@ -150,16 +169,13 @@ def _summed(figures: Figures | None) -> dict[str, Any]:
     return {
         "rows": figures.rows,
         "avg": round(figures.avg.mean, 6),
-        "avg_interval": _rounded(figures.avg.interval),
+        "avg_interval": interval_json(figures.avg),
+        "avg_no_interval": figures.avg.no_interval or None,
         "pass": {str(k): round(each.mean, 6) for k, each in figures.passes.items()},
-        "pass_interval": {str(k): _rounded(each.interval) for k, each in figures.passes.items()},
+        "pass_interval": {str(k): interval_json(each) for k, each in figures.passes.items()},
         "calls": round(figures.calls, 4),
         "tokens": round(figures.tokens, 2),
         "cached": None if figures.cached is None else round(figures.cached, 4),
         "seconds": round(figures.seconds, 3),
         **cost,
     }
-
-
-def _rounded(interval: Interval | None) -> list[float] | None:
-    return None if interval is None else [round(bound, 6) for bound in interval]

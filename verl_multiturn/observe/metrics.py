@@ -226,7 +226,11 @@ def _of_rewards(stats: Sequence[Stats], calls: Sequence[Sequence[CallStats]]) ->
         for key, value in each.get("reported", {}).items():
             reported[key].append(value)
     return {
-        **{f"reward/{key}/mean": _mean(reported[key]) for key in sorted(reported)},
+        **{
+            name: value
+            for key in sorted(reported)
+            for name, value in _mean_of_some(f"reward/{key}/mean", reported[key], len(stats)).items()
+        },
         "reward/step/mean": _mean([sum(call.reward for call in of_one) for of_one in calls]),
         "reward/calc/mean": _mean([sum(each["calc_rewards"].values()) for each in stats]),
         **_mean_of("reward/compute_score/mean", stats, "score"),
@@ -251,7 +255,7 @@ def _of_interactions(stats: Sequence[Stats]) -> dict[str, float]:
         "openings_differ": _groups_that_differ(having),
         "states_met_again_share": _mean([len(set(met)) < len(met) for met in states]),
         **_percentiles("seconds", [each["interaction_s"] for each in having]),
-        **_named("metrics/", _most_frequent([metrics for each in having for _, metrics in each["replies"]])),
+        **_named("metrics/", _most_frequent([metrics for each in having for _, metrics in each["replies"]], "replies")),
     }
 
 
@@ -361,16 +365,19 @@ def _rates_and_times(calls: Sequence[CallStats], statuses: Iterable[CallStatus])
 
 def _own_metrics(calls: Iterable[CallStats]) -> dict[str, float]:
     """Return the mean of each number that a tool itself reports, for the `MOST_KEYS` most frequent keys."""
-    return _most_frequent([call.metrics for call in calls])
+    return _most_frequent([call.metrics for call in calls], "calls")
 
 
-def _most_frequent(reported: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _most_frequent(reported: Sequence[Mapping[str, float]], what: str) -> dict[str, float]:
     values: dict[str, list[float]] = defaultdict(list)
     for metrics in reported:
         for key, value in metrics.items():
             values[key].append(value)
     kept = sorted(values, key=lambda key: (-len(values[key]), key))[:MOST_KEYS]
-    return {key: _mean(values[key]) for key in sorted(kept)}
+    shown: dict[str, float] = {}
+    for key in sorted(kept):
+        shown |= {key: _mean(values[key])} | _count_of(f"{key}/{what}", len(values[key]), len(reported))
+    return shown
 
 
 def numbers_of(metrics: Mapping[Any, Any]) -> dict[str, float]:
@@ -393,7 +400,19 @@ def _mean(values: Sequence[float]) -> float:
 
 def _mean_of(name: str, stats: Sequence[Stats], key: str) -> dict[str, float]:
     values = [value for each in stats if (value := each.get(key)) is not None]
-    return {name: _mean(values)} if values else {}
+    return _mean_of_some(name, values, len(stats))
+
+
+def _mean_of_some(name: str, values: Sequence[float], of: int) -> dict[str, float]:
+    """Return the mean of those conversations that have a number and, where not all have it, how many do."""
+    if not values:
+        return {}
+    return {name: _mean(values)} | _count_of(f"{name.removesuffix('/mean')}/conversations", len(values), of)
+
+
+def _count_of(name: str, count: int, of: int) -> dict[str, float]:
+    """Return how many a mean is made of; nothing where it is made of all."""
+    return {name: count} if count < of else {}
 
 
 def _mean_and_max(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from verl_multiturn.evaluation.estimates import is_right, pass_at_k
 from verl_multiturn.observe.metrics import Stats
 
+MOST_PROMPTS = 0.95
+"""Share of the prompts that must have k valid conversations, so that pass@k is a figure of all of them."""
+
 
 def passes(stats: Stats) -> bool:
     """Tell whether a valid conversation solved its task.
@@ -25,8 +28,10 @@ def passes(stats: Stats) -> bool:
 def passed_shares(stats: Sequence[Stats]) -> dict[str, float]:
     """Return pass@k of a validation by name: `pass@1`, `pass@2`, `pass@4`, … and that of all samples of a prompt.
 
-    Each is a mean over the prompts that have k valid conversations; an invalid one is not a sample. Where no prompt has
-    more than one sample there is nothing.
+    Each is a mean over the prompts that have k valid conversations; an invalid one is not a sample. Long and hard
+    conversations are the ones that an outage hits, so prompts that have k may be the easy ones: where fewer than
+    `MOST_PROMPTS` of all have k, there is no `pass@k`. `pass@k/prompts` says how many have k, in any case. Where no
+    prompt has more than one sample there is nothing.
 
     Args:
         stats: A dictionary for each conversation, with its `group`, as `observe.metrics.conversations` returns it.
@@ -38,8 +43,10 @@ def passed_shares(stats: Sequence[Stats]) -> dict[str, float]:
     if most < 2:
         return {}
     valid = [[passed for passed in group if passed is not None] for group in groups.values()]
-    shares = {}
+    shares: dict[str, float] = {}
     for k in sorted({most, *(1 << power for power in range(most.bit_length()))}):
-        if k <= most and (known := [pass_at_k(len(group), sum(group), k) for group in valid if len(group) >= k]):
+        known = [pass_at_k(len(group), sum(group), k) for group in valid if len(group) >= k]
+        if len(known) >= MOST_PROMPTS * len(valid):
             shares[f"pass@{k}"] = math.fsum(known) / len(known)
+        shares[f"pass@{k}/prompts"] = len(known)
     return shares

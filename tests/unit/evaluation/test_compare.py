@@ -37,7 +37,9 @@ def test_rows_are_compared_one_by_one(tmp_path: Path) -> None:
         "difference": -0.125,
         # Standard error 0.8539 / 2, t 3.1824; SciPy's ttest_rel has p 0.7888.
         "interval": [-1.0, 1.0],
+        "no_interval": None,
         "p": 0.7888,
+        "differ": 3,
         "better": 1,
         "worse": 2,
         "gained": [0],
@@ -70,6 +72,24 @@ def test_the_table_of_a_comparison(tmp_path: Path) -> None:
     ]
     assert lines[6].split() == ["0", "sums", "0", "of", "2", "2", "of", "2", "0-0-9f3c2a", "0-0-9f3c2a"]
     assert lines[7].split()[:8] == ["3", "sums", "2", "of", "2", "0", "of", "2"]
+
+
+def test_few_rows_that_nearly_agree_prove_nothing(tmp_path: Path) -> None:
+    first = {row: [0.0] for row in range(5)}
+    shares = comparison_summary(compared(tmp_path / "s", first, {**{row: [1.0] for row in range(4)}, 4: [0.99]}))
+    assert (shares["p"], shares["interval"], shares["differ"]) == (0.0625, [0.391433, 1.0], 5)
+    found = compared(tmp_path / "r", first, {**{row: [9.0] for row in range(4)}, 4: [8.99]})
+    others = comparison_summary(found)
+    why = "rows that differ: 2; an interval of rewards outside [0, 1] needs 8"
+    assert (others["p"], others["interval"], others["no_interval"]) == (0.0625, None, why)
+    lines = printed(comparison_table(found))
+    assert "+8.998 [no interval]  0.062" in lines[3]
+    assert lines[4] == f"sums: no interval: {why}"
+
+
+def test_what_differs_by_rounding_alone_is_neither_better_nor_worse(tmp_path: Path) -> None:
+    found = comparison_summary(compared(tmp_path, {0: [0.1, 0.2], 1: [0.3]}, {0: [0.2, 0.1], 1: [0.1 + 0.2]}))
+    assert (found["better"], found["worse"], found["differ"], found["p"]) == (0, 0, 0, 1.0)
 
 
 def test_rows_count_that_both_may_show(tmp_path: Path) -> None:

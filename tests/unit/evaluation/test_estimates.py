@@ -11,10 +11,12 @@ from scipy import stats
 from verl_multiturn.evaluation.estimates import (
     effective_rows,
     estimate,
+    gain,
     is_right,
     is_share,
     paired,
     pass_at_k,
+    varied,
     wilson,
 )
 from verl_multiturn.evaluation.student import t_quantile, two_sided_p
@@ -90,19 +92,57 @@ def test_rows_that_are_all_right_or_all_wrong_have_a_width() -> None:
 
 
 def test_no_more_answers_count_than_there_are_samples() -> None:
-    assert effective_rows([0.5, 0.5, 0.5], 24) == 24  # the rows are equal by chance
-    assert effective_rows([0.5, 0.5, 0.5 + 1e-9], 24) == 24
+    assert effective_rows([0.5, 0.5625, 0.5, 0.5625] * 8, 256) == 256  # the rows are nearly equal by chance
     assert effective_rows([0.5], 8) == 1  # nothing tells how another row would do
 
 
+@pytest.mark.parametrize(
+    ("values", "answers"),
+    [([1.0] * 5, 5), ([0.5] * 5, 5), ([0.1] * 5, 5), ([1.0] * 4 + [0.99], 10), ([0.5, 0.5, 0.5 + 1e-12], 3)],
+)
+def test_rows_that_are_nearly_alike_say_little_more_than_rows_that_are(values: list[float], answers: float) -> None:
+    assert effective_rows(values, 8 * len(values)) == answers
+
+
+@pytest.mark.parametrize(
+    ("values", "count"),
+    [([], 0), ([5.0], 1), ([5.0] * 3, 1), ([5.0, 5.0, 5.01], 2), ([1.0, 2.0, 3.0, 4.0], 4), ([0.1 + 0.2, 0.3], 1),
+     ([1e12, 1e12 + 1e-3], 1), ([0.0, -0.0], 1), ([1.0, 2.0] * 4, 5)],
+)  # fmt: skip
+def test_values_that_tell_a_spread(values: list[float], count: int) -> None:
+    assert varied(values) == count
+
+
 def test_what_is_no_share_has_the_interval_of_students_t() -> None:
-    values = [-1.0, 0.0, 2.0, 3.0]
+    values = [-1.0, 0.0, 2.0, 3.0, -2.0, 4.0, -3.0, 5.0]
     assert not is_share(values)
     found = estimate(values, 8, share=False)
     assert found is not None
-    low, high = stats.t.interval(0.95, 3, loc=1.0, scale=stats.sem(values))
+    low, high = stats.t.interval(0.95, 7, loc=1.0, scale=stats.sem(values))
     assert found.interval == pytest.approx((low, high))
-    assert estimate([2.0], 8, share=False) == (2.0, None, 1)
+    assert found.no_interval == ""
+
+
+FEW = "rows that differ: {}; an interval of rewards outside [0, 1] needs 8"
+
+
+@pytest.mark.parametrize(
+    ("values", "count"),
+    [([2.0], 1), ([2.0, 3.0], 2), ([2.0] * 128, 1), ([2.0] * 127 + [3.0], 2), ([float(v) for v in range(7)], 7)],
+)
+def test_few_rows_that_are_no_shares_have_no_interval(values: list[float], count: int) -> None:
+    found = estimate(values, 8, share=False)
+    assert found is not None
+    assert found[1:] == (None, len(values), FEW.format(count))
+
+
+def test_rewards_too_large_for_a_square_have_no_interval() -> None:
+    far = [1e200 * number for number in range(9)]
+    one, two = estimate(far, 9, share=False), paired([0.0] * 9, far, share=False)
+    assert one is not None
+    assert two is not None
+    assert one.no_interval == two.no_interval == "the rewards are too large for a float's square"
+    assert two.p == 1.0
 
 
 def test_nothing_is_estimated_of_nothing() -> None:
@@ -111,24 +151,83 @@ def test_nothing_is_estimated_of_nothing() -> None:
 
 
 def test_a_comparison_is_a_paired_t_test() -> None:
-    first, second = [0.0, 0.25, 0.5, 0.5, 0.75, 1.0], [0.25, 0.25, 0.75, 0.25, 1.0, 1.0]
+    first, second = [0.0, 0.25, 0.5, 0.5, 0.75, 1.0] * 3, [0.25, 0.25, 0.75, 0.25, 1.0, 1.0] * 3
     found, wanted = paired(first, second), stats.ttest_rel(second, first)
     assert found is not None
     assert found.p == pytest.approx(wanted.pvalue)
-    assert found.interval == pytest.approx(tuple(wanted.confidence_interval(0.95)))
     assert found.mean == pytest.approx(1 / 12)
+    assert found.interval is not None
+    assert (found.interval.high - found.interval.low) / 2 == pytest.approx(
+        0.1983, abs=5e-5
+    )  # t^2 / (18 + t^2), t = 2.1098
+    scaled = paired([9 * each for each in first], [9 * each for each in second], share=False)
+    assert scaled is not None
+    low, high = wanted.confidence_interval(0.95)
+    assert scaled.interval == pytest.approx((9 * low, 9 * high))
 
 
 def test_a_difference_of_shares_is_no_larger_than_one() -> None:
     found = paired([0.0] * 9 + [1.0], [1.0] * 10)
     assert found is not None
-    assert found.interval == pytest.approx((0.6738, 1.0), abs=5e-5)  # 0.9 - 2.2622 * 0.1; the upper end is cut
+    assert found.interval == pytest.approx((0.5615, 1.0), abs=5e-5)  # 0.9 - t^2 / (10 + t^2), t = 2.2622
+    assert (found.p, found.differ) == (2**-8, 9)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "p"),
+    [
+        ([0.0] * 5, [1, 1, 1, 1, 0.99], 2**-4),
+        ([0.0] * 3, [0.9, 0.9, 0.91], 2**-2),
+        ([0.0] * 2, [1, 0.999], 2**-1),
+        ([0.0], [1.0], 1.0),
+        ([0.0] * 9, [0.5] * 8 + [0.5001], 2**-8),
+        ([0.0] * 128, [0.0] * 127 + [1.0], 1.0),
+        ([0.0] * 128, [0.0] * 126 + [1.0, 0.99], 0.5),
+        ([0.3] * 64, [0.1 + 0.2] * 64, 1.0),
+    ],
+)
+def test_p_is_at_least_that_of_the_signs(first: list[float], second: list[float], p: float) -> None:
+    for share, scale in ((True, 1.0), (False, 1e6)):
+        found = paired([scale * each for each in first], [scale * each for each in second], share=share)
+        assert found is not None
+        assert found.p == p
+
+
+def test_rows_that_gain_nearly_the_same_have_wilsons_width() -> None:
+    nearly, equal = paired([0.0] * 5, [1, 1, 1, 1, 0.99]), paired([0.0] * 5, [1.0] * 5)
+    assert nearly is not None
+    assert equal is not None
+    assert nearly.interval == pytest.approx((0.998 - 0.6066, 1.0), abs=5e-5)  # t^2 / (5 + t^2), t = 2.7764
+    assert equal.interval == pytest.approx((1.0 - 0.6066, 1.0), abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("gains", "count"),
+    [([9.0], 1), ([9.0, 9.1], 2), ([9.0] * 64, 1), ([0.0] * 60 + [9.0, 8.0, 7.0, 6.0], 4), ([9.0] * 20 + [8.0], 2),
+     ([0.0] * 9 + [float(v) for v in range(1, 8)], 7)],
+)  # fmt: skip
+def test_few_rows_that_differ_and_are_no_shares_have_no_interval(gains: list[float], count: int) -> None:
+    found = paired([0.0] * len(gains), gains, share=False)
+    assert found is not None
+    assert (found.interval, found.no_interval) == (None, FEW.format(count))
+
+
+def test_eight_rows_that_differ_have_an_interval() -> None:
+    found = paired([0.0] * 12, [0.0] * 4 + [float(v) for v in range(1, 9)], share=False)
+    assert found is not None
+    assert found.interval is not None
+    assert found.no_interval == ""
+
+
+def test_what_differs_by_rounding_alone_does_not_differ() -> None:
+    assert gain(0.1 + 0.2, 0.3) == gain(1e12, 1e12 + 1e-4) == 0.0
+    assert gain(0.0, 1e-6) == 1e-6
 
 
 def test_models_that_do_the_same_are_not_proven_equal() -> None:
     found = paired([0.0, 1.0, 1.0, 0.0] * 8, [0.0, 1.0, 1.0, 0.0] * 8)
     assert found is not None
-    assert (found.mean, found.p, found.rows) == (0.0, 1.0, 32)
+    assert (found.mean, found.p, found.rows, found.differ) == (0.0, 1.0, 32, 0)
     assert found.interval == pytest.approx((-0.1150, 0.1150), abs=5e-5)  # t^2 / (32 + t^2), t = 2.0395
     scaled = paired([5.0, 7.0], [5.0, 7.0], share=False)
     assert scaled is not None
@@ -175,5 +274,10 @@ def test_p_and_interval_of_a_comparison_agree(pairs: list[tuple[float, float]]) 
     assert back is not None
     assert (back.mean, back.p) == (pytest.approx(-found.mean), pytest.approx(found.p))
     assert found.interval is not None
-    if len({b - a for a, b in pairs}) > 1:
-        assert (found.p < 0.05) == (found.interval.low > 0 or found.interval.high < 0)
+    assert found.p >= min(1.0, 2.0 ** (1 - sum(a != b for a, b in pairs)))
+    least = wilson(0.0, len(pairs), t_quantile(0.95, len(pairs) - 1)).high
+    assert found.interval.high == 1.0 or found.interval.high - found.mean >= least - 1e-12
+    assert found.interval.low == -1.0 or found.mean - found.interval.low >= least - 1e-12
+    scaled = paired([9 * each for each in first], [9 * each for each in second], share=False)
+    assert scaled is not None
+    assert scaled.p == pytest.approx(found.p)

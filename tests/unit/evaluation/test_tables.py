@@ -8,7 +8,9 @@ from rich.console import Console, Group
 from tests.support.evaluation_samples import FAILED, INVALID, OPEN, data_row, write_evaluation
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.compare import compare, comparison_table
+from verl_multiturn.evaluation.estimates import wilson
 from verl_multiturn.evaluation.figures import Price
+from verl_multiturn.evaluation.points import point_of
 from verl_multiturn.evaluation.probe import probe, probe_table
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.evaluation.tables import failures_of, summary_of, table_of
@@ -104,15 +106,38 @@ def test_failures_have_their_causes(tmp_path: Path) -> None:
 
 
 def test_rewards_beyond_one_have_another_interval(tmp_path: Path) -> None:
-    found = summary_of(read_results(write_evaluation(tmp_path, {0: [2.0, -1.0], 1: [3.0, 3.0], 2: [1.0, 1.0]})))
-    # Means 0.5, 3 and 1 of three rows: 1.5, and 4.3027 standard errors of 1.3229 / sqrt(3) to either side.
-    assert found["avg"] == 1.5
-    assert found["avg_interval"] == pytest.approx([-1.7862, 4.7862], abs=1e-4)
+    scores: dict[int, list[float | str]] = {row: [row - 1.0, row + 1.0] for row in range(8)}
+    found = summary_of(read_results(write_evaluation(tmp_path, scores)))
+    # Means 0 to 7 of eight rows: 3.5, and 2.3646 standard errors of 2.4495 / sqrt(8) to either side.
+    assert found["avg"] == 3.5
+    assert found["avg_interval"] == pytest.approx([1.4522, 5.5478], abs=1e-4)
+    assert found["avg_no_interval"] is None
+
+
+def test_k_samples_are_one_answer(tmp_path: Path) -> None:
+    scores: dict[int, list[float | str]] = {row: [1.0] * (3 + row % 2) + [0.0] * (5 - row % 2) for row in range(16)}
+    found = summary_of(read_results(write_evaluation(tmp_path, scores)))
+    # The rows' pass@4 are nearly alike. Of 128 samples there are 32 choices of four that share none; t = 2.1314.
+    assert found["pass"]["4"] == pytest.approx((1 - 5 / 70 + 1 - 1 / 70) / 2)
+    assert found["pass_interval"]["4"] == pytest.approx(wilson(found["pass"]["4"], 32, 2.13145), abs=1e-5)
+    assert found["pass_interval"]["8"] == pytest.approx(wilson(1.0, 16, 2.13145), abs=1e-5)
+
+
+def test_few_rewards_beyond_one_have_no_interval(tmp_path: Path) -> None:
+    results = read_results(write_evaluation(tmp_path, {0: [2.0, -1.0], 1: [3.0, 3.0], 2: [1.0, 1.0]}))
+    found, why = summary_of(results), "rows that differ: 3; an interval of rewards outside [0, 1] needs 8"
+    assert (found["avg"], found["avg_interval"], found["avg_no_interval"]) == (1.5, None, why)
     assert found["pass"] == {"1": pytest.approx(5 / 6, abs=1e-6), "2": 1.0}
+    lines = printed(table_of(results))
+    assert "1.500 [no interval]  1.000 [0.139 1.000]" in lines[2]
+    assert lines[3] == f"sums: no interval: {why}"
+    point = point_of(results, 4)
+    assert (point.state, point.interval, point.why) == ("evaluated", None, f"no interval: {why}")
 
 
 def test_rewards_too_large_for_a_square_have_no_interval(tmp_path: Path) -> None:
-    assert summary_of(read_results(write_evaluation(tmp_path, {0: [1e200], 1: [0.0]})))["avg_interval"] is None
+    found = summary_of(read_results(write_evaluation(tmp_path, {row: [row * 1e200] for row in range(9)})))
+    assert (found["avg_interval"], found["avg_no_interval"]) == (None, "the rewards are too large for a float's square")
 
 
 def test_nothing_that_a_terminal_obeys_is_printed(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_two_evaluations(tmp_path: Path) -> None:
     row = {"uid": "0", "data_source": "sums", "dirs": [0, 1], "right": [[0, 2], [2, 2]]}
     assert flips(first, second) == {
         "rows": [row],
-        "said": [f"{OTHER} less {MODEL}: +0.250 over 2 rows, p 0.8; 1 rows flipped"],
+        "said": [f"{OTHER} less {MODEL}: +0.250 over 2 rows, of which 2 differ, p 0.8; 1 rows flipped"],
     }
     # The page asks for these conversations by this filter.
     documents = Documents([first, second])

@@ -231,6 +231,7 @@ def test_rewards() -> None:
     assert not {"reward/compute_score/mean", "reward/tools/mean"} & found.keys()
     stats = [{**stats_of(each), "score": score} for each, score in zip(conversations, (1.0, None), strict=True)]
     assert aggregate(stats)["reward/compute_score/mean"] == 1.0
+    assert aggregate(stats)["reward/compute_score/conversations"] == 1
     assert metrics_of(*conversations, score=None, tool_score=0.5)["reward/tools/mean"] == 0.5
 
 
@@ -241,6 +242,8 @@ def test_what_compute_score_reports() -> None:
     found = aggregate([one, other, stats_of(outcome())])
     # The mean is over the rows that report a number; one of our own names keeps our own value.
     assert (found["reward/acc/mean"], found["reward/format/mean"], found["reward/step/mean"]) == (0.5, 0.5, 0)
+    assert (found["reward/acc/conversations"], found["reward/format/conversations"]) == (2, 1)
+    assert "reward/acc/conversations" not in aggregate([one, other])  # all have it
     assert numbers_of({"acc": True, "pred": "7", "list": [1], "inf": float("inf"), "n": 3}) == {"acc": 1.0, "n": 3.0}
 
 
@@ -279,7 +282,9 @@ def test_an_authors_own_numbers() -> None:
     found = metrics_of(outcome(call(metrics=said), call(metrics={"hits": 4}), call("sql", metrics={"hits": 9})))
     assert {key: value for key, value in found.items() if "/metrics/" in key} == {
         "tools/search/metrics/7": 0.5,
+        "tools/search/metrics/7/calls": 1,
         "tools/search/metrics/found": 1,
+        "tools/search/metrics/found/calls": 1,
         "tools/search/metrics/hits": 3.5,
         "tools/sql/metrics/hits": 9,
     }
@@ -290,7 +295,7 @@ def test_the_number_of_keys_is_bounded() -> None:
     found = metrics_of(outcome(*calls, calc_rewards={"search": 1.0}), score=1.0, tool_score=1.0)
     of_tool = [key for key in found if key.startswith("tools/")]
     own = [key for key in of_tool if "/metrics/" in key]
-    assert len(own) == MOST_KEYS
+    assert len(own) == 2 * MOST_KEYS - 1  # all calls report `always`, so that it has no count
     assert "tools/search/metrics/always" in own
     assert len(of_tool) - len(own) == 16
     assert len(found) - len(of_tool) <= 52
@@ -369,9 +374,10 @@ def test_a_setting_that_cannot_be(given: Any, message: str) -> None:
 
 
 def test_every_key_is_documented() -> None:
-    calls = [call(attempts=1, metrics={"hits": 1})]
+    calls = [call(attempts=1, metrics={"hits": 1}), call(attempts=1)]
     extra = {"score": 1.0, "reported": {"acc": 1.0}, "tool_score": 1.0}
     found = metrics_of(outcome(*calls, calc_rewards={"search": 1.0}), **extra)
+    found |= aggregate([{**stats_of(outcome()), **extra}, stats_of(outcome())])
     text = (ROOT / "docs" / "train" / "metrics.md").read_text()
     documented = {word for line in text.splitlines() if line.startswith("|") for word in re.findall(r"`([^`]+)`", line)}
     places = {"tools/search/": "tools/<tool>/", "metrics/hits": "metrics/<key>", "reward/acc/": "reward/<key>/"}
@@ -470,4 +476,5 @@ def test_an_interaction_and_what_its_groups_begin_with() -> None:
         "interaction/seconds/p50": 2.0,
         "interaction/seconds/p95": 3.8,
         "interaction/metrics/length": 2,
+        "interaction/metrics/length/replies": 2,
     }

@@ -7,11 +7,11 @@ wrong at first is what training is for: there the last window counts.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from verl_multiturn.evaluation.estimates import wilson
 from verl_multiturn.observe.explain.facts import Talk
 from verl_multiturn.observe.explain.finding import Kind
 
@@ -104,9 +104,4 @@ def course(talks: Iterable[Talk], count: Callable[[Talk], tuple[int, int]]) -> C
 
 def surely(hits: int, of: int, z: float = 2.0) -> float:
     """Return the lower end of the Wilson interval of a share: what it is at least, as far as chance goes."""
-    if not of:
-        return 0.0
-    share = hits / of
-    middle = share + z * z / (2 * of)
-    wide = z * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of))
-    return max(0.0, (middle - wide) / (1 + z * z / of))
+    return wilson(hits / of, of, z).low if of else 0.0
