@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from verl_multiturn.calls.loading import resolve_class
 from verl_multiturn.config import OutageMode, read_model
@@ -34,6 +34,15 @@ class OutageLimits(BaseModel):
     `model`: it may depend on what the model wrote, as with code that it lets run. `outage`: on the service alone.
     """
 
+    addresses: Literal["model", "service"] | None = None
+    """Who chooses the addresses that are opened; null: what the class says, and else each call shows it: an address
+    that stands in the arguments of the conversation's calls is the model's.
+
+    `model`: the model. That one of them refuses, is late or answers what cannot be read is the model's mistake. What
+    you raise as an `OutageError`, or name under `errors`, is an outage all the same. `service`: you. An address in the
+    arguments is only text.
+    """
+
     errors: tuple[type[BaseException], ...] = ()
     """Classes of errors that are outages, by their dotted names, beside those of `calls/outages/causes.py`; their
     subclasses, too. They are asked first. None that a `ValueError` is an instance of."""
@@ -52,6 +61,16 @@ class OutageLimits(BaseModel):
                 "conversation; name a narrower class"
             )
         return found
+
+    @model_validator(mode="after")
+    def _late_addresses(self) -> OutageLimits:
+        if self.addresses == "model" and self.timeouts == "outage":
+            raise ValueError(
+                "addresses is 'model' and timeouts is 'outage': an address that the model chose may never answer, by "
+                "which it could call off a lost conversation; set timeouts to 'model', and raise OutageError where "
+                "your own service is late"
+            )
+        return self
 
 
 class CallLimits(BaseModel):
@@ -131,4 +150,4 @@ def outage_rules(made: Any, limits: CallLimits, where: str) -> OutageLimits:
     if not isinstance(of_class, OutageLimits):
         raise ConfigError(f"{where}: its outage_limits are {of_class!r:.200}; give OutageLimits(…)")
     own = {key: value for key, value in limits.outage.model_dump().items() if value}
-    return of_class.model_copy(update=own)
+    return read_model(OutageLimits, of_class.model_dump() | own, f"{where}: limits.outage")

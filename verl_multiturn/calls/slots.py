@@ -17,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from verl_multiturn.calls.invocation import BusyError
 from verl_multiturn.calls.limits import outage_rules
+from verl_multiturn.calls.outages.authorship import NOTHING, Written
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.outages.watch import Watch, Watched
 from verl_multiturn.calls.owner import Owner
@@ -87,24 +88,28 @@ class Slots:
             if owner.begin not in owner.inherited:
                 self._begin_watch = outages.of(f"{name} {owner.begin}", rules, lease_s)
 
-    def watched(self, conversation: str, *, may_wait_again: bool = False, counts: bool = True) -> Watched:
+    def watched(
+        self, conversation: str, written: Written = NOTHING, *, may_wait_again: bool = False, counts: bool = True
+    ) -> Watched:
         """Return what stands beside one call of a conversation.
 
         Args:
             conversation: Id of the conversation.
+            written: What others than the service and the author wrote for the call.
             may_wait_again: Whether the call may be made once more, where it was a probe that failed.
             counts: Whether the call's end says whether the service is there; False for a method that may not ask it.
         """
-        return Watched(self._watch, conversation, may_wait_again, counts)
+        return Watched(self._watch, conversation, may_wait_again, counts, written=written)
 
-    def watched_begin(self, conversation: str, *, is_outage: bool = False) -> Watched:
+    def watched_begin(self, conversation: str, written: Written = NOTHING, *, is_outage: bool = False) -> Watched:
         """Return what stands beside the call that begins a conversation.
 
         Args:
             conversation: Id of the conversation.
+            written: What others than the service and the author wrote for the call.
             is_outage: Whether each failure is an outage, but for a `ValueError`: that is the row's mistake.
         """
-        return Watched(self._begin_watch, conversation, is_outage=is_outage)
+        return Watched(self._begin_watch, conversation, is_outage=is_outage, written=written)
 
     def is_judged(self, conversation: str) -> bool:
         """Tell whether a conversation met an outage that is known to be one."""

@@ -143,7 +143,7 @@ class McpTool(BaseTool):
 
         Raises:
             ValueError: The server refuses the call, or says that it failed.
-            ConnectionError: There is no connection.
+            ServerAwayError: There is no connection.
             RuntimeError: The connection ended during the call, or the answer cannot be read.
         """
         return await read_result(await self.server.call(self.remote_name, parameters))

@@ -121,6 +121,29 @@ def test_fewer_calls_than_eight_in_the_window_are_judged_with_older_ones() -> No
         assert fail(breaker, 3_600.0 * hour, "ab", answered=1) == []
 
 
+@pytest.mark.parametrize("apart_s", [86_400.0 * 10, 3_600.0, 53 * 60 / 7, 301 / 7])
+def test_eight_outages_that_lie_far_apart_open_nothing(apart_s: float) -> None:
+    breaker = Breaker()
+    for number in range(64):
+        assert fail(breaker, number * apart_s, "ab"[number % 2]) == []
+    assert not breaker.is_open
+    assert breaker.unjudged(), "nobody knows that the service is there"
+
+
+def test_eight_outages_within_five_minutes_open_it_after_any_number_of_older_ones() -> None:
+    breaker = Breaker()
+    for day in range(20):
+        assert fail(breaker, 86_400.0 * day, "ab"[day % 2]) == []
+    judged = [fail(breaker, 86_400.0 * 20 + 42 * number, "cd"[number % 2]) for number in range(8)]
+    assert judged == [[]] * 7 + [list("cdcdcdcd")]
+
+
+def test_one_conversation_opens_nothing_beside_another_of_yesterday() -> None:
+    breaker = Breaker()
+    assert fail(breaker, 0, "b") == []
+    assert fail(breaker, 86_400, "a" * 50) == []
+
+
 def test_one_conversation_alone_opens_nothing() -> None:
     breaker = Breaker()
     assert fail(breaker, 0, "a" * 50) == []

@@ -71,7 +71,7 @@ def _named(module: str, name: str, *args: object, base: type[Exception] = Except
         (ConnectionRefusedError(), "outage"),
         (httpx.ConnectError("refused"), "outage"),
         (httpx.ReadError("broke off"), "outage"),
-        (ssl.SSLError(), "bug"),
+        (ssl.SSLError(), "outage"),
         (httpx.ConnectTimeout("no host there"), "outage"),
         (_named("requests.exceptions", "ConnectionError", _named("urllib3.exceptions", "ProtocolError")), "outage"),
         (_named("requests.exceptions", "ConnectionError"), "outage"),

@@ -1,7 +1,7 @@
 """`Breaker`: decides, from the calls of a whole run, whether what one tool needs is there.
 
                  half of the calls of the last 30 s are outages (at least 8 calls, outages of at least 2 conversations),
-                 or the last 8 calls all are
+                 or the last 8 calls all are, within 5 minutes
       ┌────────┐ ───────────────────────────────────────────────────────────────────────▶ ┌──────┐ ──┐ a probe fails: the
       │ closed │                                                                          │ open │   │ next one follows
       └────────┘ ◀─────────────────────────────────────────────────────────────────────── └──────┘ ◀─┘ after 1, 2, 4,
@@ -96,8 +96,8 @@ class Breaker:
         self._failed = 0
         self._beside: dict[str, tuple[float, int]] = {}
         """Calls beside the outages of each process, and the time of the report."""
-        self._row: list[str] = []
-        """Conversations of the outages since the last call that ended in any other way."""
+        self._row: list[tuple[float, str]] = []
+        """Times and conversations of the outages since the last call that ended in any other way."""
         self._mistakes = 0
         """The model's mistakes of probes since the last one that failed."""
         self._probe: str | None = None
@@ -156,7 +156,7 @@ class Breaker:
         answers = answered + MISTAKE * mistakes
         if answers:
             self._row.clear()
-        self._row += counted
+        self._row += [(now, conversation) for conversation in counted]
         if answers or counted or hanging:
             self._window.append(_Calls(now, answers, counted, hanging))
             self._answered += answers
@@ -180,7 +180,8 @@ class Breaker:
     def _trips(self, now: float) -> bool:
         """Tell whether the calls of the window say that it is an outage, whatever becomes of those beside them."""
         unknown = sum(calls for at, calls in self._beside.values() if at >= now - WINDOW_S)
-        all_failed = len(self._row) >= max(LEAST_CALLS, unknown) and _several(self._row)
+        row = [conversation for at, conversation in self._row if at >= now - OLDEST_S]
+        all_failed = len(row) >= max(LEAST_CALLS, unknown) and _several(row)
         calls = self._answered + self._failed
         if all_failed or calls < LEAST_CALLS or self._failed < SHARE * (calls + unknown):
             return all_failed
@@ -203,7 +204,8 @@ class Breaker:
 
         A step may end before there are enough calls for a judgement. Nobody knows then that the service is there.
         """
-        return list(self._row) if _several(self._row) else []
+        row = [conversation for _, conversation in self._row]
+        return row if _several(row) else []
 
     def recall(self, now: float, epoch: int, open_s: float = 0.0) -> bool:
         """Take over an epoch that somebody else knows; return whether it is newer. Called after a keeper has died.

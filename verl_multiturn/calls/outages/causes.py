@@ -36,10 +36,21 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
+from verl_multiturn.calls.outages.authorship import (
+    NOTHING,
+    Written,
+    came_from,
+    errors_within,
+    is_of_socket,
+    names_address,
+    names_subject,
+    names_word,
+)
 from verl_multiturn.errors import ConfigError, OutageError, UnjudgedError
 
 Cause = Literal["outage", "model", "bug", "busy"]
 Timeouts = Literal["model", "outage"]
+Addresses = Literal["model", "service"]
 
 AgentCause = Literal["outage", "unjudged", "misconfigured"]
 
@@ -72,71 +83,199 @@ _NO_SUCH_HOST = (socket.EAI_NONAME, socket.EAI_NODATA)
 _STATUS = ("status_code", "status", "code")
 """Names that clients give to the status of an answer, in their error or in its `response`."""
 
-_Kind = Literal["outage", "late", "model", "status", "inner"]
+_Kind = Literal["outage", "late", "model", "status", "inner", "read", "moved", "proxy", "bug", "grpc", "store", "sqlite", "sqlstate"]
 _CLIENTS: dict[str, _Kind] = {
     "aiohttp.client_exceptions.ClientConnectionError": "outage",
+    "aiohttp.client_exceptions.ClientHttpProxyError": "proxy",
     "aiohttp.client_exceptions.ClientPayloadError": "outage",
+    "aiohttp.client_exceptions.ClientProxyConnectionError": "proxy",
     "aiohttp.client_exceptions.ClientResponseError": "status",
     "aiohttp.client_exceptions.ConnectionTimeoutError": "outage",
+    "aiohttp.client_exceptions.ContentTypeError": "read",
     "aiohttp.client_exceptions.ServerTimeoutError": "late",
+    "aiohttp.http_exceptions.HttpProcessingError": "read",
+    "botocore.exceptions.ConnectTimeoutError": "outage",
+    "botocore.exceptions.HTTPClientError": "outage",
+    "botocore.exceptions.ReadTimeoutError": "late",
+    "grpc.RpcError": "grpc",
+    "gzip.BadGzipFile": "read",
+    "http.client.HTTPException": "outage",
+    "http.client.ImproperConnectionState": "bug",
+    "http.client.InvalidURL": "model",
     "httpx.ConnectTimeout": "outage",
+    "httpx.DecodingError": "read",
     "httpx.HTTPStatusError": "status",
     "httpx.InvalidURL": "model",
     "httpx.LocalProtocolError": "model",
+    "httpx.ProxyError": "proxy",
     "httpx.TimeoutException": "late",
+    "httpx.TooManyRedirects": "moved",
     "httpx.TransportError": "outage",
     "httpx.UnsupportedProtocol": "model",
+    "json.decoder.JSONDecodeError": "read",
+    "_lzma.LZMAError": "read",
+    "lxml.etree.XMLSyntaxError": "read",
+    "msgpack.exceptions.UnpackException": "read",
     "openai.APIConnectionError": "outage",
+    "openai.APIResponseValidationError": "read",
     "openai.APIStatusError": "status",
     "openai.APITimeoutError": "late",
+    "_pickle.UnpicklingError": "read",
+    "psycopg.OperationalError": "sqlstate",
+    "psycopg2.OperationalError": "sqlstate",
+    "pydantic_core._pydantic_core.ValidationError": "read",
+    "redis.exceptions.BusyLoadingError": "store",
+    "redis.exceptions.ConnectionError": "store",
+    "redis.exceptions.TimeoutError": "late",
+    "requests.exceptions.ChunkedEncodingError": "outage",
     "requests.exceptions.ConnectionError": "inner",
+    "requests.exceptions.ContentDecodingError": "read",
     "requests.exceptions.HTTPError": "status",
+    "requests.exceptions.JSONDecodeError": "read",
+    "requests.exceptions.ProxyError": "proxy",
+    "requests.exceptions.SSLError": "outage",
     "requests.exceptions.Timeout": "late",
+    "requests.exceptions.TooManyRedirects": "moved",
+    "simplejson.errors.JSONDecodeError": "read",
+    "simplejson.scanner.JSONDecodeError": "read",
+    "sqlalchemy.exc.DBAPIError": "inner",
+    "sqlite3.OperationalError": "sqlite",
+    "ssl.SSLError": "read",  # a certificate is an answer, too
+    "builtins.UnicodeDecodeError": "read",
+    "urllib.error.ContentTooShortError": "outage",
     "urllib.error.HTTPError": "status",
     "urllib.error.URLError": "inner",
     "urllib3.exceptions.ConnectTimeoutError": "outage",
+    "urllib3.exceptions.DecodeError": "read",
     "urllib3.exceptions.MaxRetryError": "inner",
     "urllib3.exceptions.NewConnectionError": "outage",
     "urllib3.exceptions.ProtocolError": "outage",
-    "urllib3.exceptions.ProxyError": "outage",
+    "urllib3.exceptions.ProxyError": "proxy",
     "urllib3.exceptions.SSLError": "outage",
     "urllib3.exceptions.TimeoutError": "late",
+    "websockets.exceptions.ConnectionClosed": "outage",
+    "websockets.exceptions.InvalidMessage": "read",
+    "xml.etree.ElementTree.ParseError": "read",
+    "xml.parsers.expat.ExpatError": "read",
+    "yaml.error.YAMLError": "read",
+    "zlib.error": "read",
 }
-"""Errors of the clients of HTTP that tools use, by name: none of them need be installed here.
+"""Errors of the clients and readers that tools use, by name: none of them need be installed here.
 
-`status`: its status says it; `inner`: the error that it wraps says it. An error is what its nearest class is.
+`status`: its status says it; `inner`: the error that it wraps says it; `read`: an answer that cannot be read, unless
+the model wrote it; `proxy`: of the way to a service; `moved`: redirects without end. An error is what its nearest class
+is.
+"""
+_SQLITE = ("SQLITE_BUSY", "SQLITE_IOERR", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
+_GRPC: dict[str, _Kind] = {"UNAVAILABLE": "outage", "RESOURCE_EXHAUSTED": "outage", "DEADLINE_EXCEEDED": "late"}
+_CUT_OFF = ("bz2", "_compression", "compression._common._streams", "ftplib", "gzip", "lzma")
+"""Modules whose `EOFError` says that an answer broke off. Elsewhere a program may have ended, which may be the model's.
 """
 
 
-def cause_of(error: BaseException, timeouts: Timeouts, named: Sequence[type[BaseException]] = ()) -> Cause:
+def cause_of(
+    error: BaseException,
+    timeouts: Timeouts,
+    named: Sequence[type[BaseException]] = (),
+    written: Written = NOTHING,
+    addresses: Addresses | None = None,
+) -> Cause:
     """Return whose a failure is; `busy` where nothing was called.
 
     Args:
         error: What a method of an author's object raised, or what stood in its way.
         timeouts: Whose it is that a call came too late.
         named: Classes of errors that are outages, beside those that always are.
+        written: What others than the service and the author wrote.
+        addresses: Who chooses the addresses that are opened; None: an address that stands in what the model wrote is
+            the model's.
     """
     if isinstance(error, BusyError):
         return "busy"
     if isinstance(error, tuple(named)):
         return "outage"
-    kind = _kind_of_client(error)
-    if kind == "late" or (kind is None and isinstance(error, TimedOutError | TimeoutError)):
-        return timeouts
+    kind = _kind_of(error, written)
+    is_late = kind == "late" or (kind is None and isinstance(error, TimedOutError | TimeoutError))
     if isinstance(error, OutageError):
-        return "outage"
+        return timeouts if is_late else "outage"
+    has_address = kind not in (None, "bug", "store") or is_late
+    if kind == "read":
+        cause: Cause = "model" if names_subject(error, (*written.model, *written.row)) else "outage"
+    else:
+        cause = timeouts if is_late else _cause(error, kind, timeouts, named, written, addresses)
+    if cause == "bug" and kind is None:
+        is_out, has_address = _within(error, named, written)
+        cause = "outage" if is_out else "bug"
+    if cause == "model" or addresses == "service" or not has_address:
+        return cause
+    # Our own deadline has no address.
+    is_models = addresses == "model" or (not isinstance(error, TimedOutError) and names_address(error, written.model))
+    return "model" if is_models and not _is_proxys(error) else cause
+
+
+def _cause(
+    error: BaseException,
+    kind: _Kind | None,
+    timeouts: Timeouts,
+    named: Sequence[type[BaseException]],
+    written: Written,
+    addresses: Addresses | None,
+) -> Cause:
+    """Return whose a failure is that is neither late nor unreadable, whoever wrote its address."""
     if kind == "model" or isinstance(error, ValueError) or any(map(_is_no_such_host, _chain(error))):
         return "model"
     if kind == "inner":
         inner = _inner(error)
-        return "outage" if inner is None else cause_of(inner, timeouts, named)
+        return "outage" if inner is None else cause_of(inner, timeouts, named, written, addresses)
     if kind == "status":
         status = _status(error)
         found = "failed" if status is None else status_kind(status)
         return timeouts if found == "late" else "outage" if found in _ANYWHERE else "bug"
-    if kind == "outage" or (isinstance(error, OSError) and _is_connections(error)):
+    if kind in ("outage", "proxy", "store"):
         return "outage"
     return "bug"
+
+
+def _within(error: BaseException, named: Sequence[type[BaseException]], written: Written) -> tuple[bool, bool]:
+    """Tell whether an error of no client has an outage within it, and whether an address may be the reason."""
+    if type(error).__module__.startswith("verl_multiturn."):  # ours say it themselves
+        return False, False
+    within = list(errors_within(error))[1:]
+    found = [each for each in within if cause_of(each, "model", named, written, "service") == "outage"]
+    return bool(found), bool(found) and not any(
+        isinstance(each, (OutageError, *named)) or _kind_of(each, written) == "store" for each in found
+    )
+
+
+def _kind_of(error: BaseException, written: Written) -> _Kind | None:
+    """Return what kind of an error of a client, a connection or a reader it is; None: of none."""
+    kind = _kind_of_client(error)
+    if kind == "status" and error.__cause__ is not None and _kind_of_client(error.__cause__) == "read":
+        return "read"  # aiohttp's, which makes up a status
+    if kind == "sqlite":
+        if str(getattr(error, "sqlite_errorname", "")).startswith(_SQLITE):
+            return "store"
+        return "model" if names_word(error, written.model) else None
+    if kind == "sqlstate":
+        state = str(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or "08")
+        return "late" if state == "57014" else "store" if state.startswith(("08", "57P")) else None
+    if kind == "grpc":
+        code = getattr(error, "code", None)
+        return _GRPC.get(getattr(code() if callable(code) else None, "name", ""))
+    if kind is None and isinstance(error, OSError) and not isinstance(error, TimeoutError):
+        return "outage" if _is_connections(error) else None
+    if kind is None and isinstance(error, EOFError):
+        return "outage" if came_from(error, _CUT_OFF) or is_of_socket(error) else None
+    return kind
+
+
+def _is_proxys(error: BaseException) -> bool:
+    """Tell whether a proxy on the way to an address fails, and not the address: it cannot be reached, or wants a key."""
+    for each in errors_within(error):
+        if _kind_of_client(each) == "proxy":
+            status = re.search(r"(?:\A|failed: )([1-5][0-9]{2})\b", str(getattr(each, "status", "") or each))
+            return status is None or status_kind(int(status[1])) == "network"
+    return False
 
 
 def status_kind(status: int) -> StatusKind:

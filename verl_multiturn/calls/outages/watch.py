@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from verl_multiturn.calls.limits import OutageLimits
+from verl_multiturn.calls.outages.authorship import NOTHING, Written
 from verl_multiturn.calls.outages.breaker import WINDOW_S, Outage
 from verl_multiturn.calls.outages.causes import cause_of, next_try_s
 from verl_multiturn.calls.outages.keeper import Admitted, Keeper, Sums, Waiting
@@ -217,6 +218,7 @@ class Watched:
         counts: Whether an answer says that the service is there, and an outage that it is not. Without it the outage of
             this call ends its conversation, and nothing else.
         is_outage: Whether each failure is an outage, but for a `ValueError`.
+        written: What others than the service and the author wrote for the call.
 
     Attributes:
         met: Whether the call ended with an outage.
@@ -236,6 +238,7 @@ class Watched:
         "_until",
         "_was_good",
         "_watch",
+        "_written",
         "again",
         "ends",
         "met",
@@ -248,8 +251,10 @@ class Watched:
         may_wait_again: bool = False,
         counts: bool = True,
         is_outage: bool = False,
+        written: Written = NOTHING,
     ) -> None:
         self._watch = watch
+        self._written = written
         self._conversation = conversation
         self._may_wait_again = may_wait_again
         self._counts = counts
@@ -371,7 +376,8 @@ class Watched:
         watch = self._watch
         if watch is None:
             return
-        cause = cause_of(error, watch.rules.timeouts or "model", watch.rules.errors)
+        rules = watch.rules
+        cause = cause_of(error, rules.timeouts or "model", rules.errors, self._written, rules.addresses)
         if self._is_outage and not isinstance(error, ValueError):  # that is the row's mistake
             cause = "outage"
         if cause != "outage":

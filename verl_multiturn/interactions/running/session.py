@@ -18,6 +18,7 @@ from typing import Any
 from verl_multiturn.calls.calls import Calls
 from verl_multiturn.calls.invocation import BusyError, Invocation, TimedOutError
 from verl_multiturn.calls.limits import CallLimits, limits_of
+from verl_multiturn.calls.outages.authorship import Written
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.outages.watch import OutageEndError
 from verl_multiturn.calls.owner import Owner
@@ -88,6 +89,8 @@ class InteractionSession:
         self.owes = ""
         """Name of the method that was asked last and has given nothing that can be used; "" otherwise."""
         self._scored = False
+        self._seen: Sequence[Any] = ()
+        """The conversation, as `reply` saw it last."""
         self.outages: dict[str, None] = {}
         """Names whose outage a call of the conversation met, in order."""
 
@@ -197,9 +200,11 @@ class InteractionSession:
         """
         where, began = f"interaction {self.name!r}: {method}", time.perf_counter()
         gate, conversation = self._gate, self._calls.instance_id
-        watched = gate.watched_begin(conversation) if method == "start" else gate.watched(conversation)
+        self._seen = arguments or self._seen
+        written = Written(self._seen, list(self._calls.kwargs.values()))
+        watched = (gate.watched_begin if method == "start" else gate.watched)(conversation, written)
         if method == "score":  # it may ask no service, so its answer says nothing
-            watched = gate.watched(conversation, counts=False)
+            watched = gate.watched(conversation, written, counts=False)
             watched.begin()
         try:
             async with watched:

@@ -24,6 +24,7 @@ from typing import Any
 
 from verl_multiturn.calls.calls import Calls
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
+from verl_multiturn.calls.outages.authorship import Written
 from verl_multiturn.calls.outages.causes import next_try_s
 from verl_multiturn.calls.outages.watch import OutageEndError, Watched
 from verl_multiturn.calls.slots import Gates
@@ -86,6 +87,8 @@ class ToolSession:
         self._failed: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         """Calls of `execute` of each name; those of them that met an outage, and those that got no slot."""
+        self._arguments: list[str] = []
+        """Those of all calls: a later call may open an address, or read a text, that an earlier one brought."""
         self._broken: dict[str, str] = {}
         self._agent_data = AgentData(instance_id, tools_kwargs, messages)
 
@@ -208,7 +211,7 @@ class ToolSession:
             if "calc_reward" in gate.owner.inherited:
                 rewards[name] = 0.0
                 continue
-            watched = gate.watched(self._request_id, counts=False)  # it may ask no service
+            watched = gate.watched(self._request_id, self._written(gate), counts=False)  # it may ask no service
             watched.begin()
             try:
                 async with watched:
@@ -234,7 +237,7 @@ class ToolSession:
 
     async def _create(self, gate: Gate) -> None:
         name, calls = gate.name, self._calls[gate.name]
-        watched = gate.watched_begin(self._request_id, is_outage=True)
+        watched = gate.watched_begin(self._request_id, self._written(gate), is_outage=True)
         await watched.wait()
         calls.begin()
         try:
@@ -305,7 +308,8 @@ class ToolSession:
             key = gate.cache_key(arguments, [row["create"], row["execute"]])
             if (known := gate.cached(key)) is not None:
                 return Run(gate, call).answered(known)
-        watched = gate.watched(self._request_id, may_wait_again=gate.is_repeatable)
+        self._arguments.append(call.arguments)
+        watched = gate.watched(self._request_id, self._written(gate), may_wait_again=gate.is_repeatable)
         self._called[watched.name] += 1
         while True:
             run = Run(gate, call)
@@ -329,6 +333,9 @@ class ToolSession:
                 return run.failed(*_failure(error, gate.timeout_s))
             gate.remember(key, answer)
             return run.answered(answer)
+
+    def _written(self, gate: Gate) -> Written:
+        return Written(self._arguments, list(self._calls[gate.name].kwargs.values()))
 
     def _note(self, watched: Watched, error: BaseException) -> None:
         """Note the outage that a call met."""

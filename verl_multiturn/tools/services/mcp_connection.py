@@ -179,7 +179,7 @@ class Server:
             arguments: The arguments of the call.
 
         Raises:
-            ConnectionError: There is no connection.
+            ServerAwayError: There is no connection.
             UnavailableError: The server says that it is not there, or does not take the key or the address.
             ValueError: The server refuses the call.
             RuntimeError: The connection ended during the call, or the answer is not a result of a tool.
@@ -306,7 +306,7 @@ class _Connection:
             self._over.set()
             if not self._client.done():
                 reason = "it was closed" if failure is None else _reason(failure, self._settings)
-                lost = ConnectionError(f"the tool server is not available ({reason})")
+                lost = ServerAwayError(f"the tool server is not available ({reason})")
                 lost.__cause__ = None if failure is None else _outage(failure)
                 self._client.set_exception(lost)
 
