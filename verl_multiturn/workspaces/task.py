@@ -8,7 +8,6 @@ Invariants:
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self
@@ -19,6 +18,7 @@ from verl_multiturn.config import read_model
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.workspaces.calls import free_names
+from verl_multiturn.workspaces.globs import Globs
 from verl_multiturn.workspaces.tars import write_tar
 from verl_multiturn.workspaces.workspace import not_variables
 
@@ -181,9 +181,9 @@ class Task(_Part):
             raise ValueError("the task has no tree; give 'files' or 'folder'")
         if problem := not_variables(self.variables):
             raise ValueError(f"variables: {problem}")
-        patterns = [glob_pattern(glob) for glob in self.allowed]
+        allowed = Globs(self.allowed)
         for path in self.gold:
-            if not any(pattern.fullmatch(path) for pattern in patterns):
+            if not allowed.match(path):
                 raise ValueError(f"gold: {path!r} is not among the allowed paths {list(self.allowed)}")
         return self
 
@@ -235,13 +235,6 @@ def read_task(raw: Mapping[str, Any], where: str) -> Task:
         ConfigError: It cannot work: an unknown verdict, an image, a key that is misspelt.
     """
     return read_model(Task, raw, where)
-
-
-def glob_pattern(glob: str) -> re.Pattern[str]:
-    """Return a glob as a pattern: `*` and `?` stand for no `/`, `**/` for any folders or none."""
-    parts = re.split(r"(\*\*/|\*\*|\*|\?)", glob)
-    words = {"**/": r"(?:[^/]+/)*", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
-    return re.compile("".join(words.get(part, re.escape(part)) for part in parts), re.DOTALL)
 
 
 def _placed(folder: Path, places: Mapping[str, str] | None) -> list[tuple[str, Path]]:
