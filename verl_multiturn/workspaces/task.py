@@ -41,6 +41,10 @@ def _checked_path(path: str) -> str:
 FilePath = Annotated[str, BeforeValidator(lambda path: _checked_path(str(path)))]
 
 
+class UnguardedError(ConfigError):
+    """A row whose tests pay code that knows nothing, and which does not say `unguarded: true`."""
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -91,6 +95,9 @@ class PytestVerdict(_Part):
     canaries: int = Field(8, ge=2, le=200)
     """Number of tests of our own beside these, half of which must fail."""
 
+    unguarded: bool = False
+    """Whether the row is taken although none of `tests` has a twin. Then code is paid that equals everything."""
+
     plugins: tuple[str, ...] = ()
     """Plugins of pytest that the tests need, by module; no other one is loaded."""
 
@@ -120,6 +127,12 @@ class ScriptVerdict(_Part):
 
     twins: bool = False
     """Whether the script pays the repair less where its Python tests have changed values; `check_task` finds it."""
+
+    reads_only: bool = False
+    """Whether the script starts nothing that may be changed; `check_task` finds it (`script_canary.py`)."""
+
+    unguarded: bool = False
+    """Whether the row is taken with neither `twins` nor `reads_only`. Then what the script starts writes the reward."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -186,6 +199,45 @@ class Task(_Part):
             if not allowed.match(path):
                 raise ValueError(f"gold: {path!r} is not among the allowed paths {list(self.allowed)}")
         return self
+
+    @property
+    def guard(self) -> str:
+        """Return in words which of its tests no code is paid for that knows nothing; empty if there are none."""
+        match self.verdict:
+            case CallsVerdict(tests=tests):
+                return f"guarded {len(tests)} of {len(tests)} tests"
+            case PytestVerdict(tests=tests, kept=kept, twins=twins) if set(tests) & set(twins):
+                return f"guarded {len(twins)} of {len(tests) + len(kept)} tests"
+            case ScriptVerdict(twins=True):
+                return "guarded by twins"
+            case ScriptVerdict(reads_only=True):
+                return "reads files only"
+        return ""
+
+    def why_unguarded(self) -> str:
+        """Return why nobody may be rewarded by this row; empty if it has a guard, or says `unguarded: true`."""
+        if self.guard or isinstance(self.verdict, CallsVerdict) or self.verdict.unguarded:
+            return ""
+        if isinstance(self.verdict, PytestVerdict):
+            return (
+                "none of its 'tests' has a twin, so code is paid that equals everything; compare with literals, take "
+                "the verdict 'calls', or write 'unguarded: true' into the verdict"
+            )
+        return (
+            "its script has no twins, and it is not known to read files only, so what it starts can write the reward; "
+            "compare with literals in a Python test, or write 'unguarded: true' into the verdict"
+        )
+
+    def check_guard(self) -> None:
+        """Check that the row has a guard.
+
+        Raises:
+            UnguardedError: It has none, and does not say so. `check_task` finds the guard of a row, and returns it.
+        """
+        if why := self.why_unguarded():
+            raise UnguardedError(
+                f"task {self.name!r}: {why}; use what check_task returns, where the row was never checked"
+            )
 
     def tree(self) -> tuple[dict[str, bytes], set[str]]:
         """Return the files of the tree, and which of them may be executed.
