@@ -49,30 +49,37 @@ _MOST_NEW = 400
 
 def _line(text: str, line: str) -> str:
     """Return a text with a line at its beginning, but behind the one that says what starts it."""
-    first, rest = (text[: text.find("\n") + 1], text[text.find("\n") + 1 :]) if text.startswith("#!") else ("", text)
-    return f"{first}{line}\n{rest}"
+    if not text.startswith("#!"):
+        return f"{line}\n{text}"
+    first, _, rest = text.partition("\n")
+    return f"{first}\n{line}\n{rest}"
 
 
 def _in_python(text: str, command: str) -> str:
     """Return a Python program with a canary behind its docstring and its imports of `__future__`."""
     line = f'__import__("os").system("{command}")'
+    text = text.removeprefix("\ufeff")
     try:
         body = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError):
         return _commented(text, line, "#")
-    end = 0
-    for node in body:
-        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if not is_text and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
-            break
-        end = node.end_lineno or 0
-    lines = text.splitlines(keepends=True)
-    if not end:
+    count = 0
+    while count < len(body) and _is_head(body[count]):
+        count += 1
+    if not count:
         return _line(text, line)
-    if end < len(body) and any(node.lineno == end for node in body[1:]):
+    end = body[count - 1].end_lineno or 0
+    if count < len(body) and body[count].lineno == end:
         return f"{line}\nexec(compile({text!r}, __file__, 'exec'))\n"
+    lines = text.splitlines(keepends=True)
     head = "".join(lines[:end])
-    return f"{head}{'' if head.endswith(chr(10)) else chr(10)}{line}\n{''.join(lines[end:])}"
+    return f"{head if head.endswith(chr(10)) else f'{head}{chr(10)}'}{line}\n{''.join(lines[end:])}"
+
+
+def _is_head(node: ast.stmt) -> bool:
+    """Return whether a statement has to stand before all others."""
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_text or (isinstance(node, ast.ImportFrom) and node.module == "__future__")
 
 
 def _commented(text: str, line: str, sign: str) -> str:
