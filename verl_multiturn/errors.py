@@ -5,7 +5,8 @@ agent or a network does never raises out of a conversation: it ends the conversa
 
     MultiTurnError
     ├── ConfigError          a setting, a tool YAML, a schema or a data row that cannot work
-    │   └── RewardContractError     a reward function returned something that is not a reward
+    │   ├── RewardContractError     a reward function returned something that is not a reward
+    │   └── UnguardedError          a row whose tests pay code that knows nothing, in `workspaces/task.py`
     ├── ToolContractError    a tool's code broke the `BaseTool` contract (for example: returned the wrong type)
     ├── InteractionContractError   an interaction's code broke the `Interaction` contract
     ├── AgentContractError   an agent behind the endpoint returned something that is not a reward

@@ -89,6 +89,8 @@ def measure(package: str, count: int, seed: int) -> dict[str, Any]:
         "became": dict(became),
         "functions": len({(task.mutation.path, task.mutation.function) for task in tasks}),
         "failing_median": statistics.median(len(task.failing) for task in tasks),
+        "tests": sum(task.tests for task in tasks),
+        "guarded": sum(len(task.twins) for task in tasks),
         "gold_paid": statistics.mean(reward for each in judged for reward in each["gold"]),
         "untouched_paid": statistics.mean(reward for each in judged for reward in each["untouched"]),
         "different": sum(first != second for each in judged for first, second in each.values()),

@@ -27,13 +27,15 @@ def run(row: dict[str, Any], session: SessionAddress) -> float:
         session: Where the agent finds the model.
 
     Raises:
-        ConfigError: mini-swe-agent or the row's package is not installed as the row needs it.
+        ConfigError: mini-swe-agent or the row's package is not installed as the row needs it, or none of its tests has
+            a twin.
         OutageError: There is no sandbox.
         UnjudgedError: The work cannot be judged, for a cause of ours.
     """
     info = row["extra_info"]
     swe = SweTask.model_validate_json(info["task"])
     task = swe.task(hide_tests=info["hide_tests"])
+    task.check_guard()
     shown = settings_for(swe.package)
     with open_workspace(shown) as workspace:
         workspace.put(task.tar())

@@ -47,7 +47,8 @@ async def draw_all(packages: list[str], count: int, seed: int) -> list[SweTask]:
     drawn = []
     for package in packages:
         tasks, became = await draw_tasks(package, count, seed)
-        print(json.dumps({"package": package, **became}), flush=True)
+        guarded = {"tests": sum(task.tests for task in tasks), "guarded": sum(len(task.twins) for task in tasks)}
+        print(json.dumps({"package": package, **became, **guarded}), flush=True)
         drawn.append(tasks)
     return [task for same in zip(*drawn, strict=True) for task in same]
 

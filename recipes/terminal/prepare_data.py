@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -76,7 +77,8 @@ def checked_rows(folders: Sequence[Path], bash: TaskBash, bases: Sequence[str]) 
     good, refused = asyncio.run(check_folders(folders, bash.workspaces, bases))
     for path, why in list(refused.items())[:_SHOWN]:
         print(f"left out {path.name}: {why}", flush=True)
-    print(json.dumps({"tasks": len(good), "left_out": len(refused)}), flush=True)
+    guards = Counter(task.guard or "unguarded" for _, task in good.values())
+    print(json.dumps({"tasks": len(good), "left_out": len(refused), **guards}), flush=True)
     if not good:
         raise ConfigError(f"none of {len(folders)} tasks can be played in a workspace; run them with --variant harbor")
     return [row(path, folder.instruction, task) for path, (folder, task) in good.items()]

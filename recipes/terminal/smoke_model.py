@@ -23,7 +23,8 @@ from sft import Learner, batch_of, encode  # noqa: E402
 from tiny_model import tiny_config  # noqa: E402
 from tiny_tokenizer import make_tokenizer, renderer  # noqa: E402
 
-_PLACE = {"name": "by heart", "allowed": ["**/*"], "verdict": {"kind": "script", "files": {"test.sh": ""}}}
+_NO_TESTS = {"kind": "script", "files": {"test.sh": ""}, "unguarded": True}  # nothing is judged here
+_PLACE = {"name": "by heart", "allowed": ["**/*"], "verdict": _NO_TESTS}
 
 
 async def conversations(tasks: Sequence[Made], bash: TaskBash, system: str) -> list[list[dict[str, Any]]]:

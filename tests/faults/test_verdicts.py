@@ -45,7 +45,8 @@ def with_twins() -> Task:
 
 
 def scripted(script: str, **more: Any) -> Task:
-    return one("script_reads", verdict={"kind": "script", "files": {"test.sh": script}}, **more)
+    verdict = {"kind": "script", "files": {"test.sh": script}, "unguarded": True}
+    return one("script_reads", verdict=verdict, **more)
 
 
 def left(work: Work) -> Left:
@@ -198,7 +199,7 @@ async def test_a_checked_task_has_its_twins(judge: Judge) -> None:
     assert set(checked.twins) == set(ALL)
     graded = (await check_task(scripted(GRADED), judge)).verdict
     assert graded.kind == "script"
-    assert graded.twins is False
+    assert (graded.twins, graded.reads_only) == (False, True)
 
 
 async def test_links_are_not_taken() -> None:
@@ -212,7 +213,7 @@ async def test_links_are_not_taken() -> None:
 
 
 async def test_agents_in_threads_judge_their_workspaces() -> None:
-    judged = one("script_reads")
+    judged = one("script_reads", verdict={**VERDICTS["script_reads"], "reads_only": True})
 
     def agent(repair: str) -> float:
         with open_workspace(SMALL) as workspace:

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from verl_multiturn.errors import UnjudgedError
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.packages import modules_of
+from verl_multiturn.workspaces.globs import Globs
 from verl_multiturn.workspaces.tars import TarFiles, read_tar, write_tar
-from verl_multiturn.workspaces.task import PytestVerdict, ScriptVerdict, Task, glob_pattern
+from verl_multiturn.workspaces.task import PytestVerdict, ScriptVerdict, Task
 from verl_multiturn.workspaces.workspace import Workspace, WorkspaceError
 
 NEVER = {
@@ -43,8 +44,8 @@ NEVER = {
 }
 """Names that are never taken, wherever they stand in a path, in whatever case."""
 _NEVER_PATTERNS = {
-    reason: re.compile(rf"(?:^|/)(?:{'|'.join(glob_pattern(glob).pattern for glob in globs)})(?:/|\Z)")
-    for reason, globs in NEVER.items()
+    reason: re.compile("(?:^|/)(?:" + "|".join(map(re.escape, names)).replace(r"\*", "[^/]*") + r")(?:/|\Z)")
+    for reason, names in NEVER.items()
 }
 RUNNERS = frozenset(
     {"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "nose", "coverage"}
@@ -201,20 +202,20 @@ def changes(task: Task, found: TarFiles, packages: bool | tuple[str, ...]) -> Le
         return Left(problem=f"the files that were left cannot be taken: {found.problem}")
     original, was_executable = task.tree()
     names = Names.of(task, original, packages)
-    patterns = [glob_pattern(glob) for glob in task.allowed]
+    allowed = Globs(task.allowed)
     left_out = dict(found.left_out)
     counted: dict[str, bytes | None] = {}
     for path, content in found.files.items():
         if original.get(path) == content and (path in was_executable) == (path in found.executable):
             continue
-        reason = "" if any(pattern.fullmatch(path) for pattern in patterns) else "the task does not allow it"
+        reason = "" if allowed.match(path) else "the task does not allow it"
         if reason := reason or why_never(task, path, names):
             left_out[path] = reason
         else:
             counted[path] = content
     for path in original.keys() - found.files.keys():
         # A file in whose place there is a link, or something else that is not taken, is gone as well.
-        if any(pattern.fullmatch(path) for pattern in patterns) and not why_never(task, path, names):
+        if allowed.match(path) and not why_never(task, path, names):
             counted[path] = None
     size = sum(len(content) for content in counted.values() if content is not None)
     if len(counted) > task.most_files or size > task.most_bytes:
@@ -313,7 +314,7 @@ def _why_replacing(task: Task, path: str, names: Names) -> str:
         module = f"{_module(path)}.py"
         if reason := _why_by_name(module) or ("a test" if module in names.tests else ""):
             return reason
-        if module in names.files and not any(glob_pattern(glob).fullmatch(module) for glob in task.allowed):
+        if module in names.files and not Globs(task.allowed).match(module):
             return f"it would take the place of {module!r}, which the task does not allow"
     elif path.endswith(".py") and _module(path) in names.above_tests:
         return f"it would take the place of the tests' folder {_module(path)!r}"

@@ -12,7 +12,7 @@ from verl_multiturn.workspaces.tars import read_tar, write_tar
 from verl_multiturn.workspaces.workspace import Workspace
 
 _MOST_BYTES = 2**20
-_TESTS, _LOGS = "/tmp/tests", "/tmp/logs/verifier"
+_TESTS, REWARD_FOLDER = "/tmp/tests", "/tmp/logs/verifier"
 """Where `/tests` and `/logs/verifier` lead: only below `/tmp` can anything be made."""
 _SIGNALS = 128
 """Exit statuses above it are those of a shell that a signal has ended."""
@@ -35,7 +35,7 @@ async def run_script(
         SandboxError: It was lost.
     """
     await workspace.put(write_tar({path: text.encode() for path, text in files.items()}), _TESTS)
-    await workspace.put(write_tar({}), _LOGS)
+    await workspace.put(write_tar({}), REWARD_FOLDER)
     result = await workspace.run("bash /tests/test.sh", timeout_s=timeout_s, env=variables)
     if result.timed_out:
         raise DisturbedError(f"test.sh took longer than {timeout_s:g} s")
@@ -44,7 +44,7 @@ async def run_script(
     if result.exit_code is None or result.exit_code > _SIGNALS:
         raise DisturbedError(f"test.sh did not end by itself (exit status {result.exit_code})")
     await workspace.end_processes()
-    tar = await workspace.get("reward.txt", "reward.json", path=_LOGS, max_bytes=_MOST_BYTES)
+    tar = await workspace.get("reward.txt", "reward.json", path=REWARD_FOLDER, max_bytes=_MOST_BYTES)
     return read_reward(read_tar(tar, max_entries=4, max_bytes=_MOST_BYTES).files, result.output)
 
 

@@ -13,8 +13,9 @@ Invariants:
 from __future__ import annotations
 
 import io
+import re
 import tarfile
-import unicodedata
+import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -32,6 +33,8 @@ _KINDS = {
 }
 _FOLDER, _PAX, _PAX_OF_ALL, _LONG_NAME, _LONG_LINK = b"5", b"x", b"g", b"L", b"K"
 _LONGEST_PATH, _DEEPEST_PATH = 1_000, 100
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]")
+"""Unicode's categories Cc, Cs, Zl and Zp."""
 _SHOWN_CHARACTERS = 200
 
 
@@ -103,6 +106,10 @@ class _Reader:
         self._at = 0
         self._found = TarFiles()
         self._folders: set[str] = set()
+        self._last: tuple[str, str, str] | None = None
+        """The folder of the last file, as it was named, and what `_normal` says of it."""
+        self._below_files: set[str] = set()
+        """Folders that cannot be there, since a file has the name of one above them, or their own."""
 
     def read(self) -> TarFiles:
         entries = 0
@@ -121,7 +128,7 @@ class _Reader:
         header = self._tar[self._at : self._at + _BLOCK]
         if not header.strip(b"\0"):
             return None
-        if len(header) < _BLOCK or _octal(header[148:156]) != sum(header) - sum(header[148:156]) + 8 * 32:
+        if len(header) < _BLOCK or _octal(header[148:156]) != _checksum(header):
             raise _BrokenError(f"it is broken at byte {self._at}")
         self._at += _BLOCK
         return header
@@ -162,24 +169,47 @@ class _Reader:
 
     def _take(self, name: bytes, content: bytes, is_executable: bool) -> None:
         try:
-            path, problem = _normal(name.decode())
+            path, problem = self._normal(name.decode())
         except UnicodeDecodeError:
             path, problem = "", "no UTF-8"
-        parts = path.split("/")
-        above = {"/".join(parts[:count]) for count in range(1, len(parts))}
         if not problem and path in self._found.files:
             problem = "it comes twice"
-        if not problem and (path in self._folders or not above.isdisjoint(self._found.files)):
+        if not problem and (path in self._folders or not self._is_folder(path.rpartition("/")[0])):
             problem = "a file and a folder have one name"
         if problem:
             self._leave_out(name, problem)
             return
-        self._folders |= above
-        if len(self._folders) > self._max_entries:  # one name may have a hundred, each as long as the name
-            raise _BrokenError(f"it has more than {self._max_entries} folders")
         self._found.files[path] = content
         if is_executable:
             self._found.executable.add(path)
+
+    def _normal(self, name: str) -> tuple[str, str]:
+        """Do as `_normal`, and look at a folder's name once for the files in it that follow each other."""
+        folder, slash, last = name.rpartition("/")
+        if not slash or last in ("", ".", "..") or len(name) > _LONGEST_PATH:
+            return _normal(name)
+        if self._last is None or self._last[0] != folder:
+            self._last = folder, *_normal(folder)
+        above, problem = self._last[1:]
+        if problem or above.count("/") + 2 > _DEEPEST_PATH or _CONTROL.search(last):
+            return _normal(name)  # such as `./a`, whose folder has no name
+        return f"{above}/{last}", ""
+
+    def _is_folder(self, path: str) -> bool:
+        """Take a path and what is above it for folders; return whether no file has one of these names.
+
+        Each folder is looked at once, however many files lie in it.
+        """
+        new: list[str] = []
+        while path and path not in self._folders and path not in self._below_files:
+            new.append(path)
+            path = path.rpartition("/")[0]
+        is_below = path in self._below_files or not self._found.files.keys().isdisjoint(new)
+        known = self._below_files if is_below else self._folders
+        if new and len(self._folders) + len(self._below_files) + len(new) > self._max_entries:
+            raise _BrokenError(f"it has more than {self._max_entries} folders")  # one name may have a hundred
+        known.update(new)
+        return not is_below
 
     def _leave_out(self, name: bytes, reason: str) -> None:
         shown = repr(name.decode("utf-8", "backslashreplace")[:_SHOWN_CHARACTERS])
@@ -200,7 +230,7 @@ def _normal(name: str) -> tuple[str, str]:
         return "", "an absolute path"
     if ".." in parts:
         return "", "a path that leads out of its folder"
-    if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in name):
+    if _CONTROL.search(name):
         return "", "a control character in its name"
     if not parts or len(name) > _LONGEST_PATH or len(parts) > _DEEPEST_PATH:
         return "", "an empty or a very long path"
@@ -222,12 +252,22 @@ def _size(header: bytes, at: int) -> int:
     return size
 
 
+def _checksum(header: bytes) -> int:
+    """Return the sum of a header's bytes, with spaces in the place of its own checksum.
+
+    The lower half of `adler32` is the sum of the bytes and 1, modulo 65521, which 256 bytes do not reach. It takes a
+    tenth of the time of `sum`.
+    """
+    spaced = header[:148] + b"        " + header[156:]
+    return (zlib.adler32(spaced[:256]) & 0xFFFF) + (zlib.adler32(spaced[256:]) & 0xFFFF) - 2
+
+
 def _octal(digits: bytes) -> int:
     """Return a number; -1 where the digits are none."""
     text = digits.strip(b" \0")
     if not text:
         return 0
-    return int(text, 8) if len(text) <= 12 and not text.strip(b"01234567") else -1
+    return int(text, 8) if len(text) <= 12 and text.isdigit() and b"8" not in text and b"9" not in text else -1
 
 
 def _decimal(digits: bytes, at: int) -> int:

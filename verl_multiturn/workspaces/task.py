@@ -8,7 +8,6 @@ Invariants:
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self
@@ -19,6 +18,7 @@ from verl_multiturn.config import read_model
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.workspaces.calls import free_names
+from verl_multiturn.workspaces.globs import Globs
 from verl_multiturn.workspaces.tars import write_tar
 from verl_multiturn.workspaces.workspace import not_variables
 
@@ -39,6 +39,10 @@ def _checked_path(path: str) -> str:
 
 
 FilePath = Annotated[str, BeforeValidator(lambda path: _checked_path(str(path)))]
+
+
+class UnguardedError(ConfigError):
+    """A row whose tests pay code that knows nothing, and which does not say `unguarded: true`."""
 
 
 class _Part(BaseModel):
@@ -91,6 +95,9 @@ class PytestVerdict(_Part):
     canaries: int = Field(8, ge=2, le=200)
     """Number of tests of our own beside these, half of which must fail."""
 
+    unguarded: bool = False
+    """Whether the row is taken although none of `tests` has a twin. Then code is paid that equals everything."""
+
     plugins: tuple[str, ...] = ()
     """Plugins of pytest that the tests need, by module; no other one is loaded."""
 
@@ -120,6 +127,12 @@ class ScriptVerdict(_Part):
 
     twins: bool = False
     """Whether the script pays the repair less where its Python tests have changed values; `check_task` finds it."""
+
+    reads_only: bool = False
+    """Whether the script starts nothing that may be changed; `check_task` finds it (`script_canary.py`)."""
+
+    unguarded: bool = False
+    """Whether the row is taken with neither `twins` nor `reads_only`. Then what the script starts writes the reward."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -181,11 +194,50 @@ class Task(_Part):
             raise ValueError("the task has no tree; give 'files' or 'folder'")
         if problem := not_variables(self.variables):
             raise ValueError(f"variables: {problem}")
-        patterns = [glob_pattern(glob) for glob in self.allowed]
+        allowed = Globs(self.allowed)
         for path in self.gold:
-            if not any(pattern.fullmatch(path) for pattern in patterns):
+            if not allowed.match(path):
                 raise ValueError(f"gold: {path!r} is not among the allowed paths {list(self.allowed)}")
         return self
+
+    @property
+    def guard(self) -> str:
+        """Return in words which of its tests no code is paid for that knows nothing; empty if there are none."""
+        match self.verdict:
+            case CallsVerdict(tests=tests):
+                return f"guarded {len(tests)} of {len(tests)} tests"
+            case PytestVerdict(tests=tests, kept=kept, twins=twins) if set(tests) & set(twins):
+                return f"guarded {len(twins)} of {len(tests) + len(kept)} tests"
+            case ScriptVerdict(twins=True):
+                return "guarded by twins"
+            case ScriptVerdict(reads_only=True):
+                return "reads files only"
+        return ""
+
+    def why_unguarded(self) -> str:
+        """Return why nobody may be rewarded by this row; empty if it has a guard, or says `unguarded: true`."""
+        if self.guard or isinstance(self.verdict, CallsVerdict) or self.verdict.unguarded:
+            return ""
+        if isinstance(self.verdict, PytestVerdict):
+            return (
+                "none of its 'tests' has a twin, so code is paid that equals everything; compare with literals, take "
+                "the verdict 'calls', or write 'unguarded: true' into the verdict"
+            )
+        return (
+            "its script has no twins, and it is not known to read files only, so what it starts can write the reward; "
+            "compare with literals in a Python test, or write 'unguarded: true' into the verdict"
+        )
+
+    def check_guard(self) -> None:
+        """Check that the row has a guard.
+
+        Raises:
+            UnguardedError: It has none, and does not say so. `check_task` finds the guard of a row, and returns it.
+        """
+        if why := self.why_unguarded():
+            raise UnguardedError(
+                f"task {self.name!r}: {why}; use what check_task returns, where the row was never checked"
+            )
 
     def tree(self) -> tuple[dict[str, bytes], set[str]]:
         """Return the files of the tree, and which of them may be executed.
@@ -235,13 +287,6 @@ def read_task(raw: Mapping[str, Any], where: str) -> Task:
         ConfigError: It cannot work: an unknown verdict, an image, a key that is misspelt.
     """
     return read_model(Task, raw, where)
-
-
-def glob_pattern(glob: str) -> re.Pattern[str]:
-    """Return a glob as a pattern: `*` and `?` stand for no `/`, `**/` for any folders or none."""
-    parts = re.split(r"(\*\*/|\*\*|\*|\?)", glob)
-    words = {"**/": r"(?:[^/]+/)*", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
-    return re.compile("".join(words.get(part, re.escape(part)) for part in parts), re.DOTALL)
 
 
 def _placed(folder: Path, places: Mapping[str, str] | None) -> list[tuple[str, Path]]:

@@ -1,7 +1,7 @@
 """`check_task`: the check of a task before it is used.
 
 A row is refused that would teach something else than what it says: one whose tests pass before the repair, whose repair
-does not pass or passes only now and then, or whose tests are not found.
+does not pass or passes only now and then, whose tests are not found, or that has no guard and does not say so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.workspaces.canaries import Layout, changed, function_of, lay_out, shared
 from verl_multiturn.workspaces.disturbed import DisturbedError
 from verl_multiturn.workspaces.left import Left, Names, exposing, why_never, why_uncollected
-from verl_multiturn.workspaces.task import PytestVerdict, ScriptVerdict, Task
+from verl_multiturn.workspaces.script_canary import Canary, canary_runs, why_no_place
+from verl_multiturn.workspaces.task import PytestVerdict, ScriptVerdict, Task, UnguardedError
 from verl_multiturn.workspaces.verdict import Judge, Tree, judged_outcomes, swaps
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ _BEFORE, _AFTER = "the untouched tree", "the repair"
 
 
 async def check_task(task: Task, judge: Judge, repair: Left | None = None) -> Task:
-    """Check a task, and return it with the `twins` that its verdict may have.
+    """Check a task, and return it with the guard that its verdict may have: its `twins`, or that it `reads_only`.
 
     Args:
         task: The task.
@@ -30,7 +31,8 @@ async def check_task(task: Task, judge: Judge, repair: Left | None = None) -> Ta
         repair: What a repair leaves, as `collect` returns it; None: the task's `gold`.
 
     Raises:
-        ConfigError: The row has to be refused; the error says why.
+        UnguardedError: It has no guard: no test under `tests` has a twin, or the script starts what may be changed.
+        ConfigError: The row has to be refused for another reason; the error says why.
         OutageError: No sandbox could be started.
     """
     judge.check(task)
@@ -46,9 +48,9 @@ async def check_task(task: Task, judge: Judge, repair: Left | None = None) -> Ta
     if reason := why_uncollected(task, after.files):
         raise _refusal(task, f"{_AFTER}: {reason}")
     if isinstance(task.verdict, PytestVerdict):
-        return await _check_pytest(task, task.verdict, judge, before, after)
+        return _guarded(await _check_pytest(task, task.verdict, judge, before, after))
     if isinstance(task.verdict, ScriptVerdict):
-        return await _check_script(task, task.verdict, judge, before, after)
+        return _guarded(await _check_script(task, task.verdict, judge, before, after))
     if (await _said(task, _BEFORE, judge.attempt(task, before)))[0] > 0:
         raise _refusal(task, f"{_BEFORE} passes its tests")
     for _ in range(2):
@@ -122,7 +124,36 @@ async def _check_script(task: Task, verdict: ScriptVerdict, judge: Judge, before
         true = await _said(task, _AFTER, judge.script_reward(task, paired, after))
         twins = await _said(task, _AFTER, judge.script_reward(task, paired, after, with_twins=True))
         verdict = paired if twins < true == rewards[0] else verdict
-    return task.model_copy(update={"verdict": verdict})
+    why = "" if verdict.twins else await _why_started(task, verdict, judge, after)
+    if why and not verdict.unguarded:
+        raise UnguardedError(str(_refusal(task, why)))
+    return task.model_copy(update={"verdict": verdict.model_copy(update={"reads_only": not verdict.twins and not why})})
+
+
+async def _why_started(task: Task, verdict: ScriptVerdict, judge: Judge, after: Tree) -> str:
+    """Return what a script starts that may be changed, or why nobody knows; empty if it reads files only."""
+    instead = (
+        "compare with literals in a Python test of /tests, let test.sh read files only, or write 'unguarded: true' "
+        "into the verdict"
+    )
+    if program := why_no_place(task, verdict, after.files):
+        return f"its script has no twins, and starts {program!r}, in whose programs no canary has a place; {instead}"
+    canary, names = Canary(), Names.of(task, task.tree()[0], judge.packages)
+    for each in canary_runs(task, verdict, after.files, names, canary):
+        tree = Tree({**after.files, **each.changed}, after.executable | each.changed.keys())
+        reward, started = await _said(task, "the repair with canaries", judge.canary_run(task, verdict, tree, canary))
+        if started:
+            number = int(started[0]) if started[0].isdigit() else -1
+            which = repr(each.places[number]) if 0 <= number < len(each.places) else "what a file says"
+            did = "wrote the reward" if reward == canary.reward else "could read in /tests what is expected"
+            return f"test.sh has no twins, and starts {which}, which may be changed: a canary there {did}; {instead}"
+    return ""
+
+
+def _guarded(task: Task) -> Task:
+    if why := task.why_unguarded():
+        raise UnguardedError(str(_refusal(task, why)))
+    return task
 
 
 async def _said(task: Task, what: str, judged: Awaitable[T]) -> T:

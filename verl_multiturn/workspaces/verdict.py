@@ -4,6 +4,7 @@
       calls    functions are called from outside, values are compared outside                          calls.py
       pytest   exact names must pass, beside tests that must fail                       pytest_run.py, canaries.py
       script   `test.sh` writes the reward; where its tests have other values, it must pay less      script_run.py
+               one without such tests may start nothing that can be changed                          script_canary.py
 
 Invariants:
 - no test runs where the agent worked;
@@ -31,9 +32,10 @@ from verl_multiturn.workspaces.canaries import Layout, changed, lay_out
 from verl_multiturn.workspaces.disturbed import DisturbedError
 from verl_multiturn.workspaces.left import Left, collect
 from verl_multiturn.workspaces.pytest_run import run_pytest
+from verl_multiturn.workspaces.script_canary import Canary
 from verl_multiturn.workspaces.script_run import run_script
 from verl_multiturn.workspaces.settings import WorkspaceSettings
-from verl_multiturn.workspaces.tars import write_tar
+from verl_multiturn.workspaces.tars import read_tar, write_tar
 from verl_multiturn.workspaces.task import CallsVerdict, PytestVerdict, ScriptVerdict, Task
 from verl_multiturn.workspaces.unpacking import unpack
 from verl_multiturn.workspaces.workspace import Workspace, WorkspaceError, WorkspacePool
@@ -139,9 +141,10 @@ class Judge:
 
         Raises:
             UnjudgedError, OutageError: As `judge`.
-            ConfigError: The task cannot work.
+            ConfigError: The task cannot work, or has no guard (`Task.check_guard`).
         """
         self.check(task)
+        task.check_guard()
         if left.problem is not None:
             return Verdict(0.0, left.problem, left.left_out)
         async with _within(self._wait_s, f"task {task.name!r}: its verdict waited"):
@@ -252,6 +255,25 @@ class Judge:
             draw = random.SystemRandom() if with_twins else None
             files = {path: changed(text, draw)[0] if path.endswith(".py") else text for path, text in files.items()}
         return await self._fresh(task, tree, lambda fresh: run_script(fresh, files, task.timeout_s, task.variables))
+
+    async def canary_run(
+        self, task: Task, verdict: ScriptVerdict, tree: Tree, canary: Canary
+    ) -> tuple[float | None, list[str]]:
+        """Return what `test.sh` pays over a tree with canaries, None for nothing, and what those say that it started.
+
+        Raises:
+            DisturbedError, UnjudgedError, OutageError: As `attempt`; the first only where the workspace has ended.
+        """
+
+        async def work(fresh: Workspace) -> tuple[float | None, list[str]]:
+            await fresh.put(write_tar(canary.files(), canary.files()), canary.folder)
+            reward = None
+            with contextlib.suppress(DisturbedError):
+                reward = await run_script(fresh, verdict.files, task.timeout_s, task.variables)
+            tar = await fresh.get("started", path=canary.folder)
+            return reward, read_tar(tar).files.get("started", b"").decode("utf-8", "replace").splitlines()
+
+        return await self._fresh(task, tree, work)
 
     async def _attempt_calls(self, task: Task, verdict: CallsVerdict, tree: Tree) -> tuple[float, str]:
         tar, tally = await asyncio.to_thread(tree.tar), Tally()

@@ -32,11 +32,12 @@ def _imports(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_rows_of_checked_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = prepared("terminal", tmp_path, "--smoke", "--tools", TOOLS)
     assert {split: len(found) for split, found in rows.items()} == {"train": 6, "test": 2}
-    assert json.loads(capsys.readouterr().out.splitlines()[0]) == {"tasks": 8, "left_out": 0}
+    assert json.loads(capsys.readouterr().out.splitlines()[0]) == {"tasks": 8, "left_out": 0, "reads files only": 8}
     row = rows["train"][0]
     folder = read_folder(Path(row["extra_info"]["harbor"]))
     task = read_task(json.loads(row["extra_info"]["tools_kwargs"]["bash"]["create_kwargs"]["task"]), "row")
-    assert task == folder.task
+    assert task == folder.task.model_copy(update={"verdict": task.verdict})
+    assert task.guard == "reads files only"
     assert [message["content"] for message in row["prompt"]][1] == folder.instruction
     assert not any(name.startswith("expected") for name in task.tree()[0])
 

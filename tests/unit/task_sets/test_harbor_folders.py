@@ -14,6 +14,7 @@ from verl_multiturn.task_sets.harbor.folder import folders_below, read_folder
 from verl_multiturn.task_sets.harbor.tool import TaskBash
 from verl_multiturn.task_sets.harbor.write import Written, write_folder
 from verl_multiturn.workspaces.settings import WorkspaceSettings
+from verl_multiturn.workspaces.task import UnguardedError
 
 SMALL = WorkspaceSettings(timeout_s=60, pool=0, memory_mb=256, disk_mb=8)
 DOCKERFILE = "FROM scratch\nWORKDIR /app\nENV WORD=two\nCOPY a.txt b.txt\nCOPY a.txt sub/\nCOPY src .\n"
@@ -21,6 +22,7 @@ HONEST = """#!/bin/bash
 [ "$(cat /app/answer.txt)" = $WORD ] && right=1 || right=0
 echo $right > /logs/verifier/reward.txt
 """
+SAYS_SO = ("[agent]", "[metadata]\nunguarded = true\n\n[agent]")
 
 
 def written(
@@ -162,26 +164,37 @@ def test_a_folder_that_is_no_task_is_refused(tmp_path: Path) -> None:
 
 async def test_only_tasks_whose_solution_is_paid_are_used(tmp_path: Path) -> None:
     always = HONEST.replace("right=0", "right=1")
+    starts = HONEST.replace("$(cat /app/answer.txt)", "$(bash /app/answer.txt)")
+    echoes = "#!/bin/bash\necho echo $WORD > /app/answer.txt\n"
     paths = [
         made(tmp_path / "good"),
         made(tmp_path / "wrong", written(solution="#!/bin/bash\necho three > /app/answer.txt\n")),
         made(tmp_path / "fails", written(solution="#!/bin/bash\nexit 3\n")),
         made(tmp_path / "always", written(tests={"test.sh": always})),
         made(tmp_path / "none", written(solution="")),
+        made(tmp_path / "starts", written(tests={"test.sh": starts}, solution=echoes)),
+        made(tmp_path / "says so", written(tests={"test.sh": starts}, solution=echoes), SAYS_SO),
     ]
     checked, refused = await check_folders(paths, SMALL)
-    assert list(checked) == paths[:1]
+    assert [(path.name, task.guard) for path, (_, task) in checked.items()] == [
+        ("good", "reads files only"),
+        ("says so", ""),
+    ]
     assert {path.name: why.partition("; leave")[0].rpartition("': ")[2] for path, why in refused.items()} == {
         "wrong": "the repair is paid 0, and the untouched tree 0; expected 1 and less",
         "fails": "its solution fails: exit status 3: ",
         "always": "the repair is paid 1, and the untouched tree 1; expected 1 and less",
         "none": refused[paths[4]].partition("; leave")[0].rpartition("': ")[2],
+        "starts": "test.sh has no twins, and starts 'answer.txt', which may be changed: a canary there wrote the "
+        "reward; compare with literals in a Python test of /tests, let test.sh read files only, or write 'unguarded: "
+        "true' into the verdict",
     }
     assert "has no solution/solve.sh" in refused[paths[4]]
 
 
 async def test_the_tool_works_in_the_tree_and_earns_the_verdict(tmp_path: Path) -> None:
     folder = read_folder(made(tmp_path / "t"))
+    reads = folder.task.model_copy(update={"verdict": folder.task.verdict.model_copy(update={"reads_only": True})})
     tool = TaskBash({"timeout_s": 60, "pool": 0, "memory_mb": 256, "disk_mb": 8})
     paid = {}
     try:
@@ -191,15 +204,17 @@ async def test_the_tool_works_in_the_tree_and_earns_the_verdict(tmp_path: Path) 
             "writes the reward": "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt",
             "ends it": "kill -9 -1",
         }.items():
-            await tool.create(name, task=folder.task.model_dump_json())
+            await tool.create(name, task=reads.model_dump_json())
             assert (await tool.execute(name, {"command": "pwd; ls"})).text == "/tmp/workspace\nb.txt\nrun.sh\n"
             with contextlib.suppress(ValueError):  # the workspace ended
                 await tool.execute(name, {"command": command})
             paid[name] = await tool.calc_reward(name)
             await tool.release(name)
         assert paid == {"right": 1.0, "wrong": 0.0, "writes the reward": 0.0, "ends it": 0.0}
-        silent = folder.task.verdict.model_copy(update={"files": {"test.sh": ""}})
-        broken = folder.task.model_copy(update={"verdict": silent})
+        with pytest.raises(UnguardedError, match=r"task 't': its script has no twins, .* use what check_task returns"):
+            await tool.create("never checked", task=folder.task.model_dump_json())
+        silent = reads.verdict.model_copy(update={"files": {"test.sh": ""}})
+        broken = reads.model_copy(update={"verdict": silent})
         await tool.create("broken", task=broken.model_dump_json())
         with pytest.raises(UnjudgedError, match="its untouched tree cannot be judged either"):
             await tool.calc_reward("broken")

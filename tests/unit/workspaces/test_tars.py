@@ -2,8 +2,10 @@
 
 import io
 import struct
+import sys
 import tarfile
 from collections.abc import Callable
+from types import FrameType
 
 import pytest
 from hypothesis import given
@@ -128,6 +130,37 @@ def test_limits() -> None:
     assert (len(found.files), found.problem) == (2, "it has more than 20 folders")
     found = read_tar(made(("a", b"12345"), ("b", b"67890")), max_bytes=9)
     assert found == TarFiles({"a": b"12345"}, problem="its files have more than 9 bytes")
+
+
+def work_of(tar: bytes) -> int:
+    """Return how many functions are called to read a tar, those of C among them."""
+    count = 0
+
+    def called(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(called)
+    try:
+        read_tar(tar)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize(
+    "above",
+    [
+        "/".join(["aaaaaaaa"] * 90),  # it took seconds, in which the worker's other conversations waited
+        "a.txt/" + "/".join(["aaaaaaaa"] * 89),  # below a file
+    ],
+)
+def test_a_deep_folder_is_looked_at_once_however_many_files_lie_in_it(above: str) -> None:
+    shallow, deep = (
+        work_of(made(("a.txt", b""), *((f"{folder}/{number}{'x' * 100}.txt", b"") for number in range(500))))
+        for folder in ("shallow", above)
+    )
+    assert deep < 1.1 * shallow + 1_000
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import pytest
 
 from tests.support.workspace_attacks import VERDICTS, task
 from verl_multiturn import ConfigError
-from verl_multiturn.workspaces.task import glob_pattern, read_task
+from verl_multiturn.workspaces import globs
+from verl_multiturn.workspaces.globs import Globs
+from verl_multiturn.workspaces.task import read_task
 
 
 @pytest.mark.parametrize(
@@ -20,13 +22,30 @@ from verl_multiturn.workspaces.task import glob_pattern, read_task
         ("calc/**/*.py", ["calc/ops.py", "calc/a/b/ops.py"], ["calc.py", "lib/calc/ops.py"]),
         ("**/*.py", ["ops.py", "a/b/ops.py"], ["ops.txt"]),
         ("src/**", ["src/a", "src/a/b.c"], ["src", "srcs/a"]),
+        ("**/src/**/lib/**/*.py", ["src/lib/a.py", "x/src/y/lib/z/a.py"], ["lib/src/a.py", "src/lib/a.txt"]),
+        ("**/a/**", ["a/b", "x/a/a"], ["a", "x/a"]),
+        ("**/*a*b.py", ["ab.py", "x/aab/xaxb.py"], ["a/b.py", "ba.py"]),
         ("a?.py", ["ab.py"], ["a/.py", "a.py"]),
         ("a[1].py", ["a[1].py"], ["a1.py"]),
     ],
 )
 def test_globs(glob: str, matched: list[str], others: list[str]) -> None:
-    pattern = glob_pattern(glob)
-    assert [path for path in [*matched, *others] if pattern.fullmatch(path)] == matched
+    assert [path for path in [*matched, *others] if Globs([glob]).match(path)] == matched
+    assert [path for path in [*matched, *others] if Globs(["none", glob]).match(path)] == matched
+
+
+def test_a_path_is_looked_at_folder_by_folder_each_of_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model chooses the names: 45 folders `src/lib` above each file took seconds, names of `a` alone minutes."""
+    looks = []
+    following = globs._following
+    for count in (10, 100):
+        seen: list[str] = []
+        monkeypatch.setattr(globs, "_following", lambda *args, seen=seen: seen.append(args[2]) or following(*args))
+        deep = Globs(["**/src/**/lib/**/*.py", "**/*a*a*a*.py"])
+        assert not any(deep.match(f"{'src/lib/' * 45}{'a' * 200}{number}") for number in range(count))
+        monkeypatch.undo()
+        looks.append(len(seen))
+    assert looks == [2 * (90 + 10), 2 * (90 + 100)]
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)
@@ -43,6 +62,7 @@ def test_a_row_is_read(verdict: str) -> None:
         ({"files": {"../x.py": ""}}, r"'\.\./x\.py'.*leads out of its folder"),
         ({"files": {"a//x.py": ""}}, "not in its shortest form; write 'a/x.py'"),
         ({"allowed": []}, "allowed"),
+        ({"allowed": ["calc/a**.py"]}, r"the glob 'calc/a\*\*\.py': '\*\*' stands for whole folders"),
         ({"variables": {"A=B": "1"}}, "variables: the variable 'A=B': expected a name, without '='"),
         ({"variables": {"A": "1\0"}}, "variables: the variable 'A': .* no NUL character in name or value"),
         ({"gold": {"setup.sh": ""}}, r"'setup\.sh' is not among the allowed paths"),

@@ -1,4 +1,7 @@
-"""`check_folders`: which task folders can be used: the untouched tree is not paid, and what `solve.sh` leaves is."""
+"""`check_folders`: which task folders can be used: the untouched tree is not paid, and what `solve.sh` leaves is.
+
+A folder whose tests have no guard is refused as any other row (`check_task`).
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ async def check_folders(
         bases: As for `read_folder`.
 
     Returns:
-        Each folder that can be used, with its task, which has the `twins` that its verdict may have; and why each
-        other one cannot be.
+        Each folder that can be used, with its task, which has the guard that `check_task` found; and why each other one
+        cannot be.
 
     Raises:
         OutageError: No sandbox could be started.
@@ -61,7 +64,7 @@ async def check_folders(
 
 
 async def check_folder(folder: HarborFolder, pool: WorkspacePool, judge: Judge) -> Task:
-    """Play a folder's solution, and return its task with its `twins`.
+    """Play a folder's solution, and return its task with its guard.
 
     Args:
         folder: The folder.
@@ -69,7 +72,7 @@ async def check_folder(folder: HarborFolder, pool: WorkspacePool, judge: Judge) 
         judge: Judges what the solution leaves.
 
     Raises:
-        ConfigError: It has no solution, this is not paid 1, or the untouched tree is paid as much.
+        ConfigError: It has no solution, this is not paid 1, or `check_task` refuses the task.
         OutageError: No sandbox could be started.
     """
     if "solve.sh" not in folder.solution:

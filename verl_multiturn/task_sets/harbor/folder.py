@@ -1,6 +1,7 @@
 """`read_folder`: a task in Harbor's form as a `Task` of the embedded sandbox, where it needs no image of its own.
 
-    task.toml         seconds of the verifier, variables, `artifacts`: what of the work is taken to the tests
+    task.toml         seconds of the verifier, variables, `artifacts`: what of the work is taken to the tests;
+                      `unguarded = true` below [metadata], as of the verdict `script`
     instruction.md    what the model is asked
     environment/      a Dockerfile with FROM, WORKDIR /app, ENV and COPY alone, and what it copies  (definition.py)
     tests/test.sh     writes the reward
@@ -144,7 +145,11 @@ def _read(path: Path, bases: Collection[str]) -> HarborFolder:
         "allowed": _allowed(settings.get("artifacts", [])),
         "variables": definition.variables | _literal(environment.get("env", {})),
         "timeout_s": timeout_s,
-        "verdict": {"kind": "script", "files": {name: data.decode() for name, data in tests.items()}},
+        "verdict": {
+            "kind": "script",
+            "files": {name: data.decode() for name, data in tests.items()},
+            "unguarded": settings.get("metadata", {}).get("unguarded", False),
+        },
     }
     instruction = _read_file(path / "instruction.md", path).decode().strip()
     task = read_task(raw, "tests and environment")

@@ -10,6 +10,7 @@ Rows name the task in `extra_info.tools_kwargs.bash.create_kwargs.task`, a `Task
 
 Invariants:
 - tests never run where the model worked, and the model's workspace has nothing of them;
+- a task that has no guard, and does not say so, is refused before the model works;
 - what cannot be judged for a cause of ours makes the conversation invalid, and is no reward of 0.
 """
 
@@ -74,7 +75,7 @@ class TaskBash(BashTool):
             kwargs: Not used.
 
         Raises:
-            ConfigError: The row names no task, or its tree cannot be read.
+            ConfigError: The row names no task, one without a guard, or its tree cannot be read.
             SandboxError: No workspace could be started.
         """
         read = _read_task(task)
@@ -110,4 +111,6 @@ def _read_task(text: str | None) -> Task:
         raw = json.loads(text or "")
     except ValueError:
         raise ConfigError(f"create_kwargs.task: {text!r:.200}, expected a Task as JSON; prepare the rows") from None
-    return read_task(raw, "create_kwargs.task")
+    task = read_task(raw, "create_kwargs.task")
+    task.check_guard()
+    return task

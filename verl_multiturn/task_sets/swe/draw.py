@@ -5,6 +5,7 @@
 Invariants:
 - the tests that a task names passed twice on the original;
 - every task was checked by the judge: its untouched tree is not paid, and its repair is, twice the same;
+- of the tests that its mutation breaks, at least one has a twin;
 - what a repair may not break are the other tests of the files in which a test fails, as in SWE-bench: so a verdict
   takes a second, not the minutes of a whole suite;
 - the same package, version and seed give the same candidates in the same order.
@@ -26,7 +27,7 @@ from verl_multiturn.task_sets.swe.statement import statement_of
 from verl_multiturn.task_sets.swe.tasks import SweTask, installed
 from verl_multiturn.task_sets.swe.trials import Outcome, needed_packages, run_tests
 from verl_multiturn.workspaces.settings import WorkspaceSettings
-from verl_multiturn.workspaces.task import PytestVerdict
+from verl_multiturn.workspaces.task import PytestVerdict, UnguardedError
 from verl_multiturn.workspaces.task_check import check_task
 from verl_multiturn.workspaces.verdict import Judge
 from verl_multiturn.workspaces.workspace import WorkspacePool
@@ -94,7 +95,8 @@ class Draw:
 
     Attributes:
         became: What became of each mutation that was tried: `task`, `unnoticed`, `too_many` (tests fail), `late` (the
-            tests did not end), `untested` (no tests are near) or `refused` (by the judge).
+            tests did not end), `untested` (no tests are near), `unguarded` (no test that it breaks has a twin) or
+            `refused` (by the judge for another reason).
     """
 
     def __init__(
@@ -158,6 +160,8 @@ class Draw:
         )
         try:
             checked = await check_task(task.task(), self._judge)
+        except UnguardedError:
+            return "unguarded", None
         except ConfigError:  # the judge refuses the row
             return "refused", None
         assert isinstance(checked.verdict, PytestVerdict)

@@ -39,6 +39,11 @@ class SweTask(BaseModel):
     twins: tuple[str, ...] = ()
     """As `PytestVerdict.twins`; `check_task` finds them."""
 
+    @property
+    def tests(self) -> int:
+        """Return the number of its tests; as many as its `twins` are guarded."""
+        return len(self.failing) + len(self.passing)
+
     def task(self, hide_tests: bool = False) -> Task:
         """Return the task as the verdict knows it, with the mutated tree and the hidden tests.
 
