@@ -6,17 +6,19 @@ does not pass or passes only now and then, whose tests are not found, or that ha
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from verl_multiturn.errors import ConfigError, UnjudgedError
-from verl_multiturn.workspaces.canaries import Layout, changed, function_of, lay_out, shared
+from verl_multiturn.workspaces.canaries import Layout, changed, function_of, lay_out, lots, shared
 from verl_multiturn.workspaces.disturbed import DisturbedError
+from verl_multiturn.workspaces.hidden_file import candidates, words_of
 from verl_multiturn.workspaces.left import Left, Names, exposing, why_never, why_uncollected
 from verl_multiturn.workspaces.script_canary import Canary, canary_runs, why_no_place
 from verl_multiturn.workspaces.task import PytestVerdict, ScriptVerdict, Task, UnguardedError
-from verl_multiturn.workspaces.verdict import Judge, Tree, judged_outcomes, swaps
+from verl_multiturn.workspaces.verdict import Judge, Tree, judged_outcomes
 
 T = TypeVar("T")
 _BEFORE, _AFTER = "the untouched tree", "the repair"
@@ -72,42 +74,53 @@ def gold_left(task: Task) -> Left:
 async def _check_pytest(task: Task, verdict: PytestVerdict, judge: Judge, before: Tree, after: Tree) -> Task:
     draw = random.SystemRandom()
     plain = verdict.model_copy(update={"twins": ()})
-    layout = lay_out(plain, before.files, draw)
+    layout = lay_out(plain, before.own, draw)
     found = await _said(task, _BEFORE, judge.outcomes(task, plain, layout, before))
     for name in verdict.tests:
-        if found.get(layout.true_names[name]) == "passed":
+        if found.get(layout.names[name]) == "passed":
             raise _refusal(task, f"{name} passes before the repair")
     for name in verdict.kept:
-        if (outcome := found.get(layout.true_names[name])) != "passed":
+        if (outcome := found.get(layout.names[name])) != "passed":
             raise _refusal(task, f"{name} of 'kept' is {outcome or 'not found'} before the repair")
 
-    async def repaired(
-        twins: Sequence[str], swap: Callable[[bool], bool]
-    ) -> tuple[PytestVerdict, Layout, Mapping[str, str]]:
-        tried = verdict.model_copy(update={"twins": tuple(twins)})
-        layout = lay_out(tried, after.files, draw, swap)
-        return tried, layout, await _said(task, _AFTER, judge.outcomes(task, tried, layout, after))
-
     names = [*verdict.tests, *verdict.kept]
-    values = {path: changed(source, None)[1] for path, source in verdict.files.items()}
-    used = shared(verdict.files)
-    can_change = [name for name in names if function_of(name) in values.get(name.partition("::")[0], set()) - used]
-    _, layout, found = await repaired(can_change, lambda _: False)
+    used, words = shared(verdict.files), words_of(before.own)
+    counts: dict[str, int] = {}
+    for path, source in verdict.files.items():
+        counts |= candidates(path, source, names, words)
+    counts = {name: count for name, count in counts.items() if function_of(name) not in used}
+
+    async def repaired(drawn: Callable[[bool], bool], place: int | None) -> tuple[Layout, Mapping[str, str]]:
+        tried = verdict.model_copy(update={"twins": tuple(name for name in names if name in counts)})
+        layout = await asyncio.to_thread(lay_out, tried, after.own, draw, drawn, place)
+        return layout, await _said(task, _AFTER, judge.outcomes(task, tried, layout, after))
+
+    layout, found = await repaired(lambda _: False, None)
+    if counts and not all(found.get(layout.names[name]) == "passed" for name in names):
+        counts = {}  # the tests need the form in which they are written, or the names of their parameters
+        layout, found = await repaired(lambda _: False, None)
     _check_passed(task, names, layout, found)
-    twins = [name for name, twin in layout.twin_names.items() if found.get(twin) == "failed"]
+    for place in range(max(counts.values(), default=0)):  # each value by itself, since a run changes any of them
+        layout, found = await repaired(lambda _: True, place)
+        wrong = [name for name in counts if found.get(layout.names[name]) != "failed"]
+        counts = {name: count for name, count in counts.items() if name not in wrong}
     seed = draw.getrandbits(64)
-    for inverted in (False, True):
-        tried, layout, found = await repaired(twins, swaps(seed, inverted))
-        if judged_outcomes(tried, layout, found)[0] < 1:  # the tests need their file's name, each other, or are flaky
-            tried, layout, found = await repaired((), lambda _: False)
+    for second in (False, True):
+        layout, found = await repaired(lots(seed, second), None)
+        tried = verdict.model_copy(update={"twins": tuple(name for name in names if name in counts)})
+        if judged_outcomes(tried, layout, found)[0] < 1:  # the tests need each other, or are flaky
+            counts = {}
+            layout, found = await repaired(lambda _: False, None)
             _check_passed(task, names, layout, found)
             break
-    return task.model_copy(update={"verdict": tried})
+    return task.model_copy(
+        update={"verdict": verdict.model_copy(update={"twins": tuple(name for name in names if name in counts)})}
+    )
 
 
 def _check_passed(task: Task, names: Sequence[str], layout: Layout, found: Mapping[str, str]) -> None:
     for name in names:
-        if (outcome := found.get(layout.true_names[name])) != "passed":
+        if (outcome := found.get(layout.names[name])) != "passed":
             raise _refusal(task, f"{_AFTER}: {name} is {outcome or 'not found'}")
 
 

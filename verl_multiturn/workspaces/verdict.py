@@ -28,7 +28,7 @@ from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.sandbox import Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
 from verl_multiturn.workspaces.calls import CallJudge, Tally
-from verl_multiturn.workspaces.canaries import Layout, changed, lay_out
+from verl_multiturn.workspaces.canaries import Layout, changed, lay_out, lots
 from verl_multiturn.workspaces.disturbed import DisturbedError
 from verl_multiturn.workspaces.left import Left, collect
 from verl_multiturn.workspaces.pytest_run import run_pytest
@@ -60,10 +60,17 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Tree:
-    """Files of a fresh workspace."""
+    """Files of a fresh workspace.
+
+    Attributes:
+        files: They, by path.
+        executable: Those that may be executed.
+        own: The row's own tree, without changes.
+    """
 
     files: Mapping[str, bytes]
     executable: frozenset[str]
+    own: Mapping[str, bytes]
 
     @classmethod
     def of(cls, task: Task, left: Left) -> Tree:
@@ -71,7 +78,7 @@ class Tree:
         files, executable = task.tree()
         changes = {path: content for path, content in left.changes.items() if content is not None}
         kept = {path: content for path, content in files.items() if path not in left.changes}
-        return cls(kept | changes, frozenset(executable & kept.keys()) | left.executable)
+        return cls(kept | changes, frozenset(executable & kept.keys()) | left.executable, files)
 
     def tar(self) -> bytes:
         """Return them as a tar."""
@@ -183,30 +190,30 @@ class Judge:
 
     async def _judged_twice(self, task: Task, left: Left) -> tuple[float, str]:
         seed = random.SystemRandom().getrandbits(64)
-        first, why = await self._judged(task, left, swaps(seed, False))
-        if first > 0:  # tests and their twins change places, so that no place is paid twice
-            second, reason = await self._judged(task, left, swaps(seed, True))
+        first, why = await self._judged(task, left, lots(seed, False))
+        if first > 0:  # a test that was true is a twin now
+            second, reason = await self._judged(task, left, lots(seed, True))
             if second != first:
                 return 0.0, f"two runs give {first:g} and {second:g}: {reason or why}"
         return first, why
 
-    async def _judged(self, task: Task, left: Left, swap: Callable[[bool], bool]) -> tuple[float, str]:
+    async def _judged(self, task: Task, left: Left, drawn: Callable[[bool], bool]) -> tuple[float, str]:
         try:
-            return await self.attempt(task, await _read(task, left), swap)
+            return await self.attempt(task, await _read(task, left), drawn)
         except DisturbedError as error:
             try:
-                await self.attempt(task, await _read(task, Left()), swap)
+                await self.attempt(task, await _read(task, Left()), drawn)
             except DisturbedError as own:
                 raise UnjudgedError(f"task {task.name!r}: its untouched tree cannot be judged either: {own}") from None
             return 0.0, str(error)
 
-    async def attempt(self, task: Task, tree: Tree, swap: Callable[[bool], bool] | None = None) -> tuple[float, str]:
+    async def attempt(self, task: Task, tree: Tree, drawn: Callable[[bool], bool] | None = None) -> tuple[float, str]:
         """Judge a tree once; return its reward, and why that is not 1.
 
         Args:
             task: The task.
             tree: The tree.
-            swap: As for `lay_out`.
+            drawn: The lots, as for `lay_out`.
 
         Raises:
             DisturbedError: There is no verdict, for whatever reason.
@@ -217,7 +224,7 @@ class Judge:
         if isinstance(verdict, CallsVerdict):
             return await self._attempt_calls(task, verdict, tree)
         if isinstance(verdict, PytestVerdict):
-            layout = lay_out(verdict, tree.files, random.SystemRandom(), swap)
+            layout = await asyncio.to_thread(lay_out, verdict, tree.own, random.SystemRandom(), drawn)
             return judged_outcomes(verdict, layout, await self.outcomes(task, verdict, layout, tree))
         reward = await self.script_reward(task, verdict, tree)
         if verdict.twins and reward > 0:
@@ -328,16 +335,6 @@ async def _read(task: Task, left: Left) -> Tree:
     return await asyncio.to_thread(Tree.of, task, left)
 
 
-def swaps(seed: int, inverted: bool) -> Callable[[bool], bool]:
-    """Return what says for one test after the other whether it changes its place with its twin, as for `lay_out`.
-
-    Inverted, those that pass before the repair keep their place. By them code can tell places apart, so no rule that
-    goes by them is right twice either.
-    """
-    draw = random.Random(seed)
-    return lambda is_kept: (draw.random() < 0.5) != (inverted and not is_kept)
-
-
 def judged_outcomes(verdict: PytestVerdict, layout: Layout, found: Mapping[str, str]) -> tuple[float, str]:
     """Return the reward for the outcomes of a run, and why it is not 1.
 
@@ -346,12 +343,13 @@ def judged_outcomes(verdict: PytestVerdict, layout: Layout, found: Mapping[str, 
         layout: The tests of the run.
         found: The outcome of each test by its name.
     """
-    names = (*verdict.tests, *verdict.kept)
-    for name in names:
-        outcome = found.get(layout.true_names[name])
-        if outcome != "passed":
+    for name in (*verdict.tests, *verdict.kept):
+        outcome, in_run = found.get(layout.names[name]), layout.names[name]
+        if layout.passes[in_run] and outcome != "passed":
             return 0.0, f"{name} is {outcome or 'not found'}"
-    for name, must_pass in layout.passes.items():
-        if not must_pass and found.get(name) != "failed":
-            return 0.0, "a test passes whatever it expects"
+        if not layout.passes[in_run] and outcome != "failed":
+            return (
+                0.0,
+                "a test passes whatever it expects" if outcome == "passed" else f"{name} is {outcome or 'not found'}",
+            )
     return 1.0, ""

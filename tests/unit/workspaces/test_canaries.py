@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from tests.support.workspace_attacks import FILES, TESTS, VERDICTS, task
-from verl_multiturn.workspaces.canaries import Layout, changed, lay_out, shared
+from verl_multiturn.workspaces.canaries import Layout, changed, lay_out, lots, shared
+from verl_multiturn.workspaces.left import Left
 from verl_multiturn.workspaces.task import PytestVerdict, read_task
-from verl_multiturn.workspaces.verdict import judged_outcomes, swaps
+from verl_multiturn.workspaces.verdict import Tree, judged_outcomes
 
 TREE = {path: text.encode() for path, text in FILES.items()}
 ALL = [*VERDICTS["pytest"]["tests"], "tests/test_ops.py::test_label"]
@@ -49,52 +51,73 @@ def test_half_of_our_own_tests_fail_when_they_run(seed: int) -> None:
     assert ran == own
 
 
-def test_each_test_is_drawn_apart_from_the_others_of_its_file() -> None:
-    """Code passes `test_label` before the repair, so it can tell which of two is true. That says nothing of `add`."""
+def test_a_run_has_the_true_values_or_the_decoys_of_each_test_by_a_lot_of_its_own() -> None:
     seen = set()
     for seed in range(100):
         layout = lay_out(verdict(twins=ALL), TREE, random.Random(seed))
-        for name, must_pass in layout.passes.items():
-            if name not in layout.canaries and "test_visible" not in name:
-                path, _, function = name.partition("::")
-                wanted = {"test_add": "== 5\n", "test_total": "== 7\n", "test_label": "== '<a>'\n"}[function]
-                body = layout.files[path].partition(f"def {function}(")[2].partition("def ")[0]
-                assert (wanted in f"{body}\n") == must_pass
-        seen.add(tuple(layout.true_names[name] == name for name in ALL))
+        assert set(layout.files) - {name.partition("::")[0] for name in layout.canaries} == {"tests/test_ops.py"}
+        for name in ALL:
+            function = name.partition("::")[2]
+            wanted = {"test_add": "== 5\n", "test_total": "== 7\n", "test_label": "== '<a>'\n"}[function]
+            body = layout.files["tests/test_ops.py"].partition(f"def {function}(")[2].partition("def ")[0]
+            assert (wanted in f"{body}\n") == layout.passes[layout.names[name]]
+        assert layout.passes["tests/test_visible.py::test_label"]
+        seen.add(tuple(layout.passes[name] for name in ALL))
     assert len(seen) == 8
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_no_place_is_right_twice_neither_in_itself_nor_beside_a_known_test(seed: int) -> None:
-    first, second = (
-        lay_out(verdict(twins=ALL), TREE, random.Random(), swaps(seed, inverted)) for inverted in (False, True)
-    )
-    stays = {name: (first.true_names[name] == name) == (second.true_names[name] == name) for name in ALL}
-    assert stays == {name: name.endswith("label") for name in ALL}
+def test_a_test_is_true_in_one_run_and_a_twin_in_the_other() -> None:
+    kept = Counter()
+    for seed in range(400):
+        first, second = (lots(seed, second) for second in (False, True))
+        drawn = [(first(is_kept), second(is_kept)) for is_kept in (False, False, True)]
+        assert all(a != b for a, b in drawn[:2])
+        kept[drawn[2]] += 1
+    assert 150 < kept[False, False] < 250  # by what passes before the repair, code can find out a lot
+    assert 60 < kept[True, False] < 140
+    assert kept[True, True] == 0
 
 
-def test_hidden_files_and_their_twins_change_names() -> None:
-    kept = lay_out(verdict(twins=ALL), TREE, random.Random(0), lambda _: False)
-    swapped = lay_out(verdict(twins=ALL), TREE, random.Random(0), lambda _: True)
-    assert kept.true_names["tests/test_ops.py::test_add"] == "tests/test_ops.py::test_add"
-    alias = swapped.true_names["tests/test_ops.py::test_add"].partition("::")[0]
-    assert alias.startswith("tests/test_")
-    assert swapped.passes["tests/test_ops.py::test_add"] is False
-    assert swapped.true_names["tests/test_visible.py::test_label"] == "tests/test_visible.py::test_label"
-    assert kept.files["tests/test_ops.py"] == swapped.files[alias] != swapped.files["tests/test_ops.py"]
-    assert "== 5" in swapped.files[alias]
+def test_the_values_of_a_kept_test_name_those_of_another_one_in_one_case_of_four() -> None:
+    right = 0
+    for seed in range(2000):
+        first, second = (lots(seed, second) for second in (False, True))
+        right += all(lot(True) == lot(False) for lot in (first, second))
+    assert 400 < right < 600
+
+
+def test_what_an_agent_adds_to_the_tree_says_nothing() -> None:
+    """Words of the tree decide whether there are decoys, so they are those of the row's own."""
+    judged = read_task(task("pytest"), "row")
+    tree = Tree.of(judged, Left({"calc/more.py": b"every other word"}))
+    assert "calc/more.py" not in tree.own
+    assert "calc/more.py" in tree.files
 
 
 CHANGED = [
     ("assert add(2, 3) == 5", True),
     ("assert 5 == add(2, 3)", True),
-    ("assert add(2, 3) == pytest.approx(0.5, rel=1e-3)", True),
+    ("assert add(2, 3) == pytest.approx(0.37, rel=1e-3)", True),
     ("assert add(2, 3) == [1, {'a': -2}]", True),
-    ("assert add(2, 3) == ''", True),
+    ("assert add(2, 3) == ''", False),  # there is one text of no letters
+    ("assert add(2, 3) == 'no'", True),
     ("assert add(2, 3) == b'x'", True),
-    ("assert add(2, 3) == None", True),
+    ("assert add(2, 3) == None", False),
+    ("assert add(2, 3) is None", False),
+    ("assert add(2, 3) is True", True),
+    ("assert add(2, 3) == [3, 2]", False),  # the arguments in one of two orders
+    ("assert add(2, 3) + 'abc' == 'cba'", False),
+    ("assert add(2, 3) + 'abc' == 'ABC'", False),
+    ("assert add(2, 3) == 17 and g(2) == 5", True),
+    ("self.assertAlmostEqual(add(2, 3), 4.25, places=3)", True),
+    ("self.assertAlmostEqual(add(2, 3), 4.25, places=known)", False),
+    ("assert add(2, 3) == pytest.approx(4.25, abs=known)", False),
+    ("x = 17\n    assert add(2, 3) == x", True),
+    ("x = 17\n    assert add(2, 3) + x == x", False),  # it is an argument, too
+    ("x = add(2, 3)\n    assert x == 17", True),
+    ("assert add(2, 3) != 17", False),
     ("self.assertEqual(add(2, 3), 'five')", True),
-    ("assert add(2, 3) == [3] + [2]", True),
+    ("assert add(2, 3) == [17] + [known]", True),
     ("assert add(2, 3) == f'five {2}'", True),
     ("assert add(2, 3) == known[0]", False),  # an index: another one may give the same
     ("assert add(2, 3) == known[:2]", False),
@@ -121,7 +144,7 @@ def test_a_twin_expects_something_else_of_the_same_call(line: str, is_changed: b
 
 
 @pytest.mark.parametrize(
-    "value", ["1e6", "1e20", "1e999", "-0.0", "3 + 4j", "pytest.approx(10**6)", "pytest.approx(1000000)"]
+    "value", ["3e6", "1.5e20", "1e999", "-0.0", "3 + 4j", "pytest.approx(10**6)", "pytest.approx(1234567)"]
 )
 def test_another_number_is_neither_the_same_nor_near(value: str) -> None:
     source = f"import pytest\n\ndef test_it():\n    assert {value.replace('pytest.approx', '')} == {value}\n"
@@ -150,7 +173,7 @@ def test_a_test_that_others_use_is_shared() -> None:
 
 
 def test_tests_of_classes_are_named_as_pytest_names_them() -> None:
-    source = "class TestSums:\n    def test_add(self):\n        assert 1 + 1 == 2\n"
+    source = "class TestSums:\n    def test_add(self):\n        assert add(2, 3) == 17\n"
     assert changed(source, None)[1] == {"TestSums::test_add"}
     assert changed("def test_(: pass", None) == ("def test_(: pass", set())
 
@@ -161,10 +184,10 @@ def outcomes(layout: Layout) -> dict[str, str]:
 
 def test_exactly_what_has_to_pass_must_pass() -> None:
     asked = verdict(twins=ALL)
-    layout = lay_out(asked, TREE, random.Random(1))
+    layout = lay_out(asked, TREE, random.Random(1), lambda is_kept: is_kept)
     right = outcomes(layout)
     assert judged_outcomes(asked, layout, right) == (1.0, "")
-    true = layout.true_names["tests/test_ops.py::test_add"]
+    true = "tests/test_ops.py::test_add"
     wrong: list[tuple[Mapping[str, str], str]] = [
         ({**right, true: "failed"}, "tests/test_ops.py::test_add is failed"),
         ({**right, true: "skipped"}, "tests/test_ops.py::test_add is skipped"),
