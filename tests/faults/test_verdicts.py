@@ -211,6 +211,11 @@ async def test_a_checked_task_has_its_twins(judge: Judge) -> None:
         ("make", "starts 'Makefile', which"),
         ("awk", "starts 'a.awk', which"),
         ("python_evaluates", "starts 'answer.txt', which"),
+        ("python_takes_a_command", "starts 'c.txt', which"),
+        (
+            "bash_looks_at_the_text_first",
+            "names the program 'main.py', which may be changed; a canary there was not st",
+        ),
         ("script_no_literal", "starts 'ops.py', which"),
         ("sqlite_has_no_place", "starts 'sqlite3', in whose programs no canary has a place"),
         ("pytest_sum", "none of its 'tests' has a twin"),
