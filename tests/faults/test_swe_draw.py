@@ -12,7 +12,7 @@ from verl_multiturn.task_sets.swe.packages import Package
 from verl_multiturn.task_sets.swe.tasks import SweTask
 from verl_multiturn.task_sets.swe.trials import Outcome
 from verl_multiturn.workspaces.settings import WorkspaceSettings
-from verl_multiturn.workspaces.task import Task
+from verl_multiturn.workspaces.task import Task, UnguardedError
 from verl_multiturn.workspaces.verdict import Judge
 from verl_multiturn.workspaces.workspace import WorkspacePool
 
@@ -90,7 +90,8 @@ async def test_what_the_tests_notice_becomes_a_task(monkeypatch: pytest.MonkeyPa
     assert wrong_start.twins
 
 
-async def test_what_becomes_of_a_mutation(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("error", "fate"), [(ConfigError("no"), "refused"), (UnguardedError("no"), "unguarded")])
+async def test_what_becomes_of_a_mutation(error: ConfigError, fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The outcomes are prepared here: by the number that the mutated function returns."""
     names = [f"t_test.py::test_{number}" for number in range(12)]
     failing = {3: [], 1: names[:11]}
@@ -105,13 +106,13 @@ async def test_what_becomes_of_a_mutation(monkeypatch: pytest.MonkeyPatch) -> No
             return {name: Outcome("failed" if name in broken else "passed", "said") for name in names}
 
     async def refuses(task: Task, judge: Judge) -> Task:
-        raise ConfigError("no")
+        raise error
 
     monkeypatch.setattr(draw, "check_task", refuses)
     monkeypatch.setattr(tasks, "installed", lambda name: package)
     made = Prepared(package, 0, WorkspacePool(WorkspaceSettings()), Judge())
     assert [task async for task in made.tasks()] == []
-    assert made.became == {"unnoticed": 1, "too_many": 1, "late": 1, "refused": 1}
+    assert made.became == {"unnoticed": 1, "too_many": 1, "late": 1, fate: 1}
 
 
 async def test_a_package_without_so_many_tasks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

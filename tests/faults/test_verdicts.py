@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.script_attacks import ROWS, left_by
 from tests.support.workspace_attacks import ATTACKS, FILES, FIXED, HONEST, SETTINGS, SLOW, VERDICTS, Work, task
 from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.sandbox.launch import SandboxError
@@ -16,7 +17,7 @@ from verl_multiturn.workspaces.left import Left, collect
 from verl_multiturn.workspaces.script_run import run_script
 from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.tars import write_tar
-from verl_multiturn.workspaces.task import Task, read_task
+from verl_multiturn.workspaces.task import Task, UnguardedError, read_task
 from verl_multiturn.workspaces.task_check import check_task, gold_left
 from verl_multiturn.workspaces.thread_judge import judge_workspace
 from verl_multiturn.workspaces.threads import open_workspace
@@ -200,6 +201,47 @@ async def test_a_checked_task_has_its_twins(judge: Judge) -> None:
     graded = (await check_task(scripted(GRADED), judge)).verdict
     assert graded.kind == "script"
     assert (graded.twins, graded.reads_only) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("bash_comparison", "starts 'main.py', which may be changed: a canary there wrote the reward"),
+        ("bash_fresh_folder", "starts 'main.py', which may be changed: a canary there could read in /tests what is"),
+        ("make", "starts 'Makefile', which"),
+        ("awk", "starts 'a.awk', which"),
+        ("python_evaluates", "starts 'answer.txt', which"),
+        ("python_takes_a_command", "starts 'c.txt', which"),
+        (
+            "bash_looks_at_the_text_first",
+            "names the program 'main.py', which may be changed; a canary there was not st",
+        ),
+        ("script_no_literal", "starts 'ops.py', which"),
+        ("sqlite_has_no_place", "starts 'sqlite3', in whose programs no canary has a place"),
+        ("pytest_sum", "none of its 'tests' has a twin"),
+        ("pytest_only_kept_has_a_twin", "none of its 'tests' has a twin"),
+    ],
+)
+async def test_a_row_without_a_guard_has_to_say_so(name: str, said: str, judge: Judge) -> None:
+    row = ROWS[name]
+    with pytest.raises(UnguardedError, match=f"^task '{name}': .*{said}.*'unguarded: true'"):
+        await check_task(row.task(name), judge)
+    assert (await check_task(row.task(name, unguarded=True), judge)).guard == ""
+
+
+async def test_what_a_script_starts_is_paid_where_the_row_says_so(judge: Judge) -> None:
+    row = ROWS["bash_comparison"]
+    assert (await judge.judge_left(row.task("row", unguarded=True), left_by(row, "reward_locked"))).reward == 1
+    with pytest.raises(UnguardedError):
+        await judge.judge_left(row.task("row"), left_by(row, "reward_locked"))
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.guarded])
+async def test_what_a_guarded_script_starts_is_not_paid(name: str, judge: Judge) -> None:
+    task = await check_task(ROWS[name].task(name), judge)
+    assert task.guard == ("guarded by twins" if name == "script_literals" else "reads files only")
+    for attack in ("reward_locked", "expected_read", "equals_everything"):
+        assert (await judge.judge_left(task, left_by(ROWS[name], attack))).reward == 0, attack
 
 
 async def test_links_are_not_taken() -> None:

@@ -6,20 +6,24 @@ over the repair shows in whose files there are canaries:
 - a file of a language that is known by its name or its first line gets one in this language, its text stays;
 - any other file may be read as data or as a program of any language that the script names. So in one run it has a
   canary for the shell, and in one more for each of these languages;
+  In one more, each text in it is a command (of JSON, or behind `=` or `:`);
 - a file that is not there gets one where a glob or a word of the script names it.
 
-Nothing was started: no place took the canary, and there was a place for each language that the script names. There is
-no place: the script names a program whose language has no canary here. Then nobody knows.
+Nothing was started: no canary ran, and there was a place for each language that the script names. There is no place:
+the script names a program whose language has no canary here; or it names a program that may be changed, whose canary
+did not run, so it may look at the text before it starts that. Then nobody knows.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from verl_multiturn.workspaces.globs import Globs
 from verl_multiturn.workspaces.left import Names, why_never
@@ -42,6 +46,7 @@ _BY_SHELL = re.compile(
 """Where a command begins with such a word."""
 _BY_PYTHON = re.compile(rf"[\"'](?:[\w./-]*/)?({_WORDS})(?=[\"'\s])")
 _STARTS = re.compile(r"\b(?:subprocess|system|popen|spawn\w*|exec[lv]\w*)\b")
+_VALUE = re.compile(r"(?m)^([ \t]*[\w.\"'-]+[ \t]*[:=][ \t]*)([\"']?)\S.*$")
 _SCRIPTS = (".sh", ".bash", ".py", ".pl", ".awk", ".mk")
 _APP = re.compile(rf"^(?:/app|{re.escape(FOLDER)})/+")
 _MOST_NEW = 400
@@ -83,7 +88,8 @@ def _is_head(node: ast.stmt) -> bool:
 
 
 def _commented(text: str, line: str, sign: str) -> str:
-    return "\n".join([line, *(f"{sign} {each}" for each in text.splitlines())]) + "\n"
+    indent = text[: len(text) - len(text.lstrip(" \t"))]  # it may be a part of a program
+    return "\n".join([indent + line, *(f"{sign} {each}" for each in text.splitlines())]) + "\n"
 
 
 @dataclass(frozen=True)
@@ -251,11 +257,51 @@ def canary_runs(
     if data or new:  # a whole file may be the name of a program
         placed = {path: (_of(path, "") or _SHELL).alone("", command(path)) for path in new}
         yield run(dict.fromkeys(data, f"{canary.command}\n") | placed)
+    values = {path: _with_values(texts[path], command(path)) for path in data}
+    if changed := {path: text for path, text in values.items() if text != texts[path]}:
+        yield run(changed)
     said = "\n".join([*scripts.values(), *(text for path, text in texts.items() if forms[path])])
     for language in _LANGUAGES.values():
         unknown = [*data, *(path for path in new if _of(path, "") is None)]
         if unknown and language is not _SHELL and re.search(rf"(?<![\w-])(?:{language.programs})(?![\w-])", said):
             yield run({path: language.alone(texts.get(path, ""), command(path)) for path in unknown})
+
+
+def named_program(task: Task, verdict: ScriptVerdict, tree: Mapping[str, bytes], names: Names) -> str:
+    """Return a program that may be changed and that a script names; empty if there is none.
+
+    If no canary in it was started, its text may have been looked at first.
+
+    Args:
+        task: The task.
+        verdict: Its verdict.
+        tree: The repair.
+        names: Those in the row's tree.
+    """
+    allowed = Globs(task.allowed)
+    said = "\n".join(_scripts(verdict.files).values())
+    for path, content in sorted(tree.items()):
+        is_named = re.search(rf"(?<![\w.-]){re.escape(os.path.basename(path))}(?![\w.-])", said)
+        is_allowed = is_named and allowed.match(path) and not why_never(task, path, names)
+        if is_allowed and _of(path, content.decode("utf-8", "replace")) is not None:
+            return path
+    return ""
+
+
+def _with_values(text: str, command: str) -> str:
+    """Return data with a command in the place of each text in it: of JSON, or behind `=` or `:` of a line."""
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: replaced(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [replaced(each) for each in value]
+        return command if isinstance(value, str) else value
+
+    try:
+        return json.dumps(replaced(json.loads(text)), indent=2) + "\n"
+    except (ValueError, RecursionError):
+        return _VALUE.sub(lambda found: f"{found[1]}{found[2]}{command}{found[2]}", text)
 
 
 def _of(path: str, text: str) -> _Language | None:
@@ -296,7 +342,7 @@ def _new_paths(
             found |= dict.fromkeys(os.path.normpath(f"{above}/{word}") for word in words if "/" not in word)
     folders = _above(tree)
     new: list[str] = []
-    for path in map(os.path.normpath, filter(None, found)):
+    for path in dict.fromkeys(map(os.path.normpath, filter(None, found))):
         is_path = not path.startswith(("/", "..")) and path != "." and "~" not in path
         is_taken = path in tree or path in folders or not _above([path]).isdisjoint(tree)
         is_beside = path not in _above(new) and _above([path]).isdisjoint(new)

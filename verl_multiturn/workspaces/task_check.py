@@ -16,7 +16,7 @@ from verl_multiturn.workspaces.canaries import Layout, changed, function_of, lay
 from verl_multiturn.workspaces.disturbed import DisturbedError
 from verl_multiturn.workspaces.hidden_file import candidates, words_of
 from verl_multiturn.workspaces.left import Left, Names, exposing, why_never, why_uncollected
-from verl_multiturn.workspaces.script_canary import Canary, canary_runs, why_no_place
+from verl_multiturn.workspaces.script_canary import Canary, canary_runs, named_program, why_no_place
 from verl_multiturn.workspaces.task import PytestVerdict, ScriptVerdict, Task, UnguardedError
 from verl_multiturn.workspaces.verdict import Judge, Tree, judged_outcomes
 
@@ -160,6 +160,11 @@ async def _why_started(task: Task, verdict: ScriptVerdict, judge: Judge, after: 
             which = repr(each.places[number]) if 0 <= number < len(each.places) else "what a file says"
             did = "wrote the reward" if reward == canary.reward else "could read in /tests what is expected"
             return f"test.sh has no twins, and starts {which}, which may be changed: a canary there {did}; {instead}"
+    if program := named_program(task, verdict, after.files, names):
+        return (
+            f"test.sh has no twins, and names the program {program!r}, which may be changed; a canary there was not "
+            f"started, but test.sh may look at the text first; {instead}"
+        )
     return ""
 
 

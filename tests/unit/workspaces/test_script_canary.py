@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from verl_multiturn.workspaces.left import Names
-from verl_multiturn.workspaces.script_canary import Canary, CanaryRun, canary_runs, why_no_place
+from verl_multiturn.workspaces.script_canary import Canary, CanaryRun, canary_runs, named_program, why_no_place
 from verl_multiturn.workspaces.task import ScriptVerdict, Task, UnguardedError, read_task
 
 CANARY = Canary("/tmp/0", 0.25)
@@ -61,6 +62,7 @@ def test_what_has_a_canary() -> None:
     }
     found = runs(one("make && awk -f a.awk answer.txt\n[ -f setup.sh ] && . ./setup.sh", tree))
     first, second, awk = (each.changed for each in found[:2] + found[-1:])
+    assert len(found) == 4  # the script names make, too
     assert first["run"] == b"#!/bin/bash\n/tmp/0/run 4\necho 1\n"
     assert first["Makefile"] == b"CANARY := $(shell /tmp/0/run 0)\nall:\n"
     assert first["a.awk"] == b'BEGIN { system("/tmp/0/run 1") }\n{ print }\n'
@@ -76,6 +78,31 @@ def test_programs_may_take_the_place_of_others() -> None:
         one('export PATH="/app/bin:$PATH"\ngrep 7 answer.txt', {"answer.txt": "7\n"}, ("bin/*", "answer.txt"))
     )[1]
     assert "bin/grep" in second.changed
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ('{"a": [1, "x"], "b": {"c": "y"}}', {"a": [1, "/tmp/0/run 0"], "b": {"c": "/tmp/0/run 0"}}),
+        ("[a]\nb = x y\nc: 'd'\n\n# e\n", "[a]\nb = /tmp/0/run 0\nc: '/tmp/0/run 0'\n\n# e\n"),
+        ("7\n", None),
+    ],
+)
+def test_a_value_may_be_a_command(text: str, changed: object) -> None:
+    found = runs(one("grep 7 a", {"a": text}))[2:]
+    if changed is None:
+        assert found == []
+    else:
+        made = found[0].changed["a"].decode()
+        assert (json.loads(made) if isinstance(changed, dict) else made) == changed
+
+
+def test_a_program_that_is_named_may_be_started_after_a_look_at_its_text() -> None:
+    for script, path in (("wc -l main.py", "main.py"), ("wc -l main.pyx answer.txt", ""), ("wc -l kept/a.py", "")):
+        task = one(script, {"main.py": "", "answer.txt": "", "kept/a.py": ""})
+        tree = task.tree()[0]
+        assert isinstance(task.verdict, ScriptVerdict)
+        assert named_program(task, task.verdict, tree, Names.of(task, tree, ())) == path
 
 
 @pytest.mark.parametrize(
