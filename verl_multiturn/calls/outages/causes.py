@@ -83,7 +83,9 @@ _NO_SUCH_HOST = (socket.EAI_NONAME, socket.EAI_NODATA)
 _STATUS = ("status_code", "status", "code")
 """Names that clients give to the status of an answer, in their error or in its `response`."""
 
-_Kind = Literal["outage", "late", "model", "status", "inner", "read", "moved", "proxy", "bug", "grpc", "store", "sqlite", "sqlstate"]
+_Kind = Literal[
+    "outage", "late", "model", "status", "inner", "read", "moved", "proxy", "bug", "store", "grpc", "sqlite", "sqlstate"
+]
 _CLIENTS: dict[str, _Kind] = {
     "aiohttp.client_exceptions.ClientConnectionError": "outage",
     "aiohttp.client_exceptions.ClientHttpProxyError": "proxy",
@@ -270,7 +272,7 @@ def _kind_of(error: BaseException, written: Written) -> _Kind | None:
 
 
 def _is_proxys(error: BaseException) -> bool:
-    """Tell whether a proxy on the way to an address fails, and not the address: it cannot be reached, or wants a key."""
+    """Tell whether a proxy on the way to an address fails: it cannot be reached, or wants a password."""
     for each in errors_within(error):
         if _kind_of_client(each) == "proxy":
             status = re.search(r"(?:\A|failed: )([1-5][0-9]{2})\b", str(getattr(each, "status", "") or each))
