@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -44,8 +45,12 @@ class Visit(BaseTool):
             raise OutageError("the browser is away")
 
         def read(url: str = self.last) -> str:
-            with urllib.request.urlopen(url) as answer:
-                return str(json.load(answer))
+            try:
+                with urllib.request.urlopen(url) as answer:
+                    return str(json.load(answer))
+            except urllib.error.HTTPError as error:
+                error.close()
+                raise
 
         return await asyncio.to_thread(read)
 
@@ -68,6 +73,12 @@ class Ask(BaseTool):
 def server() -> Iterator[Answering]:
     with answering() as running:
         yield running
+
+
+def _error_of(url: str) -> BaseException:
+    with pytest.raises((httpx.HTTPError, ValueError)) as caught:
+        httpx.get(url, trust_env=False).json()
+    return caught.value
 
 
 async def _state(outages: Outages, name: str) -> Any:
@@ -113,8 +124,7 @@ async def test_an_own_service_of_such_a_tool_is_an_outage_all_the_same() -> None
 async def test_a_service_that_answers_garbage_is_an_outage_and_nothing_is_trained_behind_it(
     server: Answering, way: str
 ) -> None:
-    with pytest.raises((httpx.HTTPError, ValueError)) as garbage:
-        httpx.get(server.url(way), trust_env=False).json()
+    garbage = _error_of(server.url(way))
     skip_waits()  # from here on nothing real may be waited for
     ask, outages = Ask({}), Outages()
     gates = Gates(Gate, 60.0, outages=outages)
@@ -129,7 +139,7 @@ async def test_a_service_that_answers_garbage_is_an_outage_and_nothing_is_traine
 
     for number in range(20):
         await converse(number)
-    ask.error = garbage.value
+    ask.error = garbage
     for number in range(20, 28):
         await converse(number)
     assert (await _state(outages, "tool ask")).is_open

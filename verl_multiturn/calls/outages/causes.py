@@ -6,11 +6,13 @@ In this order:
    unless with a `ValueError`, which is the row's mistake;
 3. what came too late (our own deadline, any `TimeoutError`, those of the usual clients of HTTP, and a gateway's status
    504): an **outage**, unless the limits say `timeouts: model`, since the model can cause it by what it writes;
-4. **the model's**: a `ValueError`, and a host or a kind of address that does not exist. Bad arguments, unknown tools
-   and calls over a limit never come so far;
-5. **outage**: an error of a connection (Python's own, and those of these clients), no route to a host, and the statuses
-   429, 502 and 503, and 407 and 511, by which the network says that it lets nobody through. But not a pipe that broke:
-   the program at its other end may be the model's;
+4. **the model's**: what fails at an address that it chose, what cannot be read where it wrote it (`authorship.py` says
+   both), any other `ValueError`, and a host or a kind of address that does not exist. Bad arguments, unknown tools and
+   calls over a limit never come so far;
+5. **outage**: an error of a connection (Python's own, and those of these clients), no route to a host, an answer that
+   cannot be read, a database that is locked, and the statuses 429, 502 and 503, and 407 and 511, by which the network
+   says that it lets nobody through. But not a pipe that broke: the program at its other end may be the model's. An
+   error of no client counts as what is within it, or behind it, where that is an outage;
 6. a **bug**: anything else. It is counted and told once, and says neither that the service is there nor that it is not.
 
 `status_kind` says what a status means to a client whose address is configured, as that of a tool in the box is. There
