@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
+import httpx
 from pydantic import BaseModel
 
 from verl_multiturn.config import read_model
-from verl_multiturn.tools.base import ToolResponse
+from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.calculator import evaluate
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.services.http_client import HttpSettings, HttpTool
@@ -26,9 +27,11 @@ from verl_multiturn.tools.services.http_client import HttpSettings, HttpTool
 SERVICE = "calculator service"
 FAILURE = f"the {SERVICE} "
 """Part of what the model is told of a failure of the service, and of no wrong expression."""
-Way = Literal["refuses", "hangs", "raises", "fails"]
+GARBAGE = "Expecting value: "
+"""Part of what the model is told where a client cannot read an answer."""
+Way = Literal["refuses", "hangs", "raises", "fails", "garbage"]
 """How the service is down: it refuses connections; it does not answer; it answers each call with a mistake of the
-model's; it answers that it has failed."""
+model's; it answers that it has failed; it answers with a page of a gateway, status 200."""
 
 
 class _Value(BaseModel):
@@ -55,6 +58,22 @@ class HttpCalculator(HttpTool):
         if answer.value is None:
             raise ValueError(answer.mistake)
         return ToolResponse(text=answer.value)
+
+
+class ForeignCalculator(BaseTool):
+    """A calculator that asks the service as a user's own tool does, with a client of its own."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
+        super().__init__(config, tool_schema)
+        self._url = f"{config['url']}/evaluate"
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> str:
+        """Return the value of the expression as text, or raise what the client raises."""
+        async with httpx.AsyncClient(trust_env=False, timeout=10.0) as client:
+            answer = (await client.post(self._url, json={"expression": parameters["expression"]})).json()
+        if answer.get("value") is None:
+            raise ValueError(answer["mistake"])
+        return str(answer["value"])
 
 
 @dataclass
@@ -121,13 +140,15 @@ class Service:
         self._up.set()
         self._close()
 
-    def answer(self, expression: Any) -> tuple[int, dict[str, str]] | None:
+    def answer(self, expression: Any) -> tuple[int, dict[str, str] | str] | None:
         """Return the status and the body of an answer; None: there is none."""
         way = self._way
         if way == "hangs":
             self._up.wait()
         elif way == "raises":
             return 200, {"mistake": f"{expression!r} is not what this calculator takes"}
+        elif way == "garbage":
+            return 200, "<html>502 Bad Gateway</html>"
         elif way is not None:
             self.first_refused = self.first_refused or time.time()
             return None if way == "refuses" else (503, {})
@@ -154,7 +175,7 @@ class Service:
                 if answer is None:
                     self.close_connection = True
                     return
-                body = json.dumps(answer[1]).encode()
+                body = (answer[1] if isinstance(answer[1], str) else json.dumps(answer[1])).encode()
                 self.send_response(answer[0])
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()

@@ -16,7 +16,9 @@ Further arms are single faults: `healthy_off` (as healthy, without a breaker), `
 `mistakes` (the tool always answers with a mistake of the model's), `hang`, `flap` (down and up every 5 s),
 `first_call` (down when the run begins), `endless` (the run has to end, with a checkpoint), `resume` (that run is
 started again while the service is still down, and goes on when it is back), `keeper` (the keeper is killed in the
-middle of the outage), and `oversample` (as `pause`, with a fourth of the samples cut). `--short` is one seed, smaller
+middle of the outage), `oversample` (as `pause`, with a fourth of the samples cut), `garbage` (a user's own tool, whose
+service answers with HTML of status 200 for 30 % of the run), and `addresses` (the same tool, which says
+`addresses: model`, at an address that refuses connections for 30 % of the run). `--short` is one seed, smaller
 batches and 8 steps, with the outage from step 3 on.
 
 The last line is a JSON object. Each value is an object by arm, with one entry for each seed:
@@ -30,7 +32,11 @@ The last line is a JSON object. Each value is an object by arm, with one entry f
 - `trips`: how often the breaker opened;
 - `step_s`: median seconds of a step; `cost_healthy` is that of `healthy` over that of `healthy_off`, less 1;
 - `status`, `saved`: exit status of the run, and the step of the checkpoint that an ended run left; null: none;
-- `violations`: of the certificate.
+- `violations`: of the certificate;
+- `called_off`: conversations that ended by an outage, or were left out for one.
+
+`model_addresses_opened` is the number of trips and of conversations that were called off in the arm `addresses`, and
+`garbage_trained_behind` that of rows trained behind garbage in the arm `garbage`; null where the arm was not run.
 """
 
 from __future__ import annotations
@@ -54,7 +60,7 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks.outage_calculator import FAILURE, Service, Way, serving
+from benchmarks.outage_calculator import FAILURE, GARBAGE, Service, Way, serving
 from benchmarks.quickstart_runs import MODES, ROOT, folder, start
 from verl_multiturn.observe.metric_files import metric_files, read_metrics
 from verl_multiturn.records.reader import Records, read_records
@@ -72,6 +78,8 @@ FAULTS = (
     "resume",
     "keeper",
     "oversample",
+    "garbage",
+    "addresses",
 )
 ENDED = ("endless", "resume")
 """Arms whose outage ends the run."""
@@ -83,7 +91,13 @@ STOP_S = 20.0
 _SETTINGS = "++actor_rollout_ref.rollout.custom.multiturn"
 _LOOK_S = 0.05
 _LAST = 5
-_WAYS: dict[str, Way] = {"hang": "hangs", "mistakes": "raises", "first_call": "fails", "resume": "fails"}
+_WAYS: dict[str, Way] = {
+    "hang": "hangs",
+    "mistakes": "raises",
+    "first_call": "fails",
+    "resume": "fails",
+    "garbage": "garbage",
+}
 _OUTAGE_MODES = {"off": "off", "healthy_off": "off", "mask": "mask"}
 
 
@@ -151,7 +165,12 @@ def summary(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any
     }
     both = [results.get(arm) for arm in ("healthy", "healthy_off")]
     paused, off = (mean(each["step_s"] for each in runs) if runs else math.nan for runs in both)
-    return found | {"cost_healthy": None if math.isnan(paused / off) else round(paused / off - 1, 4)}
+    opened, garbage = results.get("addresses"), results.get("garbage")
+    return found | {
+        "cost_healthy": None if math.isnan(paused / off) else round(paused / off - 1, 4),
+        "model_addresses_opened": sum(each["trips"] + each["called_off"] for each in opened) if opened else None,
+        "garbage_trained_behind": sum(each["trained_behind_failure"] for each in garbage) if garbage else None,
+    }
 
 
 def run(arm: str, mode: str, plan: Plan, seed: int, down_s: float, out: Path) -> dict[str, Any]:
@@ -191,6 +210,11 @@ def settings(arm: str, plan: Plan, url: str, out: Path) -> list[str]:
     if arm == "verl":
         entry["class_name"] = "benchmarks.outage_calculator_verl.VerlCalculator"
         entry["config"] = {"type": "native", "url": url}
+    if arm in ("garbage", "addresses"):
+        entry["class_name"] = "benchmarks.outage_calculator.ForeignCalculator"
+        entry["config"] = {"url": url}
+    if arm == "addresses":
+        entry["limits"] = {"outage": {"addresses": "model"}}
     out.mkdir(parents=True, exist_ok=True)
     tools = out / "tools.yaml"
     tools.write_text(json.dumps({"tools": [entry]}))  # JSON is YAML
@@ -334,6 +358,8 @@ def measure(arm: str, watched: Watched, out: Path) -> dict[str, Any]:
         "down_s": round(sum((each.end or each.begin) - each.begin for each in down), 1),
         "status": watched.status,
         "saved": int(saved.read_text()) if saved.exists() else None,
+        "called_off": sum(row.get("called_off", False) for own in rows.values() for row in own)
+        + int(sum(data.get("rollout/outage/rows_left_out", 0) for data in steps.values())),
         "violations": sum(data.get("rollout/certificate/violations", 0) for data in steps.values()),
     }
 
@@ -348,11 +374,12 @@ def _rows(out: Path) -> dict[int, list[dict[str, Any]]]:
     for record in read_records(out / "records"):
         if record["validation"] or record["uid"] not in taken:
             continue
-        failed = any(FAILURE in call["text"] for call in record["calls"])
+        failed = any(FAILURE in call["text"] or GARBAGE in call["text"] for call in record["calls"])
         found[record["step"]].append(
             {
                 "group": record["uid"],
                 "valid": record["valid"],
+                "called_off": record["stop_reason"] == "outage",
                 "failed": failed,
                 "calls": len(record["calls"]),
             }

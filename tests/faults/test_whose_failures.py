@@ -222,7 +222,17 @@ def test_an_address_that_the_model_wrote_for_a_service_is_not_the_service(
 
 @pytest.mark.parametrize(
     "client",
-    [by_urllib, by_http_client, by_requests, by_httpx, by_httpx_async, by_aiohttp, by_aiohttp_text, by_urllib3, by_openai],
+    [
+        by_urllib,
+        by_http_client,
+        by_requests,
+        by_httpx,
+        by_httpx_async,
+        by_aiohttp,
+        by_aiohttp_text,
+        by_urllib3,
+        by_openai,
+    ],
 )
 def test_what_is_late_is_whose_the_limits_say_unless_the_model_wrote_the_address(
     server: Answering, client: Client, monkeypatch: pytest.MonkeyPatch
@@ -276,7 +286,9 @@ def test_sockets_and_streams_have_addresses_too(server: Answering) -> None:
     ended = raised(lambda: asyncio.run(_open(server.url("nothing"))))
     assert isinstance(ended, asyncio.IncompleteReadError)
     assert whose(ended, query="x") == "outage"
-    assert cause_of(raised(lambda: _connect(server.url("nothing"))), "model") == "bug", "who raises EOFError may mean all"
+    assert cause_of(raised(lambda: _connect(server.url("nothing"))), "model") == "bug", (
+        "who raises EOFError may mean all"
+    )
 
 
 async def test_a_program_that_ends_is_not_a_service(tmp_path: Path) -> None:
@@ -380,7 +392,7 @@ async def test_groups_and_what_an_error_was_raised_from(server: Answering) -> No
         try:
             by_requests(url)
         except requests.RequestException:
-            raise KeyError("rows")
+            raise KeyError("rows")  # noqa: B904 - that is the case
 
     def hidden() -> None:
         try:

@@ -71,6 +71,6 @@ class BrowseServiceTool(HttpTool):
         most = self._settings.part_characters
         found = await self._ask({"page": name, "part": part, "part_characters": most}, _Part)
         if len(found.text) > most:
-            raise self._failed("gave an answer that cannot be read", f"a part of {len(found.text)} characters")
+            raise self._unreadable(f"a part of {len(found.text)} characters")
         text = show_part(name, found.title, found.text, part, found.parts)
         return ToolResponse(text), 0.0, {"parts": found.parts}

@@ -26,6 +26,7 @@ from typing import Any
 from mcp import types
 from mcp.types import CallToolResult
 
+from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of
 from verl_multiturn.errors import ConfigError
@@ -127,6 +128,7 @@ class McpTool(BaseTool):
         schema: The schema of the tool, with the name that the model uses.
     """
 
+    outage_limits = OutageLimits(addresses="service")
     schema_of_others = True
     """True: the schema's names come from the server, so the author of the run cannot change them."""
 

@@ -80,7 +80,7 @@ class RetrievalTool(HttpTool):
         payload = {"queries": queries, "topk": settings.top_k, "return_scores": True}
         answer = await self._ask(payload, _Hits)
         if len(answer.result) != len(queries):
-            raise self._failed("gave an answer that cannot be read", f"{len(answer.result)} results")
+            raise self._unreadable(f"{len(answer.result)} results")
         hits = [[_read_hit(hit) for hit in found[: settings.top_k]] for found in answer.result]
         text = show_hits(queries, hits, settings.snippet_characters)
         return ToolResponse(text), 0.0, {"hits": sum(map(len, hits))}

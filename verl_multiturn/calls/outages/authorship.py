@@ -1,7 +1,8 @@
 """Say who wrote the thing that could not be reached or read: the model, or the service and its author.
 
-An error carries what it is about: the text that is no JSON, the bytes that are no UTF-8, the address that refuses. Where
-that stands in the texts of the model, such as the arguments of its calls, the model wrote it, and else the service.
+An error carries what it is about: the text that is no JSON, the bytes that are no UTF-8, the address that refuses.
+Where that stands in the texts of the model, such as the arguments of its calls, the model wrote it, and else the
+service.
 
     json.loads(arguments["rows"])                JSONDecodeError.doc is a part of the arguments        the model's
     httpx.get("http://search:8000/").json()      JSONDecodeError.doc is what the service answered      the service's
@@ -18,6 +19,7 @@ Invariant: nothing of an author's object is called, and what cannot be examined 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -284,10 +286,8 @@ def _leaves(value: Any, is_flat: bool = False) -> Iterator[Any]:
         else:
             yield each
             if isinstance(each, str) and not is_flat and each.lstrip()[:1] in ("{", "["):
-                try:
+                with contextlib.suppress(ValueError, RecursionError):
                     within.append(json.loads(each))
-                except (ValueError, RecursionError):
-                    pass
 
 
 def _frames(error: BaseException) -> Iterable[tuple[str, str, Mapping[str, Any]]]:

@@ -6,11 +6,13 @@ In this order:
    unless with a `ValueError`, which is the row's mistake;
 3. what came too late (our own deadline, any `TimeoutError`, those of the usual clients of HTTP, and a gateway's status
    504): an **outage**, unless the limits say `timeouts: model`, since the model can cause it by what it writes;
-4. **the model's**: a `ValueError`, and a host or a kind of address that does not exist. Bad arguments, unknown tools
-   and calls over a limit never come so far;
-5. **outage**: an error of a connection (Python's own, and those of these clients), no route to a host, and the statuses
-   429, 502 and 503, and 407 and 511, by which the network says that it lets nobody through. But not a pipe that broke:
-   the program at its other end may be the model's;
+4. **the model's**: what fails at an address that it chose, what cannot be read where it wrote it (`authorship.py` says
+   both), any other `ValueError`, and a host or a kind of address that does not exist. Bad arguments, unknown tools and
+   calls over a limit never come so far;
+5. **outage**: an error of a connection (Python's own, and those of these clients), no route to a host, an answer that
+   cannot be read, a database that is locked, and the statuses 429, 502 and 503, and 407 and 511, by which the network
+   says that it lets nobody through. But not a pipe that broke: the program at its other end may be the model's. An
+   error of no client counts as what is within it, or behind it, where that is an outage;
 6. a **bug**: anything else. It is counted and told once, and says neither that the service is there nor that it is not.
 
 `status_kind` says what a status means to a client whose address is configured, as that of a tool in the box is. There
@@ -83,7 +85,9 @@ _NO_SUCH_HOST = (socket.EAI_NONAME, socket.EAI_NODATA)
 _STATUS = ("status_code", "status", "code")
 """Names that clients give to the status of an answer, in their error or in its `response`."""
 
-_Kind = Literal["outage", "late", "model", "status", "inner", "read", "moved", "proxy", "bug", "grpc", "store", "sqlite", "sqlstate"]
+_Kind = Literal[
+    "outage", "late", "model", "status", "inner", "read", "moved", "proxy", "bug", "store", "grpc", "sqlite", "sqlstate"
+]
 _CLIENTS: dict[str, _Kind] = {
     "aiohttp.client_exceptions.ClientConnectionError": "outage",
     "aiohttp.client_exceptions.ClientHttpProxyError": "proxy",
@@ -270,7 +274,7 @@ def _kind_of(error: BaseException, written: Written) -> _Kind | None:
 
 
 def _is_proxys(error: BaseException) -> bool:
-    """Tell whether a proxy on the way to an address fails, and not the address: it cannot be reached, or wants a key."""
+    """Tell whether a proxy on the way to an address fails: it cannot be reached, or wants a password."""
     for each in errors_within(error):
         if _kind_of_client(each) == "proxy":
             status = re.search(r"(?:\A|failed: )([1-5][0-9]{2})\b", str(getattr(each, "status", "") or each))

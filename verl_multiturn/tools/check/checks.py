@@ -15,6 +15,7 @@ from verl_multiturn.errors import ToolContractError
 from verl_multiturn.reward_numbers import USABLE
 from verl_multiturn.tools.base import is_foreign
 from verl_multiturn.tools.calls.answers import read_reward
+from verl_multiturn.tools.check.addresses import address_parameters
 from verl_multiturn.tools.check.advice import CLASS, FUNCTION
 from verl_multiturn.tools.check.examination import AT_ONCE, Examination, Grade, Timed, Wait
 from verl_multiturn.tools.check.instruments import Watch
@@ -122,6 +123,10 @@ class ToolExamination(Examination):
             self.note("descriptions", Grade.WARNING, found, self.advice["descriptions"])
         else:
             self.note("descriptions", Grade.OK, "all there")
+        rules, chosen = self._probe.outage, address_parameters(function.parameters)
+        if chosen and rules.addresses is None and rules.mode != "off":
+            found = f"{', '.join(map(repr, chosen))} may be an address, and limits.outage.addresses does not say whose"
+            self.note("addresses", Grade.WARNING, found, self.advice["addresses"])
 
     def _example(self) -> bool:
         read, problem = self._probe.schema.read_arguments(as_call(self._arguments))

@@ -66,6 +66,7 @@ class CallProbe:
 
     Attributes:
         timeout_s: Seconds after which a call counts as hanging.
+        outage: What counts as an outage of it.
         end_s: Seconds for what a run gives no such time: the end of a conversation, a call that was cancelled, and the
             loop.
     """
@@ -76,7 +77,7 @@ class CallProbe:
         self.moments: list[Moment] | None = None
         """Calls while it is a list, with the object's attributes before and after each."""
         self._owner = owner
-        self._outage = outage_rules(owner.made, owner.limits, f"{owner.kind} {owner.name!r}")
+        self.outage = outage_rules(owner.made, owner.limits, f"{owner.kind} {owner.name!r}")
 
     def kwargs_of(self, method: str, arguments: tuple[Any, ...]) -> Mapping[str, Any]:
         """Return the keyword arguments of a call.
@@ -112,7 +113,7 @@ class CallProbe:
             failure = TimedOutError(f"no answer within {limit_s:g} s")
         except Exception as error:  # the author's own code
             failure = error
-        rules, written = self._outage, Written(arguments[1:], [self.kwargs_of(method, arguments)])
+        rules, written = self.outage, Written(arguments[1:], [self.kwargs_of(method, arguments)])
         cause: Cause = "model"
         if failure is not None:
             cause = cause_of(failure, rules.timeouts or "model", rules.errors, written, rules.addresses)

@@ -38,7 +38,7 @@ class CodeServiceTool(HttpTool, Generic[Settings]):
     """
 
     service = "code sandbox"
-    outage_limits = OutageLimits(timeouts="model")  # the code may be the reason
+    outage_limits = OutageLimits(timeouts="model", addresses="service")  # the code may be the reason
 
     def __init__(
         self, model: type[Settings], waits: tuple[str, str], config: dict[str, Any], tool_schema: ToolSchema | None

@@ -105,7 +105,7 @@ class HttpTool(BaseTool):
     """
 
     repeatable = True
-    outage_limits = OutageLimits(timeouts="outage")
+    outage_limits = OutageLimits(timeouts="outage", addresses="service")
     service: ClassVar[str]
     path: ClassVar[str]
     not_found: ClassVar[tuple[int, ...]] = ()
@@ -134,8 +134,9 @@ class HttpTool(BaseTool):
             answer: The pydantic model that reads the answer.
 
         Raises:
-            UnavailableError: The service cannot be reached, is late, or cannot answer now; asking again may help.
-            ServiceFailedError: It broke off, or its answer cannot be read; asking again may help, too.
+            UnavailableError: The service cannot be reached, is late, cannot answer now, or answers what cannot be read;
+                asking again may help.
+            ServiceFailedError: It broke off, or its answer to the model's code cannot be read; asking again may help.
             ValueError: The service refuses the request, or its answer is too large.
         """
         timeout_s = self._http.timeout_s
@@ -162,7 +163,7 @@ class HttpTool(BaseTool):
         try:
             return answer.model_validate_json(body)
         except ValidationError as error:
-            raise self._failed("gave an answer that cannot be read", error) from error
+            raise self._unreadable(error) from error
 
     async def _is_there(self) -> bool:
         """Tell whether the service still takes connections: then it was this request alone that broke off."""
@@ -194,7 +195,7 @@ class HttpTool(BaseTool):
         if kind == "failed":
             raise self._failed(f"failed (HTTP {status})")
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise self._failed("gave an answer that cannot be read", "it is compressed, which was not asked for")
+            raise self._unreadable("it is compressed, which was not asked for")
         body, most = bytearray(), self._http.max_response_bytes
         async for chunk in response.aiter_raw():
             body += chunk
@@ -214,6 +215,11 @@ class HttpTool(BaseTool):
 
     def _failed(self, problem: str, cause: object = "") -> ServiceFailedError:
         return ServiceFailedError(self._say(problem, cause))
+
+    def _unreadable(self, cause: object) -> UnavailableError | ServiceFailedError:
+        """Return the error of an answer that cannot be read: an outage, unless the model's code may be the reason."""
+        text = self._say("gave an answer that cannot be read", cause)
+        return (ServiceFailedError if self.outage_limits.timeouts == "model" else UnavailableError)(text)
 
     def _say(self, problem: str, cause: object = "") -> str:
         """Log a problem with its cause, and return what the model reads of it."""

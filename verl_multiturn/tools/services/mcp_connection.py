@@ -34,7 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.calls.outages.causes import OUT, retry_after_s, status_kind
 from verl_multiturn.describe import describe
-from verl_multiturn.errors import ConfigError
+from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.http_connections import open_client, route_to, say_status, trusted
 from verl_multiturn.processes import guard
 from verl_multiturn.tools.services.http_client import LateError, UnavailableError
@@ -56,6 +56,10 @@ _PATIENCE_S = 1.0
 
 _OURS = uuid4().hex
 """Marks the errors that `_HttpClient` puts in the place of an answer."""
+
+
+class ServerAwayError(OutageError, ConnectionError):
+    """A server is not there, or cannot be started. No argument of a call is the reason."""
 
 
 class McpSettings(BaseModel):

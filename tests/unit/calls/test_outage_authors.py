@@ -1,0 +1,197 @@
+"""Conversations whose tools fail by what the model wrote, and by what a service answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.faults.answering import Answering, answering
+from tests.idle_loop import skip_waits
+from verl_multiturn import BaseTool, ConfigError, OutageError
+from verl_multiturn.calls.limits import CallLimits, OutageLimits, outage_rules, set_limits
+from verl_multiturn.calls.outages.process import Outages
+from verl_multiturn.calls.slots import Gates
+from verl_multiturn.chat.parsing.turns import ToolCall
+from verl_multiturn.tools.calls.gate import Gate
+from verl_multiturn.tools.calls.session import ToolSession
+from verl_multiturn.tools.check.addresses import address_parameters
+from verl_multiturn.tools.check.contract import Grade, check_tool
+from verl_multiturn.tools.loading.call_limits import ToolLimits
+
+URL = {"type": "string", "description": "An address."}
+
+
+def _schema(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
+
+
+class Visit(BaseTool):
+    """Opens the model's addresses: at once, or those of an earlier call."""
+
+    def get_schema(self) -> dict[str, Any]:
+        return _schema("visit", url=URL, again={"type": "boolean", "description": "Open the last one."})
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **_: Any) -> str:
+        self.last = parameters.get("url") or self.last
+        if self.last == "own":
+            raise OutageError("the browser is away")
+
+        def read(url: str = self.last) -> str:
+            try:
+                with urllib.request.urlopen(url) as answer:
+                    return str(json.load(answer))
+            except urllib.error.HTTPError as error:
+                error.close()
+                raise
+
+        return await asyncio.to_thread(read)
+
+
+class Ask(BaseTool):
+    """Asks a service of a configured address, which answers well, or so that its client raises an error."""
+
+    error: BaseException | None = None
+
+    def get_schema(self) -> dict[str, Any]:
+        return _schema("ask", query={"type": "string", "description": "What to find."})
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **_: Any) -> str:
+        if self.error is not None:
+            raise self.error
+        return "fine"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Answering]:
+    with answering() as running:
+        yield running
+
+
+def _error_of(url: str) -> BaseException:
+    with pytest.raises((httpx.HTTPError, ValueError)) as caught:
+        httpx.get(url, trust_env=False).json()
+    return caught.value
+
+
+async def _state(outages: Outages, name: str) -> Any:
+    keeper = await outages.ask(_itself)
+    return (await keeper.outages()).get(name)
+
+
+async def _itself(keeper: Any) -> Any:
+    return keeper
+
+
+@pytest.mark.parametrize("limits", [{}, {"addresses": "model"}])
+@pytest.mark.parametrize("way", ["refused", "html", "502", "nothing", "no_tls", "elsewhere", "empty"])
+async def test_addresses_of_the_model_open_no_breaker_and_call_nothing_off(
+    server: Answering, way: str, limits: dict[str, str]
+) -> None:
+    visit, outages = Visit({}), Outages()
+    visit.multiturn_limits = ToolLimits(outage=OutageLimits.model_validate(limits))  # type: ignore[attr-defined]
+    gates = Gates(Gate, 60.0, outages=outages)
+    for number in range(6):
+        async with ToolSession(f"c{number}", {"visit": visit}, {}, gates, 4) as session:
+            first = json.dumps({"url": server.url(way)})
+            for turn, arguments in enumerate((first, '{"again": true}', first)):
+                (result,) = await session.execute([ToolCall("visit", arguments, str(turn))])
+                assert str(result.status) == "error"
+            await session.calc_rewards()
+            assert (session.lost, session.outages) == ("", {})
+    state = await _state(outages, "tool visit")
+    assert state is None or (state.outages, state.is_open, state.trips) == (0, False, 0)
+
+
+async def test_an_own_service_of_such_a_tool_is_an_outage_all_the_same() -> None:
+    visit, outages = Visit({}), Outages()
+    visit.multiturn_limits = ToolLimits(outage=OutageLimits(addresses="model"))  # type: ignore[attr-defined]
+    gates = Gates(Gate, 60.0, outages=outages)
+    for number in range(8):
+        async with ToolSession(f"c{number}", {"visit": visit}, {}, gates, 4) as session:
+            await session.execute([ToolCall("visit", '{"url": "own"}', "0")])
+    assert (await _state(outages, "tool visit")).is_open
+
+
+@pytest.mark.parametrize("way", ["html", "empty", "half", "no_utf8", "no_gzip", "short", "half_chunk", "no_http"])
+async def test_a_service_that_answers_garbage_is_an_outage_and_nothing_is_trained_behind_it(
+    server: Answering, way: str
+) -> None:
+    garbage = _error_of(server.url(way))
+    skip_waits()  # from here on nothing real may be waited for
+    ask, outages = Ask({}), Outages()
+    gates = Gates(Gate, 60.0, outages=outages)
+    behind: list[str] = []
+
+    async def converse(number: int) -> None:
+        name = f"c{number}"
+        async with ToolSession(name, {"ask": ask}, {}, gates, 4) as session:
+            (result,) = await session.execute([ToolCall("ask", '{"query": "tea"}', "0")])
+            if str(result.status) != "ok" and not session.lost:
+                behind.append(name)
+
+    for number in range(20):
+        await converse(number)
+    ask.error = garbage
+    for number in range(20, 28):
+        await converse(number)
+    assert (await _state(outages, "tool ask")).is_open
+    waiting = [asyncio.create_task(converse(number)) for number in range(28, 40)]
+    await asyncio.sleep(30)
+    ask.error = None
+    await asyncio.gather(*waiting)
+    state = await _state(outages, "tool ask")
+    assert (state.is_open, state.trips) == (False, 1)
+    keeper = await outages.ask(_itself)
+    assert set(behind) <= await keeper.touched([f"c{number}" for number in range(40)])
+
+
+def test_lateness_of_an_address_that_the_model_chose_is_no_outage() -> None:
+    made = type("Made", (), {"outage_limits": OutageLimits(timeouts="outage")})()
+    with pytest.raises(ConfigError, match=r"addresses is 'model' and timeouts is 'outage'.*set timeouts to 'model'"):
+        set_limits(made, {"outage": {"addresses": "model", "timeouts": "outage"}}, CallLimits, "tools[0].limits")
+    limits = set_limits(made, {"outage": {"addresses": "model"}}, CallLimits, "tools[0].limits")
+    with pytest.raises(ConfigError, match=r"tool 'x': limits\.outage: .*set timeouts to 'model'"):
+        outage_rules(made, limits, "tool 'x'")
+    with pytest.raises(ConfigError, match="addresses"):
+        set_limits(made, {"outage": {"addresses": "tool"}}, CallLimits, "tools[0].limits")
+
+
+def test_parameters_that_may_be_addresses() -> None:
+    def text(**more: Any) -> dict[str, Any]:
+        return {"type": "string", **more}
+
+    inner = {"type": "object", "properties": {"siteUrl": text(), "n": {"type": "integer"}}}
+    properties = {
+        "url": text(), "page_uri": text(), "imageURL": text(), "target": text(format="uri"), "hosts": {"type": "array",
+        "items": text()}, "link": {"anyOf": [text(), {"type": "null"}]}, "options": inner, "rows": {"type": "array",
+        "items": {"type": "object", "properties": {"endpoint": text()}}},
+        "query": text(), "blink": text(), "hostility": text(), "links_count": {"type": "integer"},
+    }  # fmt: skip
+    found = address_parameters({"type": "object", "properties": properties})
+    assert found == ["url", "page_uri", "imageURL", "target", "hosts", "link", "siteUrl", "endpoint"]
+
+
+@pytest.mark.parametrize("addresses", [None, "model", "service"])
+def test_check_tool_names_a_parameter_that_may_be_an_address(addresses: Any) -> None:
+    visit = Visit({})
+    visit.last = "own"
+    visit.multiturn_limits = ToolLimits(outage=OutageLimits(addresses=addresses))  # type: ignore[attr-defined]
+    found = [each for each in check_tool(visit, arguments={"url": "own"}) if each.check == "addresses"]
+    assert bool(found) == (addresses is None)
+    for each in found:
+        assert each.verdict is Grade.WARNING
+        assert "'url' may be an address" in each.found
+        assert "`model`" in each.remedy
+        assert "`service`" in each.remedy
+
+
+def test_check_tool_asks_nothing_of_other_tools() -> None:
+    assert not [each for each in check_tool(Ask({}), arguments={"query": "x"}) if each.check == "addresses"]
