@@ -10,6 +10,7 @@ from typing import Any
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.launch.exported import TOOLS, is_schema
 from verl_multiturn.launch.model_hash import model_hash
 from verl_multiturn.launch.models import Model, run_of
 from verl_multiturn.trust.rule import Given, is_own, require_trust
@@ -51,7 +52,7 @@ def evaluated(
     """
     if not model.ranks:
         folder = model.folder.resolve()
-        return EvaluatedModel(named, folder, model_hash(folder), _of_export(folder))
+        return EvaluatedModel(named, folder, model_hash(folder), _of_export(folder, tell))
     from transformers.utils import logging
 
     from verl_multiturn.launch.export import export
@@ -136,8 +137,15 @@ def names_of(models: Sequence[Model]) -> list[str]:
     return found
 
 
-def _of_export(folder: Path) -> dict[str, Any]:
-    try:
-        return {"schemas": json.loads((folder / "tools.json").read_text(encoding="utf-8"))}
-    except (OSError, ValueError):
+def _of_export(folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+    path = folder / TOOLS
+    if not path.is_file():
         return {}
+    try:
+        schemas = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        schemas = None
+    if isinstance(schemas, list) and all(map(is_schema, schemas)):
+        return {"schemas": schemas}
+    tell(f"{str(path)!r} is no list of tools' schemas, and the recipe's tools are not compared with it")
+    return {}
