@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from verl_multiturn.describe import printable, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.records.run_file import write_whole
+from verl_multiturn.trust.files import read_plain
 
 MANIFEST = "evaluation.json"
 """Name of the file that says what a folder's evaluation is."""
@@ -160,7 +161,7 @@ def begin(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
         write_whole(path, json.dumps(wanted, indent=2) + "\n")
         return dict(wanted)
     try:
-        there = json.loads(path.read_text(encoding="utf-8"))
+        there = json.loads(read_plain(path, folder))
         # The same weights may have been moved.
         pairs = [(there[name], wanted[name]) for name in _ASKED]
         pairs = [(old["hash"], new["hash"]) if isinstance(old, dict) else (old, new) for old, new in pairs]
@@ -178,5 +179,5 @@ def begin(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
 def end(folder: Path, ended: float) -> None:
     """Note that all conversations of an evaluation have ended."""
     path = folder / MANIFEST
-    told = json.loads(path.read_text(encoding="utf-8"))
+    told = json.loads(read_plain(path, folder))
     write_whole(path, json.dumps({**told, "ended": ended}, indent=2) + "\n")

@@ -10,10 +10,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from verl_multiturn.evaluation.figures import figures_of
 from verl_multiturn.evaluation.results import Results
+from verl_multiturn.trust.files import read_plain
 
 FOLDER = "evaluations"
 """Folder of a run in which its checkpoints are evaluated."""
 _POINTS = "points.jsonl"
+_MOST_BYTES = 16 << 20
 
 
 class Point(BaseModel):
@@ -70,8 +72,8 @@ def add_point(run: Path, point: Point) -> None:
 def read_points(run: Path) -> list[Point]:
     """Return the points of a run by step, of each step the last one; a torn line costs itself alone."""
     try:
-        lines = (run / FOLDER / _POINTS).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        lines = read_plain(run / FOLDER / _POINTS, run, _MOST_BYTES, errors="replace").splitlines()
+    except (OSError, ValueError):
         return []
     found: dict[int, Point] = {}
     for line in lines:

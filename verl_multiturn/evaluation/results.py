@@ -31,6 +31,7 @@ from verl_multiturn.records import joins
 from verl_multiturn.records.fates import start_of
 from verl_multiturn.records.lines import flaw_of
 from verl_multiturn.records.reader import Records
+from verl_multiturn.trust.files import read_plain
 
 
 class Weights(BaseModel):
@@ -197,7 +198,7 @@ def read_results(folder: Path) -> Results:
 def _evaluation(folder: Path) -> Evaluation:
     path = folder / MANIFEST
     try:
-        return Evaluation.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return Evaluation.model_validate(json.loads(read_plain(path, folder)))
     except FileNotFoundError:
         raise ConfigError(
             f"{str(folder)!r} has no {MANIFEST}; name the folder that `verl-multiturn eval … --out` wrote"

@@ -13,6 +13,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.exported import TOOLS, is_schema
 from verl_multiturn.launch.model_hash import model_hash
 from verl_multiturn.launch.models import Model, run_of
+from verl_multiturn.trust.files import require_plain_folder
 from verl_multiturn.trust.rule import Given, is_own, require_trust
 
 _MODEL_CODE = "actor_rollout_ref.model.trust_remote_code"
@@ -65,6 +66,7 @@ def evaluated(
         there = json.loads(marker.read_text(encoding="utf-8")) if marker.is_file() else None
         if there != noted:
             raise ConfigError(f"{str(out)!r} holds the export of {there}, and not of {noted}; name another --out")
+        require_plain_folder(folder)
     else:
         out.mkdir(parents=True, exist_ok=True)
         marker.write_text(json.dumps(noted) + "\n", encoding="utf-8")

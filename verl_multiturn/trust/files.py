@@ -15,6 +15,7 @@ from typing import Any
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.paths import FileKindError, open_regular
 
 WEIGHTS = (
     ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf", ".h5", ".msgpack",
@@ -71,6 +72,29 @@ def require_plain_folder(folder: Path) -> None:
     """
     if folder.is_dir():
         require_plain_model(folder, folder, folder)
+
+
+def read_plain(path: Path, within: Path, most_bytes: int = 1 << 20, errors: str = "strict") -> str:
+    """Return the text of a plain file of a folder that may be somebody else's; nothing else is opened.
+
+    Args:
+        path: The file.
+        within: The folder that it lies in, with all links followed.
+        most_bytes: Most bytes of the file.
+        errors: How bytes that are no UTF-8 are taken, as `bytes.decode` has it.
+
+    Raises:
+        FileKindError: It is no plain file, or lies elsewhere. It is an OSError, too.
+        OSError: It is not there, or cannot be read.
+        ValueError: It is larger, or no UTF-8.
+    """
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(within)):
+        raise FileKindError(f"{str(path)!r} is a link that leads out of {str(within)!r}; put a copy in its place")
+    with open_regular(path, within=within) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"{str(path)!r} has more than {most_bytes:,} bytes")
+    return content.decode("utf-8", errors)
 
 
 def require_plain_files(folder: Path, root: Path) -> None:
