@@ -91,14 +91,12 @@ def open_regular(path: Path, within: Path | None = None) -> BinaryIO:
             raise FileKindError(f"{str(path)!r} is a link that leads nowhere; expected a plain file") from None
         raise
     _refuse_other_kinds(path, found)
+    _refuse_elsewhere(path, path, within)
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         _refuse_other_kinds(path, os.fstat(number))  # another one may stand there by now
-        if within is not None:
-            here = Path("/proc/self/fd", str(number))
-            place = Path(os.path.realpath(here if here.exists() else path))
-            if not place.is_relative_to(os.path.realpath(within)):
-                raise FileKindError(f"{str(path)!r} leads out of {str(within)!r}; put the file itself there")
+        here = Path("/proc/self/fd", str(number))
+        _refuse_elsewhere(path, here if here.exists() else path, within)
         return os.fdopen(number, "rb")
     except BaseException:
         os.close(number)
@@ -122,6 +120,11 @@ def read_regular(path: Path, within: Path | None = None, most: int = MOST_BYTES)
     if len(text) > most:
         raise FileKindError(f"{str(path)!r} has more than {most} bytes; expected a file of a run")
     return text
+
+
+def _refuse_elsewhere(path: Path, place: Path, within: Path | None) -> None:
+    if within is not None and not Path(os.path.realpath(place)).is_relative_to(os.path.realpath(within)):
+        raise FileKindError(f"{str(path)!r} leads out of {str(within)!r}; put the file itself there")
 
 
 def _refuse_other_kinds(path: Path, found: os.stat_result) -> None:

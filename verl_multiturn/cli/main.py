@@ -59,6 +59,7 @@ from verl_multiturn.tools.check.contract import examine, tools_to_check
 from verl_multiturn.tools.check.data_rows import SUFFIXES, RowCheck, validate_dataset
 from verl_multiturn.tools.check.examination import CheckResult, Grade
 from verl_multiturn.tools.loading.registry import load_tools
+from verl_multiturn.trust.files import require_plain_folder
 from verl_multiturn.verl_bridge.names import LOOPS_OF_VERL, OUR_LOOPS, PROXY_LOOP, RECORDED_LOOP
 
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -135,6 +136,7 @@ _VERDICTS = {"kept": "[green]kept[/]", "known": "[yellow]known[/]", "refused": "
 
 def _examine(model: str, tool_format: str, tools: bool) -> None:
     try:
+        require_plain_folder(Path(model))
         from verl_multiturn.verl_bridge.model.chat_setup import examine_model
 
         rules = examine_model(model, tool_format, tools)
@@ -193,6 +195,7 @@ def validate(
     measure = None
     if model is not None:
         try:
+            require_plain_folder(Path(model))
             from verl_multiturn.verl_bridge.model.chat_setup import PromptMeasure
 
             measure = PromptMeasure(model, tools, tool_format, interactions)

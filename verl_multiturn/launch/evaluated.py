@@ -10,8 +10,10 @@ from typing import Any
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.launch.exported import TOOLS, is_schema
 from verl_multiturn.launch.model_hash import model_hash
 from verl_multiturn.launch.models import Model, run_of
+from verl_multiturn.trust.files import require_plain_folder
 from verl_multiturn.trust.rule import Given, is_own, require_trust
 
 _MODEL_CODE = "actor_rollout_ref.model.trust_remote_code"
@@ -51,7 +53,7 @@ def evaluated(
     """
     if not model.ranks:
         folder = model.folder.resolve()
-        return EvaluatedModel(named, folder, model_hash(folder), _of_export(folder))
+        return EvaluatedModel(named, folder, model_hash(folder), _of_export(folder, tell))
     from transformers.utils import logging
 
     from verl_multiturn.launch.export import export
@@ -64,6 +66,7 @@ def evaluated(
         there = json.loads(marker.read_text(encoding="utf-8")) if marker.is_file() else None
         if there != noted:
             raise ConfigError(f"{str(out)!r} holds the export of {there}, and not of {noted}; name another --out")
+        require_plain_folder(folder)
     else:
         out.mkdir(parents=True, exist_ok=True)
         marker.write_text(json.dumps(noted) + "\n", encoding="utf-8")
@@ -136,8 +139,15 @@ def names_of(models: Sequence[Model]) -> list[str]:
     return found
 
 
-def _of_export(folder: Path) -> dict[str, Any]:
-    try:
-        return {"schemas": json.loads((folder / "tools.json").read_text(encoding="utf-8"))}
-    except (OSError, ValueError):
+def _of_export(folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+    path = folder / TOOLS
+    if not path.is_file():
         return {}
+    try:
+        schemas = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        schemas = None
+    if isinstance(schemas, list) and all(map(is_schema, schemas)):
+        return {"schemas": schemas}
+    tell(f"{str(path)!r} is no list of tools' schemas, and the recipe's tools are not compared with it")
+    return {}

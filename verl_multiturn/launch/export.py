@@ -37,7 +37,7 @@ from verl_multiturn.launch.model_card import write_card
 from verl_multiturn.launch.model_hash import model_hash, tensor_sizes
 from verl_multiturn.launch.models import Model, find_model
 from verl_multiturn.launch.shards import read_shards
-from verl_multiturn.trust.files import WEIGHTS, require_plain_model
+from verl_multiturn.trust.files import WEIGHTS, require_plain_folder
 from verl_multiturn.trust.rule import NOTHING_GIVEN, Given
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def base_folder(model: Model, given: Given = NOTHING_GIVEN) -> Path | None:
         return None
     place = model.named_path(path)
     if place is not None and (place / "config.json").is_file():
-        require_plain_model(place, place, place)
+        require_plain_folder(place)
         return place
     if not model.is_own:
         return None

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from verl_multiturn.launch.lora import Lora
+
+TOOLS = "tools.json"
+"""File of an exported model with the schemas of its tools."""
+
+
+def is_schema(value: Any) -> bool:
+    """Tell whether a value of somebody else's file is a tool's schema: a function that has a name."""
+    function = value.get("function") if isinstance(value, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.launch.exported import Exported
+from verl_multiturn.launch.exported import TOOLS, Exported, is_schema
 from verl_multiturn.launch.models import Model
 from verl_multiturn.observe.metric_files import metric_files, read_metrics
 from verl_multiturn.observe.progress import REWARD
@@ -26,7 +26,7 @@ from verl_multiturn.records.reader import Records
 from verl_multiturn.records.run_file import without_secrets
 from verl_multiturn.tools.loading.registry import load_tools, schema_of
 
-TEMPLATE, TOOLS, GENERATION, CARD = "chat_template.jinja", "tools.json", "generation_config.json", "README.md"
+TEMPLATE, GENERATION, CARD = "chat_template.jinja", "generation_config.json", "README.md"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _SCORE = re.compile(r"val-core/(.*)/(acc|reward)/mean@(\d+)")
 _TOOL_FILES = (
@@ -125,17 +125,12 @@ def _schemas(model: Model, run: Mapping[str, Any], tools: Path | None, tell: Cal
     if tools is not None:
         return [schema_of(tool).as_dict() for tool in load_tools(str(tools)).values()]
     recorded = run.get("schemas")
-    if isinstance(recorded, list) and recorded and all(map(_is_schema, recorded)):
+    if isinstance(recorded, list) and recorded and all(map(is_schema, recorded)):
         return list(recorded)
     if recorded or any(map(model.setting, _TOOL_FILES)):
         tell(f"{TOOLS} is not written: the run has no records with the schemas of its tools, and the file that its "
              "configuration names is a program; give the tools with --tools FILE")  # fmt: skip
     return None
-
-
-def _is_schema(schema: Any) -> bool:
-    function = schema.get("function") if isinstance(schema, Mapping) else None
-    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
 def _sampling(model: Model, folder: Path) -> dict[str, Any] | None:

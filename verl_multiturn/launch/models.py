@@ -17,6 +17,7 @@ from typing import Any
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.checkpoints import POSITION, checkpoint_folder, is_complete
 from verl_multiturn.launch.model_hash import INDEX, WEIGHTS, weight_files
+from verl_multiturn.paths import read_regular
 from verl_multiturn.row_files import refuse_pointer
 from verl_multiturn.trust.files import require_plain_model
 from verl_multiturn.trust.rule import is_own
@@ -225,11 +226,8 @@ def _checkpoint(folder: Path, passed_over: str = "") -> Model:
 
 def _world_size(folder: Path) -> int:
     """Return the number of ranks that a checkpoint's own note tells; 0: it does not."""
-    note = folder / "fsdp_config.json"
-    if not note.is_file():
-        return 0
     try:
-        return int(json.loads(note.read_text(encoding="utf-8"))["world_size"])
+        return int(json.loads(read_regular(folder / "fsdp_config.json", within=folder))["world_size"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return 0
 

@@ -60,6 +60,19 @@ def require_plain_model(described: Path, folder: Path, root: Path) -> None:
             )
 
 
+def require_plain_folder(folder: Path) -> None:
+    """Refuse a Hugging Face folder as `require_plain_model` does; a name of the hub's is left to whoever loads it.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        ConfigError: Its files lead out of it, or make a program open something else.
+    """
+    if folder.is_dir():
+        require_plain_model(folder, folder, folder)
+
+
 def require_plain_files(folder: Path, root: Path) -> None:
     """Refuse a link that leads out of a folder, a pipe, a socket, a device, and a text that would fill the memory.
 

@@ -16,8 +16,7 @@ from typing import Any
 import yaml
 
 from verl_multiturn.calls.yaml_text import read_yaml
-from verl_multiturn.errors import ConfigError
-from verl_multiturn.paths import open_regular
+from verl_multiturn.paths import read_regular
 
 HYDRA = Path("hydra") / ".hydra" / "config.yaml"
 """Place of a run's configuration in its folder."""
@@ -41,18 +40,14 @@ def read_settings(run: Path) -> dict[str, Any]:
     """
     path = run / HYDRA
     try:
-        if not path.resolve().is_relative_to(run.resolve()):  # not even opened
-            return {}
-        with open_regular(path, within=run) as file:
-            content = file.read(_MOST_BYTES + 1)
-        text = content.decode("utf-8")
-        if len(content) > _MOST_BYTES or _is_deep(text):
+        text = read_regular(path, run, _MOST_BYTES).decode("utf-8")
+        if _is_deep(text):
             return {}
         if _ALIAS.search(text) and any(isinstance(each, yaml.AliasEvent) for each in yaml.parse(text, yaml.SafeLoader)):
             return {}  # Hydra writes none, and a page of them is gigabytes
         plain = read_yaml(text)
         return resolve_references(plain) if isinstance(plain, dict) else {}
-    except (ConfigError, OSError, RuntimeError, ValueError, yaml.YAMLError):
+    except (OSError, RuntimeError, ValueError, yaml.YAMLError):
         return {}
 
 

@@ -2,7 +2,9 @@
 
 import json
 import os
+import socket
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +176,76 @@ def test_a_pipe_is_refused(tmp_path: Path, actor: Path, place: str) -> None:
     done = exported(tmp_path)
     assert done.exit_code == 2
     assert "is no file" in done.stderr or "lacks huggingface/config.json" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 1_000_000},
+        {"hidden_size": 10**9, "vocab_size": 10**9},
+        {"vocab_size": -5},
+        {"num_attention_heads": 0},
+        {"architectures": ["TheirsForCausalLM"], "model_type": "theirs"},
+        {"rope_scaling": {"rope_type": "theirs"}},
+        {"dtype": "theirs"},
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_one_sentence(tmp_path: Path, actor: Path, change: dict[str, Any]) -> None:
+    path = actor / "huggingface" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    done = exported(tmp_path)
+    assert done.exit_code == 2, done.output
+    assert done.stderr.splitlines()[-1].startswith("verl-multiturn: ")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_of_a_million_layers_is_not_built(tmp_path: Path, model: Any) -> None:
+    folder = tmp_path / "run"
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 1_000_000, "layer_types": None}))
+    done = exported(tmp_path)
+    assert (done.exit_code, "speaks of more parameters than its weights have" in done.stderr) == (2, True)
+
+
+def test_tensors_that_are_larger_than_their_file_are_refused(tmp_path: Path, actor: Path) -> None:
+    torch.save({"a": torch.zeros(1).expand(10**10)}, actor / "model_world_size_1_rank_0.pt")
+    done = exported(tmp_path)
+    assert (done.exit_code, "holds tensors that are larger than the file" in done.stderr) == (2, True)
+    torch.save({"a": torch.empty(4, device="meta")}, actor / "model_world_size_1_rank_0.pt")
+    assert "holds no weights by name" in exported(tmp_path).stderr
+
+
+def test_compressed_weights_are_refused(tmp_path: Path, actor: Path) -> None:
+    with zipfile.ZipFile(actor / "model_world_size_1_rank_0.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(1 << 20))
+    done = exported(tmp_path)
+    assert (done.exit_code, "a part of it is compressed" in done.stderr) == (2, True)
+
+
+def test_an_export_is_offline(tmp_path: Path, actor: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    asked: list[Any] = []
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: asked.append(address))
+    configure(tmp_path / "run", "actor_rollout_ref: {model: {path: theirs/base}}\n")
+    assert exported(tmp_path).exit_code == 0
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    assert asked == []
+
+
+def test_the_base_of_a_stranger_is_not_opened(tmp_path: Path, actor: Path, model: Any) -> None:
+    model.save_pretrained(tmp_path / "base")
+    configure(tmp_path / "run", f"actor_rollout_ref: {{model: {{path: {tmp_path / 'base'}}}}}\n")
+    assert json.loads(exported(tmp_path).stdout.splitlines()[-1])["base"] is None
+    done = command("export", tmp_path / "run", "--to", tmp_path / "again", "--base", tmp_path / "base")
+    assert json.loads(done.stdout.splitlines()[-1])["from_base"] == 0.0
+
+
+def test_a_link_in_the_place_of_the_checkpoints_is_refused(tmp_path: Path, actor: Path) -> None:
+    configure(tmp_path / "run", "a: 1\n")
+    (tmp_path / "run" / "checkpoints").rename(tmp_path / "private")
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "private")
+    done = exported(tmp_path)
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert "a link that leads out of the folder, to" in done.stderr

@@ -140,7 +140,7 @@ def load_chat(model: str, template_kwargs: Mapping[str, Any] | None = None, **se
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
         model_type = AutoConfig.from_pretrained(path, trust_remote_code=trust, local_files_only=True).model_type
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the files of a model may be damaged in any way
         raise ConfigError(f"no tokenizer and config.json of {model!r} on this machine: {error}"[:500]) from None
     processor = load_processor(path, model_type, trust)
     kind, template = ("tokenizer", tokenizer) if processor is None else ("processor", processor)

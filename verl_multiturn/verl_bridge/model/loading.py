@@ -55,7 +55,7 @@ def load_model(config: DictConfig, remedy: str) -> LoadedModel:
     try:
         tokenizer = hf_tokenizer(local, trust_remote_code=trust)
         model_type = AutoConfig.from_pretrained(str(Path(model.path).expanduser()), trust_remote_code=trust).model_type
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the files of a model may be damaged in any way
         raise ConfigError(
             f"the tokenizer or config.json of {path!r} is not here ({describe(error)[:300]}); {remedy}"
         ) from None
