@@ -34,7 +34,7 @@ _TOGETHER = 512
 _OF_ROW, _OF_TEXT, _OF_NUMBER = 700, 64, 4
 """Bytes of memory: of a row as Python has it, of a text and of a number of a list."""
 _SHOWN = 3
-_MOST, _MOST_TIMES = 128_000_000, 400
+_MOST, _MOST_TIMES = 64_000_000, 400
 """Bytes that a join may unpack to: so many, and so many for each byte of the file, since equal numbers are packed."""
 Floats = NDArray[np.float32]
 
