@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -53,7 +54,7 @@ def convert(
             raise ConfigError("nothing to write; give --parquet, --atif, --otel or --perfetto, or several of them")
         records = open_records(folder)
         source = Source(records)
-        into = _run_folder(folder) / "converted" if out is None else out
+        into = _own_place(_run_folder(folder)) if out is None else out
         written: dict[str, str] = {}
         count = 0
         for name in (name for name, is_chosen in chosen.items() if is_chosen):
@@ -69,6 +70,19 @@ def convert(
     if (left := len(records.faults) - _MOST_FAULTS) > 0:
         print(f"not read: {left} more of these", file=sys.stderr)
     print(json.dumps({"conversations": count, "faults": len(records.faults), **written}))
+
+
+def _own_place(run: Path) -> Path:
+    """Return the folder `converted` of a run, into which nothing leads out of it.
+
+    Raises:
+        ConfigError: It is, or holds, a link or what is no plain file: whoever made the folder chose where it leads.
+    """
+    place = run / "converted"
+    for path in [place, *(place.rglob("*") if place.is_dir() and not place.is_symlink() else [])]:
+        if os.path.lexists(path) and (path.is_symlink() or not (path.is_file() or path.is_dir())):
+            raise ConfigError(f"{str(path)!r} is no plain file and no folder; remove it, or name a folder with --out")
+    return place
 
 
 def _run_folder(path: Path) -> Path:

@@ -82,6 +82,20 @@ def folder_of(path: Path) -> Path:
         raise _unreadable(path, error) from error
 
 
+def beside(file: RecordFile) -> list[Path]:
+    """Return what belongs to a single file of records: its lines, and the file of its run."""
+    runs = [path for path in file.path.parent.glob("run-*.json") if file.stem.startswith(f"{path.stem[4:]}-")]
+    return [*runs, *([file.lines] if file.lines.exists() else [])]
+
+
+def names_in(folder: Path) -> set[str]:
+    """Return the names in a folder; a name that somebody wrote may be a path, and lead elsewhere."""
+    try:
+        return {path.name for path in folder.iterdir()}
+    except OSError:
+        return set()
+
+
 def _unreadable(path: Path, error: Exception) -> ConfigError:
     # A name that is too long, or a folder above it that is closed.
     return ConfigError(f"{str(path)!r} cannot be read: {error}; name a file of records, or a folder of them")

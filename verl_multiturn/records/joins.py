@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -34,7 +35,7 @@ _TOGETHER = 512
 _OF_ROW, _OF_TEXT, _OF_NUMBER = 700, 64, 4
 """Bytes of memory: of a row as Python has it, of a text and of a number of a list."""
 _SHOWN = 3
-_MOST, _MOST_TIMES = 128_000_000, 400
+_MOST, _MOST_TIMES = 64_000_000, 400
 """Bytes that a join may unpack to: so many, and so many for each byte of the file, since equal numbers are packed."""
 Floats = NDArray[np.float32]
 
@@ -154,7 +155,8 @@ def read(
         seen.add(name)
         try:
             with open_join(path, name) as file:
-                table = _fitted(pq.read_table(file, columns=columns, filters=filters, partitioning=None))
+                own = [each for each in columns or JOINED.names if each in pq.read_schema(file).names]
+                table = _fitted(pq.read_table(file, columns=own, filters=filters, partitioning=None))
         except (OSError, ValueError, pa.ArrowException) as error:
             fault(path, f"it is left out, it is no join: {first_line(error)}")
             continue
@@ -195,7 +197,7 @@ def open_join(path: Path, name: JoinName) -> BinaryIO:
     file = open_regular(path, within=path.parent.parent)
     try:
         held = pq.read_metadata(file)
-        size, needed = os.fstat(file.fileno()).st_size, _unpacked(held)
+        size, needed = os.fstat(file.fileno()).st_size, _unpacked(held) + _long_texts(file, held)
         if needed > (most := _MOST + _MOST_TIMES * size):
             raise ValueError(f"its {size} bytes would unpack to {needed}; expected {most} at most")
         if "step" in held.schema.names:
@@ -219,6 +221,24 @@ def _unpacked(held: pq.FileMetaData) -> int:
             is_text = column.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
             needed += column.total_uncompressed_size + column.num_values * (_OF_TEXT if is_text else _OF_NUMBER)
     return int(needed)
+
+
+def _long_texts(file: BinaryIO, held: pq.FileMetaData) -> int:
+    """Return how many bytes the texts of a Parquet file take where a long one may be repeated by many rows."""
+    needed = 0
+    for name in (field.name for field in JOINED if field.type == pa.string() and field.name in held.schema.names):
+        at = held.schema.names.index(name)
+        groups = [held.row_group(number).column(at) for number in range(held.num_row_groups)]
+        if sum(group.num_values * group.total_uncompressed_size for group in groups) <= _MOST:
+            continue
+        opened = pq.ParquetFile(file, read_dictionary=[name])
+        for number in range(held.num_row_groups):
+            for chunk in opened.read_row_group(number, columns=[name])[name].chunks:
+                if not pa.types.is_dictionary(chunk.type):
+                    chunk = chunk.dictionary_encode()
+                lengths = pc.binary_length(chunk.dictionary).take(chunk.indices)
+                needed += pc.sum(lengths).as_py() or 0
+    return needed
 
 
 def first_line(error: Exception) -> str:

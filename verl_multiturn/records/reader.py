@@ -23,13 +23,23 @@ from verl_multiturn.describe import one_line, show
 from verl_multiturn.errors import CertificateError, ConfigError
 from verl_multiturn.paths import read_regular
 from verl_multiturn.records import joins, schema
-from verl_multiturn.records.files import LINES, OPEN, PACKED, STEPS, RecordFile, folder_of, record_files
+from verl_multiturn.records.files import (
+    LINES,
+    OPEN,
+    PACKED,
+    STEPS,
+    RecordFile,
+    beside,
+    folder_of,
+    names_in,
+    record_files,
+)
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.lines import fitted, read_lines, read_object
 from verl_multiturn.records.members import Member, member_at, read_members
 from verl_multiturn.records.repeats import Repeats
 from verl_multiturn.records.rows import checked
-from verl_multiturn.records.schema_1 import lifted
+from verl_multiturn.records.schema_1 import in_form_of_2
 from verl_multiturn.records.summaries import SummaryTable, ends_of, summary_of
 
 _LOG = logging.getLogger(__name__)
@@ -258,7 +268,7 @@ class Records:
             if name in seen:
                 self._fault(path, offset, f"{name[0]} {name[1]} was done again, by start {line['start']}")
             seen.add(name)
-            if (join := line["join"]) is not None and join not in _names_in(path.parent / joins.FOLDER):
+            if (join := line["join"]) is not None and join not in names_in(path.parent / joins.FOLDER):
                 self._fault(path, offset, f"the join of {name[0]} {name[1]}, {show(line['join'])}, is missing")
         return found
 
@@ -320,7 +330,7 @@ class Records:
                 # A glob of a whole name leaves out a link that leads nowhere.
                 found += sorted(folder.glob(pattern)) if "*" in pattern else [folder / pattern]
             else:
-                found += [path for path in _beside(RecordFile(folder)) if path.match(pattern)]
+                found += [path for path in beside(RecordFile(folder)) if path.match(pattern)]
         return found
 
     def _object(self, path: Path, model: type[BaseModel]) -> dict[str, Any] | None:
@@ -435,14 +445,6 @@ class Records:
         return record
 
 
-def _names_in(folder: Path) -> set[str]:
-    """Return the names in a folder; a name that somebody wrote may be a path, and lead elsewhere."""
-    try:
-        return {path.name for path in folder.iterdir()}
-    except OSError:
-        return set()
-
-
 def read_back(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record as `Records` yields it once it is on disk.
 
@@ -453,34 +455,6 @@ def read_back(record: Mapping[str, Any]) -> dict[str, Any]:
         CertificateError: It does not fit the schema.
     """
     return fitted(schema.Record, read_object(line_of(dict(record))))
-
-
-def in_form_of_2(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record of schema 1 in the form of schema 2, as plain JSON.
-
-    Raises:
-        CertificateError: It is none.
-    """
-    try:
-        return read_object(line_of(lifted(value)))
-    except KeyError as error:
-        raise CertificateError(f"no record of a conversation: {error} is missing") from None
-    except (
-        TypeError,
-        ValueError,
-        AttributeError,
-        LookupError,
-        ArithmeticError,
-        StopIteration,
-        RecursionError,
-    ) as error:
-        raise CertificateError(f"no record of a conversation: {error}") from None
-
-
-def _beside(file: RecordFile) -> list[Path]:
-    """Return what belongs to a single file of records: its lines, and the file of its run."""
-    runs = [path for path in file.path.parent.glob("run-*.json") if file.stem.startswith(f"{path.stem[4:]}-")]
-    return [*runs, *([file.lines] if file.lines.exists() else [])]
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:

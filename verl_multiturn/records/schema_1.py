@@ -14,6 +14,9 @@ import numpy as np
 
 from verl_multiturn.certificate.receipts import Place, Receipt, Receipts
 from verl_multiturn.describe import show
+from verl_multiturn.errors import CertificateError
+from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.lines import read_object
 from verl_multiturn.records.rows import row_of, version_runs
 
 _COLUMNS = ("prompt_length", "ids", "mask", "logprobs", "versions", "turn_ids", "sources")
@@ -134,3 +137,25 @@ def _calls(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _session(session: Mapping[str, Any], error: str) -> dict[str, Any]:
     kept = {name: session[name] for name in ("roots", "unenforced", "reward", "by_id") if name in session}
     return {**kept, "end": "stuck" if session.get("stuck") else "", "problem": error}
+
+
+def in_form_of_2(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record of schema 1 in the form of schema 2, as plain JSON.
+
+    Raises:
+        CertificateError: It is none.
+    """
+    try:
+        return read_object(line_of(lifted(value)))
+    except KeyError as error:
+        raise CertificateError(f"no record of a conversation: {error} is missing") from None
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        StopIteration,
+        RecursionError,
+    ) as error:
+        raise CertificateError(f"no record of a conversation: {error}") from None

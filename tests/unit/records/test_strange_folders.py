@@ -285,3 +285,26 @@ def test_what_lies_beside_the_records(kind: str, run: Path, monkeypatch: pytest.
     done = CliRunner().invoke(cli.app, ["show", str(run.parent)])
     assert done.exit_code == 2
     assert "private text" not in done.output
+
+
+def test_a_long_text_that_a_join_repeats(run: Path) -> None:
+    values = pa.DictionaryArray.from_arrays(pa.array([0] * 500, pa.int32()), pa.array(["r" * 8_000_000]))
+    columns = {"request_id": values, "step": pa.array([9] * 500, pa.int32())}
+    path = run / "join" / f"step-000009-{START}.parquet"
+    pq.write_table(pa.table(columns), path, compression="zstd")
+    records = Records(run)
+    assert len(records.joined()) > 0
+    assert any(str(path) in fault and "would unpack to 4" in fault for fault in records.faults)
+
+
+def test_convert_writes_nothing_through_a_link(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    (run.parent / "converted").symlink_to(tmp_path / "private")
+    done = CliRunner().invoke(cli.app, ["convert", str(run.parent), "--otel"])
+    assert (done.exit_code, list((tmp_path / "private").iterdir())) == (2, [])
+    (run.parent / "converted").unlink()
+    (run.parent / "converted").mkdir()
+    os.mkfifo(run.parent / "converted" / "traces.jsonl")
+    done = CliRunner().invoke(cli.app, ["convert", str(run.parent), "--otel"])
+    assert done.exit_code == 2
+    assert "is no plain file and no folder; remove it" in done.stderr

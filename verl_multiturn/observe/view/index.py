@@ -33,9 +33,9 @@ from verl_multiturn.observe.view.index_cache import (
     kept_at,
     make_room,
 )
+from verl_multiturn.observe.view.index_joins import GIVEN, OF_FATES, OF_JOIN, joined, joined_row, undecided
 from verl_multiturn.observe.view.index_rows import (
     COLUMNS,
-    JOIN,
     SCHEMA,
     Row,
     enter,
@@ -47,7 +47,6 @@ from verl_multiturn.observe.view.index_rows import (
     table_of,
 )
 from verl_multiturn.paths import open_regular
-from verl_multiturn.records import schema
 from verl_multiturn.records.fates import fates, start_of
 from verl_multiturn.records.files import LINES as LINES_END
 from verl_multiturn.records.files import STEPS, RecordFile
@@ -63,12 +62,6 @@ _SLICE = 100_000
 """Lines that are read at a time."""
 _BLOCK = 16_000_000
 
-_OF_JOIN = (
-    "request_id", "uid", "number", "row", "validation", "step", "update", "score", "trained", "untrained", "group_mean",
-    "group_std",
-)  # fmt: skip
-_GIVEN = [*(name for name, _ in JOIN), "score", "why"]
-"""Columns that a join decides."""
 _UIDS = 4_000
 """Groups whose fates are looked for at a time."""
 
@@ -163,7 +156,7 @@ class Index:
 
     def _starts_now(self) -> frozenset[str]:
         """Return the starts that the folder knows; its files are read where they have changed."""
-        key = [_as_list(identity(path)) for path in [self._place / STEPS, *sorted(self._place.glob("run-*.json"))]]
+        key = [identity(path) for path in [self._place / STEPS, *sorted(self._place.glob("run-*.json"))]]
         if key != self._starts[0]:
             self._starts = key, self._records.starts(self.folder)
         return self._starts[1]
@@ -172,7 +165,7 @@ class Index:
         """Return what other conversations' fates hang on: the run's steps, joins and starts."""
         runs = sorted(path.stem.removeprefix("run-") for path in self.folder.glob("run-*.json"))
         return [
-            _as_list(identity(self._place / STEPS)),
+            identity(self._place / STEPS),
             len(self._joins),
             sorted({start_of(stem, runs) for stem in self._files}),
             runs,
@@ -216,7 +209,7 @@ class Index:
                 if not all(self._is_as_read(name, read, state["identities"]) for name, read in state["read"].items()):
                     return
                 others = state["identities"].keys() - state["read"].keys()
-                if any(_as_list(identity(self._place / name)) != state["identities"][name] for name in others):
+                if any(identity(self._place / name) != state["identities"][name] for name in others):
                     return
                 parts = [file.read_row_group(number).cast(SCHEMA) for number in range(file.num_row_groups)]
             kept.touch()
@@ -234,7 +227,7 @@ class Index:
     def _is_as_read(self, name: str, kept: Sequence[Any], identities: dict[str, Any]) -> bool:
         """Tell whether a file of lines still begins with what was read of it."""
         with open_regular(self._place / name, within=self._place) as file:
-            found = _as_list(identity_of(os.fstat(file.fileno())))
+            found = identity_of(os.fstat(file.fileno()))
             if found != identities[name]:
                 read, digest = kept
                 made = digest_of_begin(file, read)
@@ -249,8 +242,8 @@ class Index:
         found, before = identity(self._place / name), self._identities[name]
         if found is None:
             return True
-        is_grown = found[:2] == tuple(before[:2]) and found[2] > before[2] and name in self._read
-        return not is_grown and _as_list(found) != before
+        is_grown = found[:2] == before[:2] and found[2] > before[2] and name in self._read
+        return not is_grown and found != before
 
     def _fault(self, what: str) -> None:
         self._faults[one_line(what)] = None
@@ -264,7 +257,7 @@ class Index:
             found = os.fstat(file.fileno())
             if found.st_size <= start:
                 return
-            self._identities[name] = _as_list(identity_of(found))
+            self._identities[name] = identity_of(found)
             if name not in self._digests:
                 self._digests[name] = digest_of_begin(file, start)
             self._enter_lines(path, file, start)
@@ -306,7 +299,7 @@ class Index:
         A process that was killed may have written a member, and not its lines. So a file with lines is looked at once.
         """
         for file in self._records.files:
-            own, has_lines = _as_list(identity(file.path)), file.has_lines
+            own, has_lines = identity(file.path), file.has_lines
             if self._looked.get(file.path.name) == own or (has_lines and file.stem in self._seen):
                 continue
             self._looked[file.path.name] = own
@@ -338,7 +331,7 @@ class Index:
             everywhere: Whether what decides other groups' fates has changed.
         """
         touched = pa.array(self._touched, pa.string())
-        open_ones = [part.filter(_undecided(part, everywhere, touched))["uid"] for part in self._parts]
+        open_ones = [part.filter(undecided(part, everywhere, touched))["uid"] for part in self._parts]
         uids = pc.unique(pa.concat_arrays([pa.array([], pa.string()), *(each.combine_chunks() for each in open_ones)]))
         if not len(uids):
             return
@@ -350,9 +343,9 @@ class Index:
             rows = [
                 row
                 for part in self._parts
-                for row in part.filter(pc.is_in(part["uid"], some)).select(_TOLD).to_pylist()
+                for row in part.filter(pc.is_in(part["uid"], some)).select(OF_FATES).to_pylist()
             ]
-            joined = [_joined_row(row, of_joins[row["join"]]) for row in rows if row["join"] is not None]
+            joined = [joined_row(row, of_joins[row["join"]]) for row in rows if row["join"] is not None]
             lines = (line for row in rows for line in self._lines_again(row))
             before = {row["request_id"]: row for row in rows if row["join"] is None}
             changed = {}
@@ -417,11 +410,11 @@ class Index:
                 continue
             seen.add(name)
             self._joins.append(path.name)
-            self._identities[f"{FOLDER}/{path.name}"] = _as_list(identity(path))
+            self._identities[f"{FOLDER}/{path.name}"] = identity(path)
             try:
                 with open_join(path, name) as file:
-                    table = pq.read_table(file, columns=list(_OF_JOIN), partitioning=None)
-                found.append(_joined(table.filter(pc.is_valid(table["request_id"])), len(self._joins) - 1))
+                    table = pq.read_table(file, columns=list(OF_JOIN), partitioning=None)
+                found.append(joined(table.filter(pc.is_valid(table["request_id"])), len(self._joins) - 1))
             except (OSError, ValueError, KeyError, pa.ArrowException) as error:
                 self._fault(f"{path}: the join is left out, it cannot be read ({first_line(error)})")
             if sum(len(each) for each in found) >= _PART:
@@ -441,7 +434,7 @@ class Index:
             if not pc.any(known).as_py():
                 continue
             left = pc.and_(left, pc.invert(pc.is_in(joined["request_id"], part["request_id"])))
-            for name in _GIVEN:
+            for name in GIVEN:
                 values = pc.if_else(known, joined[name].take(at), part[name]).combine_chunks()
                 part = part.set_column(part.schema.get_field_index(name), SCHEMA.field(name), values)
             self._parts[place] = part
@@ -449,46 +442,6 @@ class Index:
         if len(rest):
             columns = [rest[name] if name in rest.column_names else pa.nulls(len(rest), kind) for name, kind in COLUMNS]
             self._append(pa.table(columns, SCHEMA))
-
-
-def _joined(rows: pa.Table, number: int) -> pa.Table:
-    """Return what a join has of its conversations, a row for each: the columns `_GIVEN` and its names."""
-    names = [name for name in _OF_JOIN if name not in ("request_id", "trained")]
-    first = rows.sort_by([("row", "ascending")]).group_by("request_id", use_threads=False)
-    found = first.aggregate([*((name, "first") for name in names), ("trained", "sum")])
-    made = {name: found[f"{name}_first"] for name in names} | {"request_id": found["request_id"]}
-    made |= {"trained_step": made.pop("step"), "trained_tokens": found["trained_sum"]}
-    made |= {"join": pa.array([number] * len(found)), "why": pa.array([""] * len(found))}
-    made["untrained"] = pc.fill_null(made["untrained"], "")
-    trained = pc.if_else(pc.greater(pc.fill_null(made["trained_tokens"], 0), 0), "trained", "untrained")
-    spared = pc.is_in(made["untrained"], pa.array(schema.SPARED))
-    trained = pc.if_else(pc.and_(pc.equal(trained, "untrained"), spared), "spared", trained)
-    made["fate"] = pc.if_else(pc.fill_null(made["validation"], False), "validated", trained)
-    kept = [field for field in SCHEMA if field.name in made]
-    return pa.table([made[field.name].cast(field.type) for field in kept], pa.schema(kept))
-
-
-_TOLD = ["request_id", "uid", "number", "validation", "step", "began", "ended", "event", "said", "file", "join", "fate"]
-_TOLD += ["trained_step", "trained_tokens", "untrained", "why"]
-
-
-def _undecided(part: pa.Table, everywhere: bool, touched: pa.Array) -> pa.ChunkedArray:
-    """Return which rows have a fate that their group's new lines, or another group, a step or the run's end decide."""
-    found = pc.is_in(part["uid"], touched)
-    if everywhere:
-        decided = pc.is_in(part["fate"], pa.array(["raised", "cut", "evicted", "filtered", "discarded", "failed"]))
-        found = pc.or_(found, pc.invert(decided))
-    return pc.and_(pc.is_null(part["join"]), found)
-
-
-def _joined_row(row: dict[str, Any], start: str) -> dict[str, Any]:
-    made = {name: row[name] for name in ("request_id", "uid", "number", "validation", "untrained")}
-    return made | {"start": start, "step": row["trained_step"], "trained": row["trained_tokens"], "row": 0}
-
-
-def _as_list(found: Sequence[int] | None) -> list[int] | None:
-    """Return an identity as JSON has it."""
-    return None if found is None else list(found)
 
 
 def _blocks(file: BinaryIO, start: int) -> Iterator[tuple[int, bytes | None]]:

@@ -17,7 +17,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-Identity = tuple[int, int, int, int]
+Identity = list[int]
 """Device, inode, size and time of the last change of a file; the last cannot be set as `touch` sets a file's age."""
 _MOST_FILES, _MOST_BYTES = 64, 4_000_000_000
 """Indices and bytes that are kept; those that were used last stay."""
@@ -80,7 +80,7 @@ def identity(path: Path) -> Identity | None:
 
 def identity_of(found: os.stat_result) -> Identity:
     """Return which file was looked at, and how it is."""
-    return found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns
+    return [found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns]
 
 
 def digest_of_begin(file: BinaryIO, size: int) -> hashlib.blake2b:
