@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution
-from verl_multiturn.tools.gsm8k import parse_answer
+from verl_multiturn.tools.gsm8k import first_number, parse_answer
 
 # A number may have a sign, a dollar sign, separators, a percent sign and a full stop around its digits.
 _NUMBER = re.compile("[-$\N{MINUS SIGN}]*[0-9.,]+%?[.]?")
@@ -20,7 +20,7 @@ class Gsm8kOptions(RewardOptions):
 
     method: Literal["strict", "flexible"] = "strict"
     """Number that counts. strict: the number right after the last `####`. flexible: the last number of the answer, or
-    of the text after the last `####` if there is one."""
+    of the text after the last `####` if there is one; there the first number must be the same."""
 
 
 async def reward(solution: Solution, ground_truth: Any, options: Gsm8kOptions) -> Score:
@@ -44,5 +44,10 @@ async def reward(solution: Solution, ground_truth: Any, options: Gsm8kOptions) -
     stated = bool(marked and words and _NUMBER.fullmatch(words[0]))
     text = solution.answer if options.method == "flexible" else words[0] if stated else ""
     answer = parse_answer(text)
-    is_one = options.method == "flexible" or _ONE_NUMBER.fullmatch(text) is not None
-    return Score(format=float(stated)) if answer is None else Score.of(is_one and answer == gold, stated)
+    if options.method == "flexible":
+        is_one = not marked or first_number(after) == answer  # `#### 6 5` are two answers
+    else:
+        is_one = _ONE_NUMBER.fullmatch(text) is not None
+    if first_number(text) is None:
+        return Score(format=float(stated))
+    return Score.of(is_one and answer == gold, stated)

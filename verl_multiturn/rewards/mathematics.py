@@ -19,6 +19,10 @@ _MOST_CHARACTERS = 1_000
 
 _NO_VALUE = re.compile(r"\s|\\[ ,;!]|\\?\$|\\?%|°|\^\{?\s*(?:\\circ|\\degree)\s*\}?|\\degree(?![a-zA-Z])")
 
+_ENVIRONMENT = re.compile(r"\\begin\{(\w+\*?)\}.*?\\end\{\1\}", re.DOTALL)
+# A line break outside of a matrix puts two answers below each other, and "not equal" is the opposite of an answer.
+_OTHER = re.compile(r"\\\\(?![a-zA-Z])|\\newline\b|\\neq?(?![a-zA-Z])|\\not(?![a-zA-Z])|≠")
+
 
 class MathOptions(VerifierOptions):
     """Options of the reward `math`."""
@@ -56,8 +60,18 @@ async def reward(solution: Solution, ground_truth: Any, options: MathOptions) ->
         return Score.of(False)
     if options.ignore_signs and bare(answer) == bare(gold):
         return Score.of(True)
+    if is_other(answer) and not is_other(gold):
+        return Score.of(False)
     value = await verify("math_verify", {"gold": gold, "answer": answer}, {"gold": gold, "answer": gold}, options)
     return Score.of(value == 1.0)
+
+
+def is_other(text: str) -> bool:
+    r"""Tell whether a text says several things, or that something is not so: `6 \\ 5`, `\ne 5`.
+
+    Math-Verify reads the last number of such a text. A line break within a matrix or cases is none.
+    """
+    return _OTHER.search(_ENVIRONMENT.sub("", text)) is not None
 
 
 def bare(text: str) -> str:

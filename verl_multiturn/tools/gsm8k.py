@@ -26,7 +26,12 @@ STEP_PENALTY = -0.05
 """Step reward of a call whose answer is no better than the best answer before it."""
 
 # A minus directly after a letter or a digit is a dash, as in "10-5".
-_NUMBER = re.compile(r"(?:(?<!\w)-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+# What makes a number behind it the end of an expression, a range or another number: "10-5", "4 - 5", "10/5", "1e5".
+_BEGUN = re.compile(r"(?:[\d)][ \t]*(?:[-+/^×÷·±]|(?<!\*)\*|\.\.+)|[√≠<≤≥]|!=|\\sqrt\{?|\d[a-zA-Z])[ \t]*\Z|\d\.?\Z")
+_POWERS = tuple("⁰¹²³⁴⁵⁶⁷⁸⁹")
+_LOOK = 20
+"""Characters before a number that are looked at."""
 
 
 class Gsm8kSettings(BaseModel):
@@ -46,11 +51,29 @@ def parse_answer(text: str) -> Decimal | None:
     """Return the number that an answer states; None where it states none.
 
     It is the last number in the text, or after the last `####` where there is one. Thousands separators, currency and
-    percent signs and a final full stop do not matter: `It costs #### $1,200.` states 1200.
+    percent signs and a final full stop do not matter: `It costs #### $1,200.` states 1200. A number that ends an
+    expression or a range is none: `10-5` and `4 to 5²` do not state 5.
     """
-    said = text.rpartition("####")[2].replace("\N{MINUS SIGN}", "-")
-    numbers = _NUMBER.findall(said)
-    return Decimal(numbers[-1].replace(",", "").replace("$", "")) if numbers else None
+    said = _plain(text.rpartition("####")[2])
+    *_, last = [None, *_NUMBER.finditer(said)]
+    if last is None or said.startswith(_POWERS, last.end()):
+        return None
+    is_end = _BEGUN.search(said[max(0, last.start() - _LOOK) : last.start()]) is not None
+    return None if is_end else _value(last)
+
+
+def first_number(text: str) -> Decimal | None:
+    """Return the first number in a text; None without one."""
+    found = _NUMBER.search(_plain(text))
+    return None if found is None else _value(found)
+
+
+def _plain(text: str) -> str:
+    return text.replace("\N{MINUS SIGN}", "-").replace("\N{EN DASH}", "-")
+
+
+def _value(found: re.Match[str]) -> Decimal:
+    return Decimal(found[0].replace(",", "").replace("$", ""))
 
 
 class Gsm8kTool(BaseTool):

@@ -16,6 +16,7 @@ from benchmarks.parity.judged import judging
 _GYM = (
     *("chain_sum", "basic_arithmetic", "countdown", "mini_sudoku", "word_ladder"),
     *("polynomial_multiplication", "knights_knaves", "quantum_lock", "tower_of_hanoi"),
+    *("game_of_life_halting", "gsm_symbolic", "kakurasu", "survo", "sokoban", "simple_integration"),
 )
 
 
@@ -53,6 +54,5 @@ def _entries() -> dict[str, str]:
         "$countdown.target": str(metadata["countdown"]["target"]),
         "$word_ladder.start": metadata["word_ladder"]["start_word"],
         "$word_ladder.end": metadata["word_ladder"]["end_word"],
-        "$not_knights": f"not {entries['knights_knaves']['answer']}",
-        "$lock_and_more": f"{entries['quantum_lock']['answer']}\nno: wrong",
+        "$lock_and_more": f"{entries['quantum_lock']['answer']}\nI guess",
     }

@@ -49,6 +49,19 @@ FLEXIBLE: dict[str, Numbers] = {
     "17 of 59, so 42.": RIGHT_UNFORMATTED,
     "it costs $42, not less": RIGHT_UNFORMATTED,
     "42 or 43": WRONG_UNFORMATTED,
+    "#### 42 dollars": RIGHT,
+    "#### 42 dollars, that is $42.00": RIGHT,
+    "#### **42**": RIGHT_UNFORMATTED,
+    r"#### \boxed{42}": RIGHT_UNFORMATTED,
+    "#### 41 42": WRONG,
+    "#### 41 to 42": WRONG,
+    "#### 41\n42": WRONG,
+    "#### (42) not 41 but 42": RIGHT_UNFORMATTED,
+    "84 =\n42": RIGHT_UNFORMATTED,
+    "#### 42-42": WRONG_UNFORMATTED,
+    "84-42": WRONG_UNFORMATTED,
+    "84/42": WRONG_UNFORMATTED,
+    "41 - 42": WRONG_UNFORMATTED,
     "nothing": NO_ANSWER,
 }
 
@@ -283,6 +296,19 @@ def test_where_answers_stand() -> None:
     assert [has_one(text, "a") for text in ("<a></a>", "</a><a>", "<a></a><a>", "<a>", "")] == [True] + [False] * 4
     thoughts = ["<think>x</think>y", "x</think>y", "y<think>x</think>", "<think>x", "<think></think></think>", "y"]
     assert [thinks_first(text) for text in thoughts] == [True, True, False, False, False, False]
+    assert last_boxed(r"\boxed{\boxed{5}}") == "5"
+    assert last_boxed(r"\boxed{ \boxed{\boxed{5} } }") == "5"
+    assert last_boxed(r"\boxed{x=\boxed{5}}") == "x={5}"
+    assert last_boxed(r"\boxed{\text{not }\boxed{5}}") == r"\text{not }{5}"
+    assert last_boxed(r"\boxed{6}, so \boxed{\boxed{5} or \boxed{7}}") == "{5} or {7}"
+    # A box that is not closed takes in the rest of its line, and no more.
+    assert last_boxed(r"\boxed{\boxed{5}") is None
+    assert last_boxed(r"\boxed{6 \boxed{5}") is None
+    assert last_boxed(r"\boxed{6 {\boxed{5}") is None
+    assert last_boxed("It goes into \\boxed{.\nSo: \\boxed{5}") == "5"
+    assert last_boxed(r"\boxed{" * 100_000) is None
+    assert last_boxed(r"\boxed{" * 100_000 + "}" * 100_000) == ""
+    assert last_boxed("\\boxed{1} \n" * 30_000) == "1"
     assert last_boxed(r"\boxed{1} \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
     assert last_boxed(r"\boxed{\{1, 2\}}") == r"\{1, 2\}"
     assert last_boxed(r"\boxed{1} \boxed{2") is None

@@ -67,6 +67,15 @@ MATH: list[tuple[str, str, Numbers]] = [
     (r"\boxed{\text{no idea}}", "1/2", WRONG),
     (r"\boxed{}}}", "5", NO_ANSWER),
     (r"\boxed{5", "5", NO_ANSWER),
+    (r"\boxed{\boxed{5}", "5", NO_ANSWER),
+    (r"\boxed{6 \boxed{5}", "5", NO_ANSWER),
+    (r"\boxed{\boxed{5}}", "5", RIGHT),
+    (r"\boxed{x=\boxed{5}}", "5", RIGHT),
+    (r"\boxed{\text{not }\boxed{5}}", "5", WRONG),
+    (r"\boxed{6 \\ 5}", "5", WRONG),
+    (r"\boxed{6 \\ 5}", r"6 \\ 5", RIGHT),
+    (r"\boxed{\neq 5}", "5", WRONG),
+    (r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}", RIGHT),
     (r"\boxed{" + "{" * 500, "5", NO_ANSWER),
     ("5", "5", NO_ANSWER),
     (r"<think>\boxed{5}", "5", NO_ANSWER),
@@ -329,6 +338,27 @@ async def test_the_wrapper_says_what_reasoning_gym_says() -> None:
         for answer in (str(entry["answer"]), str(dataset[1]["answer"]), "42", "x y"):
             found = await score(f"reasoning_gym/{name}", f"<answer>{answer}</answer>", json.dumps(entry), **options)
             assert found[0] == pytest.approx(dataset.score_answer(answer.strip(), entry)), (name, answer)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "gold", "right", "wrong"),
+    [
+        ("game_of_life_halting", "False", ["False", "false."], ["True", "x", "not False"]),
+        ("game_of_life_halting", "True", ["True", "`true`"], ["False", "maybe", "True or False"]),
+        ("gsm_symbolic", "5", ["5", "$5", "It is 5."], ["-5", "not 5", "6 or 5", "5 or 6", "minus 5", "It is -5"]),
+        ("gsm_symbolic", "-5", [], ["5", "not -5"]),
+        ("knights_knaves", "Zoey is a knave, and Riley is a knight.",
+         ["Riley is a knight, and Zoey is a knave"], ["not Zoey is a knave, and Riley is a knight."]),
+    ],
+)  # fmt: skip
+async def test_an_answer_that_is_taken_back_is_none(
+    dataset: str, gold: str, right: list[str], wrong: list[str]
+) -> None:
+    for options in ({}, {"reasoning_gym": {"partial_credit": True}}):
+        for answer, expected in [*((each, RIGHT) for each in right), *((each, WRONG) for each in wrong)]:
+            found = await score(f"reasoning_gym/{dataset}", f"<answer>{answer}</answer>", {"answer": gold}, **options)
+            assert found[1] == expected[1], answer
+            assert (found[0] == 1.0) == (expected == RIGHT), answer
 
 
 async def test_partial_credit_is_an_option() -> None:

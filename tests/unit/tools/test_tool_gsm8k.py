@@ -24,7 +24,13 @@ from verl_multiturn.tools.loading.kwargs import bind_kwargs
         ("25%", "25"),
         ("-$5", "-5"),
         ("\N{MINUS SIGN}5", "-5"),
-        ("10-5", "5"),
+        ("\N{EN DASH}5", "-5"),
+        ("2 apples and 3 pears, so 2 + 3 = 5", "5"),
+        ("- 5", "5"),  # an entry of a list
+        ("2 or **5**", "5"),
+        ("it was 10 before; 5", "5"),
+        ("<b>5</b>", "5"),
+        ("5 cm\u00b2", "5"),
         ("x = .5", "0.5"),
         ("The answer is 18 dollars.", "18"),
         ("12, 13", "13"),
@@ -35,7 +41,36 @@ def test_the_number_that_an_answer_states(text: str, number: str) -> None:
     assert parse_answer(text) == Decimal(number)
 
 
-@pytest.mark.parametrize("text", ["", "####", "none", "-", "$", "1 #### unknown"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "####",
+        "none",
+        "-",
+        "$",
+        "1 #### unknown",
+        "10-5",
+        "4 - 5",
+        "4\N{EN DASH}5",
+        "10/5",
+        "10 / 5",
+        "2+5",
+        "2*5",
+        "2^5",
+        "4..5",
+        "5\N{SUPERSCRIPT TWO}",
+        "\N{SQUARE ROOT}5",
+        r"\sqrt{5}",
+        "\N{NOT EQUAL TO}5",
+        "!= 5",
+        "< 5",
+        "1e5",
+        "0x5",
+        "(2+3)-5",
+        "6\N{PLUS-MINUS SIGN}5",
+    ],
+)
 def test_no_number(text: str) -> None:
     assert parse_answer(text) is None
 

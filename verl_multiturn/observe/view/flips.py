@@ -52,7 +52,7 @@ def _sentence(found: Comparison) -> str:
     difference = found.difference
     models = [each.evaluation.model.hash for each in (found.first, found.second)]
     return (
-        f"{models[1]} less {models[0]}: {difference.mean:+.3f} over {difference.rows} rows, of which {difference.differ} "
-        f"differ, p {difference.p:.2g}; "
+        f"{models[1]} less {models[0]}: {difference.mean:+.3f} over {difference.rows} rows, of which "
+        f"{difference.differ} differ, p {difference.p:.2g}; "
         f"{len(found.flipped)} rows flipped"
     )
