@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.script_attacks import ROWS, left_by
+from tests.support.value_attacks import VALUE_ATTACKS
 from tests.support.workspace_attacks import ATTACKS, FILES, FIXED, HONEST, SETTINGS, SLOW, VERDICTS, Work, task
 from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.sandbox.launch import SandboxError
@@ -83,6 +84,23 @@ async def test_what_is_left_in_a_workspace_is_judged_by_values(judge: Judge) -> 
 )
 async def test_pytest_pays_no_code_that_lies(attack: str, judge: Judge) -> None:
     assert (await judge.judge_left(with_twins(), left(ATTACKS[attack]))).reward == 0
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "float_as_the_pair_says",
+        "approx_as_the_pair_says",
+        "text_as_the_pair_says",
+        "parametrized_equals_everything",
+        "parametrized_by_its_id",
+    ],
+)
+async def test_no_expected_value_says_that_it_is_true(attack: str, judge: Judge) -> None:
+    name, work = VALUE_ATTACKS.attacks[attack]
+    checked = await check_task(read_task(VALUE_ATTACKS.tasks[name], name), judge)
+    assert (await judge.judge_left(checked, gold_left(checked))).reward == 1
+    assert (await judge.judge_left(checked, left(work))).reward == 0
 
 
 async def test_pytest_pays_the_repair(judge: Judge) -> None:
