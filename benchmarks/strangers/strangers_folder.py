@@ -35,7 +35,7 @@ from benchmarks.strangers_material import MARK, World, everything, make_world
 from benchmarks.strangers_models import model_cases, other_cases
 from benchmarks.strangers_records import record_cases
 from benchmarks.strangers_settings import setting_cases
-from benchmarks.strangers_watch import WENT_ON
+from benchmarks.strangers_watch import ACCESS, CHANGE, OPEN, WENT_ON
 
 KEYS = ("started", "imported", "fetched", "read_outside", "written_outside", "hung", "wrong_figures", "tracebacks",
         "unrefused")  # fmt: skip
@@ -55,6 +55,8 @@ _MODULES = {
     ),
 }
 """Lanes, and what a process of each has imported."""
+_MAPPED = (".safetensors", ".pt")
+"""Files that are mapped into memory, of which nobody sees whether they are read."""
 _TITLE = (__doc__ or "").split("\n")[0]
 
 
@@ -84,7 +86,8 @@ class Lane:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         assert self._process.stdout is not None
-        self._process.stdout.readline()
+        if not self._process.stdout.readline():
+            raise RuntimeError(f"a process with {', '.join(modules)} cannot begin; import these to see why")
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
         """Run a job, and return what was seen."""
@@ -139,10 +142,10 @@ class Trial:
                 case.change(folder, self._world)
                 before = _snapshot(folder)
             seen = self._run(command, folder, place, case)
-            changed = _differences(before, _snapshot(folder), command.writes)
+            changed = _differences(before, _snapshot(folder), command.writes, case.planted)
             yield self._judged(case, command, seen, honest, place, changed)
             _empty(self._world.canary, self._world.root / "tmp", place / "out")
-            if changed:
+            if changed or case.planted:
                 _empty(folder)
                 folder.rmdir()
                 before = {}
@@ -198,14 +201,16 @@ class Trial:
             found.counted["imported"] = ", ".join(named)
         if canaries := sorted(path.name for path in self._world.canary.iterdir()):
             found.counted["started" if "code" not in canaries[0] else "imported"] = f"canary: {', '.join(canaries)}"
-        if opened := [f"{name} opened" for name, mask in seen["secrets"] if mask & 0x20]:
-            found.counted["read_outside"] = ", ".join(opened[:3])
+        if read := [
+            name for name, mask in seen["secrets"] if mask & ACCESS or (mask & OPEN and name.endswith(_MAPPED))
+        ]:
+            found.counted["read_outside"] = f"read: {', '.join(read[:3])}"
         if leaked := [path.name for path in everything(out) if _holds(path, MARK) and path.name != "events"]:
             found.counted["read_outside"] = f"the secret stands in {', '.join(leaked[:3])}"
         writable = [str(self._world.root / name) for name in ("home", "tmp")] + [str(out)]
         written = [what for kind, what in fresh if kind == "write" and not what.startswith(tuple(writable))]
         written = [what for what in written if not what.startswith(str(place))] + changed
-        written += [name for name, mask in seen["secrets"] if mask & ~0x20]
+        written += [name for name, mask in seen["secrets"] if mask & CHANGE]
         if written:
             found.counted["written_outside"] = ", ".join(written[:3])
         if seen["why"] and seen["why"] != "memory":
@@ -272,8 +277,10 @@ def _snapshot(folder: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _differences(before: dict[str, Any], after: dict[str, Any], allowed: Sequence[str]) -> list[str]:
+def _differences(before: dict[str, Any], after: dict[str, Any], allowed: Sequence[str], is_planted: bool) -> list[str]:
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    if is_planted:  # the links are the case's own
+        changed = {name for name in changed if "/.view-index.parquet." not in name}
     return sorted(f"in the folder: {name}" for name in changed if Path(name).name not in allowed)
 
 

@@ -38,6 +38,8 @@ CHANGES = {
 }  # fmt: skip
 """Events of changes to files, and which of their arguments is changed."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+ACCESS, OPEN, CHANGE = 0x1, 0x20, 0x2 | 0x40 | 0x80 | 0x100 | 0x200
+"""Bits of Linux' inotify: read, opened, and written, moved, made or removed."""
 IDLE_S = 4.0
 """Seconds of sleep without any use of the processor, after which nothing will come."""
 TOO_MUCH = 3 << 30
@@ -99,8 +101,7 @@ class Opened:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._descriptor = self._libc.inotify_init1(os.O_NONBLOCK)
         for each in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-            # Opened, changed, or written: IN_OPEN, IN_MODIFY, IN_CREATE, IN_DELETE, IN_MOVED_FROM, IN_MOVED_TO.
-            self._libc.inotify_add_watch(self._descriptor, os.fsencode(each), 0x20 | 0x2 | 0x100 | 0x200 | 0x40 | 0x80)
+            self._libc.inotify_add_watch(self._descriptor, os.fsencode(each), ACCESS | OPEN | CHANGE)
 
     def close(self) -> list[tuple[str, int]]:
         """Return name and kind of what was done to the files in the folder."""
