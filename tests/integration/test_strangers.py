@@ -1,0 +1,22 @@
+"""A stranger's folder is data, and nothing but data: the short form of `benchmarks.strangers_folder`."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+@pytest.mark.stack
+@pytest.mark.slow
+def test_no_command_does_more_than_read_a_strangers_folder() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-m", "benchmarks.strangers_folder", "--short"]
+    ran = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    summary = json.loads(ran.stdout.splitlines()[-1])
+    assert summary["holds"]
+    assert summary["runs"] >= 100
