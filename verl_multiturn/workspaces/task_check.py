@@ -153,7 +153,7 @@ async def _why_started(task: Task, verdict: ScriptVerdict, judge: Judge, after: 
         return f"its script has no twins, and starts {program!r}, in whose programs no canary has a place; {instead}"
     canary, names = Canary(), Names.of(task, task.tree()[0], judge.packages)
     for each in canary_runs(task, verdict, after.files, names, canary):
-        tree = Tree({**after.files, **each.changed}, after.executable | each.changed.keys())
+        tree = Tree({**after.files, **each.changed}, after.executable | each.changed.keys(), after.own)
         reward, started = await _said(task, "the repair with canaries", judge.canary_run(task, verdict, tree, canary))
         if started:
             number = int(started[0]) if started[0].isdigit() else -1
