@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-import yaml
 from transformers import AutoTokenizer
 
 from recipes.proxy_quickstart import credit_check, same_prompts
@@ -21,6 +20,7 @@ from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 from verl_multiturn.records.reader import read_records
 from verl_multiturn.records.summaries import summary_of
+from verl_multiturn.trust.settings import read_settings
 
 _ACCURACY = re.compile(r"val-core/.*/acc/mean@1")
 _PROXY = "rollout/proxy/"
@@ -59,7 +59,7 @@ def report(out: Path) -> dict[str, Any]:
         "agent_errors": int(sum(over_steps(f"{_PROXY}agent_errors"))),
         "untrained": {cause: int(sum(over_steps(f"{_PROXY}untrained/{cause}"))) for cause in CAUSES},
     }
-    settings = yaml.safe_load((out / "hydra" / ".hydra" / "config.yaml").read_text(encoding="utf-8"))
+    settings = read_settings(out)
     proxy_settings = settings["actor_rollout_ref"]["rollout"]["custom"]["multiturn"]["proxy"]
     agent = proxy_settings.get("agent") or ""  # none where a command is the agent
     if agent.partition(":")[0].endswith(".branches"):

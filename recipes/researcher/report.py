@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from recipes.common.report import report as common_report
 from recipes.researcher.reward import PENALTY
 from verl_multiturn.launch.last_table import figure_text, print_last
 from verl_multiturn.records import joins
 from verl_multiturn.records.reader import read_records
 from verl_multiturn.records.rows import columns
+from verl_multiturn.trust.settings import read_settings
 
 TOLERANCE = 1e-6
 
@@ -48,7 +47,7 @@ def report(out: Path) -> dict[str, Any]:
     Args:
         out: Folder of the run.
     """
-    settings = yaml.safe_load((out / "hydra" / ".hydra" / "config.yaml").read_text(encoding="utf-8"))
+    settings = read_settings(out)
     gamma = settings["actor_rollout_ref"]["rollout"]["custom"]["multiturn"]["advantage"]["gamma"]
     is_decayed = settings["algorithm"]["adv_estimator"] == "mt_turns"
     groups = trained(out / "records")

@@ -18,7 +18,6 @@ from typing import Any
 
 import matplotlib
 from arithmetic import extract_answer, score_answer
-from omegaconf import OmegaConf
 from pyarrow.parquet import read_table
 from rich.console import Console
 from rich.table import Table
@@ -27,6 +26,7 @@ from verl_multiturn.launch.last_table import print_last
 from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 from verl_multiturn.records.reader import read_records
+from verl_multiturn.trust.settings import read_settings
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend is chosen before pyplot is imported
@@ -47,16 +47,16 @@ class Run:
     def read(out: Path) -> Run:
         """Read the metrics, records and rows in the folder of a run."""
         records = list(read_records(out / "records"))
-        config = OmegaConf.load(out / "hydra" / ".hydra" / "config.yaml")
+        settings = read_settings(out)
         # Our start-up check moves the run's tools to this setting.
-        tools = OmegaConf.select(config, "actor_rollout_ref.rollout.custom.multiturn.tool_config_path")
+        tools = settings["actor_rollout_ref"]["rollout"]["custom"]["multiturn"].get("tool_config_path")
         rows = [row for split in ("train", "test") for row in read_table(out / "data" / f"{split}.parquet").to_pylist()]
         truths = {
             row["prompt"][-1]["content"]: (row["data_source"].split("/")[1], row["reward_model"]["ground_truth"])
             for row in rows
         }
         name = "calculator" if tools else "no tool"
-        return Run(name, int(config.data.seed), read_metrics(out), records, truths)
+        return Run(name, int(settings["data"]["seed"]), read_metrics(out), records, truths)
 
     @property
     def steps(self) -> list[dict[str, Any]]:

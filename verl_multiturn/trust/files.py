@@ -120,8 +120,10 @@ def _below(folder: Path) -> Iterator[Path]:
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None  # transformers says it
+    except OSError:
+        return None  # whoever loads it says it
+    except (ValueError, RecursionError) as error:  # of great depth, or of a number with 100,000 digits
+        raise ConfigError(f"{str(path)!r} cannot be read as JSON ({error}); name another folder") from None
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:

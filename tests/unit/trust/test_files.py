@@ -95,6 +95,13 @@ def test_a_configuration_that_fetches_is_refused(model: Path, config: dict[str, 
         find_model(model)
 
 
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"vocab_size": ' + "9" * 100_000 + "}", "{", "\ufeff{}"])
+def test_a_configuration_that_is_no_json_is_refused(model: Path, text: str) -> None:
+    (model / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json' cannot be read as JSON .*; name another folder"):
+        find_model(model)
+
+
 def test_files_of_its_own_are_another_question(model: Path) -> None:
     (model / "config.json").write_text(json.dumps({"auto_map": {"AutoConfig": "a.B"}, "attn_implementation": "sdpa"}))
     assert find_model(model).folder == model
