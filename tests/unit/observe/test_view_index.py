@@ -325,6 +325,15 @@ def test_a_file_that_is_replaced_while_it_is_followed(run: Path) -> None:
     path.write_bytes(text)
     assert index.refresh()
     assert {row["turns"] for row in rows(index).values()} == {9, None}
+    line = {"event": "begin", "request_id": "new", "uid": "new", "number": 3, "step": 2, "at": BEGAN + 50}
+    other = run / "other.lines.jsonl"
+    other.write_bytes(line_of(line))
+    assert index.refresh()
+    with other.open("r+b") as file:  # the same file, with more in it
+        file.write(line_of({**line, "request_id": "newer"}))
+    assert index.refresh()
+    assert "newer" in rows(index)
+    assert "new" not in rows(index)
 
 
 @pytest.mark.parametrize("what", ["open", "link", "file", "nowhere"])

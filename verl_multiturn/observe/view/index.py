@@ -28,6 +28,7 @@ from verl_multiturn.errors import CertificateError, ConfigError
 from verl_multiturn.observe.view.index_cache import (
     CacheFolderError,
     digest_of_begin,
+    digest_of_end,
     identity,
     identity_of,
     kept_at,
@@ -55,7 +56,7 @@ from verl_multiturn.records.lines import LONGEST_LINE, read_object
 from verl_multiturn.records.reader import Placed, Records
 from verl_multiturn.records.repeats import repeat_fault
 
-_VERSION = "3"
+_VERSION = "4"
 _PART = 100_000
 """Rows of one part. Only parts that change are copied."""
 _SLICE = 100_000
@@ -97,6 +98,8 @@ class Index:
         """Where the next line of a file begins, by the file's name; so with the next two."""
         self._digests: dict[str, hashlib.blake2b] = {}
         """Digest of what is before it."""
+        self._ends: dict[str, str] = {}
+        """Digest of the end of that, which is looked at before more is read."""
         self._identities: dict[str, Any] = {}
         """Which file it was when it was read."""
         self._endless: set[str] = set()
@@ -179,7 +182,7 @@ class Index:
             name: [read, self._digests[name].hexdigest() if name in self._digests else self._kept_digests[name]]
             for name, read in self._read.items()
         }
-        state["identities"] = self._identities
+        state |= {"identities": self._identities, "ends": self._ends}
         state["faults"] = [list(self._faults), [[str(path), home, *ids] for (path, home), ids in self._again.items()]]
         table = self.table.replace_schema_metadata({"verl_multiturn": json.dumps(state)})
         try:
@@ -219,6 +222,7 @@ class Index:
         self._read = {name: read for name, (read, _) in state["read"].items()}
         self._kept_digests = {name: digest for name, (_, digest) in state["read"].items()}
         self._files, self._joins, self._identities = state["files"], state["joins"], state["identities"]
+        self._ends = state["ends"]
         self._told, self._looked = state["told"], state["looked"]
         told, again = state["faults"]
         self._faults = dict.fromkeys(told)
@@ -242,8 +246,15 @@ class Index:
         found, before = identity(self._place / name), self._identities[name]
         if found is None:
             return True
-        is_grown = found[:2] == before[:2] and found[2] > before[2] and name in self._read
-        return not is_grown and found != before
+        if found == before:
+            return False
+        if found[:2] != before[:2] or found[2] <= before[2] or name not in self._read:
+            return True
+        try:
+            with open_regular(self._place / name, within=self._place) as file:
+                return digest_of_end(file, self._read[name]) != self._ends[name]
+        except OSError:
+            return True
 
     def _fault(self, what: str) -> None:
         self._faults[one_line(what)] = None
@@ -261,6 +272,7 @@ class Index:
             if name not in self._digests:
                 self._digests[name] = digest_of_begin(file, start)
             self._enter_lines(path, file, start)
+            self._ends[name] = digest_of_end(file, self._read.get(name, 0))
 
     def _enter_lines(self, path: Path, file: BinaryIO, start: int) -> None:
         number = self._number(path.name.removesuffix(LINES_END))

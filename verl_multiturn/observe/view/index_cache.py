@@ -21,7 +21,7 @@ Identity = list[int]
 """Device, inode, size and time of the last change of a file; the last cannot be set as `touch` sets a file's age."""
 _MOST_FILES, _MOST_BYTES = 64, 4_000_000_000
 """Indices and bytes that are kept; those that were used last stay."""
-_BLOCK = 1 << 20
+_BLOCK, _END = 1 << 20, 1 << 12
 
 
 class CacheFolderError(OSError):
@@ -81,6 +81,17 @@ def identity(path: Path) -> Identity | None:
 def identity_of(found: os.stat_result) -> Identity:
     """Return which file was looked at, and how it is."""
     return [found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns]
+
+
+def digest_of_end(file: BinaryIO, size: int) -> str:
+    """Return the digest of the last of a file's first bytes: one that was written anew has others.
+
+    Args:
+        file: The file.
+        size: How many first bytes are meant.
+    """
+    file.seek(max(0, size - _END))
+    return hashlib.blake2b(file.read(min(size, _END)), digest_size=16).hexdigest()
 
 
 def digest_of_begin(file: BinaryIO, size: int) -> hashlib.blake2b:
