@@ -31,6 +31,8 @@ TEXTS = [
     (r"The roots are $\boxed{1}$ and $\boxed{2}$.", "1,2", SEVERAL),
     (r"It is $\boxed{1}$. No: it is $\boxed{2}$.", "2", ""),
     (r"First \boxed{3}, so \boxed{4}", "4", SEVERAL),
+    (r"\boxed{6 \\ 5}", "5", "lines below each other"),
+    (r"\boxed{\ne 5}", "5", "lines below each other"),
 ]
 
 
@@ -44,6 +46,7 @@ RETOOL = [
     (r"\boxed{41} or \boxed{42}", "42", ""),
     ("so 42", "42", ""),
     (r"so \boxed{42", "42", ""),
+    (r"so \boxed{41 \boxed{42}}", "42", "a box within a box"),
     (r"so \boxed{\frac{84}{2}}", "42", VALUE),
     (r"so \boxed{042}", "42", VALUE),
     (r"so \boxed{42}" + " as was to be shown" * 10, "42", LONG),

@@ -172,6 +172,16 @@ async def tool_n1(quick: bool) -> AsyncIterator[Compared]:
 
 GYM = ["basic_arithmetic", "chain_sum", "polynomial_multiplication", "sudoku", "word_ladder", "countdown"]
 
+# Data sets, what stands before the right answer, and the row of docs/write/rewards.md that states the difference.
+GYM_OTHERS = [
+    ("knights_knaves", "", ""),
+    ("knights_knaves", "not ", "an answer that is taken back"),
+    ("gsm_symbolic", "", ""),
+    ("gsm_symbolic", "-", "an answer that is taken back"),
+    ("game_of_life_halting", "", ""),
+    ("game_of_life_halting", "not ", "any text for `False`"),
+]
+
 
 async def reasoning_gym(quick: bool) -> AsyncIterator[Compared]:
     """Compare with the verifiers of reasoning_gym, run without our guard, on right and wrong answers."""
@@ -185,6 +195,12 @@ async def reasoning_gym(quick: bool) -> AsyncIterator[Compared]:
             text, truth = f"<answer>{answer}</answer>", json.dumps(entry)
             ours = await score(f"reasoning_gym/{name}", [text], truth, reasoning_gym=options)
             yield Compared("reasoning_gym", f"{name}: {answer[:40]}", ours, dataset.score_answer(answer.strip(), entry))
+    for name, before, stated in GYM_OTHERS:
+        dataset = package.create_dataset(name, seed=11, size=1)
+        entry, answer = dataset[0], f"{before}{dataset[0]['answer']}"
+        text, truth = f"<answer>{answer}</answer>", json.dumps(entry, default=str)
+        ours = await score(f"reasoning_gym/{name}", [text], truth, reasoning_gym={"timeout_s": 60.0})
+        yield Compared("reasoning_gym", f"{name}: {answer[:40]}", ours, dataset.score_answer(answer, entry), stated)
 
 
 async def otc(quick: bool) -> AsyncIterator[Compared]:

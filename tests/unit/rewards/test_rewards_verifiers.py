@@ -75,6 +75,7 @@ MATH: list[tuple[str, str, Numbers]] = [
     (r"\boxed{6 \\ 5}", "5", WRONG),
     (r"\boxed{6 \\ 5}", r"6 \\ 5", RIGHT),
     (r"\boxed{\neq 5}", "5", WRONG),
+    (r"\boxed{x \neq 3}", "x != 3", RIGHT),
     (r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}", RIGHT),
     (r"\boxed{" + "{" * 500, "5", NO_ANSWER),
     ("5", "5", NO_ANSWER),
