@@ -145,6 +145,12 @@ def _words(draw: random.Random) -> list[str]:
 
 
 _ALL_WORDS = sorted(word for word in COMMON_WORDS if len(word) > 2)
+
+
+def _word_of(number: int) -> str:
+    return _ALL_WORDS[number * 37 % len(_ALL_WORDS)]
+
+
 _Maker = Callable[[random.Random], tuple[Sequence[object], object]]
 
 
@@ -295,7 +301,7 @@ _MAKERS: Mapping[str, Sequence[_Maker]] = {
             lambda x: x[::-1],
             lambda x: x.replace("e", "3"),
             lambda x: f"<{x}>",
-            lambda x: f"no such file: {x}",
+            lambda x: f"no such {_word_of(len(x))}: {x}",
             lambda x: x.split(" ")[0],
             lambda x: "-".join(x.split(" ")),
             lambda x: x[:5],
@@ -308,7 +314,7 @@ _MAKERS: Mapping[str, Sequence[_Maker]] = {
             lambda x: x.swapcase(),
             lambda x: repr(x),
             lambda x: "".join(each[0] for each in x.split(" ") if each),
-            lambda x: f"Hello, {x.title()}!",
+            lambda x: f"{x.title()}!",
         ),
         *_of(
             _one,
@@ -323,10 +329,10 @@ _MAKERS: Mapping[str, Sequence[_Maker]] = {
             lambda a: f"{a} of {a * 3}",
             lambda a: f"v{a}.{a % 7}.{a % 3}",
             lambda a: f"2{a:03d}-0{a % 9 + 1}-1{a % 10}",
-            lambda a: _ALL_WORDS[a * 3],
-            lambda a: f"{_ALL_WORDS[a]} {_ALL_WORDS[a * 3]}",
-            lambda a: f"{_ALL_WORDS[a * 2]}: {_ALL_WORDS[a]} is not {_ALL_WORDS[a * 3]}",
-            lambda a: f"{_ALL_WORDS[a]}_{a % 7}",
+            lambda a: _word_of(a * 3),
+            lambda a: f"{_word_of(a)} {_word_of(a * 3)}",
+            lambda a: f"{_word_of(a * 2)}: {_word_of(a)} is not {_word_of(a * 3)}",
+            lambda a: f"{_word_of(a)}_{a % 7}",
         ),
         *_of(
             _numbers,
@@ -351,9 +357,9 @@ _MAKERS: Mapping[str, Sequence[_Maker]] = {
             _one,
             lambda a: hex(a * 991).encode(),
             lambda a: str(a * 17).encode(),
-            lambda a: _ALL_WORDS[a * 3].encode(),
-            lambda a: f"{_ALL_WORDS[a]}={a}".encode(),
-            lambda a: f"GET /{_ALL_WORDS[a * 2]}/{a}".encode(),
+            lambda a: _word_of(a * 3).encode(),
+            lambda a: f"{_word_of(a)}={a}".encode(),
+            lambda a: f"{_word_of(a + 5).upper()} /{_word_of(a * 2)}/{a}".encode(),
         ),
     ],
     "list": [
@@ -393,7 +399,7 @@ _MAKERS: Mapping[str, Sequence[_Maker]] = {
             lambda a: [int(each) for each in str(a * 37)],
             lambda a: [n for n in range(1, a + 1) if a % n == 0][:9],
             lambda a: (a * 5 % 31, a * 11 % 41),
-            lambda a: [_ALL_WORDS[a], _ALL_WORDS[a * 3]],
+            lambda a: [_word_of(a), _word_of(a * 3)],
             lambda a: [[a % 7, a % 5], [a % 3, a % 11]],
             lambda a: [a * 0.5, a * 0.7],
         ),
@@ -403,29 +409,27 @@ _MAKERS: Mapping[str, Sequence[_Maker]] = {
             _phrase,
             _counts,
             lambda x: {each: len(each) for each in x.split(" ")},
-            lambda x: {"words": len(x.split(" ")), "letters": len(x)},
-            lambda x: {"name": x.split(" ")[0], "size": len(x) * 3},
+            lambda x: {each: each[::-1] for each in x.split(" ")},
+            lambda x: {each[0]: each for each in x.split(" ") if each},
         ),
         *_of(
             _numbers,
-            lambda x: {"sum": sum(x), "most": max(x)},
             lambda x: dict(enumerate(x)),
-            lambda x: {"mean": round(statistics.fmean(x), 2), "count": len(x)},
-            lambda x: {"even": [e for e in x if e % 2 == 0], "odd": [e for e in x if e % 2]},
             lambda x: {each: each * each for each in x[:3]},
+            lambda x: {_word_of(x[0]): sum(x), _word_of(x[-1] + 7): max(x)},
+            lambda x: {_word_of(x[0]): round(statistics.fmean(x), 2), _word_of(x[1] * 3): len(x)},
+            lambda x: {_word_of(x[0]): [e for e in x if e % 2 == 0], _word_of(len(x)): [e for e in x if e % 2]},
         ),
         *_of(
             _one,
-            lambda a: {"id": a * 3 % 89, "page": a % 13},
-            lambda a: {"a": a % 7, "b": a * 5 % 11},
-            lambda a: {_ALL_WORDS[a]: a * 7 % 101, _ALL_WORDS[a * 2]: a * 13 % 97},
-            lambda a: {"name": _ALL_WORDS[a], "kind": _ALL_WORDS[a * 3]},
-            lambda a: {"x": [a % 5, a * 3 % 17], "y": f"{_ALL_WORDS[a]}"},
-            lambda a: {"ok": a % 2 == 0, "code": 100 + a},
+            lambda a: {_word_of(a): a * 7 % 101, _word_of(a * 2): a * 13 % 97},
+            lambda a: {_word_of(a * 3): _word_of(a * 5), _word_of(a * 7): _word_of(a * 11)},
+            lambda a: {_word_of(a * 5): [a % 5, a * 3 % 17], _word_of(a * 11): _word_of(a)},
+            lambda a: {_word_of(a * 13): a % 2 == 0, _word_of(a): 100 + a},
         ),
     ],
     "truth": [
-        *_of(_one, lambda a: a % 2 == 0, lambda a: a % 3 != 0, lambda a: a > 20),
-        *_of(_phrase, lambda x: "e" in x, lambda x: len(x) > 14, lambda x: x < "m"),
+        *_of(_one, lambda a: a % 2 == 0, lambda a: a % 4 > 1),
+        *_of(_phrase, lambda x: x < "m", lambda x: len(x) % 2 == 1),
     ],
 }

@@ -20,10 +20,10 @@ from verl_multiturn.workspaces.common_words import COMMON_WORDS
 from verl_multiturn.workspaces.features import FEATURES, INVERTED, PUNCTUATION, features
 from verl_multiturn.workspaces.subject import TOKENS, Subject, as_text, flat
 
-_STEPS = 50
-_MOST_WALKS = 4
+_STEPS = 30
+_MOST_WALKS = 6
 _LATER_WALKS = 12
-_MOST_SHARE = 0.5
+_MOST_SHARE = 0.58
 _MOST_CHARACTERS = 2000
 _MOST_VALUES = 60
 _COMPUTED = 14
@@ -33,7 +33,7 @@ _OFTEN = (24, 25, 14, 9, 6, 5, 4, 3, 3, 3)
 _SIGNS = {"a": 8, "b": 6, "c": 5, "d": 3, "e": 2, "f": 2, "x": 4, "y": 2, "(": 5, ")": 5, "[": 3, "]": 3, ",": 8,
           ":": 5, "/": 3, "-": 5, "_": 6, ".": 8, "!": 2, "'": 3, '"': 2, "=": 4, "*": 2, "%": 2}  # fmt: skip
 """How often single letters and signs are, likewise; others are 1."""
-_DECREASE = 1.2
+_DECREASE = 0.8
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Decoys:
         """Return the chances of the numbers of one digit.
 
         There are so few of them, and some are expected so often, that a decoy would be the rarer one. So with shares p
-        they are drawn by a, for which a (1 - a) is as p. One that has more than a half has no decoy, and is none.
+        they are drawn by a, for which a (1 - a) is as p. One that has far more than a half has no decoy, and is none.
         """
         kind, sign = type(self._value), -1 if _is_negative(self._value) else 1
         others = [kind(sign * each) for each in range(10) if each or sign > 0]  # type: ignore[call-arg]

@@ -66,7 +66,7 @@ def _form(value: float) -> Hashable:
         return value > 0, len(digits), len(digits) - len(digits.rstrip("0")), digits[-1] == "5", value % 2
     whole, _, exponent = repr(abs(value)).partition("e")
     before, _, after = whole.partition(".")
-    decimals = min(len(after), _FULL_DIGITS)
+    decimals = len(after)
     halves = abs(value) * 4 % 1 == 0, abs(value) % 1 == 0
     is_small = len(before) == 1 and after == "0"
     return math.copysign(1, value), is_small or before == "0", len(before), decimals, exponent, halves, after[:1] == "0"
@@ -91,6 +91,7 @@ def _kind(value: float) -> Hashable:
             size & (size - 1) == 0,
             (size + 1) & size == 0,
             text == text[::-1],
+            text[:2] in ("0x", "0b", "0o"),
             len(set(text)) == 1,
             len(text) > 2 and (text in "0123456789" or text in "9876543210"),
             size < 10**6 and all(size % each for each in range(2, root + 1)),
@@ -166,7 +167,13 @@ def _token_form(token: str) -> Hashable:
     if token.isspace():
         return token
     if token.isascii() and token.isdecimal():
-        return "digits", len(token), token[0] == "0", len(token) - len(token.rstrip("0")), _kind(int(token))
+        return (
+            "digits",
+            len(token),
+            len(token) - len(token.lstrip("0")),
+            len(token) - len(token.rstrip("0")),
+            _kind(int(token)),
+        )
     if token.isascii() and token.isalpha():
         case = "".join("A" if each.isupper() else "a" for each in token)
         if token.lower() in COMMON_WORDS:
@@ -237,6 +244,8 @@ def text_relations(value: object, subject: Subject) -> Hashable:
 def places(value: object, subject: Subject) -> Hashable:
     """Return of each single value whether it is an argument, made of them, elsewhere in the file, or in the tree."""
     whole = [repr(value) in subject.elsewhere, any(_same(value, each) for each in subject.arguments)]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        whole.append(_is_of(value, subject.plain))
     found: list[Hashable] = [tuple(whole)]
     for each in flat(value):
         if each is None or isinstance(each, bool):
@@ -245,12 +254,26 @@ def places(value: object, subject: Subject) -> Hashable:
         found.append(
             (
                 repr(each) in subject.shown,
-                is_number and each in subject.results,
+                is_number and _is_of(each, subject.results),
                 repr(each) in subject.elsewhere,
                 repr(each).strip("'").lower() in subject.words,
             )
         )
     return tuple(found)
+
+
+def _is_of(value: object, results: frozenset[float]) -> bool:
+    if not isinstance(value, float):
+        return value in results
+    decimals = len(repr(value).partition(".")[2]) if "e" not in repr(value) else 20
+    return any(round(each, decimals) == value for each in results)
+
+
+def rank(value: object, subject: Subject) -> Hashable:
+    """Return where a float lies between the numbers of the arguments, their sum and their product."""
+    if not isinstance(value, float):
+        return ()
+    return tuple(value > each for each in subject.marks)
 
 
 def order(value: object, _: Subject) -> Hashable:
@@ -324,6 +347,7 @@ FEATURES: tuple[Callable[[object, Subject], Hashable], ...] = (
     known_words,
     text_relations,
     places,
+    rank,
     order,
     subsets,
 )

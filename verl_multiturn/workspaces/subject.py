@@ -56,27 +56,45 @@ class Subject:
         return tuple(each[:_MOST_ITEMS] for each in found)[:5]
 
     @cached_property
-    def results(self) -> frozenset[float]:
-        """Return the numbers that a short calculation makes of the arguments: a sum, a length, a product, a mean."""
+    def marks(self) -> tuple[float, ...]:
+        """Return the least, the middle, the largest of the numbers of the arguments, their sum and their product."""
+        numbers = self._numbers()
+        if not numbers:
+            return ()
+        found = [min(numbers), statistics.fmean(numbers), max(numbers), sum(numbers)]
+        return tuple(found + ([math.prod(numbers)] if len(numbers) < 15 else []))
+
+    @cached_property
+    def plain(self) -> frozenset[float]:
+        """Return the numbers that one usual step makes of all arguments: a sum, a length, a product, a mean."""
         found: set[float] = set()
-        numbers = [each for each in self.items if isinstance(each, int | float) and not isinstance(each, bool)]
-        numbers = [each for each in numbers if math.isfinite(each) and abs(each) < _MOST_SIZE]
+        numbers = self._numbers()
         for some in (numbers, *self.lists):
             found |= _of_list([each for each in some if isinstance(each, int | float) and abs(each) < _MOST_SIZE])
-        found |= {
-            float(len(each)) for each in self.arguments if isinstance(each, str | bytes | list | tuple | Set | Mapping)
-        }
+        sized = (each for each in self.arguments if isinstance(each, str | bytes | list | tuple | Set | Mapping))
+        found |= {float(len(each)) for each in sized}
+        found |= {float(len(text.split())) for text in self.texts}
+        if len(numbers) == 2:
+            found |= {numbers[0] - numbers[1], numbers[0] / (numbers[1] or 1)}
+        return frozenset(found)
+
+    @cached_property
+    def results(self) -> frozenset[float]:
+        """Return these, and the numbers that a less usual step makes of one or two arguments."""
+        found = set(self.plain)
         for text in self.texts:
-            words = text.split()
-            found |= {
-                float(count) for count in (len(text), len(words), len(set(text)), sum(e in "aeiou" for e in text))
-            }
+            found |= {float(len(set(text))), float(sum(each in "aeiou" for each in text))}
             found |= {float(sum(map(str.isdigit, text))), float(sum(map(str.isalpha, text)))}
+        numbers = self._numbers()
         for a in numbers[:6]:
             found |= {a + 1, a - 1, 2 * a, a / 2, a * a, -a, abs(a)}
             for b in numbers[:6]:
                 found |= _of_pair(a, b)
-        return frozenset(each for each in found if isinstance(each, int | float) and math.isfinite(each))
+        return frozenset(each for each in found if math.isfinite(each))
+
+    def _numbers(self) -> list[float]:
+        numbers = [each for each in self.items if isinstance(each, int | float) and not isinstance(each, bool)]
+        return [each for each in numbers if abs(each) < _MOST_SIZE]
 
 
 def _of_list(numbers: Sequence[float]) -> set[float]:
