@@ -53,7 +53,7 @@ COMMANDS = (
     Command(
         "from_records",
         "run",
-        lambda folder, out, world: ["--records", str(folder / "records"), "--out", str(out / "rows")],
+        lambda folder, out, world: ["--records", str(folder), "--out", str(out / "rows")],
         script=ROOT / "recipes" / "from_records" / "prepare_data.py",
     ),
     Command("export", "run", lambda folder, out, world: _exported(folder, out), heavy=True),

@@ -321,12 +321,16 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="make the folders there, and keep the honest ones")
     options = parser.parse_args()
     began = time.monotonic()
-    cases = [case for case in all_cases(options.parts) if not options.short or case.is_short]
-    cases = [case for case in cases if not options.case or any(words in case.name for words in options.case)]
+    cases = [
+        case
+        for case in all_cases(options.parts)
+        if (not options.short or case.is_short)
+        and (not options.case or any(words in case.name for words in options.case))
+    ]
     commands = [each for each in COMMANDS if not options.command or each.name in options.command]
     root = (options.keep or Path(tempfile.mkdtemp(prefix="strangers-"))).absolute()
     try:
-        seen = try_all(root, cases, commands)
+        seen = try_all(root, cases, commands, options.short)
     finally:
         if options.keep is None:
             shutil.rmtree(root, ignore_errors=True)
@@ -336,8 +340,22 @@ def main() -> int:
     return 0 if summary["holds"] else 1
 
 
-def try_all(root: Path, cases: Sequence[Case], commands: Sequence[Command]) -> list[Seen]:
-    """Try cases in two lanes, each with a world of its own: one for commands that need torch, one for the others."""
+def try_all(root: Path, cases: Sequence[Case], commands: Sequence[Command], is_short: bool = False) -> list[Seen]:
+    """Try cases in two lanes, each with a world of its own: one for commands that need torch, one for the others.
+
+    Args:
+        root: Folder for all folders.
+        cases: The cases.
+        commands: The commands.
+        is_short: Whether a change of the records is tried by commands that read records alone, and one of the
+            configuration or the model by those that need torch.
+    """
+    of_records = {case.name for case in all_cases(("records", "others"))}
+
+    def near(case: Case, command: Command) -> bool:
+        is_near = command.heavy != (case.name in of_records) or command.name == "show --json"
+        return command.material == case.material and (is_near or not is_short)
+
     lanes = {
         name: [each for each in commands if each.heavy == heavy] for name, heavy in (("light", False), ("heavy", True))
     }
@@ -350,7 +368,7 @@ def try_all(root: Path, cases: Sequence[Case], commands: Sequence[Command]) -> l
             return [
                 _announced(seen)
                 for case in cases
-                for seen in trial.try_case(case, [each for each in lanes[name] if each.material == case.material])
+                for seen in trial.try_case(case, [each for each in lanes[name] if near(case, each)])
             ]
         finally:
             made.close()

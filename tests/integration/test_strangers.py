@@ -19,4 +19,4 @@ def test_no_command_does_more_than_read_a_strangers_folder() -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     summary = json.loads(ran.stdout.splitlines()[-1])
     assert summary["holds"]
-    assert summary["runs"] >= 100
+    assert summary["runs"] >= 80
