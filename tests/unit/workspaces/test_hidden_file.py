@@ -17,7 +17,9 @@ def twins(source: str, names: list[str]) -> tuple[HiddenFile, dict[str, int]]:
     """Return a file whose tests may all be twins, and which of them can."""
     full = [f"t.py::{name}" for name in names]
     found = candidates("t.py", HEAD + source, full, frozenset())
-    verdict = PytestVerdict(kind="pytest", files={"t.py": HEAD + source}, tests=tuple(full), twins=tuple(found))
+    verdict = PytestVerdict(
+        kind="pytest", files={"t.py": HEAD + source}, tests=tuple(full), twins=tuple(found), canaries=8
+    )
     return HiddenFile.of("t.py", HEAD + source, verdict, frozenset()), found
 
 
