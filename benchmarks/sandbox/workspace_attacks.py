@@ -11,7 +11,7 @@ one of each pair. `--short` takes 200 pairs instead of 2,000 and no real tests, 
 The last line is one JSON object:
 - `attacks`: how many there are;
 - `paid`: for each verdict the attacks with a reward above 0. Has to hold: `calls` and `script_reads` 0, `script` at
-  most 7, `pytest` at most 6;
+  most 2, `pytest` at most 6;
 - `by_a_rule`: those of `pytest` that are paid in more than 10 of 20 repetitions. Has to hold: none;
 - `by_lot`: the others that are paid by `pytest`, with how many of 20 repetitions are;
 - `control_paid`: how many the control pays. Has to hold: at least 20, else the attacks are weak;
@@ -22,6 +22,10 @@ The last line is one JSON object:
 - `told_apart`: by kind of value the share of 2,000 pairs, half of them made by functions and half read from tests of
   installed packages, in which the best of the rules of `tests/support/telling_rules.py` names the true one. Has to
   hold: at most 0.55 (0.62 of 200 pairs);
+- `unguarded_accepted`: rows without a guard that `check_task` took, of `unguarded_rows` forms. Has to hold: none;
+- `refused_otherwise`: rows that it refused for another reason, or with a guard. Has to hold: none;
+- `script_paid`: of the `script_attacks` of `tests/support/script_attacks.py` on rows of `script` that it took, those
+  that are paid. Has to hold: none. `script_control`: how many of four refused rows pay each attack;
 - `told_by`: the rule; `pairs`: how many pairs there were, where there are fewer; `without_twin`: the share of values
   that have no decoy, of made ones and of real ones.
 """
@@ -40,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.attack_sets import AttackSet
+from tests.support.script_attacks import measure
 from tests.support.telling_rules import told_apart
 from tests.support.value_attacks import VALUE_ATTACKS
 from tests.support.value_pairs import KINDS, made_pairs, read_pairs
@@ -53,7 +58,7 @@ from verl_multiturn.workspaces.verdict import Judge
 from verl_multiturn.workspaces.workspace import Workspace, WorkspaceError, WorkspacePool
 
 SETS: tuple[AttackSet, ...] = (VALUE_ATTACKS,)
-LIMITS = {"calls": 0, "pytest": 6, "script": 7, "script_reads": 0}
+LIMITS = {"calls": 0, "pytest": 6, "script": 2, "script_reads": 0}
 REPETITIONS = 20
 MOST_BY_LOT = 10
 PAIRS, SHORT_PAIRS = 2000, 200
@@ -231,6 +236,7 @@ async def main() -> None:
         for some in SETS:
             if further := [name for name in names if name in some.attacks and some.verdict in chosen.verdict]:
                 await attacker.further_tasks(some, further, chosen.only is None)
+    rows = await measure(judge) if chosen.only is None and "script" in chosen.verdict else None
     await judge.aclose()
     told = values_told_apart(chosen.short) if chosen.only is None else {"told_apart": {}}
     after, found = host_state(), attacker.found
@@ -241,6 +247,7 @@ async def main() -> None:
         and all(len(some) <= LIMITS[name] for name, some in found.paid.items())
         and all(share <= most_told for share in told["told_apart"].values())
         and (not is_whole or len(found.control_paid) >= LEAST_CONTROL_PAID)
+        and (rows is None or not (rows["unguarded_accepted"] or rows["refused_otherwise"] or rows["paid"]))
     )
     said = {
         "attacks": found.attacks,
@@ -256,11 +263,25 @@ async def main() -> None:
         "host_changed": len(changed),
         "guarded": found.guarded,
         **told,
+        **({} if rows is None else _figures(rows)),
         "seconds": round(time.monotonic() - began),
         "holds": holds,
     }
     print(json.dumps(said), flush=True)
     raise SystemExit(0 if holds else 1)
+
+
+def _figures(rows: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what `measure` found, by the keys of the last line."""
+    return {
+        "unguarded_rows": rows["unguarded_rows"],
+        "unguarded_accepted": len(rows["unguarded_accepted"]),
+        "unguarded_names": rows["unguarded_accepted"],
+        "refused_otherwise": rows["refused_otherwise"],
+        "script_attacks": rows["attacks"],
+        "script_paid": rows["paid"],
+        "script_control": rows["control_paid"],
+    }
 
 
 assert "git status" in TEST_SH

@@ -67,7 +67,7 @@ def test_a_run_has_the_true_values_or_the_decoys_of_each_test_by_a_lot_of_its_ow
 
 
 def test_a_test_is_true_in_one_run_and_a_twin_in_the_other() -> None:
-    kept = Counter()
+    kept: Counter[tuple[bool, bool]] = Counter()
     for seed in range(400):
         first, second = (lots(seed, second) for second in (False, True))
         drawn = [(first(is_kept), second(is_kept)) for is_kept in (False, False, True)]

@@ -22,6 +22,7 @@ def decoys(
     return [found.one(draw) for _ in range(20)] if found.exist else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_rule_names_the_true_one(kind: str) -> None:
     pairs, _ = made_pairs(kind, 200, 1)

@@ -17,7 +17,9 @@ def twins(source: str, names: list[str]) -> tuple[HiddenFile, dict[str, int]]:
     """Return a file whose tests may all be twins, and which of them can."""
     full = [f"t.py::{name}" for name in names]
     found = candidates("t.py", HEAD + source, full, frozenset())
-    verdict = PytestVerdict(kind="pytest", files={"t.py": HEAD + source}, tests=tuple(full), twins=tuple(found))
+    verdict = PytestVerdict(
+        kind="pytest", files={"t.py": HEAD + source}, tests=tuple(full), twins=tuple(found), canaries=8
+    )
     return HiddenFile.of("t.py", HEAD + source, verdict, frozenset()), found
 
 
@@ -71,7 +73,8 @@ def test_rows_of_a_constant_and_of_a_class_are_read() -> None:
         'ROWS = [(2, 74), (3, 86)]\n@pytest.mark.parametrize("x, y", ROWS)\ndef test_it(x, y):\n    assert f(x) == y\n'
     )
     assert len(twins(source, ["test_it[2-74]", "test_it[3-86]"])[1]) == 2
-    source = '@pytest.mark.parametrize("x, y", [(2, 74)])\nclass TestIt:\n    def test_it(self, x, y):\n        assert f(x) == y\n'
+    source = '@pytest.mark.parametrize("x, y", [(2, 74)])\nclass TestIt:\n'
+    source += "    def test_it(self, x, y):\n        assert f(x) == y\n"
     assert len(twins(source, ["TestIt::test_it[2-74]"])[1]) == 1
 
 
