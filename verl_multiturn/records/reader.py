@@ -100,8 +100,16 @@ class Records:
     @property
     def runs(self) -> list[dict[str, Any]]:
         """The run files, dictionaries as `schema.RunFile`, in the order of their starts."""
-        found: list[dict[str, Any]] = []
+        found = list(self._run_files())
         starts: dict[Path, list[str]] = {}
+        for path, value in found:
+            starts.setdefault(path.parent, []).append(value["start"])
+        for folder, names in starts.items():
+            if len(names) > 1:
+                self._fault(folder, None, f"it holds {len(names)} starts of a run: {', '.join(names)}")
+        return sorted((value for _, value in found), key=lambda run: run["began"])
+
+    def _run_files(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         for path in self._files("run-*.json"):
             value = self._object(path, schema.RunFile)
             if value is None:
@@ -110,12 +118,7 @@ class Records:
                 what = f"by its content it is of the start {show(value['start'], 60)}"
                 self._fault(path, None, f"it is left out: {what}")
                 continue
-            found.append(value)
-            starts.setdefault(path.parent, []).append(value["start"])
-        for folder, names in starts.items():
-            if len(names) > 1:
-                self._fault(folder, None, f"it holds {len(names)} starts of a run: {', '.join(names)}")
-        return sorted(found, key=lambda run: run["began"])
+            yield path, value
 
     @property
     def files(self) -> list[RecordFile]:
@@ -314,8 +317,9 @@ class Records:
         """Return the starts that the run's files and steps of a folder name; none: they are not there."""
         if not folder.is_dir():
             return frozenset()
-        runs = {run["start"] for run in self.runs}
-        return frozenset(runs | {line["start"] for line in [*self.steps(), *self.ends()]})
+        runs = {run["start"] for _, run in self._run_files()}
+        steps = self._step_lines(("step", "validation"), schema.StepLine)
+        return frozenset(runs | {line["start"] for _, _, line in steps} | {line["start"] for line in self.ends()})
 
     def _fault_of(self, path: Path, what: str) -> None:
         self._fault(path, None, what)

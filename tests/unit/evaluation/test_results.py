@@ -17,11 +17,13 @@ from tests.support.evaluation_samples import (
     data_row,
     write_evaluation,
 )
+from tests.support.sample_records import sample_run_file
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.ended import ended_in
 from verl_multiturn.evaluation.plan import Asked, begin
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.records import joins
+from verl_multiturn.records.run_file import path_of
 from verl_multiturn.row_files import row_digest
 
 LATE = [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -143,7 +145,9 @@ def test_a_conversation_that_was_joined_again_has_its_last_reward(tmp_path: Path
     write_evaluation(tmp_path, {0: [1.0]})
     write_evaluation(tmp_path, {1: [1.0]}, start=LATER, asked=2)
     (record,) = [path for path in (tmp_path / "records" / "join").iterdir() if LATER not in path.name]
-    record.rename(record.with_name(f"validation-000000-{LATER[:-6]}zzzzzz.parquet"))
+    last = f"{LATER[:-6]}zzzzzz"
+    record.rename(record.with_name(f"validation-000000-{last}.parquet"))
+    path_of(tmp_path / "records", last).write_text(json.dumps(sample_run_file(start=last)))
     assert [row.score for row in read_results(tmp_path).rows] == [1.0, 1.0]
 
 

@@ -96,7 +96,7 @@ class Index:
         self._files: list[str] = []
         self._read: dict[str, int] = {}
         """Where the next line of a file begins, by the file's name; so with the next two."""
-        self._digests: dict[str, hashlib.blake2b] = {}
+        self._digests: dict[str, hashlib._Hash] = {}
         """Digest of what is before it."""
         self._ends: dict[str, str] = {}
         """Digest of the end of that, which is looked at before more is read."""

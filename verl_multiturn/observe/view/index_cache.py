@@ -94,7 +94,7 @@ def digest_of_end(file: BinaryIO, size: int) -> str:
     return hashlib.blake2b(file.read(min(size, _END)), digest_size=16).hexdigest()
 
 
-def digest_of_begin(file: BinaryIO, size: int) -> hashlib.blake2b:
+def digest_of_begin(file: BinaryIO, size: int) -> hashlib._Hash:
     """Return the digest of a file's first bytes, to which more can be added.
 
     Args:
@@ -102,7 +102,7 @@ def digest_of_begin(file: BinaryIO, size: int) -> hashlib.blake2b:
         size: How many bytes.
     """
     file.seek(0)
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.sha256()
     while size > 0 and (block := file.read(min(size, _BLOCK))):
         digest.update(block)
         size -= len(block)
