@@ -19,6 +19,8 @@ from verl_multiturn.calls.limits import CallLimits, OutageLimits, outage_rules, 
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
+from verl_multiturn.rewards.router import compute_score
+from verl_multiturn.rewards.score import Score
 from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.check.addresses import address_parameters
@@ -195,3 +197,16 @@ def test_check_tool_names_a_parameter_that_may_be_an_address(addresses: Any) -> 
 
 def test_check_tool_asks_nothing_of_other_tools() -> None:
     assert not [each for each in check_tool(Ask({}), arguments={"query": "x"}) if each.check == "addresses"]
+
+
+def judged_by_a_service(solution: Any, ground_truth: Any) -> Score:
+    """Score as a reward function whose service answers garbage, or which reads the answer itself."""
+    json.loads("<html>502 Bad Gateway</html>" if ground_truth == "service" else solution.texts[0])
+    return Score(value=1.0)
+
+
+@pytest.mark.parametrize(("truth", "outage"), [("service", 1.0), ("own", 0.0)])
+async def test_garbage_of_a_judge_is_no_verdict_and_that_of_the_model_is_its_own(truth: str, outage: float) -> None:
+    route = {"mine": f"{__name__}.judged_by_a_service"}
+    score = await compute_score("mine", "so [1, 2", truth, {"assistant_texts": ["so [1, 2"]}, routes=route)
+    assert (score["failed"], score["outage"]) == (1.0, outage)
