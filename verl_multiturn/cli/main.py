@@ -389,8 +389,8 @@ def verify(
 def main() -> None:
     """Run the command line, as the console script does.
 
-    As with `python -m`, a command can name modules of the current folder. Commands that only read somebody's folder name
-    none, and it may be the current one, so that they import nothing from there.
+    As with `python -m`, a command can name modules of the current folder. Commands that only read somebody's folder
+    name none, and it may be the current one, so that they import nothing from there.
     """
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     names_modules = command not in _READING or any(word.partition("=")[0] == "--tools" for word in sys.argv[1:])
