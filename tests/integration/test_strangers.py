@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.support.sample_records import sample_run
 
 
 @pytest.mark.stack
@@ -20,3 +22,13 @@ def test_no_command_does_more_than_read_a_strangers_folder() -> None:
     summary = json.loads(ran.stdout.splitlines()[-1])
     assert summary["holds"]
     assert summary["runs"] >= 80
+
+
+def test_a_command_that_reads_a_folder_imports_nothing_from_it(tmp_path: Path) -> None:
+    sample_run(tmp_path)
+    (tmp_path / "pandas.py").write_text("open('imported', 'w').close()")
+    program = "from verl_multiturn.cli.main import main; main()"
+    words = [sys.executable, "-P", "-c", program, "show", "."]
+    ran = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert ran.returncode == 0
+    assert not (tmp_path / "imported").exists()

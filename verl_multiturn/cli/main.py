@@ -74,6 +74,8 @@ console = Console()
 _DAY_S = 86_400.0
 _MOST_LINES = 20
 """Kinds of problems of a data set that are printed."""
+_READING = frozenset({"show", "view", "compare", "explain", "convert", "verify", "export", "rows", "index", "doctor"})
+"""Commands that import nothing that a user names; `--tools` does."""
 _NO_STACK = "--model needs verl and transformers ({error}); run it in the environment that trains"
 
 
@@ -396,10 +398,15 @@ def verify(
 def main() -> None:
     """Run the command line, as the console script does.
 
-    As with `python -m`, a command can name modules of the current folder.
+    As with `python -m`, a command can name modules of the current folder. Commands that only read somebody's folder
+    name none, and it may be the current one, so that they import nothing from there.
     """
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    names_modules = command not in _READING or any(word.partition("=")[0] == "--tools" for word in sys.argv[1:])
     try:
-        sys.path.insert(0, os.getcwd())
+        here = os.getcwd()
+        if names_modules:
+            sys.path.insert(0, here)
     except FileNotFoundError:
         message = "the current folder was deleted; change into one that is there, such as with `cd ~`"
         print(f"verl-multiturn: {message}", file=sys.stderr)
