@@ -25,11 +25,11 @@ GOOD = {
 
 def write_run(out: Path, versions: dict[int, list[int]], **changes: Any) -> None:
     (out / "summary.json").write_text(json.dumps(GOOD | changes))
-    records = [sample_record(step=0, validation=True)]
+    records = [sample_record(step=0, validation=True, request_id="validated")]
     for step, found in versions.items():
         runs = [[1, 0, -1, 0, 0], *([1, 1, version, 0, 1] for version in found)]
         row = {"prompt_length": 1, "ids": [7] * len(runs), "logprobs": [-0.5] * len(found), "runs": runs}
-        records.append(sample_record(step=step, rows=[row]))
+        records.append(sample_record(step=step, rows=[row], request_id=f"trained-{step}"))
     (out / "trajectories.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
