@@ -25,6 +25,8 @@ _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 _MOST_ENTRIES = 100_000
 _MOST_BYTES = 64 << 20
 """Bytes of a file that is read whole, as configuration and tokenizer are."""
+_CODE, _NAMES_CODE = (".py", ".pyc", ".so"), ("auto_map", "custom_pipelines")
+"""Ends of the names of files of code, and the entries of a model's JSON that name them."""
 _KERNELS = ("attn_implementation", "experts_implementation")
 
 
@@ -105,6 +107,29 @@ def require_plain_files(folder: Path, root: Path) -> None:
                 f"{show(str(path))} has {found.st_size / 1e6:,.0f} MB, and a file beside the weights at most "
                 f"{_MOST_BYTES / 1e6:.0f}; remove it"
             )
+
+
+def remove_code(folder: Path) -> list[str]:
+    """Remove Python files from a model's folder, and what names them, and return their names.
+
+    Whoever loads it later with `trust_remote_code` takes it for a model of the user's own.
+
+    Args:
+        folder: The folder, which the user has made; its own files are looked at.
+    """
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.name.endswith(_CODE):
+            path.unlink()
+            found.append(show(path.name))
+        elif path.name.endswith(".json") and path.stat().st_size <= _MOST_BYTES:
+            value = _read(path)
+            named = [key for key in _NAMES_CODE if isinstance(value, dict) and key in value]
+            if named:
+                kept = {key: item for key, item in value.items() if key not in named}
+                path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+                found += [f"{key} of {show(path.name)}" for key in named]
+    return found
 
 
 def _below(folder: Path) -> Iterator[Path]:
