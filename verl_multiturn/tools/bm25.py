@@ -225,8 +225,8 @@ def read_documents(corpus: Path) -> Iterator[Document]:
         with _opened(file, corpus):
             refuse_pointer(file)
         if file.suffix in _TEXT_SUFFIXES:
-            with _opened(file, corpus) as opened:
-                text = io.TextIOWrapper(opened, encoding="utf-8-sig", errors="replace").read().strip()
+            with io.TextIOWrapper(_opened(file, corpus), encoding="utf-8-sig", errors="replace") as opened:
+                text = opened.read().strip()
             first = text.partition("\n")[0].strip("# \t")
             yield Document(name, first[:100] or file.stem, text)
             continue

@@ -21,6 +21,7 @@ WEIGHTS = (
     ".onnx", ".ot", ".ckpt",
 )  # fmt: skip
 """Ends of the names of files of weights."""
+_OF_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "processor_config.json")
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 _MOST_ENTRIES = 100_000
 _MOST_BYTES = 64 << 20
@@ -48,6 +49,8 @@ def require_plain_model(described: Path, folder: Path, root: Path) -> None:
             f"{str(described / _ADAPTER)!r} lies beside a whole model, and transformers would load the base that it "
             "names in its place; remove it"
         )
+    for name in _OF_TOKENIZER:
+        _require_own_names(described / name)
     config = _read(described / _CONFIG)
     for key, value in _entries(config):
         if any(name in key for name in _KERNELS) and "/" in str(value):
@@ -59,6 +62,22 @@ def require_plain_model(described: Path, folder: Path, root: Path) -> None:
             raise ConfigError(
                 f"{str(described / _CONFIG)!r} names Python files of another repository, which would be fetched and "
                 f"run: {show(str(value))}; put the files into the folder, or remove 'auto_map'"
+            )
+
+
+def _require_own_names(path: Path) -> None:
+    """Refuse a tokenizer's configuration that names a file which is not beside it.
+
+    Raises:
+        ConfigError: It does.
+    """
+    for key, value in _entries(_read(path)):
+        if not (key.endswith("_file") and isinstance(value, str) and os.path.isfile(os.path.expanduser(value))):
+            continue  # older versions of transformers noted where a file lay that is not here
+        if not Path(os.path.realpath(os.path.expanduser(value))).is_relative_to(os.path.realpath(path.parent)):
+            raise ConfigError(
+                f"{str(path)!r} names {show(value)} as its {show(key)}, which lies elsewhere; put the file into the "
+                "folder, and its name alone there"
             )
 
 
