@@ -220,7 +220,7 @@ def other_cases() -> Iterator[Case]:
     yield from in_places(
         "corpus", {"lines of a corpus": lambda folder: folder / "x.jsonl"}, {"lines of a corpus": "pjnl"}
     )
-    yield from in_places("rows", {"rows": lambda folder: folder / "rows.jsonl"}, {"rows": "pldjns6"})
+    yield from in_places("rows", {"rows": lambda folder: folder / "rows.jsonl"}, {"rows": "pdjns6"})
 
     def noted(**entries: Any) -> Any:
         def change(folder: Path, world: World) -> None:

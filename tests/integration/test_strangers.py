@@ -24,11 +24,29 @@ def test_no_command_does_more_than_read_a_strangers_folder() -> None:
     assert summary["runs"] >= 80
 
 
-def test_a_command_that_reads_a_folder_imports_nothing_from_it(tmp_path: Path) -> None:
+_SCRIPT = ["-P", "-c", "from verl_multiturn.cli.main import main; main()"]
+_MODULE = ["-m", "verl_multiturn.cli"]
+
+
+@pytest.mark.parametrize(
+    ("start", "words", "status"),
+    [
+        (_SCRIPT, ["show", "."], 0),
+        (_MODULE, ["show", "."], 0),
+        (_SCRIPT, ["replay", "."], 2),
+        (_MODULE, ["probe", ".", "--recipe", "quickstart"], 2),
+        (_SCRIPT, ["eval", "model", "--recipe", "quickstart"], 2),
+    ],
+)
+def test_a_strangers_folder_is_the_current_one_and_nothing_of_it_is_imported(
+    tmp_path: Path, start: list[str], words: list[str], status: int
+) -> None:
     sample_run(tmp_path)
-    (tmp_path / "pandas.py").write_text("open('imported', 'w').close()")
-    program = "from verl_multiturn.cli.main import main; main()"
-    words = [sys.executable, "-P", "-c", program, "show", "."]
-    ran = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
-    assert ran.returncode == 0
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    for name in ("pandas", "omegaconf", "torch", "transformers", "pyarrow", "yaml"):
+        (tmp_path / f"{name}.py").write_text("open('imported', 'w').close()")
+    command = [sys.executable, *start, *words]
+    ran = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert ran.returncode == status
     assert not (tmp_path / "imported").exists()

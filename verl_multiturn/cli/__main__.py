@@ -1,5 +1,13 @@
 """The command line as `python -m verl_multiturn.cli`."""
 
-from verl_multiturn.cli.main import main
+import os
+import sys
+
+_HERE = os.getcwd()
+if os.path.realpath(os.path.join(__file__, *[os.pardir] * 3)) != os.path.realpath(_HERE):
+    # Python has put the current folder there, which may be somebody's run; `main` puts it back where it is wanted.
+    sys.path[:] = [place for place in sys.path if place not in ("", _HERE)]
+
+from verl_multiturn.cli.main import main  # noqa: E402
 
 main()

@@ -36,7 +36,7 @@ from verl_multiturn.launch.run import environment_of, run_recipe
 from verl_multiturn.launch.run_folder import RunFolder, require_folder
 from verl_multiturn.observe.progress import say
 from verl_multiturn.row_files import READERS, read_rows
-from verl_multiturn.trust.rule import MODEL_CODE_HELP, TRUST_HELP
+from verl_multiturn.trust.rule import MODEL_CODE_HELP, TRUST_HELP, import_from_here
 
 
 def evaluate(
@@ -93,6 +93,7 @@ def evaluate(
         asked = Asked(only, samples, temperature, engine, anyway)
         for named in models:
             require_trusted("eval", named, trust)
+        import_from_here(*models, is_trusted=trust)
         found = [find_model(model, is_trusted=trust) for model in models]
         plans = [
             plan_run(recipe, variants=variants or [], smoke=smoke, out=folder, overrides=changes or [])

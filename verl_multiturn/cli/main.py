@@ -60,6 +60,7 @@ from verl_multiturn.tools.check.data_rows import SUFFIXES, RowCheck, validate_da
 from verl_multiturn.tools.check.examination import CheckResult, Grade
 from verl_multiturn.tools.loading.registry import load_tools
 from verl_multiturn.trust.files import require_plain_folder
+from verl_multiturn.trust.rule import import_from_here
 from verl_multiturn.verl_bridge.names import LOOPS_OF_VERL, OUR_LOOPS, PROXY_LOOP, RECORDED_LOOP
 
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -74,8 +75,13 @@ console = Console()
 _DAY_S = 86_400.0
 _MOST_LINES = 20
 """Kinds of problems of a data set that are printed."""
-_READING = frozenset({"show", "view", "compare", "explain", "convert", "verify", "export", "rows", "index", "doctor"})
+_READING = frozenset({
+    "show", "view", "compare", "explain", "convert", "verify", "export", "rows", "index", "doctor", "recipe",
+    "retrieval-server", "",
+})  # fmt: skip
 """Commands that import nothing that a user names; `--tools` does."""
+_TRUSTING = frozenset({"replay", "eval", "probe"})
+"""Commands that import what a folder names, once it is the user's own or trusted (`import_from_here`)."""
 _NO_STACK = "--model needs verl and transformers ({error}); run it in the environment that trains"
 
 
@@ -404,13 +410,13 @@ def main() -> None:
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     names_modules = command not in _READING or any(word.partition("=")[0] == "--tools" for word in sys.argv[1:])
     try:
-        here = os.getcwd()
-        if names_modules:
-            sys.path.insert(0, here)
+        os.getcwd()
     except FileNotFoundError:
         message = "the current folder was deleted; change into one that is there, such as with `cd ~`"
         print(f"verl-multiturn: {message}", file=sys.stderr)
         sys.exit(2)
+    if names_modules and command not in _TRUSTING:
+        import_from_here()
     sys.argv[1:] = map(word_at_home, sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a letter ends no command

@@ -24,7 +24,7 @@ from verl_multiturn.launch.processes import interruptible
 from verl_multiturn.launch.run import run_recipe
 from verl_multiturn.launch.run_folder import require_folder
 from verl_multiturn.observe.progress import say
-from verl_multiturn.trust.rule import MODEL_CODE_HELP, TRUST_HELP
+from verl_multiturn.trust.rule import MODEL_CODE_HELP, TRUST_HELP, import_from_here
 
 _ROWS = "data.train_files"
 _VALIDATION = "actor_rollout_ref.rollout.val_kwargs"
@@ -74,6 +74,7 @@ def probe(
                 "name the engine of the model that is to be trained"
             )
         require_trusted("probe", named, trust)
+        import_from_here(named, is_trusted=trust)
         model = find_model(named, is_trusted=trust)
         folder = _folder(model, out, recipe, variants or [], smoke)
         asked: dict[str, Any] = {"variants": variants or [], "smoke": smoke, "out": folder}

@@ -15,7 +15,7 @@ from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.observe.show.terminal import clean
 from verl_multiturn.records.reader import Records
-from verl_multiturn.trust.rule import TRUST_HELP, require_trust
+from verl_multiturn.trust.rule import TRUST_HELP, import_from_here, require_trust
 
 _MODEL = "actor_rollout_ref.model"
 _NAMED = (
@@ -59,6 +59,7 @@ def replay(
         pairs = [_pair(change) for change in changes or []]
         require_trust(folder, "replay", list(dict.fromkeys(_uses(Records(folder).runs))), trust)
         try:
+            import_from_here(folder, is_trusted=trust)
             from verl_multiturn.verl_bridge.replay.command import replay_folder
         except ImportError as error:
             fail(f"a replay needs verl and transformers ({error}); run it in the environment that trains", status=2)

@@ -37,7 +37,7 @@ from verl_multiturn.launch.model_card import write_card
 from verl_multiturn.launch.model_hash import model_hash, tensor_sizes
 from verl_multiturn.launch.models import Model, find_model
 from verl_multiturn.launch.shards import read_shards
-from verl_multiturn.trust.files import WEIGHTS, require_plain_folder
+from verl_multiturn.trust.files import WEIGHTS, remove_code, require_plain_folder
 from verl_multiturn.trust.rule import NOTHING_GIVEN, Given
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ def _written(
                           "name a folder on another disk")  # fmt: skip
     tell(f"writing {len(target)} tensors, {size / 1e6:.1f} MB")
     _write(model, half, config, target, trusts_code)
+    if not trusts_code and (named := remove_code(half)):
+        tell(f"left out, as code of the model: {', '.join(named)}; --trust-remote-code keeps it")
     tell("checking: the folder is loaded, and its logits are compared with the checkpoint's")
     written = logits_of_folder(half, trusts_code)
     difference, allowed, rounding = _check(config, weights, target, written, trusts_code)

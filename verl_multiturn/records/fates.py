@@ -40,7 +40,7 @@ FATES = (
 )  # fmt: skip
 _GROUPS = ("evicted", "filtered", "discarded", "failed")
 """What a `StepLine` says of groups, each with the uids; the first that has a uid counts."""
-_COLUMNS = ["request_id", "uid", "number", "row", "validation", "step", "trained", "untrained"]
+_COLUMNS = ["request_id", "uid", "number", "row", "validation", "step", "trained", "untrained", "score", "otc_factor"]
 _OF_RECORD = ("request_id", "uid", "number", "validation", "step")
 _OVER = ("end", "drop", "score")
 
@@ -155,8 +155,22 @@ def fates_of(records: Records) -> list[Fate]:
 
     Records without lines, such as those of schema 1, are of conversations that began and ended.
     """
-    lines = chain(records.lines(), _lines_of_records(records))
-    return fates(lines, [*records.steps(), *records.ends()], _joined_rows(records), records.runs)
+    scores: dict[str, tuple[float | None, int]] = {}
+    lines = chain(_noted(records.lines(), scores), _lines_of_records(records))
+    joined = list(_joined_rows(records))
+    found = fates(lines, [*records.steps(), *records.ends()], joined, records.runs)
+    records.compare_scores(scores, joined)
+    return found
+
+
+def _noted(lines: Iterable[dict[str, Any]], scores: dict[str, tuple[float | None, int]]) -> Iterator[dict[str, Any]]:
+    """Yield lines, and note the score and the number of rows of each conversation."""
+    for line in lines:
+        if line["event"] in ("end", "score"):
+            score, rows = scores.get(line["request_id"], (None, 1))
+            rows = line["summary"]["rows"] if line["summary"] is not None else rows
+            scores[line["request_id"]] = line["score"] if isinstance(line["score"], float) else score, rows
+        yield line
 
 
 def _lines_of_records(records: Records) -> Iterator[dict[str, Any]]:

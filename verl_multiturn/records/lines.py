@@ -109,8 +109,18 @@ def _refuse_costly(line: bytes | str) -> None:
     if len(line) <= _CHEAP:
         return
     text = line.encode(errors="replace") if isinstance(line, str) else line
-    if _cost(text) > MOST_MEMORY and _cost(_STRING.sub(b'""', text)) > MOST_MEMORY:
+    if _cost(text) > MOST_MEMORY and _is_costly_outside_of_texts(text):
         raise CertificateError(f"its values would take more than {MOST_MEMORY // 1_000_000} MB of memory")
+
+
+def _is_costly_outside_of_texts(text: bytes) -> bool:
+    cost = at = 0
+    for found in _STRING.finditer(text):
+        cost += 2 * _COSTS[b'"'] + _cost(text[at : found.start()])
+        at = found.end()
+        if cost > MOST_MEMORY:
+            return True
+    return cost + _cost(text[at:]) > MOST_MEMORY
 
 
 def _cost(text: bytes) -> int:

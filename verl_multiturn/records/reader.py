@@ -11,8 +11,9 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ from verl_multiturn.records.files import (
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.lines import fitted, read_lines, read_object
 from verl_multiturn.records.members import Member, member_at, read_members
+from verl_multiturn.records.oddities import are_close, score_fault
 from verl_multiturn.records.repeats import Repeats
 from verl_multiturn.records.rows import checked
 from verl_multiturn.records.schema_1 import in_form_of_2
@@ -320,6 +322,28 @@ class Records:
         runs = {run["start"] for _, run in self._run_files()}
         steps = self._step_lines(("step", "validation"), schema.StepLine)
         return frozenset(runs | {line["start"] for _, _, line in steps} | {line["start"] for line in self.ends()})
+
+    def compare_scores(
+        self, scores: Mapping[str, tuple[float | None, int]], joined: Iterable[Mapping[str, Any]]
+    ) -> None:
+        """Compare the scores of lines with those of joins; a fault names those that differ.
+
+        Args:
+            scores: By request id the score of its line, and the number of its rows.
+            joined: The rows of all joins.
+        """
+        sums: dict[tuple[str, str, int], list[float]] = {}
+        for row in joined:
+            if row.get("score") is not None and row.get("otc_factor") in (None, 1.0):
+                sums.setdefault((str(row["request_id"]), row["start"], row["step"]), []).append(row["score"])
+        found: dict[str, None] = {}
+        for (request_id, _, _), own in sums.items():
+            score, rows = scores.get(request_id, (None, 1))
+            if score is not None and len(own) == rows and not are_close(math.fsum(own), score):
+                found[request_id] = None
+        if found:
+            folder = self.folders[0]
+            self._faults[one_line(score_fault(folder, list(found)))] = None
 
     def _fault_of(self, path: Path, what: str) -> None:
         self._fault(path, None, what)

@@ -10,8 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.records.oddities import place_fault, unbegun_fault
+
 _BITS = {event: 1 << at for at, event in enumerate(("begin", "end", "cancel", "raise", "drop"))}
 """Events of which a conversation has one each."""
+_BEGUN, _ENDED = _BITS["begin"], _BITS["end"]
 
 
 class Repeats:
@@ -21,11 +24,12 @@ class Repeats:
         self._homes: dict[str, str] = {}
         """Request id → path of its files without their endings."""
         self._found: dict[tuple[Path, str], dict[str, None]] = {}
+        self._odd: dict[str, None] = {}
 
     @property
     def faults(self) -> list[str]:
-        """What was left out: a sentence for each file, and the file that has the same conversations."""
-        return [repeat_fault(path, list(ids), home) for (path, home), ids in self._found.items()]
+        """What was left out, a sentence for each file and the one that has the same conversations; and what is odd."""
+        return [*(repeat_fault(path, list(ids), home) for (path, home), ids in self._found.items()), *self._odd]
 
     def is_again(self, request_id: str, path: Path, stem: str) -> bool:
         """Tell whether a conversation is in the files of another stem, too, and note it.
@@ -51,6 +55,8 @@ class Repeats:
             stem: Stem of that file.
         """
         seen: dict[str, int] = {}
+        places: dict[int, str] = {}
+        others: dict[str, None] = {}
         for line in lines:
             request_id = line["request_id"]
             if self.is_again(request_id, path, stem):
@@ -61,7 +67,15 @@ class Repeats:
                     self._note(request_id, path, str(path))
                     continue
                 seen[request_id] = before | bit
+                if line["event"] == "end" and line["offset"] is not None:
+                    at = (line["offset"] << 31) + (line["place"] or 0)
+                    if places.setdefault(at, request_id) != request_id:
+                        others[request_id] = None
             yield dict(line)
+        if unbegun := [name for name, bits in seen.items() if bits & _ENDED and not bits & _BEGUN]:
+            self._odd[unbegun_fault(path, unbegun)] = None
+        if others:
+            self._odd[place_fault(path, list(others))] = None
 
     def note_within(self, request_id: str, path: Path) -> None:
         """Note that a file has the record of a conversation twice."""

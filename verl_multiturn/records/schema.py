@@ -368,9 +368,9 @@ class Line(_Entry):
     why: str = ""
     """Why it was cancelled (`cut`: enough siblings had ended; `cancelled`: the trainer no longer wanted it; `killed`),
     what it raised, why its record was dropped."""
-    offset: Int64 | None = None
+    offset: Annotated[int, Field(ge=0, lt=1 << 62)] | None = None
     """Of `end`: position of the gzip member that holds its record; null: there is none (`record_share`)."""
-    place: Int64 | None = None
+    place: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     """Of `end`: number of the record in its member."""
     summary: Summary | None = None
     """Of `end`: what a table shows of it."""

@@ -17,14 +17,13 @@ import pyarrow.compute as pc
 from verl_multiturn.certificate.check import SAMPLED, Violation
 from verl_multiturn.describe import show
 from verl_multiturn.records import joins
+from verl_multiturn.records.oddities import are_close
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.summaries import summary_of
 
 _OF_LINE = ("request_id", "uid", "number", "rerolled_from", "validation", "step")
 _COLUMNS = ["request_id", "row", "uid", "number", "validation", "score", "otc_factor", "advantages", "trained",
             "untrained"]  # fmt: skip
-_CLOSE = 1e-4
-"""Relative difference of two scores; the trainer holds them as float32 for each token."""
 
 
 class _Joined(NamedTuple):
@@ -81,7 +80,7 @@ class Beside:
         scores = [row.score for row in rows if row.score is not None and row.otc_factor in (None, 1.0)]
         if score is not None and len(scores) == len(record["rows"]):
             joined = math.fsum(scores)
-            if not math.isclose(joined, score, rel_tol=_CLOSE, abs_tol=_CLOSE):
+            if not are_close(joined, score):
                 found.append(f"its line says that it scored {score}, the trainer's join {joined}")
         return [Violation(record["request_id"], None, None, what) for what in found]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from verl_multiturn.errors import CertificateError
+from verl_multiturn.paths import open_regular
 from verl_multiturn.records import schema
 from verl_multiturn.records.files import PACKED, PLAIN, RecordFile, folder_of, record_files
 from verl_multiturn.records.lines import fitted, parse_line, read_lines
@@ -81,6 +82,7 @@ def verify_file(path: Path, beside: Beside | None = None, repeats: Repeats | Non
         if path.exists() and not path.is_file():  # a pipe or a device may have no end
             raise CertificateError(f"{str(path)!r} is no plain file; {_EXPECTED}")
         path = Path(os.path.realpath(path)) if path.is_symlink() and beside.folder is None else path
+        open_regular(path, within=path.parent).close()  # behind a link out are other lines, too
         ends, scores = _lines_of(path)
         for place, at, text in _texts(path):
             if isinstance(text, Member):

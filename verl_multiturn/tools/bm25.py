@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import logging
 import mmap
@@ -34,9 +35,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.paths import open_regular
 from verl_multiturn.row_files import refuse_pointer
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ logger = logging.getLogger(__name__)
 # Part of the hash: raise it when the layout, the tokenizer or the scoring changes.
 _FORMAT = "2"
 _TEXT_SUFFIXES = (".txt", ".md")
+_MOST_BYTES = 1 << 26
+"""Bytes that a document may have, so that a file without an end does not fill the memory."""
 _MOST_QUERY_TOKENS = 128
 _TITLE_CHARACTERS = 200
 _QUOTED = re.compile(r'"(.*\S.*)"')
@@ -218,16 +222,37 @@ def read_documents(corpus: Path) -> Iterator[Document]:
     """
     for file in corpus_files(corpus):
         name = file.relative_to(corpus).as_posix()
-        refuse_pointer(file)
+        with _opened(file, corpus):
+            refuse_pointer(file)
         if file.suffix in _TEXT_SUFFIXES:
-            text = file.read_text(encoding="utf-8-sig", errors="replace").strip()
+            with io.TextIOWrapper(_opened(file, corpus), encoding="utf-8-sig", errors="replace") as opened:
+                text = opened.read().strip()
             first = text.partition("\n")[0].strip("# \t")
             yield Document(name, first[:100] or file.stem, text)
             continue
-        with open(file, "rb") as lines:
-            for number, line in enumerate(lines, start=1):
+        with _opened(file, corpus) as lines:
+            for number, line in enumerate(iter(lambda: lines.readline(_MOST_BYTES + 1), b""), start=1):
+                if len(line) > _MOST_BYTES:
+                    raise ConfigError(
+                        f"{name}:{number}: this line has more than {_MOST_BYTES} bytes; split the document"
+                    )
                 if line.strip():
                     yield _read_line(line, f"{name}:{number}")
+
+
+def _opened(file: Path, corpus: Path) -> BinaryIO:
+    """Open a file of a corpus, which lies in its folder; the links of Hugging Face's cache are followed.
+
+    Raises:
+        ConfigError: It is no plain file, leads out of the folder, or is too long for one document.
+    """
+    whole = corpus.resolve()
+    within = next((each.parent for each in whole.parents if each.name == "snapshots"), whole)
+    opened = open_regular(file, within)
+    if file.suffix in _TEXT_SUFFIXES and (size := os.fstat(opened.fileno()).st_size) > _MOST_BYTES:
+        opened.close()
+        raise ConfigError(f"{str(file)!r} has {size} bytes, and a document at most {_MOST_BYTES}; split it")
+    return opened
 
 
 def _read_line(line: bytes, where: str) -> Document:
@@ -290,9 +315,9 @@ def _corpus_hash(corpus: Path) -> str:
 
     digest = hashlib.sha256(f"{_FORMAT} {bm25s.__version__}".encode())
     for file in corpus_files(corpus):
-        with open(file, "rb") as content:
+        with _opened(file, corpus) as content:
             digest.update(repr(file.relative_to(corpus).as_posix()).encode())
-            digest.update(hashlib.file_digest(content, "sha256").digest())
+            digest.update(hashlib.file_digest(content, "sha256").digest())  # type: ignore[arg-type]
     return digest.hexdigest()[:32]
 
 

@@ -21,10 +21,13 @@ WEIGHTS = (
     ".onnx", ".ot", ".ckpt",
 )  # fmt: skip
 """Ends of the names of files of weights."""
+_OF_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "processor_config.json")
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 _MOST_ENTRIES = 100_000
 _MOST_BYTES = 64 << 20
 """Bytes of a file that is read whole, as configuration and tokenizer are."""
+_CODE, _NAMES_CODE = (".py", ".pyc", ".so"), ("auto_map", "custom_pipelines")
+"""Ends of the names of files of code, and the entries of a model's JSON that name them."""
 _KERNELS = ("attn_implementation", "experts_implementation")
 
 
@@ -46,6 +49,8 @@ def require_plain_model(described: Path, folder: Path, root: Path) -> None:
             f"{str(described / _ADAPTER)!r} lies beside a whole model, and transformers would load the base that it "
             "names in its place; remove it"
         )
+    for name in _OF_TOKENIZER:
+        _require_own_names(described / name)
     config = _read(described / _CONFIG)
     for key, value in _entries(config):
         if any(name in key for name in _KERNELS) and "/" in str(value):
@@ -57,6 +62,22 @@ def require_plain_model(described: Path, folder: Path, root: Path) -> None:
             raise ConfigError(
                 f"{str(described / _CONFIG)!r} names Python files of another repository, which would be fetched and "
                 f"run: {show(str(value))}; put the files into the folder, or remove 'auto_map'"
+            )
+
+
+def _require_own_names(path: Path) -> None:
+    """Refuse a tokenizer's configuration that names a file which is not beside it.
+
+    Raises:
+        ConfigError: It does.
+    """
+    for key, value in _entries(_read(path)):
+        if not (key.endswith("_file") and isinstance(value, str) and os.path.isfile(os.path.expanduser(value))):
+            continue  # older versions of transformers noted where a file lay that is not here
+        if not Path(os.path.realpath(os.path.expanduser(value))).is_relative_to(os.path.realpath(path.parent)):
+            raise ConfigError(
+                f"{str(path)!r} names {show(value)} as its {show(key)}, which lies elsewhere; put the file into the "
+                "folder, and its name alone there"
             )
 
 
@@ -105,6 +126,29 @@ def require_plain_files(folder: Path, root: Path) -> None:
                 f"{show(str(path))} has {found.st_size / 1e6:,.0f} MB, and a file beside the weights at most "
                 f"{_MOST_BYTES / 1e6:.0f}; remove it"
             )
+
+
+def remove_code(folder: Path) -> list[str]:
+    """Remove Python files from a model's folder, and what names them, and return their names.
+
+    Whoever loads it later with `trust_remote_code` takes it for a model of the user's own.
+
+    Args:
+        folder: The folder, which the user has made; its own files are looked at.
+    """
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.name.endswith(_CODE):
+            path.unlink()
+            found.append(show(path.name))
+        elif path.name.endswith(".json") and path.stat().st_size <= _MOST_BYTES:
+            value = _read(path)
+            named = [key for key in _NAMES_CODE if isinstance(value, dict) and key in value]
+            if named:
+                kept = {key: item for key, item in value.items() if key not in named}
+                path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+                found += [f"{key} of {show(path.name)}" for key in named]
+    return found
 
 
 def _below(folder: Path) -> Iterator[Path]:

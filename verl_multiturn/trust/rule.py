@@ -8,6 +8,7 @@ runs of this checkout write, and belongs to this user.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,22 @@ def _configuration(folder: Path) -> Iterator[Path]:
 def _is_of_this_user(path: Path, outputs: Path) -> bool:
     whole = path.resolve(strict=True)
     return whole.is_relative_to(outputs) and whole.stat().st_uid == os.getuid()
+
+
+def import_from_here(*folders: Path, is_trusted: bool = True) -> None:
+    """Let what is imported from now on be found in the current folder, as with `python -m`.
+
+    Args:
+        folders: Folders of models and runs that a command opens. Where the current folder is one of them, lies in one,
+            or is a run that has one, and is not the user's own, nothing is imported from it.
+        is_trusted: Whether the user said `--trust`.
+    """
+    here = Path.cwd().resolve()
+    places = [folder.resolve() for folder in folders]
+    is_theirs = any(here.is_relative_to(place) for place in places)
+    is_theirs |= any(place.is_relative_to(here) for place in places) and any(_configuration(here))
+    if is_trusted or not is_theirs or is_own(here):
+        sys.path.insert(0, str(here))
 
 
 def require_trust(folder: Path, command: str, uses: Sequence[str], is_trusted: bool) -> None:

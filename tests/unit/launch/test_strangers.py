@@ -122,6 +122,22 @@ def test_a_models_own_code_is_run_by_the_flag_alone(
     assert mark.exists()
 
 
+def test_code_of_a_model_that_needs_none_is_left_out(tmp_path: Path, actor: Path) -> None:
+    folder = actor / "huggingface"
+    (folder / "evil.py").write_text("")
+    for name in ("config.json", "tokenizer_config.json"):
+        value = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
+        (folder / name).write_text(json.dumps(value | {"auto_map": {"AutoConfig": "evil.Config"}}))
+    done = exported(tmp_path)
+    assert done.exit_code == 0, done.stderr
+    what = "'evil.py', auto_map of 'tokenizer_config.json'; --trust-remote-code keeps it"
+    assert what in done.stderr
+    assert "auto_map of 'config.json'" in done.stderr
+    out = tmp_path / "out"
+    assert not list(out.glob("*.py"))
+    assert not [path for path in out.glob("*.json") if "auto_map" in path.read_text()]
+
+
 SECRET = "hf_SECRETSECRET"
 
 

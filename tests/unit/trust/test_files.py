@@ -119,3 +119,17 @@ def test_an_index_names_files_of_its_own_folder(model: Path, name: str) -> None:
     (model / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(ConfigError, match="and not a file of the folder itself; write the folder again"):
         weight_files(model)
+
+
+def test_a_tokenizer_names_no_file_that_lies_elsewhere(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "vocab.json").write_text("{}")
+    (tmp_path / "own.txt").write_text("mine")
+    for name in ("/nowhere/special_tokens_map.json", "vocab.json", str(folder / "vocab.json")):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"vocab_file": name}))
+        files.require_plain_model(folder, folder, folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"init": {"vocab_file": str(tmp_path / "own.txt")}}))
+    with pytest.raises(ConfigError, match="lies elsewhere"):
+        files.require_plain_model(folder, folder, folder)

@@ -34,7 +34,17 @@ from verl_multiturn.observe.view.index_cache import (
     kept_at,
     make_room,
 )
-from verl_multiturn.observe.view.index_joins import GIVEN, OF_FATES, OF_JOIN, joined, joined_row, undecided
+from verl_multiturn.observe.view.index_joins import (
+    GIVEN,
+    OF_FATES,
+    OF_JOIN,
+    WHOLE,
+    joined,
+    joined_row,
+    oddities,
+    otherwise_scored,
+    undecided,
+)
 from verl_multiturn.observe.view.index_rows import (
     COLUMNS,
     SCHEMA,
@@ -53,10 +63,11 @@ from verl_multiturn.records.files import LINES as LINES_END
 from verl_multiturn.records.files import STEPS, RecordFile
 from verl_multiturn.records.joins import FOLDER, first_line, is_of, open_join, parse_name, refusal
 from verl_multiturn.records.lines import LONGEST_LINE, read_object
+from verl_multiturn.records.oddities import score_fault
 from verl_multiturn.records.reader import Placed, Records
 from verl_multiturn.records.repeats import repeat_fault
 
-_VERSION = "4"
+_VERSION = "5"
 _PART = 100_000
 """Rows of one part. Only parts that change are copied."""
 _SLICE = 100_000
@@ -92,6 +103,9 @@ class Index:
         """Faults of joins that may yet be taken: the file that names their start may come after them."""
         self._again: dict[tuple[Path, str], dict[str, None]] = {}
         """Conversations that are in two files: the file, and the one that has them first, and their request ids."""
+        self._otherwise: dict[str, None] = {}
+        """Conversations of which a join has another score than their lines."""
+        self._odd: list[str] = []
         self._parts: list[pa.Table] = []
         self._files: list[str] = []
         self._read: dict[str, int] = {}
@@ -115,8 +129,9 @@ class Index:
     @property
     def faults(self) -> dict[str, None]:
         """What could not be read, or was left out: a sentence each."""
-        again = [repeat_fault(path, list(ids), home) for (path, home), ids in self._again.items()]
-        return self._faults | self._refused | dict.fromkeys(map(one_line, again))
+        odd = [repeat_fault(path, list(ids), home) for (path, home), ids in self._again.items()]
+        odd += [score_fault(self.folder, list(self._otherwise))] if self._otherwise else []
+        return self._faults | self._refused | dict.fromkeys(map(one_line, [*odd, *self._odd]))
 
     @property
     def table(self) -> pa.Table:
@@ -154,6 +169,7 @@ class Index:
         if self.version != before or told != self._told:
             self._find_fates(told[2], everywhere=told != self._told)
             self._told, self._touched = told, set()
+            self._odd = oddities(self.table, lambda number: self._place / f"{self._files[number]}{LINES_END}")
             self.version += 1
         return self.version != before
 
@@ -184,6 +200,7 @@ class Index:
         }
         state |= {"identities": self._identities, "ends": self._ends}
         state["faults"] = [list(self._faults), [[str(path), home, *ids] for (path, home), ids in self._again.items()]]
+        state["odd"] = [self._odd, list(self._otherwise)]
         table = self.table.replace_schema_metadata({"verl_multiturn": json.dumps(state)})
         try:
             kept = kept_at(self.folder)
@@ -225,6 +242,7 @@ class Index:
         self._ends = state["ends"]
         self._told, self._looked = state["told"], state["looked"]
         told, again = state["faults"]
+        self._odd, self._otherwise = state["odd"][0], dict.fromkeys(state["odd"][1])
         self._faults = dict.fromkeys(told)
         self._again = {(Path(path), home): dict.fromkeys(ids) for path, home, *ids in again}
 
@@ -445,6 +463,7 @@ class Index:
             known = pc.is_valid(at)
             if not pc.any(known).as_py():
                 continue
+            self._otherwise |= dict.fromkeys(otherwise_scored(part, joined["score"].take(at), joined[WHOLE].take(at)))
             left = pc.and_(left, pc.invert(pc.is_in(joined["request_id"], part["request_id"])))
             for name in GIVEN:
                 values = pc.if_else(known, joined[name].take(at), part[name]).combine_chunks()

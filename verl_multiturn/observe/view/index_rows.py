@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from verl_multiturn.describe import show
 from verl_multiturn.records import schema
 from verl_multiturn.records.lines import defaults
 from verl_multiturn.records.reader import Placed
@@ -93,6 +94,7 @@ def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> None:
     request_id, event, at = line["request_id"], line["event"], float(line["at"])
     score = line.get("score") if event == "score" else None
     number = None if score is None else float(score)
+    place = [_number(line, "offset", 62), _number(line, "place", 31)] if event in _OVER else [None, None]
     row = changed.get(request_id)
     if row is None:
         row = changed[str(request_id)] = [None] * _WIDTH
@@ -106,9 +108,16 @@ def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> None:
     elif row[_EVENT] in (None, "begin"):
         row[_ENDED], row[_EVENT], row[_SAID] = at, event, line.get("why") or ""
         if event in _OVER:
-            row[_OFFSET], row[_PLACE] = line.get("offset"), line.get("place")
+            row[_OFFSET : _OFFSET + 2] = place
             if (summary := line.get("summary")) is not None:
                 _summarize(row, {**_OF_SUMMARY, **summary})
+
+
+def _number(line: Mapping[str, Any], name: str, bits: int) -> int | None:
+    value = line.get(name)
+    if value is not None and (type(value) is not int or value < 0 or value >> bits):
+        raise ValueError(f"{name} is {show(value, 60)}; expected a place in a file")
+    return value
 
 
 def enter_record(changed: dict[str, Row], placed: Placed, file: int) -> None:
