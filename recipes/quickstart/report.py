@@ -22,7 +22,6 @@ from verl_multiturn.observe.metric_files import read_metrics
 from verl_multiturn.observe.progress import REWARD
 from verl_multiturn.records.fates import count, fates_of
 from verl_multiturn.records.joins import figures
-from verl_multiturn.records.joins import read as read_joins
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.reader import Records, read_records
 
@@ -128,7 +127,8 @@ def _of_records(folder: Path, steps: list[dict[str, Any]]) -> dict[str, Any]:
     said = {entry["step"]: entry["data"] for entry in steps}
     requests: dict[bool, set[str]] = {False: set(), True: set()}
     score_diffs, advantage_diffs = [], []
-    for name, table in read_joins([folder]):
+    records = Records(folder)
+    for name, table in records.joins():
         requests[name.validation].update(table["request_id"].drop_null().to_pylist())
         if name.validation or name.step not in said:
             continue
@@ -136,7 +136,6 @@ def _of_records(folder: Path, steps: list[dict[str, Any]]) -> dict[str, Any]:
         diffs = [abs(ours - theirs) for ours, theirs in zip(found, verls, strict=True) if theirs is not None]
         score_diffs += diffs[:1]
         advantage_diffs += diffs[1:]
-    records = Records(folder)
     tokens = sum(len(row["ids"]) for record in records.records() for row in record["rows"])
     kept, lines = _bytes(folder, "*.jsonl.gz", "join/*.parquet"), _bytes(folder, "*.lines.jsonl", "steps.jsonl")
     seconds = sum(entry["data"].get("rollout/records/join_seconds", 0.0) for entry in steps)

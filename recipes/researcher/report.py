@@ -17,8 +17,7 @@ from typing import Any
 from recipes.common.report import report as common_report
 from recipes.researcher.reward import PENALTY
 from verl_multiturn.launch.last_table import figure_text, print_last
-from verl_multiturn.records import joins
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.reader import Records, read_records
 from verl_multiturn.records.rows import columns
 from verl_multiturn.trust.settings import read_settings
 
@@ -80,7 +79,7 @@ def trained(folder: Path) -> list[list[Trained]]:
         KeyError: Of a conversation that was trained, a row is not in the join.
     """
     rows = {}
-    for _, table in joins.read([folder], ["request_id", "row", "score", "advantages"], {"validation": False}):
+    for _, table in Records(folder).joins(["request_id", "row", "score", "advantages"], {"validation": False}):
         rows |= {(row["request_id"], row["row"]): row for row in table.to_pylist()}
     groups: dict[str, list[Trained]] = defaultdict(list)
     for record in read_records(folder):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.integration.trainer_rows import CALL, WritableStore, make_output, make_trainer, put_in_place
-from verl_multiturn.records.joins import figures, read
+from verl_multiturn.records.joins import figures
+from verl_multiturn.records.reader import Records
 from verl_multiturn.records.schema import JOINED, End, RunFile, StepLine
 
 # Importing verl's trainers warns about optional engines that are not installed.
@@ -62,12 +63,12 @@ class Run:
         self.trainer._joining._writer.close()
         return {
             f"{row['uid']}_{row['number']}_{row['row']}": row
-            for _, table in read([self.folder])
+            for _, table in Records(self.folder).joins()
             for row in table.to_pylist()
         }
 
     def figures(self) -> Any:
-        (table,) = [table for _, table in read([self.folder])]
+        (table,) = [table for _, table in Records(self.folder).joins()]
         assert table.schema == JOINED
         return figures(table)
 
