@@ -6,6 +6,8 @@ A test is changed as a whole, with one lot; of a parametrized one each row whose
 from __future__ import annotations
 
 import ast
+import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +26,7 @@ EQUALS = frozenset(
 )
 _NEAR = frozenset({"assertAlmostEqual", "assertAlmostEquals"})
 _DEPTH = 4
+_ROUNDING = 1e-9
 
 
 @dataclass(eq=False)
@@ -104,6 +107,8 @@ def expected_in(source: str) -> Expected | None:
 def decoys_of(expected: Expected, words: frozenset[str]) -> list[list[Decoys]]:
     """Return the decoys of each place of each part, as far as there are any.
 
+    Values of a part that are equal have the same decoys, and change together: one that differed would be the decoy.
+
     Args:
         expected: What the tests of a file expect.
         words: Words and numbers of the row's tree.
@@ -111,15 +116,39 @@ def decoys_of(expected: Expected, words: frozenset[str]) -> list[list[Decoys]]:
     literals, tokens = _said(expected.tree)
     found = []
     for part in expected.parts:
-        some = []
+        alike: dict[tuple[str, Tolerance], list[Place]] = {}
         for place in part.places:
-            own_literals, own_tokens = _said(place.node)
+            alike.setdefault((repr(place.value), place.tolerance), []).append(place)
+        shared = {}
+        for key, places in alike.items():
+            own_literals, own_tokens = Counter[str](), Counter[str]()
+            for node in {id(place.node): place.node for place in places}.values():
+                some_literals, some_tokens = _said(node)
+                own_literals += some_literals
+                own_tokens += some_tokens
             rest = {each for each, count in literals.items() if count > own_literals[each]}
             rest |= {each for each, count in tokens.items() if count > own_tokens[each]}
-            subject = Subject(place.arguments, frozenset(rest), words)
-            some.append(Decoys(place.value, subject, place.tolerance))
-        found.append(some)
+            subject = Subject(tuple(each for place in places for each in place.arguments), frozenset(rest), words)
+            shared[key] = Decoys(places[0].value, subject, places[0].tolerance)
+            if _is_row(part.places):
+                shared[key].exist = False
+        found.append([shared[repr(place.value), place.tolerance] for place in part.places])
     return found
+
+
+def _is_row(places: Sequence[Place]) -> bool:
+    """Return whether three or more numbers are a row of equal steps or factors, so that one that changes shows."""
+    points = []
+    for index, place in enumerate(places):
+        if isinstance(place.value, int | float) and not isinstance(place.value, bool):
+            numbers = [each for each in place.arguments if isinstance(each, int | float)]
+            points.append((float(numbers[0] if len(numbers) == 1 else index), float(place.value)))
+    if len(points) < 3 or len({y for _, y in points}) < 3:
+        return False
+    (x0, y0), (x1, y1) = points[:2]
+    is_line = all(math.isclose((y - y0) * (x1 - x0), (y1 - y0) * (x - x0), rel_tol=_ROUNDING) for x, y in points)
+    factors = itertools.pairwise(y for _, y in points)
+    return is_line or all(math.isclose(b * y0, a * y1, rel_tol=_ROUNDING) for a, b in factors)
 
 
 def _said(tree: ast.AST) -> tuple[Counter[str], Counter[str]]:

@@ -170,17 +170,23 @@ def _choices(part: Part, decoys: Sequence[Decoys]) -> list[list[int]]:
     """Return the values of a part that change together.
 
     One of those that a test which passes has compared with: a value beside it, of which code knows that it is true,
-    then says little of it. Where there is none of these, all of them.
+    then says little of it. Where there is none of these, all of them. Equal ones always change together.
     """
     known = [index for index, each in enumerate(decoys) if each.exist]
-    certain = [[index] for index in known if part.places[index].is_certain][:_MOST_PLACES]
+    equal: dict[int, list[int]] = {}
+    for index in known:
+        equal.setdefault(id(decoys[index]), []).append(index)
+    certain = [some for some in equal.values() if any(part.places[index].is_certain for index in some)][:_MOST_PLACES]
     return certain or ([known] if known else [])
 
 
 def _change(part: Part, decoys: Sequence[Decoys], draw: random.Random, place: int | None) -> None:
     choices = _choices(part, decoys)
+    values: dict[int, object] = {}
     for index in draw.choice(choices) if place is None else choices[place % len(choices)]:
-        other = ast.parse(repr(decoys[index].one(draw)), mode="eval").body
+        if id(decoys[index]) not in values:
+            values[id(decoys[index])] = decoys[index].one(draw)
+        other = ast.parse(repr(values[id(decoys[index])]), mode="eval").body
         node = part.places[index].node
         node.__class__ = other.__class__
         node.__dict__.clear()

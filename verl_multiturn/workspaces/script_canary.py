@@ -6,7 +6,8 @@ over the repair shows in whose files there are canaries:
 - a file of a language that is known by its name or its first line gets one in this language, its text stays;
 - any other file may be read as data or as a program of any language that the script names. So in one run it has a
   canary for the shell, and in one more for each of these languages;
-  In one more, each text in it is a command (of JSON, or behind `=` or `:`);
+  In one more, each text in it is a command (of JSON, or behind `=` or `:`), and in one more bash runs it where it is
+  calculated with, or evaluated;
 - a file that is not there gets one where a glob or a word of the script names it.
 
 Nothing was started: no canary ran, and there was a place for each language that the script names. There is no place:
@@ -46,6 +47,7 @@ _BY_SHELL = re.compile(
 """Where a command begins with such a word."""
 _BY_PYTHON = re.compile(rf"[\"'](?:[\w./-]*/)?({_WORDS})(?=[\"'\s])")
 _STARTS = re.compile(r"\b(?:subprocess|system|popen|spawn\w*|exec[lv]\w*)\b")
+_IMPORT = re.compile(r"\b(?:import|from|-m)[ \t]+(\w[\w.]*(?:[ \t]*,[ \t]*\w[\w.]*)*)")
 _VALUE = re.compile(r"(?m)^([ \t]*[\w.\"'-]+[ \t]*[:=][ \t]*)([\"']?)\S.*$")
 _SCRIPTS = (".sh", ".bash", ".py", ".pl", ".awk", ".mk")
 _APP = re.compile(rf"^(?:/app|{re.escape(FOLDER)})/+")
@@ -265,6 +267,8 @@ def canary_runs(
         unknown = [*data, *(path for path in new if _of(path, "") is None)]
         if unknown and language is not _SHELL and re.search(rf"(?<![\w-])(?:{language.programs})(?![\w-])", said):
             yield run({path: language.alone(texts.get(path, ""), command(path)) for path in unknown})
+    if data:  # bash runs what stands in an index of a number, and in a text that it evaluates
+        yield run({path: f"canary[$({command(path)})]\n" for path in data})
 
 
 def named_program(task: Task, verdict: ScriptVerdict, tree: Mapping[str, bytes], names: Names) -> str:
@@ -336,6 +340,10 @@ def _new_paths(
     said = "\n".join([*scripts.values(), *(f"{name}={value}" for name, value in task.variables.items())])
     words = dict.fromkeys(re.findall(r"[\w.+/~-]*\w", said))
     found |= dict.fromkeys(_APP.sub("", word) for word in words)
+    modules = [word for names in _IMPORT.findall(said) for word in re.findall(r"[\w.]+", names)]
+    files = dict.fromkeys(f"{module.partition('.')[0]}.py" for module in (*modules, "sitecustomize"))
+    found |= files  # Python looks into the current folder first
+    words |= files
     for value in re.findall(r"PATH=[\"']?([^\s\"';]+)", said):  # a program of another one's name
         for folder in value.split(":"):
             above = _APP.sub("", f"{folder}/").rstrip("/")

@@ -220,7 +220,8 @@ class Task(_Part):
             return ""
         if isinstance(self.verdict, PytestVerdict):
             return (
-                "none of its 'tests' has a twin, so code is paid that equals everything; compare with literals, take "
+                "none of its 'tests' has a twin, so code is paid that equals everything: a test needs a literal that "
+                "neither its arguments nor the other values of the test give away; compare with such literals, take "
                 "the verdict 'calls', or write 'unguarded: true' into the verdict"
             )
         return (

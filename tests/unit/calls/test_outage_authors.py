@@ -16,6 +16,8 @@ from tests.faults.answering import Answering, answering
 from tests.idle_loop import skip_waits
 from verl_multiturn import BaseTool, ConfigError, OutageError
 from verl_multiturn.calls.limits import CallLimits, OutageLimits, outage_rules, set_limits
+from verl_multiturn.calls.outages.authorship import Written
+from verl_multiturn.calls.outages.causes import cause_of, next_try_s
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
@@ -210,3 +212,29 @@ async def test_garbage_of_a_judge_is_no_verdict_and_that_of_the_model_is_its_own
     route = {"mine": f"{__name__}.judged_by_a_service"}
     score = await compute_score("mine", "so [1, 2", truth, {"assistant_texts": ["so [1, 2"]}, routes=route)
     assert (score["failed"], score["outage"]) == (1.0, outage)
+
+
+def _of_nobody(error: BaseException, *written: Any) -> str:
+    return cause_of(error, "model", (), Written(written))
+
+
+def test_an_error_that_names_no_address_is_the_models_if_an_argument_is_one() -> None:
+    """So are those of plain sockets and of other processes, which hold no address."""
+    refused = ConnectionRefusedError(111, "Connection refused")
+    assert _of_nobody(refused, {"url": "http://127.0.0.1:9/"}) == "model"
+    assert _of_nobody(refused, {"q": "what is http://127.0.0.1:9/"}) == "outage"
+    assert _of_nobody(refused, {"q": "weather"}) == "outage"
+
+
+def test_what_cannot_be_examined_says_nothing() -> None:
+    """A property that raises is that of nobody."""
+
+    class Odd(ConnectionError):
+        @property
+        def reason(self) -> object:
+            raise RuntimeError("no reason")
+
+        response = status = headers = reason
+
+    assert _of_nobody(Odd("refused"), {"q": "weather"}) == "outage"
+    assert next_try_s(Odd("refused")) is None

@@ -101,3 +101,23 @@ def test_no_comment_says_which_values_are_true() -> None:
     source = "def test_it():\n    # 74 is right\n    assert f(2) == 74  # seventy-four\n"
     assert "#" not in changed(HEAD + source, None)[0]
     assert "#" not in changed(HEAD + source, random.Random(0))[0]
+
+
+def test_equal_values_of_a_test_change_together() -> None:
+    """Else the one that differs would be the decoy."""
+    source = "def test_f():\n    assert f(3, 8) == 685\n    assert f(8, 3) == 685\n    assert f(2, 9) == 959\n"
+    file, found = twins(source, ["test_f"])
+    assert found == {"t.py::test_f": 2}
+    for place in range(2):
+        values = re.findall(r"== (\d+)", file.write(random.Random(place), [True], place))
+        assert values[0] == values[1]
+        assert (values[0] == "685") != (values[2] == "959")
+
+
+@pytest.mark.parametrize(
+    "values", [(375, 548, 721), (721, 548, 375), (137, 274, 548)], ids=["equal steps", "downwards", "equal factors"]
+)
+def test_a_row_of_numbers_in_one_test_has_no_twin(values: tuple[int, ...]) -> None:
+    """One that changes would show beside the others."""
+    source = "def test_f():\n" + "".join(f"    assert f({at}) == {value}\n" for at, value in enumerate(values, 2))
+    assert not twins(source, ["test_f"])[1]

@@ -61,8 +61,8 @@ def test_what_has_a_canary() -> None:
         "tests/test_a.py": "",
     }
     found = runs(one("make && awk -f a.awk answer.txt\n[ -f setup.sh ] && . ./setup.sh", tree))
-    first, second, awk = (each.changed for each in found[:2] + found[-1:])
-    assert len(found) == 4  # the script names make, too
+    first, second, awk = (each.changed for each in found[:2] + found[-2:-1])
+    assert len(found) == 5  # the script names make, too; and bash evaluates
     assert first["run"] == b"#!/bin/bash\n/tmp/0/run 4\necho 1\n"
     assert first["Makefile"] == b"CANARY := $(shell /tmp/0/run 0)\nall:\n"
     assert first["a.awk"] == b'BEGIN { system("/tmp/0/run 1") }\n{ print }\n'
@@ -89,7 +89,7 @@ def test_programs_may_take_the_place_of_others() -> None:
     ],
 )
 def test_a_value_may_be_a_command(text: str, changed: object) -> None:
-    found = runs(one("grep 7 a", {"a": text}))[2:]
+    found = runs(one("grep 7 a", {"a": text}))[2:-1]
     if changed is None:
         assert found == []
     else:
@@ -157,3 +157,13 @@ def test_rows_without_a_guard_are_refused_unless_they_say_so(verdict: dict[str, 
     else:
         task.check_guard()
         assert task.guard == guard
+
+
+def test_bash_runs_what_it_calculates_with() -> None:
+    changed = [each.changed.get("v.txt", b"").decode() for each in runs(one("r=$((v))", {"v.txt": "0\n"}))]
+    assert "canary[$(/tmp/0/run 0)]\n" in changed
+
+
+def test_a_module_that_a_script_imports_has_a_place_where_it_may_be_made() -> None:
+    task = one("PYTHONPATH=lib python3 -c 'import json'", {"d.json": "{}"}, ("d.json", "lib/*.py"))
+    assert "lib/json.py" in runs(task)[0].places

@@ -71,6 +71,8 @@ _PROGRAMS = ("subprocess", "asyncio.subprocess", "pathlib", "verl_multiturn.sand
 """Modules of the objects through which a tool reads what the model's programs and files say."""
 _FILES = ("TextIOWrapper", "BufferedReader")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_NO_BREAKS = dict.fromkeys(map(ord, "\t\r\n"))
+"""What `urlsplit` leaves out of an address."""
 _LEAST = 8
 """Fewest letters and digits of a part of a text that is known again in it."""
 
@@ -97,7 +99,7 @@ def errors_within(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(each))
         yield each
         context = None if each.__suppress_context__ else each.__context__
-        wrapped = (getattr(each, name, None) for name in ("reason", "os_error", "orig"))
+        wrapped = (attribute(each, name) for name in ("reason", "os_error", "orig"))
         members = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
         within = (*members, *wrapped, *each.args, each.__cause__, context)
         found += [one for one in within if isinstance(one, BaseException)]
@@ -115,7 +117,7 @@ def names_address(error: BaseException, written: Sequence[Any]) -> bool:
     if not written:
         return False
     values = list(_leaves(written))
-    addresses = [address for each in errors_within(error) for address in _addresses(each)]
+    addresses = {address for each in errors_within(error) for address in _addresses(each)}
     if not addresses:
         return any(isinstance(value, str) and _URL.match(value.strip()) for value in values)
     return any(_is_address_in(address, values) for address in addresses)
@@ -176,7 +178,7 @@ def _addresses(error: BaseException) -> Iterator[str]:
         is_host = path.endswith(("host", "address"))
         for one in each if isinstance(each, list | tuple) else (each,):  # a pair of host and port; answers on the way
             text = _text_of_address(one).strip().lower()
-            if is_host or _URL.match(text):  # a path below a configured address says nothing
+            if text and (is_host or _URL.match(text)):  # a path below a configured address says nothing
                 yield text
 
 
@@ -199,6 +201,7 @@ def _is_address_in(address: str, values: Sequence[Any]) -> bool:
         return True
     if not host:
         return False
+    texts = [text for text in texts if host in text.translate(_NO_BREAKS)]
     if any(host in (text.strip(), _host(text.strip())) for text in texts):
         return True
     before = r"(?<![\w.-])" if "." in host or ":" in host else "://"  # a plain word may be any word
@@ -310,11 +313,21 @@ def _is_program(value: Any) -> bool:
     return kind.__module__.startswith(_PROGRAMS) or (kind.__module__ == "_io" and kind.__name__ in _FILES)
 
 
+def attribute(holder: Any, name: str) -> Any:
+    """Return an attribute, or the value of a key; None where there is none, or where it raises.
+
+    Args:
+        holder: What has it.
+        name: Its name. A property of a client, such as httpx's `request`, may raise.
+    """
+    try:
+        return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+    except Exception:
+        return None
+
+
 def _at(holder: Any, path: str) -> Any:
     """Return what stands at a path of attributes, whose first one may be a key; None where nothing is."""
     for name in path.split("."):
-        try:
-            holder = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
-        except Exception:  # a property of a client, such as httpx's `request`, may raise
-            return None
+        holder = attribute(holder, name)
     return holder

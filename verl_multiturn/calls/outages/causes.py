@@ -41,6 +41,7 @@ from verl_multiturn.calls.invocation import BusyError, TimedOutError
 from verl_multiturn.calls.outages.authorship import (
     NOTHING,
     Written,
+    attribute,
     came_from,
     errors_within,
     is_of_socket,
@@ -277,7 +278,7 @@ def _is_proxys(error: BaseException) -> bool:
     """Tell whether a proxy on the way to an address fails: it cannot be reached, or wants a password."""
     for each in errors_within(error):
         if _kind_of_client(each) == "proxy":
-            status = re.search(r"(?:\A|failed: )([1-5][0-9]{2})\b", str(getattr(each, "status", "") or each))
+            status = re.search(r"(?:\A|failed: )([1-5][0-9]{2})\b", str(attribute(each, "status") or each))
             return status is None or status_kind(int(status[1])) == "network"
     return False
 
@@ -325,8 +326,8 @@ def next_try_s(error: BaseException) -> float | None:
     for each in _chain(error):
         if isinstance(each, OutageError) and each.next_try_s is not None:
             return each.next_try_s
-        for holder in (each, getattr(each, "response", None)):
-            headers = getattr(holder, "headers", None)
+        for holder in (each, attribute(each, "response")):
+            headers = attribute(holder, "headers")
             if (
                 isinstance(headers, Mapping | Message)
                 and (found := retry_after_s(headers.get("retry-after"))) is not None
@@ -364,7 +365,7 @@ def _kind_of_client(error: BaseException) -> _Kind | None:
 
 def _inner(error: BaseException) -> BaseException | None:
     """Return the error that an error of a client wraps, or was raised from; None: there is none."""
-    within = (getattr(error, "reason", None), getattr(error, "os_error", None), *error.args[:1], error.__cause__)
+    within = (attribute(error, "reason"), attribute(error, "os_error"), *error.args[:1], error.__cause__)
     return next((each for each in within if isinstance(each, BaseException) and each is not error), None)
 
 
@@ -382,7 +383,7 @@ def _is_no_such_host(error: BaseException) -> bool:
 
 
 def _status(error: Any) -> int | None:
-    found = (getattr(each, name, None) for each in (error, getattr(error, "response", None)) for name in _STATUS)
+    found = (attribute(each, name) for each in (error, attribute(error, "response")) for name in _STATUS)
     return next((each for each in found if isinstance(each, int)), None)
 
 
