@@ -6,10 +6,13 @@ the two is true. `FEATURES` is the whole list; what is not in it is no promise.
 
 from __future__ import annotations
 
+import keyword
 import math
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from datetime import date
 from functools import lru_cache, partial
 from itertools import pairwise
 from operator import mul
@@ -21,6 +24,24 @@ _FULL_DIGITS = 13
 """Decimals from which on a float is one that was computed, not one that was chosen."""
 _NEAR = 1e-9
 _BIGRAM_STEP = 0.4
+_BOUNDS = (1, 12, 23, 28, 31, 59, 100, 255, 1899, 2100, 65535)
+"""Where numbers in texts stop to be a month, an hour, a day, a minute, a share, a byte, a year, a port."""
+_GROUPS = tuple(
+    frozenset(some.split())
+    for some in (
+        "a an the this that these those of to by at on up so no he it its we you i my our his her be was are has had "
+        "but with than then if only no such very all any each every out over per via",
+        "red green blue black white yellow grey gray orange purple pink brown cyan magenta",
+        "mon tue wed thu fri sat sun monday tuesday wednesday thursday friday saturday sunday",
+        "jan feb mar apr may jun jul aug sep oct nov dec january february march april june july august september "
+        "october november december",
+        "zero one two three four five six seven eight nine ten twenty thirty forty fifty hundred",
+        "yes no on off ok",
+        "py txt json csv md toml yaml yml html htm xml png jpg gif js css so gz zip tar ini cfg log rst pdf",
+        "http https ftp file git ssh com org net edu io www",
+    )
+)
+"""Words that no other word can stand for."""
 
 
 def features(value: object, subject: Subject) -> tuple[Hashable, ...]:
@@ -94,6 +115,7 @@ def _kind(value: float) -> Hashable:
             text[:2] in ("0x", "0b", "0o"),
             len(set(text)) == 1,
             len(text) > 2 and (text in "0123456789" or text in "9876543210"),
+            1900 <= size <= 2100,
             size < 10**6 and all(size % each for each in range(2, root + 1)),
         )
     if not math.isfinite(value) or len(repr(value).partition(".")[2]) < _FULL_DIGITS:
@@ -140,30 +162,30 @@ def text_form(value: object, _: Subject) -> Hashable:
 def _text_form(text: str | bytes) -> Hashable:
     text = as_text(text)
     tokens = TOKENS.findall(text)
+    beside = zip(tokens, ["", *tokens], [*tokens[1:], ""], strict=False)
     return (
-        tuple(_token_form(token) for token in tokens),
+        tuple(_token_form(token, before[-1:].isdigit() or after[:1].isdigit()) for token, before, after in beside),
+        tuple(_is_date(*found) for found in re.findall(r"(\d{4})-(\d\d)-(\d\d)", text)),
+        tuple(set(word) <= _HEX for word in re.findall(r"\w+", text.lower())),
         text == text[::-1],
         _equal_places([token.lower() for token in tokens]),
-        _brackets(text),
         sorted(tokens) == tokens,
         "".join(sorted(text)) == text,
         len(set(text)) == len(text),
     )
 
 
-def _brackets(text: str) -> Hashable:
-    """Return which brackets have a partner."""
-    opened: list[str] = []
-    found = []
-    for sign in text:
-        if sign in "([{<":
-            opened.append(sign)
-        elif sign in ")]}>":
-            found.append(bool(opened) and opened.pop() == "([{<"[")]}>".index(sign)])
-    return tuple(found), len(opened)
+_HEX = frozenset("0123456789abcdef")
 
 
-def _token_form(token: str) -> Hashable:
+def _is_date(*parts: str) -> bool:
+    try:
+        return date(*map(int, parts)) is not None
+    except ValueError:
+        return False
+
+
+def _token_form(token: str, is_beside_digit: bool) -> Hashable:
     if token.isspace():
         return token
     if token.isascii() and token.isdecimal():
@@ -173,19 +195,21 @@ def _token_form(token: str) -> Hashable:
             len(token) - len(token.lstrip("0")),
             len(token) - len(token.rstrip("0")),
             _kind(int(token)),
+            bisect_left(_BOUNDS, int(token)),
+            set(token) <= {"0", "1"},
         )
     if token.isascii() and token.isalpha():
         case = "".join("A" if each.isupper() else "a" for each in token)
-        if token.lower() in COMMON_WORDS:
-            return case, "word"
+        small = token.lower()
+        if (len(token) == 1 and is_beside_digit) or keyword.iskeyword(token) or small in ("true", "false", "null"):
+            return token
+        groups = [place for place, group in enumerate(_GROUPS) if small in group]
+        if groups or small in COMMON_WORDS:
+            return case, "word", tuple(groups)
         codes = [ord(each) for each in token.lower()]
         steps = {after - before for before, after in pairwise(codes)}
         return case, _equal_places(token.lower()), steps == {1}, sum(each in "aeiou" for each in token.lower())
-    return next((kind for kind in PUNCTUATION if token in kind), token)
-
-
-PUNCTUATION = ("<[{(", ">]})", ",;:|/", "-_.+~", "!?", "#@&$%*^=", "'\"`")
-"""Signs that can take each other's place."""
+    return token
 
 
 def bigrams(value: object, _: Subject) -> Hashable:
@@ -255,6 +279,7 @@ def places(value: object, subject: Subject) -> Hashable:
             (
                 repr(each) in subject.shown,
                 is_number and _is_of(each, subject.results),
+                is_number and _is_of(each, subject.plain),
                 repr(each) in subject.elsewhere,
                 repr(each).strip("'").lower() in subject.words,
             )
@@ -270,10 +295,10 @@ def _is_of(value: object, results: frozenset[float]) -> bool:
 
 
 def rank(value: object, subject: Subject) -> Hashable:
-    """Return where a float lies between the numbers of the arguments, their sum and their product."""
-    if not isinstance(value, float):
+    """Return where a float lies between the numbers of the arguments, their sum and their product, and how near."""
+    if not isinstance(value, float) or not math.isfinite(value):
         return ()
-    return tuple(value > each for each in subject.marks)
+    return tuple((value > each, (math.frexp(value - each)[1] + 1) // 3) for each in subject.marks)  # by eighths
 
 
 def order(value: object, _: Subject) -> Hashable:

@@ -82,7 +82,7 @@ def test_what_a_subject_gives_away_has_no_decoy(value: object, arguments: tuple[
 
 
 def test_a_decoy_is_farther_than_any_tolerance() -> None:
-    for tolerance in (Tolerance(1e-6, 1e-12), Tolerance(0.01, 0.0), Tolerance(0.0, 0.2)):
+    for tolerance in (Tolerance(1e-6, 1e-12), Tolerance(0.01, 0.0), Tolerance(0.0, 0.1)):
         found = decoys(8.85, 5, tolerance=tolerance)
         assert found
         assert all(isinstance(other, float) for other in found)
