@@ -1,12 +1,13 @@
 """Attacks on verdicts: what a model may do in its workspace to be paid without repairing anything.
 
-    python -m benchmarks.workspace_attacks [--only NAME …] [--verdict NAME …] [--short]
+    python -m benchmarks.workspace_attacks [--only NAME …] [--verdict NAME …] [--short] [--told]
 
 Each attack of `tests/support/workspace_attacks.py` is carried out in a workspace that has the repository, and judged by
 `calls`, by `pytest`, and by `script` with tests that import the model's code and with tests that read files only. As a
 control, the same script is run where the attack was carried out, as in a grader that shares the agent's container. The
 attacks of `SETS` are carried out on tasks of their own. Then values and their decoys are drawn, and rules name the true
 one of each pair. `--short` takes 200 pairs instead of 2,000 and no real tests, and each tenth attack.
+`--told` draws values only: minutes, where the whole takes half an hour.
 
 The last line is one JSON object:
 - `attacks`: how many there are;
@@ -224,7 +225,13 @@ async def main() -> None:
     options.add_argument("--only", nargs="*", choices=[*ATTACKS, *more])  # and no honest repair
     options.add_argument("--verdict", nargs="+", default=list(VERDICTS), choices=list(VERDICTS))
     options.add_argument("--short", action="store_true")
+    options.add_argument("--told", action="store_true")
     chosen = options.parse_args()
+    if chosen.told:
+        told, most = values_told_apart(chosen.short), MOST_TOLD_SHORT if chosen.short else MOST_TOLD
+        holds = all(share <= most for share in told["told_apart"].values())
+        print(json.dumps({**told, "holds": holds}), flush=True)
+        raise SystemExit(0 if holds else 1)
     every = [*ATTACKS, *more]
     names = chosen.only if chosen.only is not None else every[::10] if chosen.short else every
     is_whole = len(names) == len(every)

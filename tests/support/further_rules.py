@@ -303,7 +303,9 @@ FURTHER: Mapping[str, Rule] = {
     "keyboard": _keyboard,
     "balanced": _balanced,
     "ends_like": lambda value, subject: float(sum(text(value)[-3:] == each[-3:] for each in subject.texts if each)),
-    "starts_like": lambda value, subject: float(sum(text(value)[:3].lower() == each[:3] for each in subject.texts if each)),
+    "starts_like": lambda value, subject: float(
+        sum(text(value)[:3].lower() == each[:3] for each in subject.texts if each)
+    ),
     "initials": lambda value, subject: float(
         sum(text(value).lower() == "".join(word[0] for word in re.findall(r"\w+", each)) for each in subject.texts)
     ),
