@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from verl_multiturn.workspaces.common_words import COMMON_WORDS
-from verl_multiturn.workspaces.features import FEATURES, INVERTED, features
+from verl_multiturn.workspaces.features import CLOSING, FEATURES, GROUPS, INVERTED, OPENING, features, groups_of
 from verl_multiturn.workspaces.subject import TOKENS, Subject, as_text, flat
 
 _STEPS = 30
@@ -32,8 +32,8 @@ _OFTEN = (24, 25, 14, 9, 6, 5, 4, 3, 3, 3)
 """How often the numbers from 0 to 9 are expected in tests. A decoy that is a rarer number than the true one says so."""
 _LETTERS = {letter: 26 - place for place, letter in enumerate("etaoinshrdlcumwfgypbvkjxqz")}
 """How often letters are in words, likewise."""
-_NAMES = {"a": 8, "b": 6, "c": 5, "d": 3, "e": 2, "f": 2, "x": 4, "y": 2}
-"""How often single letters are; others are 1."""
+_NAMES = {"a": 8, "b": 6, "c": 5, "d": 3, "e": 2, "f": 2, "x": 4, "y": 2, "(": 2, ")": 2, "[": 2, "]": 2}
+"""How often single letters and brackets are; others are 1."""
 _DECREASE = 0.8
 
 
@@ -269,7 +269,7 @@ def _whole_of(to: object, value: float) -> int | None:
 
 def _text(value: str, subject: Subject, draw: random.Random) -> str:
     tokens = TOKENS.findall(value)
-    solid = [place for place, token in enumerate(tokens) if token.isalnum()]
+    solid = [place for place, token in enumerate(tokens) if token.isalnum() or token in OPENING + CLOSING]
     if not solid:
         return value
     if len(solid) > 1 and draw.random() < 0.15:
@@ -280,6 +280,10 @@ def _text(value: str, subject: Subject, draw: random.Random) -> str:
     for place in draw.sample(solid, draw.randint(1, min(4, len(solid)))):
         token = tokens[place]
         instead.setdefault(token, _token(token, subject, draw))
+    for sign, other in list(instead.items()):  # and a bracket its own other one
+        for some, partners in ((OPENING, CLOSING), (CLOSING, OPENING)):
+            if sign in some:
+                instead[partners[some.index(sign)]] = partners[some.index(other)]
     return "".join(instead.get(token, token) for token in tokens)
 
 
@@ -287,17 +291,27 @@ def _token(token: str, subject: Subject, draw: random.Random) -> str:
     if token.isdigit():
         return "".join(each if draw.random() < 0.4 else draw.choice("0123456789") for each in token)
     if token.isascii() and token.isalpha():
-        pool = _vocabulary(subject.words, subject.elsewhere, subject.argument_words).get(len(token), ())
+        pool = _of_groups().get((len(token), groups_of(token.lower()))) or _vocabulary(
+            subject.words, subject.elsewhere, subject.argument_words
+        ).get(len(token), ())
         if len(token) > 1 and pool and draw.random() < 0.8:
             other = draw.choice(pool)
         else:
             other = "".join(each if draw.random() < 0.3 else _letter(each, draw) for each in token.lower())
         return "".join(new.upper() if old.isupper() else new for old, new in zip(token, other, strict=True))
-    return token
+    return draw.choice(next((kind for kind in (OPENING, CLOSING) if token in kind), token))
 
 
 def _letter(letter: str, draw: random.Random) -> str:
     return draw.choice("aeiou" if letter in "aeiou" else "bcdfghjklmnpqrstvwxyz")
+
+
+@lru_cache(maxsize=1)
+def _of_groups() -> Mapping[tuple[int, object], Sequence[str]]:
+    found: dict[tuple[int, object], list[str]] = {}
+    for word in sorted(frozenset().union(*GROUPS)):
+        found.setdefault((len(word), groups_of(word)), []).append(word)
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -26,7 +26,7 @@ _NEAR = 1e-9
 _BIGRAM_STEP = 0.4
 _BOUNDS = (1, 12, 23, 28, 31, 59, 100, 255, 1899, 2100, 65535)
 """Where numbers in texts stop to be a month, an hour, a day, a minute, a share, a byte, a year, a port."""
-_GROUPS = tuple(
+GROUPS = tuple(
     frozenset(some.split())
     for some in (
         "a an the this that these those of to by at on up so no he it its we you i my our his her be was are has had "
@@ -36,7 +36,7 @@ _GROUPS = tuple(
         "jan feb mar apr may jun jul aug sep oct nov dec january february march april june july august september "
         "october november december",
         "zero one two three four five six seven eight nine ten twenty thirty forty fifty hundred",
-        "yes no on off ok",
+        "yes no off ok",
         "py txt json csv md toml yaml yml html htm xml png jpg gif js css so gz zip tar ini cfg log rst pdf",
         "http https ftp file git ssh com org net edu io www",
     )
@@ -164,7 +164,11 @@ def _text_form(text: str | bytes) -> Hashable:
     tokens = TOKENS.findall(text)
     beside = zip(tokens, ["", *tokens], [*tokens[1:], ""], strict=False)
     return (
-        tuple(_token_form(token, before[-1:].isdigit() or after[:1].isdigit()) for token, before, after in beside),
+        tuple(
+            _bracket(*some) or _token_form(some[0], some[1][-1:].isdigit() or some[2][:1].isdigit()) for some in beside
+        ),
+        _brackets(text),
+        "</" in text and text,
         tuple(_is_date(*found) for found in re.findall(r"(\d{4})-(\d\d)-(\d\d)", text)),
         tuple(set(word) <= _HEX for word in re.findall(r"\w+", text.lower())),
         text == text[::-1],
@@ -178,11 +182,44 @@ def _text_form(text: str | bytes) -> Hashable:
 _HEX = frozenset("0123456789abcdef")
 
 
+OPENING, CLOSING = "<[{(", ">]})"
+"""Signs that can take each other's place around a word."""
+
+
+def _bracket(token: str, before: str, after: str) -> str:
+    """Return the kind of a bracket around a word; an empty text for another token."""
+    if token in OPENING and after[:1].isalpha() and not before[-1:].isalnum():
+        return OPENING
+    return CLOSING if token in CLOSING and before[-1:].isalpha() and not after[:1].isalnum() else ""
+
+
+def _brackets(text: str) -> Hashable:
+    """Return which brackets have a partner."""
+    opened: list[str] = []
+    found = []
+    for sign in text:
+        if sign in OPENING:
+            opened.append(sign)
+        elif sign in CLOSING:
+            found.append(bool(opened) and opened.pop() == OPENING[CLOSING.index(sign)])
+    return tuple(found), len(opened)
+
+
 def _is_date(*parts: str) -> bool:
     try:
         return date(*map(int, parts)) is not None
     except ValueError:
         return False
+
+
+@lru_cache(maxsize=4096)
+def groups_of(word: str) -> Hashable:
+    """Return the places of the groups that a word is in.
+
+    Args:
+        word: The word, in small letters.
+    """
+    return tuple(place for place, group in enumerate(GROUPS) if word in group)
 
 
 def _token_form(token: str, is_beside_digit: bool) -> Hashable:
@@ -203,9 +240,9 @@ def _token_form(token: str, is_beside_digit: bool) -> Hashable:
         small = token.lower()
         if (len(token) == 1 and is_beside_digit) or keyword.iskeyword(token) or small in ("true", "false", "null"):
             return token
-        groups = [place for place, group in enumerate(_GROUPS) if small in group]
+        groups = groups_of(small)
         if groups or small in COMMON_WORDS:
-            return case, "word", tuple(groups)
+            return case, "word", groups
         codes = [ord(each) for each in token.lower()]
         steps = {after - before for before, after in pairwise(codes)}
         return case, _equal_places(token.lower()), steps == {1}, sum(each in "aeiou" for each in token.lower())
@@ -298,7 +335,8 @@ def rank(value: object, subject: Subject) -> Hashable:
     """Return where a float lies between the numbers of the arguments, their sum and their product, and how near."""
     if not isinstance(value, float) or not math.isfinite(value):
         return ()
-    return tuple((value > each, (math.frexp(value - each)[1] + 1) // 3) for each in subject.marks)  # by eighths
+    near = [(math.frexp(value - each)[1] + 1) // 3 for each in subject.marks[1:3]]  # eight times as near is another one
+    return tuple(value > each for each in subject.marks), tuple(near)
 
 
 def order(value: object, _: Subject) -> Hashable:
