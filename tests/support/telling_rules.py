@@ -89,10 +89,12 @@ def _entropy(shown: str) -> float:
     return -sum(n / len(shown) * math.log(n / len(shown)) for n in Counter(shown).values()) if shown else 0.0
 
 
+_BIGRAMS = Counter(a + b for word in COMMON_WORDS for a, b in pairwise(word))
+
+
 def _bigrams(shown: str) -> float:
-    pairs = Counter(a + b for word in COMMON_WORDS for a, b in pairwise(word))
     own = [a + b for a, b in pairwise(shown.lower())]
-    return statistics.fmean(math.log(1 + pairs[each]) for each in own) if own else 0.0
+    return statistics.fmean(math.log(1 + _BIGRAMS[each]) for each in own) if own else 0.0
 
 
 def _is_prime(size: float) -> bool:

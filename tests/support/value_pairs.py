@@ -180,6 +180,11 @@ def _one(draw: random.Random) -> int:
     return draw.choice([draw.randint(1, 9), draw.randint(1, 40), draw.randint(10, 400)])
 
 
+def _many(draw: random.Random) -> int:
+    """Return one of so many numbers that a few words do not make most of the values."""
+    return draw.randint(1, 3000)
+
+
 def _decimal(draw: random.Random) -> float:
     return round(draw.uniform(0.1, 30), draw.choice([1, 2, 3]))
 
@@ -329,6 +334,9 @@ _MAKERS: Mapping[str, Sequence[_Maker]] = {
             lambda a: f"{a} of {a * 3}",
             lambda a: f"v{a}.{a % 7}.{a % 3}",
             lambda a: f"2{a:03d}-0{a % 9 + 1}-1{a % 10}",
+        ),
+        *_of(
+            _many,
             lambda a: _word_of(a * 3),
             lambda a: f"{_word_of(a)} {_word_of(a * 3)}",
             lambda a: f"{_word_of(a * 2)}: {_word_of(a)} is not {_word_of(a * 3)}",
@@ -357,6 +365,9 @@ _MAKERS: Mapping[str, Sequence[_Maker]] = {
             _one,
             lambda a: hex(a * 991).encode(),
             lambda a: str(a * 17).encode(),
+        ),
+        *_of(
+            _many,
             lambda a: _word_of(a * 3).encode(),
             lambda a: f"{_word_of(a)}={a}".encode(),
             lambda a: f"{_word_of(a + 5).upper()} /{_word_of(a * 2)}/{a}".encode(),
@@ -399,10 +410,10 @@ _MAKERS: Mapping[str, Sequence[_Maker]] = {
             lambda a: [int(each) for each in str(a * 37)],
             lambda a: [n for n in range(1, a + 1) if a % n == 0][:9],
             lambda a: (a * 5 % 31, a * 11 % 41),
-            lambda a: [_word_of(a), _word_of(a * 3)],
             lambda a: [[a % 7, a % 5], [a % 3, a % 11]],
             lambda a: [a * 0.5, a * 0.7],
         ),
+        *_of(_many, lambda a: [_word_of(a), _word_of(a * 3)]),
     ],
     "dictionary": [
         *_of(
@@ -421,7 +432,7 @@ _MAKERS: Mapping[str, Sequence[_Maker]] = {
             lambda x: {_word_of(x[0]): [e for e in x if e % 2 == 0], _word_of(len(x)): [e for e in x if e % 2]},
         ),
         *_of(
-            _one,
+            _many,
             lambda a: {_word_of(a): a * 7 % 101, _word_of(a * 2): a * 13 % 97},
             lambda a: {_word_of(a * 3): _word_of(a * 5), _word_of(a * 7): _word_of(a * 11)},
             lambda a: {_word_of(a * 5): [a % 5, a * 3 % 17], _word_of(a * 11): _word_of(a)},

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from verl_multiturn.workspaces.common_words import COMMON_WORDS
-from verl_multiturn.workspaces.features import FEATURES, INVERTED, PUNCTUATION, features
+from verl_multiturn.workspaces.features import CLOSING, FEATURES, GROUPS, INVERTED, OPENING, features, groups_of
 from verl_multiturn.workspaces.subject import TOKENS, Subject, as_text, flat
 
 _STEPS = 30
@@ -30,9 +30,10 @@ _COMPUTED = 14
 """Characters of a float from which on it was computed."""
 _OFTEN = (24, 25, 14, 9, 6, 5, 4, 3, 3, 3)
 """How often the numbers from 0 to 9 are expected in tests. A decoy that is a rarer number than the true one says so."""
-_SIGNS = {"a": 8, "b": 6, "c": 5, "d": 3, "e": 2, "f": 2, "x": 4, "y": 2, "(": 5, ")": 5, "[": 3, "]": 3, ",": 8,
-          ":": 5, "/": 3, "-": 5, "_": 6, ".": 8, "!": 2, "'": 3, '"': 2, "=": 4, "*": 2, "%": 2}  # fmt: skip
-"""How often single letters and signs are, likewise; others are 1."""
+_LETTERS = {letter: 26 - place for place, letter in enumerate("etaoinshrdlcumwfgypbvkjxqz")}
+"""How often letters are in words, likewise."""
+_NAMES = {"a": 8, "b": 6, "c": 5, "d": 3, "e": 2, "f": 2, "x": 4, "y": 2, "(": 2, ")": 2, "[": 2, "]": 2}
+"""How often single letters and brackets are; others are 1."""
 _DECREASE = 0.8
 
 
@@ -158,7 +159,7 @@ def _weight(value: object) -> float:
 def _weight_of(value: object) -> float:
     if isinstance(value, str | bytes):
         return sum(_weight_of_token(token) for token in TOKENS.findall(as_text(value)))
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
         return 0.0
     if abs(value) < 10 and value == int(value):
         return math.log(_OFTEN[abs(int(value))])
@@ -172,7 +173,9 @@ def _weight_of_token(token: str) -> float:
     if token.isascii() and token.isdecimal():
         return _weight_of(int(token)) if len(token) < 7 else 0.0
     if len(token) == 1:
-        return math.log(_SIGNS.get(token.lower(), 1))
+        return math.log(_NAMES.get(token.lower(), 1))
+    if token.isascii() and token.isalpha() and token.lower() not in COMMON_WORDS:
+        return sum(math.log(_LETTERS[each]) for each in token.lower())
     return 0.0
 
 
@@ -266,7 +269,7 @@ def _whole_of(to: object, value: float) -> int | None:
 
 def _text(value: str, subject: Subject, draw: random.Random) -> str:
     tokens = TOKENS.findall(value)
-    solid = [place for place, token in enumerate(tokens) if not token.isspace()]
+    solid = [place for place, token in enumerate(tokens) if token.isalnum() or token in OPENING + CLOSING]
     if not solid:
         return value
     if len(solid) > 1 and draw.random() < 0.15:
@@ -277,11 +280,10 @@ def _text(value: str, subject: Subject, draw: random.Random) -> str:
     for place in draw.sample(solid, draw.randint(1, min(4, len(solid)))):
         token = tokens[place]
         instead.setdefault(token, _token(token, subject, draw))
-    brackets = {sign: pair for sign, pair in instead.items() if sign in "<[{()}]>"}
-    for sign, pair in brackets.items():  # and a bracket its own other one
-        for opening, closing in (PUNCTUATION[:2], PUNCTUATION[1::-1]):
-            if sign in opening and pair in opening:
-                instead[closing[opening.index(sign)]] = closing[opening.index(pair)]
+    for sign, other in list(instead.items()):  # and a bracket its own other one
+        for some, partners in ((OPENING, CLOSING), (CLOSING, OPENING)):
+            if sign in some:
+                instead[partners[some.index(sign)]] = partners[some.index(other)]
     return "".join(instead.get(token, token) for token in tokens)
 
 
@@ -289,17 +291,27 @@ def _token(token: str, subject: Subject, draw: random.Random) -> str:
     if token.isdigit():
         return "".join(each if draw.random() < 0.4 else draw.choice("0123456789") for each in token)
     if token.isascii() and token.isalpha():
-        pool = _vocabulary(subject.words, subject.elsewhere, subject.argument_words).get(len(token), ())
+        pool = _of_groups().get((len(token), groups_of(token.lower()))) or _vocabulary(
+            subject.words, subject.elsewhere, subject.argument_words
+        ).get(len(token), ())
         if len(token) > 1 and pool and draw.random() < 0.8:
             other = draw.choice(pool)
         else:
             other = "".join(each if draw.random() < 0.3 else _letter(each, draw) for each in token.lower())
         return "".join(new.upper() if old.isupper() else new for old, new in zip(token, other, strict=True))
-    return draw.choice(next((kind for kind in PUNCTUATION if token in kind), token))
+    return draw.choice(next((kind for kind in (OPENING, CLOSING) if token in kind), token))
 
 
 def _letter(letter: str, draw: random.Random) -> str:
     return draw.choice("aeiou" if letter in "aeiou" else "bcdfghjklmnpqrstvwxyz")
+
+
+@lru_cache(maxsize=1)
+def _of_groups() -> Mapping[tuple[int, object], Sequence[str]]:
+    found: dict[tuple[int, object], list[str]] = {}
+    for word in sorted(frozenset().union(*GROUPS)):
+        found.setdefault((len(word), groups_of(word)), []).append(word)
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -6,10 +6,13 @@ the two is true. `FEATURES` is the whole list; what is not in it is no promise.
 
 from __future__ import annotations
 
+import keyword
 import math
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from datetime import date
 from functools import lru_cache, partial
 from itertools import pairwise
 from operator import mul
@@ -21,6 +24,24 @@ _FULL_DIGITS = 13
 """Decimals from which on a float is one that was computed, not one that was chosen."""
 _NEAR = 1e-9
 _BIGRAM_STEP = 0.4
+_BOUNDS = (1, 12, 23, 28, 31, 59, 100, 255, 1899, 2100, 65535)
+"""Where numbers in texts stop to be a month, an hour, a day, a minute, a share, a byte, a year, a port."""
+GROUPS = tuple(
+    frozenset(some.split())
+    for some in (
+        "a an the this that these those of to by at on up so no he it its we you i my our his her be was are has had "
+        "but with than then if only no such very all any each every out over per via",
+        "red green blue black white yellow grey gray orange purple pink brown cyan magenta",
+        "mon tue wed thu fri sat sun monday tuesday wednesday thursday friday saturday sunday",
+        "jan feb mar apr may jun jul aug sep oct nov dec january february march april june july august september "
+        "october november december",
+        "zero one two three four five six seven eight nine ten twenty thirty forty fifty hundred",
+        "yes no off ok",
+        "py txt json csv md toml yaml yml html htm xml png jpg gif js css so gz zip tar ini cfg log rst pdf",
+        "http https ftp file git ssh com org net edu io www",
+    )
+)
+"""Words that no other word can stand for."""
 
 
 def features(value: object, subject: Subject) -> tuple[Hashable, ...]:
@@ -94,6 +115,7 @@ def _kind(value: float) -> Hashable:
             text[:2] in ("0x", "0b", "0o"),
             len(set(text)) == 1,
             len(text) > 2 and (text in "0123456789" or text in "9876543210"),
+            1900 <= size <= 2100,
             size < 10**6 and all(size % each for each in range(2, root + 1)),
         )
     if not math.isfinite(value) or len(repr(value).partition(".")[2]) < _FULL_DIGITS:
@@ -140,15 +162,35 @@ def text_form(value: object, _: Subject) -> Hashable:
 def _text_form(text: str | bytes) -> Hashable:
     text = as_text(text)
     tokens = TOKENS.findall(text)
+    beside = zip(tokens, ["", *tokens], [*tokens[1:], ""], strict=False)
     return (
-        tuple(_token_form(token) for token in tokens),
+        tuple(
+            _bracket(*some) or _token_form(some[0], some[1][-1:].isdigit() or some[2][:1].isdigit()) for some in beside
+        ),
+        _brackets(text),
+        "</" in text and text,
+        tuple(_is_date(*found) for found in re.findall(r"(\d{4})-(\d\d)-(\d\d)", text)),
+        tuple(set(word) <= _HEX for word in re.findall(r"\w+", text.lower())),
         text == text[::-1],
         _equal_places([token.lower() for token in tokens]),
-        _brackets(text),
         sorted(tokens) == tokens,
         "".join(sorted(text)) == text,
         len(set(text)) == len(text),
     )
+
+
+_HEX = frozenset("0123456789abcdef")
+
+
+OPENING, CLOSING = "<[{(", ">]})"
+"""Signs that can take each other's place around a word."""
+
+
+def _bracket(token: str, before: str, after: str) -> str:
+    """Return the kind of a bracket around a word; an empty text for another token."""
+    if token in OPENING and after[:1].isalpha() and not before[-1:].isalnum():
+        return OPENING
+    return CLOSING if token in CLOSING and before[-1:].isalpha() and not after[:1].isalnum() else ""
 
 
 def _brackets(text: str) -> Hashable:
@@ -156,14 +198,31 @@ def _brackets(text: str) -> Hashable:
     opened: list[str] = []
     found = []
     for sign in text:
-        if sign in "([{<":
+        if sign in OPENING:
             opened.append(sign)
-        elif sign in ")]}>":
-            found.append(bool(opened) and opened.pop() == "([{<"[")]}>".index(sign)])
+        elif sign in CLOSING:
+            found.append(bool(opened) and opened.pop() == OPENING[CLOSING.index(sign)])
     return tuple(found), len(opened)
 
 
-def _token_form(token: str) -> Hashable:
+def _is_date(*parts: str) -> bool:
+    try:
+        return date(*map(int, parts)) is not None
+    except ValueError:
+        return False
+
+
+@lru_cache(maxsize=4096)
+def groups_of(word: str) -> Hashable:
+    """Return the places of the groups that a word is in.
+
+    Args:
+        word: The word, in small letters.
+    """
+    return tuple(place for place, group in enumerate(GROUPS) if word in group)
+
+
+def _token_form(token: str, is_beside_digit: bool) -> Hashable:
     if token.isspace():
         return token
     if token.isascii() and token.isdecimal():
@@ -173,19 +232,21 @@ def _token_form(token: str) -> Hashable:
             len(token) - len(token.lstrip("0")),
             len(token) - len(token.rstrip("0")),
             _kind(int(token)),
+            bisect_left(_BOUNDS, int(token)),
+            set(token) <= {"0", "1"},
         )
     if token.isascii() and token.isalpha():
         case = "".join("A" if each.isupper() else "a" for each in token)
-        if token.lower() in COMMON_WORDS:
-            return case, "word"
+        small = token.lower()
+        if (len(token) == 1 and is_beside_digit) or keyword.iskeyword(token) or small in ("true", "false", "null"):
+            return token
+        groups = groups_of(small)
+        if groups or small in COMMON_WORDS:
+            return case, "word", groups
         codes = [ord(each) for each in token.lower()]
         steps = {after - before for before, after in pairwise(codes)}
         return case, _equal_places(token.lower()), steps == {1}, sum(each in "aeiou" for each in token.lower())
-    return next((kind for kind in PUNCTUATION if token in kind), token)
-
-
-PUNCTUATION = ("<[{(", ">]})", ",;:|/", "-_.+~", "!?", "#@&$%*^=", "'\"`")
-"""Signs that can take each other's place."""
+    return token
 
 
 def bigrams(value: object, _: Subject) -> Hashable:
@@ -255,6 +316,7 @@ def places(value: object, subject: Subject) -> Hashable:
             (
                 repr(each) in subject.shown,
                 is_number and _is_of(each, subject.results),
+                is_number and _is_of(each, subject.plain),
                 repr(each) in subject.elsewhere,
                 repr(each).strip("'").lower() in subject.words,
             )
@@ -270,10 +332,11 @@ def _is_of(value: object, results: frozenset[float]) -> bool:
 
 
 def rank(value: object, subject: Subject) -> Hashable:
-    """Return where a float lies between the numbers of the arguments, their sum and their product."""
-    if not isinstance(value, float):
+    """Return where a float lies between the numbers of the arguments, their sum and their product, and how near."""
+    if not isinstance(value, float) or not math.isfinite(value):
         return ()
-    return tuple(value > each for each in subject.marks)
+    near = [(math.frexp(value - each)[1] + 1) // 3 for each in subject.marks[1:3]]  # eight times as near is another one
+    return tuple(value > each for each in subject.marks), tuple(near)
 
 
 def order(value: object, _: Subject) -> Hashable:

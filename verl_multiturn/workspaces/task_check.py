@@ -84,11 +84,7 @@ async def _check_pytest(task: Task, verdict: PytestVerdict, judge: Judge, before
             raise _refusal(task, f"{name} of 'kept' is {outcome or 'not found'} before the repair")
 
     names = [*verdict.tests, *verdict.kept]
-    used, words = shared(verdict.files), words_of(before.own)
-    counts: dict[str, int] = {}
-    for path, source in verdict.files.items():
-        counts |= candidates(path, source, names, words)
-    counts = {name: count for name, count in counts.items() if function_of(name) not in used}
+    counts = await asyncio.to_thread(_candidates, verdict, names, before)  # seconds for a few hundred tests
 
     async def repaired(drawn: Callable[[bool], bool], place: int | None) -> tuple[Layout, Mapping[str, str]]:
         tried = verdict.model_copy(update={"twins": tuple(name for name in names if name in counts)})
@@ -116,6 +112,14 @@ async def _check_pytest(task: Task, verdict: PytestVerdict, judge: Judge, before
     return task.model_copy(
         update={"verdict": verdict.model_copy(update={"twins": tuple(name for name in names if name in counts)})}
     )
+
+
+def _candidates(verdict: PytestVerdict, names: Sequence[str], before: Tree) -> dict[str, int]:
+    used, words = shared(verdict.files), words_of(before.own)
+    counts: dict[str, int] = {}
+    for path, source in verdict.files.items():
+        counts |= candidates(path, source, names, words)
+    return {name: count for name, count in counts.items() if function_of(name) not in used}
 
 
 def _check_passed(task: Task, names: Sequence[str], layout: Layout, found: Mapping[str, str]) -> None:
