@@ -314,7 +314,7 @@ def disagreements(seen: Sequence[Seen]) -> Iterator[Seen]:
 def main() -> int:
     """Try the cases, print what was counted, and return 1 if anything was."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.strangers_folder", description=_TITLE)
-    parser.add_argument("--short", action="store_true", help="some cases of each kind, in half a minute")
+    parser.add_argument("--short", action="store_true", help="some cases of each kind, in a minute or two")
     parser.add_argument("--case", action="append", metavar="WORDS", help="only cases whose name has these words")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="only these kinds of cases")
     parser.add_argument("--command", action="append", metavar="NAME", help="only this command; repeatable")
