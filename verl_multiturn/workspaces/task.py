@@ -220,8 +220,9 @@ class Task(_Part):
             return ""
         if isinstance(self.verdict, PytestVerdict):
             return (
-                "none of its 'tests' has a twin, so code is paid that equals everything; compare with literals, take "
-                "the verdict 'calls', or write 'unguarded: true' into the verdict"
+                "none of its 'tests' has a twin, so code is paid that equals everything; compare with literals that "
+                "could have been others (most sums of the arguments could not), take the verdict 'calls', or write "
+                "'unguarded: true' into the verdict"
             )
         return (
             "its script has no twins, and it is not known to read files only, so what it starts can write the reward; "
