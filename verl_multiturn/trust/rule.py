@@ -123,6 +123,6 @@ def require_trust(folder: Path, command: str, uses: Sequence[str], is_trusted: b
     own = "a run of yours" if outputs is None else f"a run of yours below {str(outputs)!r}"
     raise ConfigError(
         f"{show(str(folder))} is not {own}, and {command} would use what it names: "
-        f"{', '.join(uses[:_MOST_SHOWN])}{more}; look at these, and say --trust if you would run a program of whoever "
-        "made it"
+        f"{', '.join(uses[:_MOST_SHOWN])}{more}; look at these, and say --trust if you would run a program of its "
+        "author"
     )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import show
@@ -95,7 +95,7 @@ class PytestVerdict(_Part):
     canaries: int = Field(8, ge=2, le=200)
     """Number of tests of our own beside these, half of which must fail."""
 
-    unguarded: bool = False
+    unguarded: StrictBool = False
     """Whether the row is taken although none of `tests` has a twin. Then code is paid that equals everything."""
 
     plugins: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ class ScriptVerdict(_Part):
     reads_only: bool = False
     """Whether the script starts nothing that may be changed; `check_task` finds it (`script_canary.py`)."""
 
-    unguarded: bool = False
+    unguarded: StrictBool = False
     """Whether the row is taken with neither `twins` nor `reads_only`. Then what the script starts writes the reward."""
 
     @model_validator(mode="after")
@@ -221,8 +221,8 @@ class Task(_Part):
         if isinstance(self.verdict, PytestVerdict):
             return (
                 "none of its 'tests' has a twin, so code is paid that equals everything: a test needs a literal that "
-                "neither its arguments nor the other values of the test give away; compare with such literals, take "
-                "the verdict 'calls', or write 'unguarded: true' into the verdict"
+                "neither its arguments (as most sums of them are) nor the test's other values give away; compare with "
+                "such literals, take the verdict 'calls', or write 'unguarded: true' into the verdict"
             )
         return (
             "its script has no twins, and it is not known to read files only, so what it starts can write the reward; "

@@ -150,8 +150,8 @@ async def _check_script(task: Task, verdict: ScriptVerdict, judge: Judge, before
 async def _why_started(task: Task, verdict: ScriptVerdict, judge: Judge, after: Tree) -> str:
     """Return what a script starts that may be changed, or why nobody knows; empty if it reads files only."""
     instead = (
-        "compare with literals in a Python test of /tests, let test.sh read files only, or write 'unguarded: true' "
-        "into the verdict"
+        "compare with literals in a Python test of /tests, let test.sh read only files that are no "
+        "programs, or write 'unguarded: true' into the verdict"
     )
     if program := why_no_place(task, verdict, after.files):
         return f"its script has no twins, and starts {program!r}, in whose programs no canary has a place; {instead}"

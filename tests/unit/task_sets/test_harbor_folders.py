@@ -186,8 +186,8 @@ async def test_only_tasks_whose_solution_is_paid_are_used(tmp_path: Path) -> Non
         "always": "the repair is paid 1, and the untouched tree 1; expected 1 and less",
         "none": refused[paths[4]].partition("; leave")[0].rpartition("': ")[2],
         "starts": "test.sh has no twins, and starts 'answer.txt', which may be changed: a canary there wrote the "
-        "reward; compare with literals in a Python test of /tests, let test.sh read files only, or write 'unguarded: "
-        "true' into the verdict",
+        "reward; compare with literals in a Python test of /tests, let test.sh read only files that are no "
+        "programs, or write 'unguarded: true' into the verdict",
     }
     assert "has no solution/solve.sh" in refused[paths[4]]
 

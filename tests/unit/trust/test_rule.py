@@ -101,7 +101,7 @@ def test_the_refusal_is_one_sentence(outputs: Path, tmp_path: Path) -> None:
         require_trust(strange, "replay", uses, is_trusted=False)
     said = str(raised.value)
     assert "the mcp {'command': 'sh'}, the class 0" in said
-    assert "and 4 more; look at these, and say --trust if you would run a program of whoever made it" in said
+    assert "and 4 more; look at these, and say --trust if you would run a program of its author" in said
     assert "\n" not in said
     require_trust(strange, "replay", uses, is_trusted=True)
 

@@ -19,8 +19,9 @@ _FOR_ALL = {
     "outage": "what it asks does not answer: start it, and check again",
     "seats": "wait for nothing that another conversation holds",
     "concurrency": "calls wait for each other; let them run side by side",
-    "addresses": "set `model` where the tool opens it: that it refuses is then the model's mistake, never an outage; "
-    "raise OutageError where your own service fails. Set `service` where the tool opens your addresses alone",
+    "addresses": "write `limits: {outage: {addresses: model}}` into the YAML where the tool opens this address: a "
+    "failure there is then the model's mistake; raise OutageError where your own service fails. Write `addresses: "
+    "service` where the tool opens your addresses alone",
     "answer size": "say what matters: the rest is cut off",
 }
 CLASS = _FOR_ALL | {
