@@ -21,7 +21,9 @@ _NO_VALUE = re.compile(r"\s|\\[ ,;!]|\\?\$|\\?%|°|\^\{?\s*(?:\\circ|\\degree)\s
 
 _ENVIRONMENT = re.compile(r"\\begin\{(\w+\*?)\}.*?\\end\{\1\}", re.DOTALL)
 # A line break outside of a matrix puts two answers below each other, and "not equal" is the opposite of an answer.
-_OTHER = re.compile(r"\\\\(?![a-zA-Z])|\\newline\b|\\neq?(?![a-zA-Z])|\\not(?![a-zA-Z])|≠|!=")
+_OTHER = re.compile(
+    r"\\\\(?![a-zA-Z])|\\(?:cr|linebreak|newline|par|tabularnewline|lnot|neg?|neq|not)(?![a-zA-Z])|≠|¬|!="
+)
 
 
 class MathOptions(VerifierOptions):
