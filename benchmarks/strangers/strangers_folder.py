@@ -220,7 +220,9 @@ class Trial:
             seen["status"] not in (0, 1, 2, 130, WENT_ON) and not seen["why"]
         ):
             found.counted["tracebacks"] = f"status {seen['status']}: {errors.strip().splitlines()[-1:]}"
-        if command.kind == "refuse" and (seen["status"] != 2 or "--trust" not in errors):
+        if command.kind == "refuse" and (
+            seen["status"] != 2 or not any(each in errors for each in ("--trust", "leads out of"))
+        ):
             went = next((what for kind, what in fresh if kind == "went on"), "")
             found.counted["unrefused"] = f"status {seen['status']} {went} {errors.strip().splitlines()[-1:]}"
         self._weigh(case, command, found, seen["status"], honest["figures"], out)

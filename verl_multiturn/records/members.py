@@ -22,6 +22,10 @@ _MOST_TRIED = 1 << 30
 """Bytes that are read or unpacked at places that look like a member and are none, before a file's rest is given up."""
 
 
+_MOST_SEARCHED = 1 << 28
+"""Bytes without the beginning of a member, after which a file's rest is given up."""
+
+
 class Member(NamedTuple):
     """A member that was read, or a stretch of the file that is none."""
 
@@ -102,10 +106,11 @@ def _read(file: IO[bytes], offset: int) -> Member:
 
 
 def _next_header(file: IO[bytes], start: int) -> int | None:
-    """Return the next offset at which a member of ours may begin."""
+    """Return the next offset at which a member of ours may begin; None: there is none in the next 256 MiB."""
     file.seek(start)
     held = b""
-    while chunk := file.read(_CHUNK):
+    end = start + _MOST_SEARCHED
+    while start < end and (chunk := file.read(_CHUNK)):
         held += chunk
         found = held.find(_HEADER)
         if found >= 0:
