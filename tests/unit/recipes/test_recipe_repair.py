@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -131,7 +132,14 @@ def test_what_a_command_printed_is_shown() -> None:
 def test_the_report_leaves_invalid_sessions_out(tmp_path: Path) -> None:
     def made(step: int, validation: bool, valid: bool, reward: float | None) -> dict[str, Any]:
         said = [{"role": "assistant", "content": says(TESTS)}]
-        return sample_record(step=step, validation=validation, valid=valid, session={"reward": reward}, messages=said)
+        return sample_record(
+            request_id=uuid4().hex,
+            step=step,
+            validation=validation,
+            valid=valid,
+            session={"reward": reward},
+            messages=said,
+        )
 
     records = [
         made(0, True, True, 0.0),

@@ -7,6 +7,7 @@ import random
 import sys
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -158,7 +159,7 @@ def test_an_errand_that_was_cut_is_not_right() -> None:
 def test_the_errands_report_leaves_invalid_conversations_out(tmp_path: Path) -> None:
     def made(step: int, validation: bool, valid: bool, turns: int) -> dict[str, Any]:
         replies = [{"turn": n, "text": "", "metrics": {"turn_right": 1.0}} for n in range(turns)]
-        return sample_record(step=step, validation=validation, valid=valid, replies=replies)
+        return sample_record(request_id=uuid4().hex, step=step, validation=validation, valid=valid, replies=replies)
 
     records = [made(0, True, True, 1), made(0, True, False, 0), made(2, True, True, 3), made(2, True, False, 2)]
     write_run(tmp_path, [*records, made(1, False, True, 3), made(1, False, False, 0), made(3, True, False, 0)])

@@ -33,23 +33,24 @@ def _imports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(RECIPES / "swe"), *sys.path])
 
 
-def peekn() -> SweTask:
-    """Return the task whose mistake is two swapped arguments in toolz' `peekn`."""
+def frequencies() -> SweTask:
+    """Return the task whose mistake is a sign in toolz' `frequencies`."""
     path = "toolz/itertoolz.py"
     found = mutations_of(path, installed("toolz").files[path])
-    (mutation,) = (each for each in found if (each.function, each.after) == ("peekn", "iterator, n"))
+    (mutation,) = (each for each in found if (each.function, each.after) == ("frequencies", "-="))
     return SweTask(
         package="toolz",
         version=installed("toolz").version,
         mutation=mutation,
-        failing=("toolz/tests/test_itertoolz.py::test_peekn",),
+        failing=("toolz/tests/test_itertoolz.py::test_frequencies",),
         passing=("toolz/tests/test_itertoolz.py::test_peek", "toolz/tests/test_itertoolz.py::test_nth"),
         statement="A test fails.",
+        twins=("toolz/tests/test_itertoolz.py::test_frequencies",),
     )
 
 
 def test_the_rows_name_the_task_and_the_agents_settings() -> None:
-    task = peekn()
+    task = frequencies()
     row = script("swe").row(task, MiniSettings("mini.yaml", 20, 180.0), False)
     info = row["extra_info"]
     assert row["prompt"] == [{"role": "user", "content": "A test fails."}]
@@ -64,7 +65,7 @@ def test_what_the_tiny_model_knows_mends_every_mistake(tmp_path: Path) -> None:
     for path in ("toolz/itertoolz.py", "toolz/functoolz.py"):
         source = installed("toolz").files[path]
         for mutation in mutations_of(path, source)[::40]:
-            task = peekn().model_copy(update={"mutation": mutation})
+            task = frequencies().model_copy(update={"mutation": mutation})
             copy = tmp_path / path
             copy.parent.mkdir(exist_ok=True)
             copy.write_bytes(mutation.apply(source))
@@ -101,7 +102,7 @@ async def play(task: SweTask, *commands: str) -> Outcome:
 
 
 async def test_a_repair_is_paid_and_what_a_model_can_cause_is_not() -> None:
-    task, commands_of = peekn(), script("swe", "by_heart").commands_of
+    task, commands_of = frequencies(), script("swe", "by_heart").commands_of
     look, mend, submit = commands_of(task)
     weaken = "sed -i 's/assert/pass; 0 and/' toolz/tests/test_itertoolz.py"
     paid = [await play(task, *said) for said in ((look, mend, submit), (weaken, submit), ("kill -9 -1",))]

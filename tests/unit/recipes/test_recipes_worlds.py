@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -129,9 +130,11 @@ def test_the_lakes_report_counts_what_the_environment_gave(tmp_path: Path) -> No
     def record(step: int, temperature: float, reward: float) -> dict[str, Any]:
         replies = [{"turn": 0, "text": "", "reward": 0.0}, {"turn": 1, "text": "", "reward": reward}]
         changes = {"validation": not temperature, "replies": replies, "stop_reason": "environment_done"}
-        return sample_record(step=step, **changes)
+        return sample_record(request_id=uuid4().hex, step=step, **changes)
 
-    made = [record(0, 0, 0.0)] * 3 + [record(0, 0, 1.0)] + [record(2, 0, 1.0)] * 3 + [record(2, 0, 0.0)]
+    made = [record(0, 0, reward) for reward in (0.0, 0.0, 0.0, 1.0)] + [
+        record(2, 0, reward) for reward in (1.0, 1.0, 1.0, 0.0)
+    ]
     made += [record(1, 1.0, 1.0), record(1, 1.0, 0.0)]
     write_run(tmp_path, made)
     found = script("frozen_lake", "report").report(tmp_path)
