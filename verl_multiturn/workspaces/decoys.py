@@ -34,7 +34,8 @@ _LETTERS = {letter: 26 - place for place, letter in enumerate("etaoinshrdlcumwfg
 """How often letters are in words, likewise."""
 _NAMES = {"a": 8, "b": 6, "c": 5, "d": 3, "e": 2, "f": 2, "x": 4, "y": 2, "(": 2, ")": 2, "[": 2, "]": 2}
 """How often single letters and brackets are; others are 1."""
-_DECREASE = 0.8
+_DECREASE, _DECREASE_OF_FLOATS = 0.8, 0.4
+"""How fast larger numbers become rarer, as a power of their digits."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def _weight_of(value: object) -> float:
     digits = repr(abs(value)).partition("e")[0].replace(".", "").strip("0")
     if len(digits) == 1:
         return math.log(_OFTEN[int(digits)])
-    return -_DECREASE * math.log(int(digits[:4]))
+    return -(_DECREASE_OF_FLOATS if isinstance(value, float) else _DECREASE) * math.log(int(digits[:4]))
 
 
 def _weight_of_token(token: str) -> float:

@@ -48,20 +48,19 @@ class _Outcomes:
 
     def __init__(self, tell: Callable[[str, str], None]) -> None:
         self._tell = tell
-        self._phases: dict[str, list[str]] = {}
+        self._phases: dict[str, list[tuple[str, str]]] = {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Note what became of a phase of a test."""
         expected = hasattr(report, "wasxfail")
-        self._phases.setdefault(report.nodeid, []).append("xfailed" if expected else report.outcome)
+        self._phases.setdefault(report.nodeid, []).append((report.when, "xfailed" if expected else report.outcome))
 
     def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
         """Tell what became of a test."""
         phases = self._phases.pop(nodeid, [])
-        if phases == ["passed"] * 3:
-            outcome = "passed"
-        else:
-            outcome = next((each for each in phases if each != "passed"), "nothing")
+        outcome = next((each for _, each in phases if each != "passed"), "nothing")
+        if outcome == "nothing" and {when for when, _ in phases} == {"setup", "call", "teardown"}:
+            outcome = "passed"  # each `subTest` is one more call
         self._tell(nodeid, outcome)
 
 

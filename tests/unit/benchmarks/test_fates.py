@@ -117,7 +117,8 @@ def test_a_conversation_with_a_fate_that_did_not_begin(folder: Folder) -> None:
 
 def test_a_conversation_that_began_twice(folder: Folder) -> None:
     folder.conversation("t1", "a")
-    assert "t1 began 2 times" in compare(folder.close())["wrong"]
+    (wrong,) = compare(folder.close())["wrong"]
+    assert "that of request 't1' first: it has them twice" in wrong
 
 
 def test_a_group_that_was_thrown_away_and_trained(folder: Folder) -> None:

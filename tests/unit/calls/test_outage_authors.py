@@ -193,7 +193,7 @@ def test_check_tool_names_a_parameter_that_may_be_an_address(addresses: Any) -> 
     for each in found:
         assert each.verdict is Grade.WARNING
         assert "'url' may be an address" in each.found
-        assert "`model`" in each.remedy
+        assert "{addresses: model}" in each.remedy
         assert "`service`" in each.remedy
 
 
