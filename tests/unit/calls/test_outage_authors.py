@@ -194,7 +194,7 @@ def test_check_tool_names_a_parameter_that_may_be_an_address(addresses: Any) -> 
         assert each.verdict is Grade.WARNING
         assert "'url' may be an address" in each.found
         assert "{addresses: model}" in each.remedy
-        assert "`service`" in each.remedy
+        assert "addresses: service" in each.remedy
 
 
 def test_check_tool_asks_nothing_of_other_tools() -> None:
