@@ -223,9 +223,7 @@ async def test_a_checked_task_has_its_twins(judge: Judge) -> None:
 
 async def test_a_test_of_several_parts_is_one_test(judge: Judge) -> None:
     parts = "        for number in (1, 2):\n            with self.subTest(number=number):\n                "
-    source = (
-        "import unittest\nfrom calc.ops import label\nclass T(unittest.TestCase):\n    def test_it(self):\n"
-    )
+    source = "import unittest\nfrom calc.ops import label\nclass T(unittest.TestCase):\n    def test_it(self):\n"
     verdict = {
         "kind": "pytest",
         "files": {"tests/test_hidden.py": f"{source}{parts}self.assertEqual(label(number)[:3], 'cat')\n"},
