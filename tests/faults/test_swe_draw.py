@@ -39,7 +39,7 @@ def test_clamp(value, wanted):
     assert clamp(value, 1, 3) == wanted
 
 def test_total():
-    assert total(range(4)) == 6
+    assert total(range(20)) == 190
 
 def test_of_nothing():
     assert total([]) == 0
@@ -86,7 +86,7 @@ async def test_what_the_tests_notice_becomes_a_task(monkeypatch: pytest.MonkeyPa
     assert "test_that_fails_anyhow" not in "".join((*wrong_start.failing, *wrong_start.passing))
     assert len(wrong_start.passing) == 3
     assert "small/core.py" not in wrong_start.statement
-    assert "assert 7 == 6" in wrong_start.statement
+    assert "assert 191 == 190" in wrong_start.statement
     assert wrong_start.twins
 
 
