@@ -98,7 +98,7 @@ def lay_out(
                 taken.add(name)
                 return name
 
-    known = words_of(tree) if verdict.twins else frozenset()
+    known = words_of(tree, verdict.files) if verdict.twins else frozenset()
     for path, source in verdict.files.items():
         hidden = HiddenFile.of(path, source, verdict, known)
         files[path] = source

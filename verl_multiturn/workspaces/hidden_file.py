@@ -144,15 +144,17 @@ def function_of(name: str) -> str:
     return name.partition("::")[2].partition("[")[0]
 
 
-def words_of(tree: Mapping[str, bytes]) -> frozenset[str]:
+def words_of(tree: Mapping[str, bytes], hidden: Collection[str] = ()) -> frozenset[str]:
     """Return the words and numbers of a tree, in small letters.
 
     Args:
         tree: Its files.
+        hidden: Paths of hidden files. Where one lies in the tree, too, all that it expects could be read there, and
+            its words would leave no decoy.
     """
     found: set[str] = set()
     left = _MOST_CHARACTERS
-    for path in sorted(tree):
+    for path in sorted(tree.keys() - set(hidden)):
         if left > 0 and path.endswith((".py", ".md", ".rst", ".txt", ".json", ".toml", ".cfg", ".yaml", ".yml")):
             text = tree[path][:left].decode("utf-8", "replace").lower()
             left -= len(text)

@@ -115,7 +115,7 @@ async def _check_pytest(task: Task, verdict: PytestVerdict, judge: Judge, before
 
 
 def _candidates(verdict: PytestVerdict, names: Sequence[str], before: Tree) -> dict[str, int]:
-    used, words = shared(verdict.files), words_of(before.own)
+    used, words = shared(verdict.files), words_of(before.own, verdict.files)
     counts: dict[str, int] = {}
     for path, source in verdict.files.items():
         counts |= candidates(path, source, names, words)
@@ -136,7 +136,8 @@ async def _check_script(task: Task, verdict: ScriptVerdict, judge: Judge, before
         raise _refusal(task, f"{_AFTER} is paid {rewards[0]:g} and then {rewards[1]:g}")
     if rewards[0] < 1 or untouched >= rewards[0]:
         raise _refusal(task, f"{_AFTER} is paid {rewards[0]:g}, and {_BEFORE} {untouched:g}; expected 1 and less")
-    if any(changed(text, None)[1] for path, text in verdict.files.items() if path.endswith(".py")):
+    words = words_of(before.own)
+    if any(changed(text, None, words)[1] for path, text in verdict.files.items() if path.endswith(".py")):
         paired = verdict.model_copy(update={"twins": True})
         true = await _said(task, _AFTER, judge.script_reward(task, paired, after))
         twins = await _said(task, _AFTER, judge.script_reward(task, paired, after, with_twins=True))

@@ -30,6 +30,7 @@ from verl_multiturn.sandbox.settings import SandboxSettings
 from verl_multiturn.workspaces.calls import CallJudge, Tally
 from verl_multiturn.workspaces.canaries import Layout, changed, lay_out, lots
 from verl_multiturn.workspaces.disturbed import DisturbedError
+from verl_multiturn.workspaces.hidden_file import words_of
 from verl_multiturn.workspaces.left import Left, collect
 from verl_multiturn.workspaces.pytest_run import run_pytest
 from verl_multiturn.workspaces.script_canary import Canary
@@ -260,7 +261,7 @@ class Judge:
         files = verdict.files
         if verdict.twins or with_twins:  # in one form, since comments and blank lines would say which values are true
             draw = random.SystemRandom() if with_twins else None
-            files = {path: changed(text, draw)[0] if path.endswith(".py") else text for path, text in files.items()}
+            files = await asyncio.to_thread(_rewritten, files, draw, tree.own)
         return await self._fresh(task, tree, lambda fresh: run_script(fresh, files, task.timeout_s, task.variables))
 
     async def canary_run(
@@ -328,6 +329,11 @@ async def _within(limit_s: float | None, what: str) -> AsyncIterator[None]:
         raise UnjudgedError(
             f"{what} longer than {limit_s:g} s; use a machine with more processors, or fewer conversations at once"
         ) from None
+
+
+def _rewritten(files: Mapping[str, str], draw: random.Random | None, own: Mapping[str, bytes]) -> dict[str, str]:
+    words = words_of(own)
+    return {path: changed(text, draw, words)[0] if path.endswith(".py") else text for path, text in files.items()}
 
 
 async def _read(task: Task, left: Left) -> Tree:
