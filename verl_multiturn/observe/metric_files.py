@@ -54,7 +54,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield step and values of each line that can be read."""
-    with open_regular(path, within=path.parent) as file:
+    with open_regular(path) as file:
         for line in iter(partial(file.readline, _LONGEST), b""):
             if (entry := read_entry(line.decode(errors="replace"))) is not None:
                 yield entry
