@@ -13,6 +13,6 @@ elif os.path.realpath(os.path.join(__file__, *[os.pardir] * 3)) != os.path.realp
     # Python has put the current folder there, which may be somebody's run; `main` puts it back where it is wanted.
     sys.path[:] = [place for place in sys.path if place not in ("", _HERE)]
 
-from verl_multiturn.cli.main import main  # noqa: E402
+from verl_multiturn.cli.main import main
 
 main()
