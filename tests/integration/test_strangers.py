@@ -11,9 +11,9 @@ import pytest
 from tests.conftest import ROOT
 from tests.support.sample_records import sample_run
 
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
-@pytest.mark.stack
-@pytest.mark.slow
+
 def test_no_command_does_more_than_read_a_strangers_folder() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"}
     program = [sys.executable, "-m", "benchmarks.strangers_folder", "--short"]

@@ -88,6 +88,7 @@ def joined_sibling(record: dict[str, Any], step: int) -> dict[str, Any]:
         untrained_tokens=pa.scalar([1, 2], pa.list_(pa.int32())).as_py(),
         trained=8,
         untrained="too_old",
+        score=0.5,
     )
 
 

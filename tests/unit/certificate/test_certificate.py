@@ -364,22 +364,23 @@ async def test_verify_command(tmp_path: Path) -> None:
     record = await converse([CALL, "ok"])
     honest, faulty = tmp_path / "honest.jsonl", tmp_path / "faulty.jsonl"
     honest.write_text(json.dumps(record) + "\n")
+    again = honest.read_text().replace('"r1"', '"r2"')
     record["mask"][4] = 0
-    faulty.write_text(honest.read_text() + json.dumps(record) + "\n")
+    faulty.write_text(again + json.dumps(record).replace('"r1"', '"r3"') + "\n")
 
     done = CliRunner().invoke(app, ["verify", str(honest)])
     said = f"ok 1 records, {len(CALL) + 4} sampled tokens, 0 violations"
     assert (done.exit_code, done.output.splitlines()[0]) == (0, said)
     done = CliRunner().invoke(app, ["verify", str(honest), str(faulty)])
     assert done.exit_code == 1
-    assert f"{faulty}:2: request r1, turn 0, token 4: mask is 0, by the receipts 1" in done.output
+    assert f"{faulty}:2: request r3, turn 0, token 4: mask is 0, by the receipts 1" in done.output
     assert f"error 3 records, {3 * (len(CALL) + 4)} sampled tokens, 1 violations" in done.output
 
 
 async def test_verify_goes_on_past_a_torn_line(tmp_path: Path) -> None:
     line = json.dumps(await converse([CALL, "ok"])) + "\n"
     path = tmp_path / "x.jsonl"
-    path.write_text(line + line[:200] + "\n" + line[:100] + line + line + line[:50])
+    path.write_text(line + line[:200] + "\n" + line[:100] + line + line.replace('"r1"', '"r2"') + line[:50])
     done = CliRunner().invoke(app, ["verify", str(path)])
     assert done.exit_code == 0
     for number in (2, 3, 5):
