@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.view_samples import write_samples
+from tests.support.view_samples import TOKENIZER, write_samples
 from verl_multiturn.observe.view.documents import Documents
 from verl_multiturn.observe.view.export import export
 from verl_multiturn.observe.view.server import ViewServer
@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def documents(folder: Path) -> Documents:
-    made = Documents([folder])
+    made = Documents([folder], TOKENIZER)
     made.refresh()
     return made
 
@@ -87,7 +87,7 @@ def exported(folder: Path, documents: Documents) -> str:
 
 @pytest.fixture(scope="session")
 def served(folder: Path) -> Iterator[str]:
-    own = Documents([folder])
+    own = Documents([folder], TOKENIZER)
     own.refresh()
     server = ViewServer(own, follow=True)
     loop = asyncio.new_event_loop()

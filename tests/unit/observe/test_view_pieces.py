@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from verl_multiturn.observe.view import pieces
 from verl_multiturn.observe.view.pieces import Pieces, find
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
 
@@ -43,9 +44,16 @@ def test_a_strange_file_is_refused(tmp_path: Path) -> None:
         written(tmp_path, {"model": {}})
 
 
-def test_a_relative_path_begins_above_the_records(tmp_path: Path) -> None:
+def test_a_relative_path_begins_above_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     (tmp_path / "run" / "records").mkdir(parents=True)
-    assert find("model", tmp_path / "run" / "records") == tmp_path / "model" / "tokenizer.json"
+    records = tmp_path / "run" / "records"
+    assert find("model", records) is None  # of somebody else's run it lies elsewhere
+    assert find(str(tmp_path / "model"), records) is None
+    monkeypatch.setattr(pieces, "is_own", lambda folder: True)
+    assert find("model", records) == tmp_path / "model" / "tokenizer.json"
+    monkeypatch.undo()
+    (tmp_path / "model").rename(tmp_path / "run" / "model")
+    assert find("model", records) == tmp_path / "run" / "model" / "tokenizer.json"
     assert find("no/such-model", tmp_path) is None

@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def address(folder: Path) -> AsyncIterator[str]:
-    documents = Documents([folder])
+    documents = Documents([folder], TOKENIZER)
     documents.refresh()
     server = ViewServer(documents, follow=False)
     yield await server.start(0)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.paths import read_regular
+from verl_multiturn.trust.rule import is_own
 
 FILE = "tokenizer.json"
 _MOST_BYTES = 1 << 26
@@ -78,15 +79,19 @@ class Pieces:
 
 
 def find(named: str, folder: Path) -> Path | None:
-    """Return where the tokenizer lies that a run's file names; None: it is not on this machine.
+    """Return where the tokenizer lies that a run's file names; None: it is not on this machine, or not the run's.
+
+    Of somebody else's run only a tokenizer in its own folder is read, or a public one by its name.
 
     Args:
         named: A path, or a name of the Hugging Face hub, which is looked for in its cache alone.
         folder: Folder of the records; a relative path may begin in a folder above it.
     """
-    for base in (Path(), *folder.resolve().parents):
+    whole = folder.resolve()
+    run = whole.parent if whole.name == "records" else whole
+    for base in (Path(), *whole.parents):
         if (path := base / named / FILE).is_file():
-            return path
+            return path if path.resolve().is_relative_to(run) or is_own(whole) else None
     try:
         from huggingface_hub import try_to_load_from_cache
 
