@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.support.workspace_attacks import ATTACKS
 from verl_multiturn.config import HarborSettings, ProxySettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.agents.harbor.definition import read_definition
@@ -116,7 +117,7 @@ def test_a_task_judged_where_its_agent_worked_is_warned_of_once(
     [said] = caplog.messages
     assert str(shared) in said
     attacks = json.loads((ROOT / "benchmarks" / "results" / "workspace_attacks.json").read_text())
-    paid = attacks["attacks"], attacks["control_paid"], attacks["paid"]["script"]
+    paid = len(ATTACKS), attacks["control_paid"], attacks["paid"]["script"]
     assert re.findall(r"Of (\d+) attacks .* paid (\d+), .* one (\d+);", said) == [tuple(map(str, paid))]
 
 
