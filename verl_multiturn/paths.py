@@ -98,7 +98,7 @@ def open_regular(path: Path, within: Path | None = None) -> BinaryIO:
         here = Path("/proc/self/fd", str(number))
         _refuse_elsewhere(path, here if here.exists() else path, within)
         return os.fdopen(number, "rb")
-    except BaseException:
+    except BaseException:  # nothing else closes it
         os.close(number)
         raise
 

@@ -37,7 +37,7 @@ from pydantic import BaseModel
 
 from tests.faults.answering import Answering, answering
 from verl_multiturn import OutageError
-from verl_multiturn.calls.outages.authorship import Written
+from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.causes import Cause, cause_of
 
 PATIENCE_S = 30.0
@@ -194,7 +194,7 @@ def raised(client: Callable[[], Any]) -> BaseException:
 
 
 def whose(error: BaseException, **arguments: Any) -> Cause:
-    return cause_of(error, "model", written=Written([json.dumps(arguments)]))
+    return cause_of(error, "model", written=WrittenTexts([json.dumps(arguments)]))
 
 
 @pytest.mark.parametrize(("client", "way"), CASES)
@@ -207,7 +207,7 @@ def test_what_fails_belongs_to_who_wrote_the_address(server: Answering, client: 
     assert whose(error, pages=["http://other.example/", url.upper()]) == "model", "among others"
     assert whose(error, text=f"open {url} please") == "model"
     assert cause_of(error, "model", addresses="model") == "model", "the author says so"
-    stated = Written([json.dumps({"url": url})])
+    stated = WrittenTexts([json.dumps({"url": url})])
     assert cause_of(error, "model", written=stated, addresses="service") == "outage", "the author says the contrary"
     assert cause_of(error, "model", [type(error)], stated, "model") == "outage", "the author names it"
 
@@ -242,8 +242,8 @@ def test_what_is_late_is_whose_the_limits_say_unless_the_model_wrote_the_address
     error = raised(lambda: client(url))
     for timeouts in ("model", "outage"):
         assert cause_of(error, timeouts) == timeouts, repr(error)  # type: ignore[arg-type]
-        assert cause_of(error, timeouts, written=Written([json.dumps({"query": "x"})])) == timeouts  # type: ignore[arg-type]
-    assert cause_of(error, "outage", written=Written([json.dumps({"url": url})])) == "model"
+        assert cause_of(error, timeouts, written=WrittenTexts([json.dumps({"query": "x"})])) == timeouts  # type: ignore[arg-type]
+    assert cause_of(error, "outage", written=WrittenTexts([json.dumps({"url": url})])) == "model"
     assert cause_of(error, "outage", addresses="model") == "model"
 
 
@@ -352,7 +352,7 @@ def test_what_cannot_be_read_belongs_to_who_wrote_it(read: Client, arguments: di
     error = raised(lambda: read(arguments))  # type: ignore[arg-type]
     cause = whose(error, **arguments)
     assert cause == ("bug" if isinstance(error, re.error) else "model"), repr(error)
-    assert cause_of(error, "model", written=Written(row=[arguments])) == cause, "the row's"
+    assert cause_of(error, "model", written=WrittenTexts(row=[arguments])) == cause, "the row's"
     if not isinstance(error, re.error):
         assert whose(error, query="what is the capital of France?") == "outage", "the service's"
 

@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from verl_multiturn.calls.invocation import BusyError
 from verl_multiturn.calls.limits import outage_rules
-from verl_multiturn.calls.outages.authorship import NOTHING, Written
+from verl_multiturn.calls.outages.authorship import NOTHING, WrittenTexts
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.outages.watch import Watch, Watched
 from verl_multiturn.calls.owner import Owner
@@ -89,7 +89,7 @@ class Slots:
                 self._begin_watch = outages.of(f"{name} {owner.begin}", rules, lease_s)
 
     def watched(
-        self, conversation: str, written: Written = NOTHING, *, may_wait_again: bool = False, counts: bool = True
+        self, conversation: str, written: WrittenTexts = NOTHING, *, may_wait_again: bool = False, counts: bool = True
     ) -> Watched:
         """Return what stands beside one call of a conversation.
 
@@ -101,7 +101,7 @@ class Slots:
         """
         return Watched(self._watch, conversation, may_wait_again, counts, written=written)
 
-    def watched_begin(self, conversation: str, written: Written = NOTHING, *, is_outage: bool = False) -> Watched:
+    def watched_begin(self, conversation: str, written: WrittenTexts = NOTHING, *, is_outage: bool = False) -> Watched:
         """Return what stands beside the call that begins a conversation.
 
         Args:

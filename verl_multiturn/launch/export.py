@@ -185,7 +185,7 @@ def _half(to: Path) -> Iterator[Path]:
         _empty(half)  # what a killed export left
         try:
             yield half
-        except BaseException:
+        except BaseException:  # half an export is none
             shutil.rmtree(half, ignore_errors=True)
             raise
     finally:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from verl_multiturn.calls.loading import resolve
-from verl_multiturn.calls.outages.authorship import Written
+from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of, show
@@ -139,7 +139,7 @@ async def compute_score(
     except TimeoutError:
         score = Score(answered=1.0, timed_out=1.0)
     except Exception as error:  # what a model wrote must not end the run: count it, and log the first of each kind
-        written = Written((solution_str,), (plain(ground_truth), plain(extra_info)))
+        written = WrittenTexts((solution_str,), (plain(ground_truth), plain(extra_info)))
         outage = cause_of(error, "model", written=written) == "outage"
         unjudgeable = isinstance(error, UnjudgedError)
         score = Score(answered=1.0, failed=1.0, outage=float(outage), unjudgeable=float(unjudgeable))

@@ -30,7 +30,7 @@ _MOST_SHOWN = 6
 
 @dataclass(frozen=True)
 class Given:
-    """What a user gives a command in the place of what a folder names.
+    """Hold the files that a user gives in the place of those that a folder names.
 
     Attributes:
         model_code: Whether the Python files that come with the model may run.

@@ -1,4 +1,4 @@
-"""What the tests of a file expect: where the literals are, and which of them change together.
+"""Find the values that the tests of a file expect: where the literals are, and which of them change together.
 
 A test is changed as a whole, with one lot; of a parametrized one each row whose values are expected is.
 """
@@ -30,7 +30,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(eq=False)
-class Place:
+class LiteralPlace:
     """A literal that an assertion expects.
 
     Attributes:
@@ -49,8 +49,8 @@ class Place:
 
 
 @dataclass(eq=False)
-class Part:
-    """What is changed with one lot.
+class ExpectedPart:
+    """Hold the literals that one lot changes.
 
     Attributes:
         function: The test's name without its file and its parameters.
@@ -62,12 +62,12 @@ class Part:
     function: str
     mark: int | None
     row: int
-    places: list[Place] = field(default_factory=list)
+    places: list[LiteralPlace] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class Expected:
-    """What the tests of a file expect.
+    """Hold the values that the tests of a file expect.
 
     Attributes:
         tree: The file.
@@ -77,7 +77,7 @@ class Expected:
 
     tree: ast.Module
     marks: Mapping[str, Sequence[Mark]]
-    parts: Sequence[Part]
+    parts: Sequence[ExpectedPart]
 
 
 def expected_in(source: str) -> Expected | None:
@@ -93,7 +93,7 @@ def expected_in(source: str) -> Expected | None:
     constants = _assigned(tree.body)
     loads = Counter(each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
     marks: dict[str, Sequence[Mark]] = {}
-    parts: list[Part] = []
+    parts: list[ExpectedPart] = []
     for name, (function, above) in _tests(tree.body, "", ()).items():
         own = marks_of(function, above, {key: value for key, value in constants.items() if loads[key] == 1})
         reader = _Reader(function, own or [], constants, loads)
@@ -116,7 +116,7 @@ def decoys_of(expected: Expected, words: frozenset[str]) -> list[list[Decoys]]:
     literals, tokens = _said(expected.tree)
     found = []
     for part in expected.parts:
-        alike: dict[tuple[str, Tolerance], list[Place]] = {}
+        alike: dict[tuple[str, Tolerance], list[LiteralPlace]] = {}
         for place in part.places:
             alike.setdefault((repr(place.value), place.tolerance), []).append(place)
         shared = {}
@@ -136,7 +136,7 @@ def decoys_of(expected: Expected, words: frozenset[str]) -> list[list[Decoys]]:
     return found
 
 
-def _is_row(places: Sequence[Place]) -> bool:
+def _is_row(places: Sequence[LiteralPlace]) -> bool:
     """Return whether three or more numbers are a row of equal steps or factors, so that one that changes shows."""
     points = []
     for index, place in enumerate(places):
@@ -224,9 +224,9 @@ class _Reader:
         ]
         self._used = Counter(name for side, *_ in self._pairs for name in _names(side))
 
-    def rows(self, name: str) -> list[Part]:
+    def rows(self, name: str) -> list[ExpectedPart]:
         """Return the parts of a test whose parameters are expected."""
-        found: dict[tuple[int, int], Part] = {}
+        found: dict[tuple[int, int], ExpectedPart] = {}
         for index, mark in enumerate(self._marks):
             for key in filter(self._is_expected, mark.names):
                 pairs = [pair for pair in self._pairs if key in _names(pair[0])]
@@ -237,14 +237,14 @@ class _Reader:
                 others = [other for _, some, _, _ in pairs for other in some]
                 certain = any(certain for *_, certain in pairs)
                 for number, row in enumerate(mark.rows):
-                    part = found.setdefault((index, number), Part(name, index, number))
+                    part = found.setdefault((index, number), ExpectedPart(name, index, number))
                     part.places += self._places(row[key], others, tolerance, certain, row)
         marks = {index for index, _ in found}
         return [part for part in found.values() if part.places] if len(marks) == 1 else []
 
-    def whole(self, name: str) -> Part:
+    def whole(self, name: str) -> ExpectedPart:
         """Return the part of a test as a whole."""
-        part = Part(name, None, 0)
+        part = ExpectedPart(name, None, 0)
         seen = set()
         for side, others, tolerance, certain in self._pairs:
             near = _near(side, tolerance)
@@ -268,13 +268,13 @@ class _Reader:
 
     def _places(
         self, node: ast.expr, others: Sequence[ast.expr], near: Tolerance, certain: bool, row: Mapping[str, ast.expr]
-    ) -> list[Place]:
+    ) -> list[LiteralPlace]:
         found = []
         arguments = tuple(value for other in others for value in self._literals(other, row, _DEPTH))
         for literal, tolerance in _parts(node, near):
             value = ast.literal_eval(literal)
             if value is not Ellipsis:
-                found.append(Place(literal, value, arguments, tolerance, certain))
+                found.append(LiteralPlace(literal, value, arguments, tolerance, certain))
         return found
 
     def _literals(self, node: ast.AST, row: Mapping[str, ast.expr], depth: int) -> Iterator[object]:

@@ -1,4 +1,4 @@
-"""What an expected value says of itself: its form, its relation to what is near it, and its properties.
+"""List the properties by which a value is told from another: its form, its relation to what is near it, its kind.
 
 A decoy is taken for a value only if it has the same features. So a program that goes by one of them cannot say which of
 the two is true. `FEATURES` is the whole list; what is not in it is no promise.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from verl_multiturn.workspaces.decoys import Decoys
-from verl_multiturn.workspaces.expected import Expected, Part, decoys_of, expected_in
+from verl_multiturn.workspaces.expected import Expected, ExpectedPart, decoys_of, expected_in
 from verl_multiturn.workspaces.parameters import test_ids
 from verl_multiturn.workspaces.task import PytestVerdict
 
@@ -20,7 +20,7 @@ _MOST_PLACES = 8
 
 @dataclass(frozen=True)
 class TwinPart:
-    """What of a file has one lot.
+    """Name the tests of a file that share one lot.
 
     Attributes:
         index: Its number in the file.
@@ -168,7 +168,7 @@ def _decoys(source: str, words: frozenset[str]) -> list[list[Decoys]]:
     return [] if expected is None else decoys_of(expected, words)
 
 
-def _choices(part: Part, decoys: Sequence[Decoys]) -> list[list[int]]:
+def _choices(part: ExpectedPart, decoys: Sequence[Decoys]) -> list[list[int]]:
     """Return the values of a part that change together.
 
     One of those that a test which passes has compared with: a value beside it, of which code knows that it is true,
@@ -182,7 +182,7 @@ def _choices(part: Part, decoys: Sequence[Decoys]) -> list[list[int]]:
     return certain or ([known] if known else [])
 
 
-def _change(part: Part, decoys: Sequence[Decoys], draw: random.Random, place: int | None) -> None:
+def _change(part: ExpectedPart, decoys: Sequence[Decoys], draw: random.Random, place: int | None) -> None:
     choices = _choices(part, decoys)
     values: dict[int, object] = {}
     for index in draw.choice(choices) if place is None else choices[place % len(choices)]:
@@ -202,7 +202,7 @@ def _written(expected: Expected, hidden: frozenset[str]) -> str:
     return ast.unparse(expected.tree)
 
 
-def _tests_of(expected: Expected, part: Part, listed: Sequence[str]) -> dict[str, None]:
+def _tests_of(expected: Expected, part: ExpectedPart, listed: Sequence[str]) -> dict[str, None]:
     """Return those of the row's tests in a file that a part has; none where one of them has an unknown name."""
     own = [name for name in listed if name.partition("[")[0] == part.function]
     if part.mark is None:

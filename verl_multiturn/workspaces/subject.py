@@ -16,7 +16,7 @@ _MOST_SIZE = 1e15
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What a program may compare an expected value with.
+    """Hold the values that a program may compare an expected one with.
 
     Attributes:
         arguments: The literals of the calls on the other side of the assertion.

@@ -16,7 +16,7 @@ from tests.faults.answering import Answering, answering
 from tests.idle_loop import skip_waits
 from verl_multiturn import BaseTool, ConfigError, OutageError
 from verl_multiturn.calls.limits import CallLimits, OutageLimits, outage_rules, set_limits
-from verl_multiturn.calls.outages.authorship import Written
+from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.causes import cause_of, next_try_s
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.slots import Gates
@@ -215,7 +215,7 @@ async def test_garbage_of_a_judge_is_no_verdict_and_that_of_the_model_is_its_own
 
 
 def _of_nobody(error: BaseException, *written: Any) -> str:
-    return cause_of(error, "model", (), Written(written))
+    return cause_of(error, "model", (), WrittenTexts(written))
 
 
 def test_an_error_that_names_no_address_is_the_models_if_an_argument_is_one() -> None:

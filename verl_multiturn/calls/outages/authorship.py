@@ -72,21 +72,21 @@ _PROGRAMS = ("subprocess", "asyncio.subprocess", "pathlib", "verl_multiturn.sand
 _FILES = ("TextIOWrapper", "BufferedReader")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _NO_BREAKS = dict.fromkeys(map(ord, "\t\r\n"))
-"""What `urlsplit` leaves out of an address."""
+"""Characters that `urlsplit` leaves out of an address."""
 _LEAST = 8
 """Fewest letters and digits of a part of a text that is known again in it."""
 
 
-class Written(NamedTuple):
+class WrittenTexts(NamedTuple):
     """Texts and values of JSON that others than the service and the author wrote, such as the arguments of calls."""
 
     model: Sequence[Any] = ()
-    """Those of the model."""
+    """Texts and values of the model."""
     row: Sequence[Any] = ()
-    """Those of the data row. An address there is the author's."""
+    """Texts and values of the data row. An address there is the author's."""
 
 
-NOTHING = Written()
+NOTHING = WrittenTexts()
 
 
 def errors_within(error: BaseException) -> Iterator[BaseException]:
@@ -322,7 +322,7 @@ def attribute(holder: Any, name: str) -> Any:
     """
     try:
         return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
-    except Exception:
+    except Exception:  # it is an object of somebody else's library
         return None
 
 

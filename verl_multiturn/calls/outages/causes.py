@@ -40,7 +40,7 @@ from typing import Any, Literal
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
 from verl_multiturn.calls.outages.authorship import (
     NOTHING,
-    Written,
+    WrittenTexts,
     attribute,
     came_from,
     errors_within,
@@ -182,7 +182,7 @@ def cause_of(
     error: BaseException,
     timeouts: Timeouts,
     named: Sequence[type[BaseException]] = (),
-    written: Written = NOTHING,
+    written: WrittenTexts = NOTHING,
     addresses: Addresses | None = None,
 ) -> Cause:
     """Return whose a failure is; `busy` where nothing was called.
@@ -223,7 +223,7 @@ def _cause(
     kind: _Kind | None,
     timeouts: Timeouts,
     named: Sequence[type[BaseException]],
-    written: Written,
+    written: WrittenTexts,
     addresses: Addresses | None,
 ) -> Cause:
     """Return whose a failure is that is neither late nor unreadable, whoever wrote its address."""
@@ -241,7 +241,7 @@ def _cause(
     return "bug"
 
 
-def _within(error: BaseException, named: Sequence[type[BaseException]], written: Written) -> tuple[bool, bool]:
+def _within(error: BaseException, named: Sequence[type[BaseException]], written: WrittenTexts) -> tuple[bool, bool]:
     """Tell whether an error of no client has an outage within it, and whether an address may be the reason."""
     if type(error).__module__.startswith("verl_multiturn."):  # ours say it themselves
         return False, False
@@ -252,7 +252,7 @@ def _within(error: BaseException, named: Sequence[type[BaseException]], written:
     )
 
 
-def _kind_of(error: BaseException, written: Written) -> _Kind | None:
+def _kind_of(error: BaseException, written: WrittenTexts) -> _Kind | None:
     """Return what kind of an error of a client, a connection or a reader it is; None: of none."""
     kind = _kind_of_client(error)
     if kind == "status" and error.__cause__ is not None and _kind_of_client(error.__cause__) == "read":

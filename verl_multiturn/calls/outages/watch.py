@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from verl_multiturn.calls.limits import OutageLimits
-from verl_multiturn.calls.outages.authorship import NOTHING, Written
+from verl_multiturn.calls.outages.authorship import NOTHING, WrittenTexts
 from verl_multiturn.calls.outages.breaker import WINDOW_S, Outage
 from verl_multiturn.calls.outages.causes import cause_of, next_try_s
 from verl_multiturn.calls.outages.keeper import Admitted, Keeper, Sums, Waiting
@@ -251,7 +251,7 @@ class Watched:
         may_wait_again: bool = False,
         counts: bool = True,
         is_outage: bool = False,
-        written: Written = NOTHING,
+        written: WrittenTexts = NOTHING,
     ) -> None:
         self._watch = watch
         self._written = written

@@ -11,7 +11,7 @@ import os
 import socket
 from typing import Any
 
-from verl_multiturn.calls.outages.authorship import Written
+from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.errors import OutageError
 from verl_multiturn.interactions.environments.episode import EnvironmentCode, Episode, WrongTypeError, load
@@ -52,7 +52,7 @@ def serve(served: socket.socket, loaded: EnvironmentCode) -> None:
             except BaseException as error:  # an environment may raise anything, SystemExit too
                 # An action may be the reason of an error of a connection; it is not that of what `reset` needs.
                 can_be = request["do"] == "reset" or isinstance(error, OutageError)
-                written = Written(row=(request.get("kwargs"),))
+                written = WrittenTexts(row=(request.get("kwargs"),))
                 is_outage = can_be and cause_of(error, "model", written=written) == "outage"
                 answer = {"failed": problem_of(error), "is_outage": is_outage}
             if os.getpid() != process:  # a child that the environment forked: it would answer a second time

@@ -18,7 +18,7 @@ from typing import Any
 from verl_multiturn.calls.calls import Calls
 from verl_multiturn.calls.invocation import BusyError, Invocation, TimedOutError
 from verl_multiturn.calls.limits import CallLimits, limits_of
-from verl_multiturn.calls.outages.authorship import Written
+from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.outages.watch import OutageEndError
 from verl_multiturn.calls.owner import Owner
@@ -201,7 +201,7 @@ class InteractionSession:
         where, began = f"interaction {self.name!r}: {method}", time.perf_counter()
         gate, conversation = self._gate, self._calls.instance_id
         self._seen = arguments or self._seen
-        written = Written(self._seen, list(self._calls.kwargs.values()))
+        written = WrittenTexts(self._seen, list(self._calls.kwargs.values()))
         watched = (gate.watched_begin if method == "start" else gate.watched)(conversation, written)
         if method == "score":  # it may ask no service, so its answer says nothing
             watched = gate.watched(conversation, written, counts=False)

@@ -24,7 +24,7 @@ from typing import Any
 
 from verl_multiturn.calls.calls import Calls
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
-from verl_multiturn.calls.outages.authorship import Written
+from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.causes import next_try_s
 from verl_multiturn.calls.outages.watch import OutageEndError, Watched
 from verl_multiturn.calls.slots import Gates
@@ -334,8 +334,8 @@ class ToolSession:
             gate.remember(key, answer)
             return run.answered(answer)
 
-    def _written(self, gate: Gate) -> Written:
-        return Written(self._arguments, list(self._calls[gate.name].kwargs.values()))
+    def _written(self, gate: Gate) -> WrittenTexts:
+        return WrittenTexts(self._arguments, list(self._calls[gate.name].kwargs.values()))
 
     def _note(self, watched: Watched, error: BaseException) -> None:
         """Note the outage that a call met."""

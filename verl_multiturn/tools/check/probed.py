@@ -12,7 +12,7 @@ from typing import Any
 
 from verl_multiturn.calls.invocation import Invocation, TimedOutError
 from verl_multiturn.calls.limits import outage_rules
-from verl_multiturn.calls.outages.authorship import Written
+from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.causes import Cause, cause_of
 from verl_multiturn.calls.owner import Owner
 from verl_multiturn.describe import describe, place_of
@@ -113,7 +113,7 @@ class CallProbe:
             failure = TimedOutError(f"no answer within {limit_s:g} s")
         except Exception as error:  # the author's own code
             failure = error
-        rules, written = self.outage, Written(arguments[1:], [self.kwargs_of(method, arguments)])
+        rules, written = self.outage, WrittenTexts(arguments[1:], [self.kwargs_of(method, arguments)])
         cause: Cause = "model"
         if failure is not None:
             cause = cause_of(failure, rules.timeouts or "model", rules.errors, written, rules.addresses)
