@@ -4,9 +4,9 @@ An error carries what it is about: the text that is no JSON, the bytes that are 
 Where that stands in the texts of the model, such as the arguments of its calls, the model wrote it, and else the
 service.
 
-    json.loads(arguments["rows"])                JSONDecodeError.doc is a part of the arguments        the model's
-    httpx.get("http://search:8000/").json()      JSONDecodeError.doc is what the service answered      the service's
-    urllib.request.urlopen(arguments["url"])     the address that was opened is in the arguments       the model's
+    JSON that a tool reads from `arguments["rows"]`     JSONDecodeError.doc is a part of the arguments     the model's
+    an answer of http://search:8000/ that is no JSON    JSONDecodeError.doc is the text of the answer      the service's
+    a tool that opens `arguments["url"]`                the address that was opened is in the arguments    the model's
 
 Some errors of clients do not carry it (urllib's, those of sockets, and after a redirect all). Then the frames of the
 traceback have it: what the author's code handed to the client. An error of another process has no frames.
