@@ -16,6 +16,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,10 @@ def _parquet(path: Path) -> list[Any]:
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _MOST_OF_POINTER = 1024
 """Bytes that a pointer of Git LFS has at most."""
+_LONGEST = 1 << 26
+"""Bytes of a line. A row with pictures has some millions; a file that is no JSONL may be one line without an end."""
+_MOST_TEXT = 1 << 30
+"""Bytes of a file that is read whole."""
 _OTHER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -166,8 +171,11 @@ def _text(path: Path) -> str:
     """Return the text of a file, without a mark before it.
 
     Raises:
-        ValueError: It is in another encoding than UTF-8.
+        ValueError: It is in another encoding than UTF-8, or it is too large to be read whole.
     """
+    if (size := path.stat().st_size) > _MOST_TEXT:
+        most = _MOST_TEXT >> 20
+        raise ValueError(f"it has {size >> 20} MiB, of {most} that are read at once; write large data as JSONL")
     content = path.read_bytes()
     if (name := _other_encoding(content[:4])) is not None:
         raise ValueError(f"it is text in {name}; save it in UTF-8")
@@ -178,8 +186,22 @@ def _text(path: Path) -> str:
 
 
 def _json_lines(path: Path) -> list[Any]:
-    lines = _text(path).split("\n")  # a text may hold other line-ending characters
-    return [_json_line(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    with path.open("rb") as file:
+        if (name := _other_encoding(file.read(4))) is not None:
+            raise ValueError(f"it is text in {name}; save it in UTF-8")
+        file.seek(0)
+        # Of bytes `\n` alone ends a line: a text may hold other line-ending characters.
+        lines = enumerate(iter(partial(file.readline, _LONGEST), b""), 1)
+        return [_json_line(number, text) for number, line in lines if (text := _line_text(number, line)).strip()]
+
+
+def _line_text(number: int, line: bytes) -> str:
+    if len(line) == _LONGEST and not line.endswith(b"\n"):
+        raise ValueError(f"line {number} has {_LONGEST >> 20} MiB or more; expected a row a line")
+    try:
+        return line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"line {number}: its byte {error.start} is no text in UTF-8; save it in UTF-8") from None
 
 
 def _json_line(number: int, line: str) -> Any:

@@ -9,6 +9,7 @@ import random
 import re
 import statistics
 import textwrap
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -149,6 +150,11 @@ _ALL_WORDS = sorted(word for word in COMMON_WORDS if len(word) > 2)
 
 def _word_of(number: int) -> str:
     return _ALL_WORDS[number * 37 % len(_ALL_WORDS)]
+
+
+def _word_for(numbers: Sequence[int], place: int) -> str:
+    """Return a word that all of the numbers choose: the few words of small ones begin with early letters."""
+    return _ALL_WORDS[zlib.crc32(repr((numbers, place)).encode()) % len(_ALL_WORDS)]
 
 
 _Maker = Callable[[random.Random], tuple[Sequence[object], object]]
@@ -427,9 +433,9 @@ _MAKERS: Mapping[str, Sequence[_Maker]] = {
             _numbers,
             lambda x: dict(enumerate(x)),
             lambda x: {each: each * each for each in x[:3]},
-            lambda x: {_word_of(x[0]): sum(x), _word_of(x[-1] + 7): max(x)},
-            lambda x: {_word_of(x[0]): round(statistics.fmean(x), 2), _word_of(x[1] * 3): len(x)},
-            lambda x: {_word_of(x[0]): [e for e in x if e % 2 == 0], _word_of(len(x)): [e for e in x if e % 2]},
+            lambda x: {_word_for(x, 1): sum(x), _word_for(x, 2): max(x)},
+            lambda x: {_word_for(x, 1): round(statistics.fmean(x), 2), _word_for(x, 2): len(x)},
+            lambda x: {_word_for(x, 1): [e for e in x if e % 2 == 0], _word_for(x, 2): [e for e in x if e % 2]},
         ),
         *_of(
             _many,

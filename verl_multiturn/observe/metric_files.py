@@ -8,6 +8,7 @@ checkpoint are done again.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.paths import open_regular
+
+logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"metrics(?:\.(\d+))?\.jsonl")
 # A key that verl logs with every training step, and not with a validation before the first step.
@@ -53,9 +56,16 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield step and values of each line that can be read."""
+    """Yield step and values of each line that can be read, up to one that is no line of verl's."""
     with open_regular(path) as file:
         for line in iter(partial(file.readline, _LONGEST), b""):
+            if len(line) == _LONGEST:
+                logger.warning(
+                    "%s: a line has %s MiB or more and was not written by verl; from there on the file is not read",
+                    path,
+                    _LONGEST >> 20,
+                )
+                return
             if (entry := read_entry(line.decode(errors="replace"))) is not None:
                 yield entry
 

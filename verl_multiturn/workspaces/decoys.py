@@ -12,6 +12,7 @@ import contextlib
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,7 +31,7 @@ _COMPUTED = 14
 """Characters of a float from which on it was computed."""
 _OFTEN = (24, 25, 14, 9, 6, 5, 4, 3, 3, 3)
 """How often the numbers from 0 to 9 are expected in tests. A decoy that is a rarer number than the true one says so."""
-_LETTERS = {letter: 26 - place for place, letter in enumerate("etaoinshrdlcumwfgypbvkjxqz")}
+_LETTERS = Counter(letter for word in COMMON_WORDS for letter in word) + Counter("abcdefghijklmnopqrstuvwxyz")
 """How often letters are in words, likewise."""
 _NAMES = {"a": 8, "b": 6, "c": 5, "d": 3, "e": 2, "f": 2, "x": 4, "y": 2, "(": 2, ")": 2, "[": 2, "]": 2}
 """How often single letters and brackets are; others are 1."""

@@ -1,6 +1,7 @@
 """The metrics of a run that was started several times are read as one curve."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,13 @@ def test_the_report_reads_all_starts(tmp_path: Path) -> None:
     assert (found["steps"], found["reward"], found["certificate_rows"]) == (2, 0.5, 32)
     assert found["tool_error_rate"] == 0.5
     assert found["val-core/x/acc/mean@1"] == 0.7
+
+
+def test_a_file_is_read_up_to_an_endless_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "data": {"training/global_step": 1}}\n')
+    os.truncate(path, (16 << 20) + 100)  # takes no room
+    with path.open("ab") as file:
+        file.write(b'\n{"step": 2, "data": {"training/global_step": 2}}\n')
+    assert [entry["step"] for entry in read_metrics(tmp_path)] == [1]
+    assert "metrics.jsonl: a line has 16 MiB or more" in caplog.text

@@ -65,9 +65,24 @@ def test_another_encoding_is_named(encoding: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("content", "byte"), [("Köln".encode("latin-1"), 1), ("aß".encode("utf-16-le"), 2)])
 def test_what_is_no_utf_8_is_named(content: bytes, byte: int, tmp_path: Path) -> None:
-    said = rf"cannot be read \(ValueError: its byte {byte} is no text in UTF-8; save it in UTF-8\)"
+    said = rf"cannot be read \(ValueError: line 1: its byte {byte} is no text in UTF-8; save it in UTF-8\)"
     with pytest.raises(ConfigError, match=said):
         read_rows(write(tmp_path / "rows.jsonl", content), SUFFIXES)
+
+
+def test_a_file_that_is_one_endless_line_is_named(tmp_path: Path) -> None:
+    with (path := tmp_path / "rows.jsonl").open("wb") as file:
+        file.truncate((1 << 26) + 1)  # takes no room
+    with pytest.raises(ConfigError, match="line 1 has 64 MiB or more; expected a row a line"):
+        read_rows(path, SUFFIXES)
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.csv"])
+def test_a_file_that_is_too_large_to_be_read_at_once_is_named(name: str, tmp_path: Path) -> None:
+    with (path := tmp_path / name).open("wb") as file:
+        file.truncate((1 << 30) + (1 << 20))
+    with pytest.raises(ConfigError, match="it has 1025 MiB, of 1024 that are read at once; write large data as JSONL"):
+        read_rows(path, [".json", ".csv"])
 
 
 @pytest.mark.parametrize(
