@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the environment, then runs lint, the type check and the tests, in parallel lanes. Other arguments go to pytest.
+# Makes the environment, then runs lint, the type check and the tests, in parallel lanes. With other arguments it starts
+# pytest with them at once, and neither lint (scripts/check) nor types.
 #   bash scripts/test.sh [--fast] [pytest arguments]
 #   --fast   leaves out the tests that need verl, Ray or SGLang, those marked `slow`,
 #            tests/faults and tests/unit/recipes: some 2 minutes
@@ -16,15 +17,11 @@ export RAY_worker_niceness=0 # Ray's default, 15, lets its workers starve beside
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 fast=""
 [ "${1:-}" != --fast ] || { fast=yes && shift; }
-.venv/bin/ruff check .
-.venv/bin/ruff format --check .
-find verl_multiturn -name '*.py' -exec wc -l {} + | # a warning, no error: can it still be read in one sitting?
-    awk '$2 != "total" && $1 > 400 {print "test.sh: " $2 " has " $1 " lines; files have some 400"}'
 if [ $# -gt 0 ]; then
-    .venv/bin/mypy
     [ -z "$fast" ] || set -- -m "not stack and not engine and not slow" "$@"
     exec .venv/bin/python -m pytest "$@"
 fi
+bash scripts/check
 
 set -m # each lane gets a process group of its own, so that it can be interrupted
 logs="$(mktemp -d)"

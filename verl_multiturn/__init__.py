@@ -3,30 +3,36 @@
 Importing this package needs neither torch nor verl.
 """
 
-from verl_multiturn.errors import (
-    CertificateError,
-    ConfigError,
-    EngineError,
-    InteractionContractError,
-    MultiTurnError,
-    OutageError,
-    ToolContractError,
-    TrajectoryError,
-    UnjudgedError,
-)
-from verl_multiturn.interactions.base import Interaction, Reply
-from verl_multiturn.interactions.running.registry import load_interactions
-from verl_multiturn.rollout.conversation import Conversation
-from verl_multiturn.rollout.engine import Ask, Engine, Generation
-from verl_multiturn.rollout.limits import Limits, StopReason
-from verl_multiturn.rollout.outcome import Outcome, Request
-from verl_multiturn.rollout.scripted import ScriptedEngine
-from verl_multiturn.rollout.scripted_chat import scripted_rollout
-from verl_multiturn.rollout.trajectory import Source, Trajectory
-from verl_multiturn.tools.base import BaseTool, ToolResponse
-from verl_multiturn.tools.loading.functions import tool
-from verl_multiturn.tools.loading.registry import load_tools
-from verl_multiturn.tools.schema import ToolSchema
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verl_multiturn.errors import (
+        CertificateError,
+        ConfigError,
+        EngineError,
+        InteractionContractError,
+        MultiTurnError,
+        OutageError,
+        ToolContractError,
+        TrajectoryError,
+        UnjudgedError,
+    )
+    from verl_multiturn.interactions.base import Interaction, Reply
+    from verl_multiturn.interactions.running.registry import load_interactions
+    from verl_multiturn.rollout.conversation import Conversation
+    from verl_multiturn.rollout.engine import Ask, Engine, Generation
+    from verl_multiturn.rollout.limits import Limits, StopReason
+    from verl_multiturn.rollout.outcome import Outcome, Request
+    from verl_multiturn.rollout.scripted import ScriptedEngine
+    from verl_multiturn.rollout.scripted_chat import scripted_rollout
+    from verl_multiturn.rollout.trajectory import Source, Trajectory
+    from verl_multiturn.tools.base import BaseTool, ToolResponse
+    from verl_multiturn.tools.loading.functions import tool
+    from verl_multiturn.tools.loading.registry import load_tools
+    from verl_multiturn.tools.schema import ToolSchema
 
 __version__ = "0.1.0"
 
@@ -62,3 +68,64 @@ __all__ = [
     "scripted_rollout",
     "tool",
 ]
+
+_PLACES = {
+    "errors": (
+        "CertificateError",
+        "ConfigError",
+        "EngineError",
+        "InteractionContractError",
+        "MultiTurnError",
+        "OutageError",
+        "ToolContractError",
+        "TrajectoryError",
+        "UnjudgedError",
+    ),
+    "interactions.base": (
+        "Interaction",
+        "Reply",
+    ),
+    "interactions.running.registry": ("load_interactions",),
+    "rollout.conversation": ("Conversation",),
+    "rollout.engine": (
+        "Ask",
+        "Engine",
+        "Generation",
+    ),
+    "rollout.limits": (
+        "Limits",
+        "StopReason",
+    ),
+    "rollout.outcome": (
+        "Outcome",
+        "Request",
+    ),
+    "rollout.scripted": ("ScriptedEngine",),
+    "rollout.scripted_chat": ("scripted_rollout",),
+    "rollout.trajectory": (
+        "Source",
+        "Trajectory",
+    ),
+    "tools.base": (
+        "BaseTool",
+        "ToolResponse",
+    ),
+    "tools.loading.functions": ("tool",),
+    "tools.loading.registry": ("load_tools",),
+    "tools.schema": ("ToolSchema",),
+}
+"""Names of `__all__` by the module that has them. It is imported when one of them is first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module that has a public name, and return what it names."""
+    module = next((module for module, names in _PLACES.items() if name in names), None)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    """Return the names that this package has, those not imported yet among them."""
+    return sorted({*globals(), *__all__})

@@ -106,7 +106,10 @@ def _plain(value: Any) -> Any:
 def _parquet(path: Path) -> list[Any]:
     import pyarrow.parquet
 
-    return list(pyarrow.parquet.read_table(path).to_pylist())
+    with pyarrow.parquet.ParquetFile(
+        path
+    ) as file:  # `read_table` imports pandas, and takes columns from a path's `a=b`
+        return list(file.read().to_pylist())
 
 
 _POINTER = b"version https://git-lfs.github.com/spec/"

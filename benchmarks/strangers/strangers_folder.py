@@ -36,6 +36,7 @@ from benchmarks.strangers_models import model_cases, other_cases
 from benchmarks.strangers_records import record_cases
 from benchmarks.strangers_settings import setting_cases
 from benchmarks.strangers_watch import ACCESS, CHANGE, OPEN, WENT_ON
+from verl_multiturn.cli import commands
 
 KEYS = ("started", "imported", "fetched", "read_outside", "written_outside", "hung", "wrong_figures", "tracebacks",
         "unrefused")  # fmt: skip
@@ -43,10 +44,11 @@ MOST_MB = 512
 CPU_S = 60
 SPARED_S = 20
 """CPU seconds of a command on a strange folder, beside those of the honest one."""
+_COMMANDS = ("verl_multiturn.cli.main", *(f"verl_multiturn.cli.{place.module}" for place in commands.COMMANDS.values()))
 _MODULES = {
-    "light": ("verl_multiturn.cli.main", "pandas", "verl_multiturn.observe.view.server"),
+    "light": (*_COMMANDS, "pandas", "verl_multiturn.observe.view.server"),
     "heavy": (
-        "verl_multiturn.cli.main",
+        *_COMMANDS,
         "torch",
         "accelerate",
         "peft",

@@ -57,6 +57,7 @@ def warm() -> None:
     """Import what an evaluation imports, before this process forks."""
     import verl.trainer.ppo.v1.trainer_base  # noqa: F401
 
+    import verl_multiturn.cli.eval
     import verl_multiturn.cli.main
     import verl_multiturn.verl_bridge.evaluate.command  # noqa: F401
 

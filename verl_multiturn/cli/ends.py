@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 from rich.console import Console
@@ -12,8 +12,11 @@ from rich.console import Console
 from verl_multiturn.describe import printable
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.observe.start_up import end_of_log
-from verl_multiturn.records.reader import Records
 
+if TYPE_CHECKING:
+    from verl_multiturn.records.reader import Records
+
+NO_STACK = "--model needs verl and transformers ({error}); run it in the environment that trains"
 _WIDTH = 160
 """Characters of a line that goes into a file or another program."""
 
@@ -30,6 +33,8 @@ def open_records(folder: Path) -> Records:
     Raises:
         ConfigError: There are none. If the folder is that of a run, the error says how far the run came.
     """
+    from verl_multiturn.records.reader import Records  # with pyarrow, which most commands do without
+
     try:
         return Records(folder).require()
     except ConfigError as error:

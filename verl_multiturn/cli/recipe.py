@@ -15,7 +15,9 @@ from verl_multiturn.cli.ends import refuse
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.recipes import copy_recipe, list_recipes, make_recipe
 
-recipes_app = typer.Typer(no_args_is_help=True, help="Recipes: list them, copy one to change it, or make your own.")
+recipes_app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Recipes: list them, copy one to change it, or make your own."
+)
 
 
 def recipe_names(incomplete: str) -> list[str]:

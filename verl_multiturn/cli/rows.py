@@ -13,7 +13,9 @@ from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.evaluation.results import Results, read_results
 from verl_multiturn.evaluation.row_choice import Choice, Condition, keep_rows, summary_of_choice
 
-rows_app = typer.Typer(no_args_is_help=True, help="Rows of a data set: keep those that fit a model.")
+rows_app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Rows of a data set: keep those that fit a model."
+)
 _RARE = 0.05
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from verl_multiturn.config import PATH, check_place, read_settings
 from verl_multiturn.data import check_seed
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.launch.bytecode import bytecode_variables
 from verl_multiturn.launch.checkpoint_evaluations import has_left, worker_command
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan
@@ -245,6 +246,7 @@ def environment_of(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, str]:
     """
     # Unbuffered: the log has the lines of both streams in their order, and the last lines of a process that dies.
     environment = {"PYTHONUNBUFFERED": "1", "RAY_DEDUP_LOGS": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ}
+    environment |= bytecode_variables(environment)
     # A letter that a log or a terminal cannot show ends no process.
     encoding = environment.get("PYTHONIOENCODING", "")
     environment["PYTHONIOENCODING"] = encoding if ":" in encoding else f"{encoding}:backslashreplace"

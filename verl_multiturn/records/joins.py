@@ -155,12 +155,24 @@ def read(
         seen.add(name)
         try:
             with open_join(path, name) as file:
-                own = [each for each in columns or JOINED.names if each in pq.read_schema(file).names]
-                table = _fitted(pq.read_table(file, columns=own, filters=filters, partitioning=None))
+                table = _fitted(_table(file, columns or JOINED.names, filters))
         except (OSError, ValueError, pa.ArrowException) as error:
             fault(path, f"it is left out, it is no join: {first_line(error)}")
             continue
         yield name, table
+
+
+def _table(file: BinaryIO, columns: Sequence[str], filters: list[tuple[str, str, Any]] | None) -> pa.Table:
+    """Return those of some columns that a join has.
+
+    Arrow's data sets, which filter rows, import pandas; a whole file needs neither.
+    """
+    opened = pq.ParquetFile(file)
+    own = [each for each in columns if each in opened.schema_arrow.names]
+    if filters is None:
+        return opened.read(own)
+    file.seek(0)
+    return pq.read_table(file, columns=own, filters=filters, partitioning=None)
 
 
 def is_of(name: JoinName, starts: Collection[str]) -> bool:
@@ -201,7 +213,7 @@ def open_join(path: Path, name: JoinName) -> BinaryIO:
         if needed > (most := _MOST + _MOST_TIMES * size):
             raise ValueError(f"its {size} bytes would unpack to {needed}; expected {most} at most")
         if "step" in held.schema.names:
-            steps = set(pq.read_table(file, columns=["step"], partitioning=None)["step"].to_pylist())
+            steps = set(pq.ParquetFile(file, metadata=held).read(["step"])["step"].to_pylist())
             if steps - {name.step}:
                 raise ValueError(f"its name says step {name.step}, its rows {sorted(map(str, steps))[:_SHOWN]}")
         file.seek(0)

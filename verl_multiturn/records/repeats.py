@@ -39,7 +39,9 @@ class Repeats:
             path: The file in which it was read.
             stem: Stem of that file.
         """
-        own = str(path.with_name(stem))
+        return self._is_elsewhere(request_id, path, str(path.with_name(stem)))
+
+    def _is_elsewhere(self, request_id: str, path: Path, own: str) -> bool:
         home = self._homes.setdefault(request_id, own)
         if home == own:
             return False
@@ -54,12 +56,13 @@ class Repeats:
             path: The file.
             stem: Stem of that file.
         """
+        own = str(path.with_name(stem))
         seen: dict[str, int] = {}
         places: dict[int, str] = {}
         others: dict[str, None] = {}
         for line in lines:
             request_id = line["request_id"]
-            if self.is_again(request_id, path, stem):
+            if self._is_elsewhere(request_id, path, own):
                 continue
             if bit := _BITS.get(line["event"], 0):
                 before = seen.get(request_id, 0)
