@@ -37,6 +37,7 @@ from verl_multiturn.verl_bridge.model.processors import (
     row_messages,
     vision_of,
 )
+from verl_multiturn.verl_bridge.model.suffix_builder import suffix_builder
 from verl_multiturn.verl_bridge.rows import make_request
 
 
@@ -106,6 +107,7 @@ def make_chat(
         )
         return text
 
+    builder = suffix_builder(builder)
     unguarded = ChatCodec(builder, ends, separator, vision=vision, write=write)
     tags = [] if text_mode else answer_tags(unguarded, tokenizer.decode, ends)
     firewall = Firewall(tokenizer, vision.texts if vision is not None else (), tags)
