@@ -8,6 +8,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from tests.support.families import family, names
+from verl_multiturn.chat.encoding import SeamEncoder
 
 pytestmark = pytest.mark.stack
 
@@ -73,7 +74,7 @@ def both(tokenizer: Any, model_type: str | None = "llama", **kwargs: Any) -> tup
     from verl_multiturn.verl_bridge.model.suffix_builder import suffix_builder
 
     verls = create_continuous_token_builder(tokenizer, hf_model_type=model_type, chat_template_kwargs=kwargs)
-    return verls, suffix_builder(verls)
+    return verls, suffix_builder(verls, SeamEncoder(tokenizer))
 
 
 class Ways:
@@ -271,4 +272,4 @@ def test_a_builder_for_images_stays_as_it_is() -> None:
     from verl_multiturn.verl_bridge.model.suffix_builder import suffix_builder
 
     builder = QwenVLContinuousTokenBuilder(family("qwen2.5").tokenizer, object())
-    assert suffix_builder(builder) is builder
+    assert suffix_builder(builder, SeamEncoder(builder.tokenizer)) is builder
