@@ -63,7 +63,8 @@ def encoder(tokenizer: Any) -> Encode:
         # be split. The wrapper then sets it back.
         if library.encode_special_tokens or library.truncation is not None or library.padding is not None:
             return wrapped(text)
-        ids: list[int] = library.encode(text, add_special_tokens=False).ids
+        # The fast form leaves out where each token stands in the text, a quarter of the time.
+        ids: list[int] = library.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     return plain if is_wrapper(tokenizer) and not tokenizer.split_special_tokens else wrapped

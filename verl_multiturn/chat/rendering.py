@@ -159,7 +159,7 @@ class RenderingCheck:
             ids, sampled = self._vision.collapse(ids, sampled)
         text = text.encode("utf-8", "replace").decode()
         whole_ids = self._seams.from_seam(text, text.find(self.header))
-        end = max((i for i, s in enumerate(sampled) if s), default=len(ids) - 1) + 1
+        end = next((i for i in range(len(ids), 0, -1) if sampled[i - 1]), len(ids))
         if whole_ids[:end] == list(ids[:end]):
             return set()
         found = self._compare(self._tokenizer.decode(whole_ids), self._segments(ids[:end], sampled), messages)
