@@ -125,6 +125,7 @@ COVERED: dict[str, list[str]] = {
         f"{STACK}tir::test_a_model_for_images_is_refused",
         f"{STACK}vision_setup::test_prompts_with_images_are_measured",
     ],
+    "verl_bridge/model/suffix_builder": [f"{STACK}suffix_builder", f"{STACK}families"],
     "verl_bridge/servers/verl_engine": [f"{UNIT}rollout/test_below_receipts", f"{STACK}agent_loop"],
     "verl_bridge/trainer/groups": [f"{STACK}invalid", f"{STACK}otc"],
     "verl_bridge/model/processors": [f"{STACK}vision_setup", f"{STACK}vision"],

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from verl_multiturn.chat.encoding import encoder
 from verl_multiturn.chat.messages import ROLES
 from verl_multiturn.errors import ConfigError
 
@@ -125,7 +126,7 @@ class Firewall:
         tags_ids = {tag: added.get(tag, _NO_ID) for tag in tags}
         self._special = _Tokens(special)
         self._all = _Tokens({**tags_ids, **_marks(tokenizer, special), **special})
-        self._tokenizer = tokenizer
+        self._encode = encoder(tokenizer)
         self._clean_short = functools.lru_cache(_MOST_SHORT)(self._clean)
 
     def count(self, ids: Sequence[int], role: str = "tool") -> int:
@@ -256,7 +257,7 @@ class Firewall:
     def _forged(self, text: str, tokens: _Tokens) -> bool:
         if tokens.pattern.search(text):
             return True
-        return bool(text) and tokens.count(self._tokenizer.encode(text, add_special_tokens=False)) > 0
+        return bool(text) and tokens.count(self._encode(text)) > 0
 
 
 def _sealed(text: str) -> str:

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from verl_multiturn.chat.codec import Message
+from verl_multiturn.chat.encoding import SeamEncoder
 from verl_multiturn.chat.images import Vision
 from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, Reasoning
 
@@ -77,6 +78,7 @@ class RenderingCheck:
         ignored: Differences that are not reported.
         processor: Processor of a model that takes images, which holds the template; None for other models.
         vision: Placeholder tokens of a model that takes images; None for other models.
+        seams: The encoder of the tokenizer, if it is there already: it knows the ids of prompts.
     """
 
     def __init__(
@@ -88,7 +90,9 @@ class RenderingCheck:
         ignored: Collection[Difference] = (),
         processor: Templated | None = None,
         vision: Vision | None = None,
+        seams: SeamEncoder | None = None,
     ) -> None:
+        self._seams = seams or SeamEncoder(tokenizer)
         self._template = processor or tokenizer
         self._vision = vision
         self._ignored = frozenset(ignored)
@@ -153,8 +157,9 @@ class RenderingCheck:
             return {Difference.UNRENDERABLE}
         if self._vision is not None:
             ids, sampled = self._vision.collapse(ids, sampled)
-        whole_ids = self._tokenizer.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False)
-        end = max((i for i, s in enumerate(sampled) if s), default=len(ids) - 1) + 1
+        text = text.encode("utf-8", "replace").decode()
+        whole_ids = self._seams.from_seam(text, text.find(self.header))
+        end = next((i for i in range(len(ids), 0, -1) if sampled[i - 1]), len(ids))
         if whole_ids[:end] == list(ids[:end]):
             return set()
         found = self._compare(self._tokenizer.decode(whole_ids), self._segments(ids[:end], sampled), messages)

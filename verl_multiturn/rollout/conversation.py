@@ -233,7 +233,8 @@ class Conversation:
             # The engine or the clock cut a turn off: it was not read, so there is no message to render. Or there are
             # several rows: the template itself rendered the beginning of each.
             return
-        sampled = [source is Source.SAMPLED for source in trajectory.sources]
+        origin = Source.SAMPLED  # looked up once: there is one for each token
+        sampled = [source is origin for source in trajectory.sources]
         outcome.differences = self._check.differences(outcome.messages, schemas, trajectory.ids, sampled)
         for difference in UNEXPLAINED.intersection(outcome.differences) - self._warned:
             self._warned.add(difference)

@@ -16,6 +16,7 @@ from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token
 from verl_multiturn.chat.answer_tags import answer_tags
 from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.chat.control_tokens import Firewall
+from verl_multiturn.chat.encoding import SeamEncoder
 from verl_multiturn.chat.images import load_images
 from verl_multiturn.chat.rendering import Difference, RenderingCheck
 from verl_multiturn.chat.shown_messages import reasoning_left_out
@@ -37,6 +38,7 @@ from verl_multiturn.verl_bridge.model.processors import (
     row_messages,
     vision_of,
 )
+from verl_multiturn.verl_bridge.model.suffix_builder import suffix_builder
 from verl_multiturn.verl_bridge.rows import make_request
 
 
@@ -106,6 +108,8 @@ def make_chat(
         )
         return text
 
+    seams = SeamEncoder(tokenizer)
+    builder = suffix_builder(builder, seams)
     unguarded = ChatCodec(builder, ends, separator, vision=vision, write=write)
     tags = [] if text_mode else answer_tags(unguarded, tokenizer.decode, ends)
     firewall = Firewall(tokenizer, vision.texts if vision is not None else (), tags)
@@ -116,7 +120,7 @@ def make_chat(
     prompt = tokenizer.decode(codec.rendered(messages, []), skip_special_tokens=False)
     without = template.apply_chat_template(messages, add_generation_prompt=False, tokenize=False, **kwargs)
     generation_prompt = prompt[len(without) :] if prompt.startswith(without) else prompt.rpartition(asked)[2]
-    check = RenderingCheck(tokenizer, kwargs, generation_prompt, ends, ignored, processor, vision)
+    check = RenderingCheck(tokenizer, kwargs, generation_prompt, ends, ignored, processor, vision, seams)
     if text_mode:
         codec = TirCodec(builder, firewall, tokenizer, write)
     return ModelChat(codec, ends, generation_prompt, check, processor)
