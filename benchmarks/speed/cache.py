@@ -1,6 +1,6 @@
 """How much SGLang reads again, and what leading siblings and holding younger conversations back change about it.
 
-    python -m benchmarks.cache [--cache 2048] [--passes 3] [--only siblings need below]
+    python -m benchmarks.cache [--cache 2048] [--passes 3] [--only siblings need below behind]
 
 A real SGLang on the CPU, with a small cache and a random model, behind our server's code and our client, in one
 process without Ray. What is read is what SGLang says itself (`cached_tokens`); the least that it can read is known,
@@ -12,6 +12,7 @@ not change, unless their name has `wall`.
 - `need`: conversations of eight turns, with a tool between them, which together need 3.5 and 5 times the cache; in
   `plain` all of them go on at once, with `held` the younger ones wait.
 - `below`: the same, of conversations that fit into the cache together.
+- `behind`: many groups of two behind one long system text, which fit because that is there once.
 
 The last line is one JSON object:
 
@@ -19,11 +20,13 @@ The last line is one JSON object:
 - `need`: by need, for `plain` and `held`: `over_minimal`, `hit_share`, `cpu_s` of the engine in all, `prefill_cpu_s`,
   which is that without what the sampled tokens take where nothing is read again (`decode_cpu_s` each), `wall_s`,
   `held_s` in all; and `latest`, the largest ratio of a conversation's end to its end in `plain`;
-- `below`: `cpu_s` and `wall_s` of the shortest of the passes, plain and held, and their ratios; `held_s`.
+- `below`: `cpu_s` and `wall_s` of the shortest of the passes, plain and held, and their ratios; `held_s`;
+- `behind`: `groups`, `conversations`, `system` in tokens, `once_a_group`, which is what they would need if each group
+  had the system text to itself, as a share of the cache; `use`, the most that the server said; `held_s`.
 
 The command fails where siblings that are led read more than 1.05 of the least; where conversations that are held read
 more than 1.3 of it, need more than half of the CPU seconds of prefill, or end more than twice as late; and where
-anything is held below the cache.
+anything is held below the cache, behind one system text too.
 """
 
 from __future__ import annotations
@@ -53,6 +56,8 @@ TURNS, PROMPT, OBSERVATION, SAMPLED, TOOL_S = 8, 200, 42, 8, 0.02
 WHOLE = PROMPT + TURNS * SAMPLED + (TURNS - 1) * OBSERVATION
 LEAST = PROMPT + (TURNS - 1) * (OBSERVATION + 1)
 """Tokens of a whole conversation, and the fewest that are read: of a turn, the last token is read with the next."""
+SYSTEM, GROUPS, OWN = 900, 8, 16
+"""Tokens of the long system text, how many groups are behind it, and the tokens of their own of a prompt."""
 MOST = {"led": 1.05, "held": 1.3, "prefill": 0.5, "latest": 2.0}
 VOCABULARY = 2048
 _NUMBER = count()
@@ -95,6 +100,8 @@ class Found:
     held_s: float = 0.0
     cpu_s: float = 0.0
     wall_s: float = 0.0
+    use: float = 0.0
+    """The most that the server said of its cache's use."""
     ends: dict[int, float] = field(default_factory=dict)
     """CPU seconds of the engine at the end of each conversation."""
 
@@ -181,6 +188,7 @@ async def ask(client: Any, found: Found, request: str, prompt: Sequence[int], sa
     found.read += len(prompt) - output.extra_fields["num_cached_tokens"]
     found.sampled += len(output.token_ids)
     found.held_s += output.extra_fields["held_s"]
+    found.use = max(found.use, output.extra_fields.get("cache_use", 0.0))
     tokens: list[int] = output.token_ids
     return tokens
 
@@ -275,7 +283,33 @@ async def measure(engine: Engine, parts: Sequence[str], passes: int) -> dict[str
         result["need"] = {str(need): await of_need(engine, need, prefill_s) for need in NEEDS}
     if "below" in parts:
         result["below"] = await below(engine, passes)
+    if "behind" in parts:
+        result["behind"] = await behind(engine)
     return result
+
+
+async def behind(engine: Engine) -> dict[str, Any]:
+    """Let groups of two go on at once behind one long system text."""
+    from verl_multiturn.rollout.cache.residents import residing
+
+    client, found, system = engine.client(60_000, 0.9), Found(), next(_prompts(SYSTEM, 0))
+
+    async def one(group: int) -> None:
+        ids, request = [*system, *next(_prompts(OWN, group + 1))], f"{next(_NUMBER)}"
+        with residing(f"{group}"):
+            for turn in range(3):
+                ids += await ask(client, found, request, ids, 4)
+                if turn < 2:
+                    await asyncio.sleep(TOOL_S)
+                    ids += next(_prompts(SAMPLED, turn))
+
+    await engine.flush()
+    await asyncio.gather(*(one(number // 2) for number in range(2 * GROUPS)))
+    shown: dict[str, Any] = {"groups": GROUPS, "conversations": 2 * GROUPS, "system": SYSTEM}
+    once_a_group = round(GROUPS * (SYSTEM + OWN) / engine.cache, 2)
+    shown |= {"once_a_group": once_a_group, "use": round(found.use, 2), "held_s": round(found.held_s, 3)}
+    print(f"behind: {shown}", flush=True)
+    return shown
 
 
 async def of_need(engine: Engine, need: float, prefill_s: float) -> dict[str, Any]:
@@ -332,6 +366,8 @@ def failures(result: dict[str, Any]) -> list[str]:
             said.append(f"need {need}: a conversation ends {its['latest']} times as late, at most {MOST['latest']}")
     if result.get("below", {}).get("held_s", 0.0) > 0:
         said.append("turns were held although the cache suffices")
+    if result.get("behind", {}).get("held_s", 0.0) > 0:
+        said.append("groups behind one system text were held although the cache suffices")
     return said
 
 
@@ -340,9 +376,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", type=int, default=2048, help="tokens in the engine's cache")
     parser.add_argument("--passes", type=int, default=3, help="passes of `below`; the shortest counts")
-    parser.add_argument(
-        "--only", nargs="+", choices=("siblings", "need", "below"), default=("siblings", "need", "below")
-    )
+    parts = ("siblings", "need", "below", "behind")
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     args = parser.parse_args()
     os.environ["VERL_PLATFORM"] = "cpu"
     import verl  # noqa: F401  # its plugin turns the CPU platform on

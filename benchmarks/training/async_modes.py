@@ -8,7 +8,7 @@ is a JSON object, with an object by mode in each field:
 - `accuracy`: of the last validation;
 - `seconds_to_0.9`: seconds of training and validation until a validation was at least 0.9; null when none was;
 - `wake_ms`: 95th percentile of the milliseconds from the end of a batch's last conversation to the trainer's going on,
-  over the steps in which the trainer waited; null when it never did;
+  over the steps in which the trainer waited; null when it never did; `wake_p50_ms`: their median;
 - `told_ms`: of these, from the time when the batch's last row was in TransferQueue; what comes before it are verl's
   rewards and rows of all the conversations that ended at about the same time;
 - `wake_parts_ms`: of `sync`, where it goes, the mean of the steps: to the last reward, from there to the last row in
@@ -114,6 +114,7 @@ def measure(steps: list[dict[str, float]]) -> dict[str, Any]:
         "accuracy": curve[-1][1],
         "seconds_to_0.9": reached[0] if reached else None,
         "wake_ms": round(float(np.percentile(wakes, 95)), 1) if wakes else None,
+        "wake_p50_ms": round(float(np.median(wakes)), 1) if wakes else None,
         "told_ms": round(float(np.percentile(told, 95)), 1) if told else None,
         "listings": int(listings),
         "allowed": int(allowed),

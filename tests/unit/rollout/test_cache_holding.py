@@ -18,6 +18,11 @@ def of(began: float, group: str = "") -> Resident:
     return Resident(group or f"{began}", began)
 
 
+def own(resident: Resident, tokens: int) -> list[int]:
+    """Return a prompt that begins as no other conversation's."""
+    return [round(resident.began)] * tokens
+
+
 def test_the_oldest_conversations_that_fit_are_let_in() -> None:
     need = CacheNeed(1000)
     assert need.tell("a", [(1.0, 300), (4.0, 250)], 0.9) == Told(0.55, math.inf, 350)
@@ -38,7 +43,7 @@ def test_a_client_that_has_died_does_not_count() -> None:
 async def test_a_prompt_that_siblings_share_counts_once() -> None:
     holding = Holding(Server().ask)
     first, second, other = of(1.0, "g"), of(2.0, "g"), of(3.0, "h")
-    for resident, ids in ((first, [1, 2, 3]), (second, [1, 2, 3]), (other, [1, 2, 3])):
+    for resident, ids in ((first, [1, 2, 3]), (second, [1, 2, 3]), (other, [4, 5, 6])):
         holding.note(resident, "r", ids)
     holding.note(first, "r", [1, 2, 3], 10)
     holding.note(second, "r", [1, 2, 3], 5)
@@ -50,9 +55,55 @@ async def test_a_prompt_that_siblings_share_counts_once() -> None:
     assert holding.told() == [(2.0, 8), (3.0, 2)]
     holding.drop(other, "s")  # its last request goes on elsewhere
     assert holding.told() == [(2.0, 8)]
-    assert list(holding._groups) == ["g"]
     second.leave()
-    assert (holding.told(), holding._groups, holding._stays) == ([], {}, {})
+    assert (holding.told(), len(holding._blocks), holding._stays) == ([], 0, {})
+
+
+async def test_a_block_counts_once_whoever_shares_it() -> None:
+    """Groups behind one system text, a subagent behind it too, and a history that is made shorter."""
+    system = list(range(160))
+    holding, residents = Holding(Server().ask), [of(1.0, "g"), of(2.0, "h"), of(3.0, "h")]
+    for resident in residents:
+        holding.note(resident, "r", [*system, *[ord(resident.group)] * 20])
+    assert holding.told() == [(1.0, 180), (2.0, 20), (3.0, 0)]
+    holding.note(residents[0], "subagent", [*system, *[9] * 30])
+    assert holding.told() == [(1.0, 210), (2.0, 20), (3.0, 0)]
+    holding.drop(residents[0], "subagent")
+    holding.leave(residents[0])
+    assert holding.told() == [(2.0, 180), (3.0, 0)]
+    holding.note(residents[2], "r", system[:150])
+    assert holding.told() == [(2.0, 180), (3.0, 6)]  # the last six tokens are no whole block
+
+
+async def test_between_two_answers_what_is_shared_takes_room_once() -> None:
+    holding, system = Holding(Server().ask), list(range(160))
+    holding._room = 500
+    residents = [of(1.0), of(2.0), of(3.0)]
+    for resident in residents:
+        holding.note(resident, "r", [*system, *own(resident, 16)])
+    assert holding._room == 500 - 160 - 3 * 16
+    residents[0].leave()  # the others have the system text, too
+    assert holding._room == 500 - 160 - 2 * 16
+    residents[1].leave()
+    residents[2].leave()
+    assert (holding._room, len(holding._blocks)) == (500, 0)
+
+
+async def test_many_groups_behind_one_system_text_wait_for_nothing_where_they_fit() -> None:
+    """Fifteen groups of two, behind 600 tokens, in a cache of 1,000: counted once a group, one would fit."""
+    server, system = Server(), list(range(600))
+    holding, residents = Holding(server.ask), [of(float(began), f"{began // 2}") for began in range(30)]
+
+    async def converse(resident: Resident) -> None:
+        for _ in range(3):
+            holding.note(resident, "r", [*system, *[int(resident.group)] * 10])
+            await holding.let_in(resident)
+            holding.rest(resident, "r")
+
+    conversations = [asyncio.ensure_future(converse(resident)) for resident in residents]
+    await settle()
+    assert [each.done() for each in conversations] == [True] * 30
+    assert (server.asked, holding.use) == (1, 0.862)  # 592 in blocks that all have, and 18 of each group
 
 
 async def test_a_conversation_without_a_turn_counts_for_ten_seconds() -> None:
@@ -74,7 +125,7 @@ async def test_a_conversation_without_a_turn_counts_for_ten_seconds() -> None:
 async def test_of_an_agents_requests_without_a_turn_the_longest_counts() -> None:
     holding, agent = Holding(Server().ask), of(1.0)
     for request, tokens in (("main", 300), ("title", 20), ("first", 100), ("second", 150)):
-        holding.note(agent, request, list(range(tokens)))
+        holding.note(agent, request, [tokens] * tokens)
     assert holding.told() == [(1.0, 570)]
     for request in ("main", "title", "first"):
         holding.rest(agent, request)
@@ -94,10 +145,10 @@ async def test_a_conversation_that_is_over_is_not_counted_again() -> None:
 async def test_nothing_waits_for_one_that_waits_for_others() -> None:
     """An old conversation has ended, and its row waits for a sibling, which waits for room."""
     holding, old, young = Holding(Server().ask), of(1.0, "g"), of(2.0, "g")
-    holding.note(old, "r", list(range(950)))
+    holding.note(old, "r", own(old, 950))
     await holding.let_in(old)
     await settle()
-    holding.note(young, "r", list(range(1000, 1300)))
+    holding.note(young, "r", own(young, 300))
     waiting = asyncio.ensure_future(holding.let_in(young))
     await settle()
     assert not waiting.done()
@@ -131,14 +182,14 @@ async def test_nothing_waits_where_the_cache_suffices() -> None:
     holding = Holding(server.ask)
     for began in range(8):
         resident = of(float(began))
-        holding.note(resident, "r", list(range(100)))
+        holding.note(resident, "r", own(resident, 100))
         await holding.let_in(resident)
         assert resident.held_s == 0
     assert server.asked == 1
     holding = Holding(server.ask)
     residents = [of(float(began)) for began in range(8)]
     for resident in residents:
-        holding.note(resident, "r", list(range(100)))
+        holding.note(resident, "r", own(resident, 100))
     await asyncio.gather(*map(holding.let_in, residents))
     assert (server.asked, holding.use) == (2, 0.8)  # one question for all that came at once
 
@@ -151,7 +202,7 @@ async def test_the_younger_wait_and_all_are_let_in_in_the_end() -> None:
     async def converse(began: int) -> None:
         resident = of(float(began))
         for turn in range(3):
-            holding.note(resident, "r", list(range(100 * (turn + 1))))
+            holding.note(resident, "r", own(resident, 100 * (turn + 1)))
             await holding.let_in(resident)
             await asyncio.sleep(0.01)
         holding.leave(resident)
@@ -186,7 +237,7 @@ async def test_all_are_let_in_in_the_end_whatever_they_grow_by(seed: int) -> Non
         task.cancel()
     await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
     assert len(ended) >= 19
-    assert (holding._stays, holding._groups, holding._held) == ({}, {}, {})
+    assert (holding._stays, len(holding._blocks), holding._held) == ({}, 0, {})
 
 
 async def test_what_a_conversation_leaves_goes_to_the_next_ones_at_once() -> None:
@@ -194,7 +245,7 @@ async def test_what_a_conversation_leaves_goes_to_the_next_ones_at_once() -> Non
     holding, old = Holding(server.ask), of(1.0)
     young = [of(2.0), of(3.0), of(4.0)]
     for resident in (old, *young):
-        holding.note(resident, "r", list(range(700 if resident is old else 310)))
+        holding.note(resident, "r", own(resident, 700 if resident is old else 310))
     await holding.let_in(old)
     await settle()
     waiting = [asyncio.ensure_future(holding.let_in(resident)) for resident in young]
@@ -211,11 +262,11 @@ async def test_between_two_answers_the_room_that_was_given_is_kept_to() -> None:
     server, others = Server(), CacheNeed(1000)
     holding, residents = Holding(server.ask), [of(1.0), of(2.0), of(3.0)]
     for resident in residents:
-        holding.note(resident, "r", list(range(100)))
+        holding.note(resident, "r", own(resident, 100))
         await holding.let_in(resident)
     for resident in residents[:2]:  # they come back with 160 tokens more, and may add as many again: 420 each
         holding.rest(resident, "r")
-        holding.note(resident, "r", list(range(260)))
+        holding.note(resident, "r", own(resident, 260))
     third = asyncio.ensure_future(holding.let_in(residents[2]))
     fourth = of(4.0)
     holding.note(fourth, "r", [1])
@@ -245,7 +296,7 @@ async def test_what_is_left_while_the_server_is_asked_is_given_once(monkeypatch:
     young = [of(3.0 + number) for number in range(6)]
     for resident in (old, second, *young):
         for tokens in (280, 300):
-            holding.note(resident, "r", list(range(tokens)))
+            holding.note(resident, "r", own(resident, tokens))
     await asyncio.gather(*map(holding.let_in, (old, second)))
     waiting = [asyncio.ensure_future(holding.let_in(resident)) for resident in young]
     await settle()
@@ -266,13 +317,13 @@ async def test_one_that_comes_back_after_long_takes_room_as_a_new_one() -> None:
     now, server = [0.0], Server()
     holding, residents = Holding(server.ask, lambda: now[0]), [of(1.0), of(2.0), of(3.0)]
     for resident in residents:
-        holding.note(resident, "r", list(range(400)))
+        holding.note(resident, "r", own(resident, 400))
         holding.rest(resident, "r")
         now[0] += 20
     assert holding.told() == []
     holding._is_known, holding._youngest, holding._room = True, math.inf, 900
     for resident in residents:
-        holding.note(resident, "r", list(range(400)))
+        holding.note(resident, "r", own(resident, 400))
     assert (holding._room, holding._youngest) == (100, 2.0)
 
 
@@ -296,7 +347,7 @@ async def test_a_turn_that_waits_from_the_beginning_is_held() -> None:
     server = Server()
     holding, old, young = Holding(server.ask), of(1.0), of(2.0)
     for resident in (old, young):
-        holding.note(resident, "r", list(range(600)))
+        holding.note(resident, "r", own(resident, 600))
     waiting = asyncio.ensure_future(holding.let_in(young))
     await holding.let_in(old)
     await settle()
@@ -319,7 +370,7 @@ async def test_one_that_waits_needs_room_for_some_turns() -> None:
     holding, old, young = Holding(server.ask), of(1.0), of(2.0)
     for tokens in (100, 200):
         for resident in (old, young):
-            holding.note(resident, "r", list(range(tokens)))
+            holding.note(resident, "r", own(resident, tokens))
     assert holding.told() == [(1.0, 300), (2.0, 300)]
     holding._is_known, holding._youngest = True, 1.0
     assert holding.told() == [(1.0, 300), (2.0, 600)]
@@ -343,8 +394,8 @@ async def test_a_server_that_does_not_tell_its_use_is_not_waited_for() -> None:
 async def test_one_that_is_cancelled_or_over_leaves_nothing_behind() -> None:
     server = Server()
     holding, old, young = Holding(server.ask), of(1.0), of(2.0)
-    holding.note(old, "r", list(range(900)))
-    holding.note(young, "r", list(range(100)))
+    holding.note(old, "r", own(old, 900))
+    holding.note(young, "r", own(young, 100))
     await holding.let_in(old)
     await settle()
     waiting = asyncio.ensure_future(holding.let_in(young))

@@ -11,7 +11,8 @@ youngest one waits; what one leaves goes to those that wait. Before the first an
 at once.
 
 A conversation needs what it has and what its next turn adds, as far as its last one tells. One that waits needs room
-for some turns: else it would be thrown out again at once, and be read as often.
+for some turns: else it would be thrown out again at once, and be read as often. What prompts have in common, of one
+group or of many, is there once, and counts once (`blocks.py`).
 
 A conversation counts while it has a turn, and for a while afterwards: where tools take long, its tokens are read again,
 which costs less than an engine that waits with it.
@@ -33,10 +34,10 @@ from contextvars import Context
 from dataclasses import dataclass, field
 
 from verl_multiturn.describe import describe
+from verl_multiturn.rollout.cache.blocks import Blocks, Prompt
 from verl_multiturn.rollout.cache.need import AWAY_S, REMINDED_S, Conversations, Told
 from verl_multiturn.rollout.cache.residents import Resident
 from verl_multiturn.rollout.clock import stopped
-from verl_multiturn.rollout.engine import common_length
 
 logger = logging.getLogger(__name__)
 
@@ -50,46 +51,52 @@ _NOTHING = Told(math.nan, math.inf, math.inf)
 """What is known of a server that says nothing: nothing waits for it."""
 
 
+@dataclass(eq=False)
+class _Request:
+    """What a request has at a server."""
+
+    first: Prompt
+    """Its first prompt, or the first one after its history was made shorter."""
+    length: int
+    """Tokens of its last prompt."""
+    tokens: int
+    """Its tokens, with what was sampled."""
+
+    def own(self) -> int:
+        """Return how many tokens came behind its first prompt; they are nobody else's."""
+        return max(0, self.tokens - self.first.tokens)
+
+
 @dataclass
 class _Stay:
     """What a conversation that goes on has at a server."""
 
-    tokens: dict[str, int] = field(default_factory=dict)
-    """Tokens of each of its requests."""
+    requests: dict[str, _Request] = field(default_factory=dict)
     turns: set[str] = field(default_factory=set)
     """Requests that have a turn."""
-    prompts: dict[str, int] = field(default_factory=dict)
-    """Tokens of each request's last prompt."""
     growth: int | None = None
     """Tokens by which a prompt was longer than the request's last one; None: none was yet."""
     since: float = 0.0
     """When its last turn ended."""
+    inside: list[_Request] = field(default_factory=list)
+    """Requests for whose first prompts room is kept; none where it waits or does not count."""
     taken: int = 0
-    """Tokens of the room that are kept for it; 0 where it waits or does not count."""
-    told: int = 0
-    """Tokens that the server was last told of it."""
+    """Tokens of the room that are kept for it beside those prompts."""
+    is_told: bool = False
+    """Whether the server was last told of it."""
 
     def counts(self, now: float) -> bool:
         """Tell whether the others have to leave room for it."""
         return bool(self.turns) or now - self.since <= AWAY_S
 
-    def needed(self) -> int:
-        """Return how many tokens it comes back for: of an agent's requests without a turn, those of the longest.
+    def needed(self) -> list[_Request]:
+        """Return the requests it comes back for: of an agent's requests without a turn, the longest.
 
         Of the others most are over, as those of a subagent or of a history that was made shorter.
         """
-        idle = [tokens for request, tokens in self.tokens.items() if request not in self.turns]
-        return sum(self.tokens[request] for request in self.turns) + max(idle, default=0)
-
-
-class _Group:
-    """The conversations of a group at a server."""
-
-    def __init__(self, first: Sequence[int]) -> None:
-        self.first = first
-        """The first prompt of the first one that came."""
-        self.shared: dict[Resident, int] = {}
-        """How many tokens of its first prompt each shares with that."""
+        idle = [each for name, each in self.requests.items() if name not in self.turns]
+        longest = max(idle, key=lambda each: each.tokens, default=None)
+        return [self.requests[name] for name in self.turns] + ([] if longest is None else [longest])
 
 
 class Holding:
@@ -116,7 +123,8 @@ class Holding:
         self._usual = 0
         """Growth of a conversation that has none of its own yet: that of the last prompt that grew."""
         self._stays: dict[Resident, _Stay] = {}
-        self._groups: dict[str, _Group] = {}
+        self._blocks = Blocks()
+        """Those of the first prompts for which room is kept."""
         self._held: dict[asyncio.Future[None], Resident] = {}
         self._asking: asyncio.Task[None] | None = None
         self._is_new = False
@@ -131,16 +139,16 @@ class Holding:
         if stay is None:
             stay = self._stays[resident] = _Stay()
             resident.ends.append(self.leave)
-            group = self._groups.setdefault(resident.group, _Group(prompt))
-            group.shared[resident] = common_length(group.first, prompt)
-        stay.tokens[request_id] = len(prompt) + sampled
+        request = stay.requests.get(request_id)
+        if request is None or len(prompt) < request.length:
+            request = stay.requests[request_id] = _Request(self._blocks.prompt(prompt), len(prompt), 0)
+        elif len(prompt) > request.length:
+            self._usual = stay.growth = len(prompt) - request.length
+        request.length, request.tokens = len(prompt), len(prompt) + sampled
         stay.turns.add(request_id)
-        if len(prompt) > (last := stay.prompts.get(request_id, len(prompt))):
-            self._usual = stay.growth = len(prompt) - last
-        stay.prompts[request_id] = len(prompt)
         self._is_new = True
         if resident.began <= self._youngest:
-            self._take(stay, self._needs(resident))
+            self._take(self._put_in(resident))
 
     def rest(self, resident: Resident, request_id: str) -> None:
         """Note the end of a request's turn."""
@@ -152,9 +160,8 @@ class Holding:
         """Forget a request that goes on at another server."""
         if (stay := self._stays.get(resident)) is not None:
             stay.turns.discard(request_id)
-            stay.prompts.pop(request_id, None)
-            if len(stay.tokens) > 1 or request_id not in stay.tokens:
-                stay.tokens.pop(request_id, None)
+            if len(stay.requests) > 1 or request_id not in stay.requests:
+                stay.requests.pop(request_id, None)
                 self._is_new = True
             else:
                 self.leave(resident)
@@ -176,56 +183,63 @@ class Holding:
         """Forget a conversation that is over, or that goes on at another server."""
         if resident not in self._stays:
             return
-        stay = self._stays.pop(resident)
-        group = self._groups[resident.group].shared
-        del group[resident]
-        if not group:
-            del self._groups[resident.group]
+        freed = self._take_out(self._stays.pop(resident))
         self._is_new = True
-        if resident.began <= self._youngest and stay.counts(self._clock()):
-            self._take(stay, 0)
-            # The prompt of both counts there now.
-            if (first := self._first(resident.group)) is not None and first.began <= self._youngest:
-                self._take(self._stays[first], self._needs(first))
+        if freed:
+            self._take(-freed)
             self._hand_on()
 
     def told(self) -> Conversations:
-        """Return what the server has to know: a prompt that siblings share counts once."""
+        """Return what the server has to know: what prompts have in common counts once, at the oldest."""
         told: list[tuple[float, int]] = []
-        groups: set[str] = set()
+        seen: set[int] = set()
         now = self._clock()
-        for resident in sorted(self._stays, key=lambda each: each.began):
-            stay = self._stays[resident]
-            stay.told = 0
-            if stay.counts(now):
-                stay.told = self._needs(resident, resident.group not in groups)
-                told.append((resident.began, stay.told))
-                groups.add(resident.group)
-            stay.taken = stay.told if resident.began <= self._youngest else 0
+        for resident, stay in sorted(self._stays.items(), key=lambda each: each[0].began):
+            stay.is_told = stay.counts(now)
+            if stay.is_told:
+                tokens = self._own(resident)
+                for each in stay.needed():
+                    known = each.first.known(seen)
+                    seen.update(each.first.keys[known:])
+                    tokens += each.first.beyond(known)
+                told.append((resident.began, tokens))
+            if stay.is_told and resident.began <= self._youngest:
+                self._put_in(resident)
+            else:
+                self._take_out(stay)
         return told
 
-    def _needs(self, resident: Resident, is_first: bool | None = None) -> int:
-        """Return how many tokens a conversation needs; what it shares with the first of its group counts there."""
-        stay, shared = self._stays[resident], self._groups[resident.group].shared
-        if is_first is None:
-            is_first = self._first(resident.group) is resident
+    def _own(self, resident: Resident) -> int:
+        """Return how many tokens a conversation needs behind its first prompts, with those of its next turns."""
+        stay = self._stays[resident]
         growth = self._usual if stay.growth is None else stay.growth
         more = growth * (STAYS if resident.began > self._youngest else 1)
-        return max(0, stay.needed() - (0 if is_first else shared[resident])) + more
+        return sum(each.own() for each in stay.needed()) + more
 
-    def _first(self, group: str) -> Resident | None:
-        """Return the oldest conversation of a group that counts; what all share counts at it."""
-        now = self._clock()
-        shared = self._groups[group].shared if group in self._groups else ()
-        return min(
-            (each for each in shared if self._stays[each].counts(now)), key=lambda each: each.began, default=None
-        )
+    def _needs(self, resident: Resident) -> int:
+        """Return how many tokens one that waits needs beside those for which room is kept."""
+        firsts = [each.first for each in self._stays[resident].needed()]
+        return sum(first.beyond(first.known(self._blocks)) for first in firsts) + self._own(resident)
 
-    def _take(self, stay: _Stay, tokens: int) -> None:
-        """Leave room for so many tokens of a conversation."""
-        more, stay.taken = tokens - stay.taken, tokens
-        self._changed += more
-        self._room -= more
+    def _put_in(self, resident: Resident) -> int:
+        """Keep room for what a conversation needs now, and return how many tokens more that is than before."""
+        stay = self._stays[resident]
+        before, stay.inside = stay.inside, stay.needed()
+        more = sum(self._blocks.add(each.first) for each in stay.inside if each not in before)
+        more -= sum(self._blocks.remove(each.first) for each in before if each not in stay.inside)
+        more, stay.taken = more - stay.taken, self._own(resident)
+        return more + stay.taken
+
+    def _take_out(self, stay: _Stay) -> int:
+        """Keep no room for a conversation, and return how many tokens that frees."""
+        freed = stay.taken + sum(self._blocks.remove(each.first) for each in stay.inside)
+        stay.inside, stay.taken = [], 0
+        return freed
+
+    def _take(self, tokens: int) -> None:
+        """Take so many tokens of the room."""
+        self._changed += tokens
+        self._room -= tokens
         self._tighten()
 
     def _tighten(self) -> None:
@@ -236,8 +250,7 @@ class Holding:
         inside = [each for each, stay in self._stays.items() if each.began <= self._youngest and stay.counts(now)]
         inside.sort(key=lambda each: each.began)
         while self._room < 0 and len(inside) > 1:
-            stay = self._stays[inside.pop()]
-            self._room, stay.taken = self._room + stay.taken, 0
+            self._room += self._take_out(self._stays[inside.pop()])
             self._youngest = inside[-1].began
 
     def _hand_on(self) -> None:
@@ -247,7 +260,7 @@ class Holding:
                 break
             self._youngest = max(self._youngest, resident.began)
             if resident in self._stays:
-                self._take(self._stays[resident], self._needs(resident))
+                self._take(self._put_in(resident))
         self._release()
 
     def _release(self, every: bool = False) -> None:
@@ -261,6 +274,16 @@ class Holding:
         if self._asking is None and not self._is_silent:
             # Not in the context of the conversation that happens to come first: it would be kept as long.
             self._asking = asyncio.get_running_loop().create_task(self._keep_asking(), context=Context())
+
+    def _settle(self) -> None:
+        """Keep room for those that the answer lets in; it knows only those that it was told."""
+        now = self._clock()
+        for resident, stay in self._stays.items():
+            if resident.began > self._youngest:
+                self._take_out(stay)
+            elif not stay.inside and (stay.is_told or stay.counts(now)):
+                more = self._put_in(resident)
+                self._changed += 0 if stay.is_told else more
 
     async def _keep_asking(self) -> None:
         asked = -math.inf
@@ -286,8 +309,7 @@ class Holding:
                     self.use, self._youngest, self._room = _NOTHING
                     self._is_silent = True
                 was_known, self._is_known = self._is_known, True
-                for resident, stay in self._stays.items():
-                    stay.taken = (stay.taken or stay.told) if resident.began <= self._youngest else 0
+                self._settle()
                 self._room -= self._changed  # which the answer does not know yet
                 self._tighten()
                 self._release(every=not was_known)  # those that wait on do so for want of room

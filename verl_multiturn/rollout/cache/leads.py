@@ -21,10 +21,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
+from verl_multiturn.rollout.cache.blocks import keys
 from verl_multiturn.rollout.cache.residents import Resident
 
 _BLOCK = 64
-"""Tokens of a block. The last one of a prompt may have fewer."""
+"""Tokens of a block: the fewest for which a turn waits until another one has read them."""
 
 
 class Lead:
@@ -88,7 +89,7 @@ class Leads:
             ids: Its prompt.
         """
         loop = asyncio.get_running_loop()
-        blocks, until = _blocks(ids), loop.time() + self._bound_s
+        blocks, until = keys(ids, _BLOCK), loop.time() + self._bound_s
         while (unread := self._unread(blocks)) is not None and (left := until - loop.time()) > 0:
             with resident.led():
                 await unread.wait(left)
@@ -148,11 +149,3 @@ class Leads:
         for block in lead.blocks:
             if self._of_block.get(block) is lead:
                 del self._of_block[block]
-
-
-def _blocks(ids: Sequence[int]) -> list[int]:
-    """Return a key of each block of a prompt, which stands for the block and all before it."""
-    keys: list[int] = []
-    for start in range(0, len(ids), _BLOCK):
-        keys.append(hash((keys[-1] if keys else 0, *ids[start : start + _BLOCK])))
-    return keys
