@@ -39,7 +39,7 @@ _NUMBERS = itertools.count()
 _KEYS = frozenset({"path", "name", "ref", "git_url", "git_commit_id"})
 _SHARED = (
     "a task is judged where its agent worked: %s says no `[verifier] environment_mode = 'separate'`. Of 80 attacks on "
-    "one repository, judging in the agent's own sandbox paid 33, and judging changed sources in a fresh one 2; see "
+    "one repository, judging in the agent's own sandbox paid 36, and judging changed sources in a fresh one 2; see "
     "docs/write/harbor.md"
 )
 INSTALL = "run `bash scripts/harbor.sh --install`, and name .venv-harbor/bin/python"
