@@ -285,7 +285,7 @@ async def test_no_redirect_is_followed(name: str, status: int) -> None:
 def test_every_client_is_opened_in_one_place() -> None:
     opens = re.compile(
         r"\b(?:httpx2?\.(?:Async)?Client\(|httpx2?\.(?:get|post|request|stream)\(|aiohttp\.ClientSession\(|aiohttp\.request\("
-        r"|urlopen\(|requests\.(?:get|post|Session)\(|websockets\.connect\(|create_mcp_http_client\()"
+        r"|urlopen\(|(?<!\.)requests\.(?:get|post|Session)\(|websockets\.connect\(|create_mcp_http_client\()"
     )
     found = {
         str(path.relative_to(ROOT))

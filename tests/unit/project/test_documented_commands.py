@@ -31,6 +31,7 @@ from tests.documents import COMMAND, DOCUMENTS, Block, Command, blocks, commands
 from tests.recipe_scripts import run_here
 from tests.support.warm_python import variables, warm_python
 from tests.unit.certificate.test_certificate import converse
+from verl_multiturn.cli.commands import COMMANDS, command_of
 from verl_multiturn.cli.main import app
 
 pytestmark = pytest.mark.slow
@@ -201,6 +202,9 @@ def check_that_it_exists(text: str) -> None:
         assert "/" not in script or (ROOT / script).is_file() or _PLACEHOLDER.search(script), text
     elif program == "verl-multiturn":
         command: Any = typer.main.get_command(app)
+        if rest and not rest[0].startswith("-"):
+            assert rest[0] in COMMANDS, text
+            command = command_of(rest.pop(0))
         while rest and hasattr(command, "commands"):
             assert rest[0] in command.commands, text
             command = command.commands[rest.pop(0)]
