@@ -7,7 +7,7 @@ import sys
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_multiturn.cpu.environment import DETECTED
+from verl_multiturn.cpu.environment import DETECTED, SPEED
 from verl_multiturn.cpu.forkserver import forkserver
 from verl_multiturn.driver import is_trainer
 from verl_multiturn.errors import ConfigError
@@ -64,6 +64,8 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
             f"this machine has no accelerator, and the run joins Ray's cluster at {cluster}; say which platform the "
             "cluster has: VERL_PLATFORM=nvidia (or another), or VERL_PLATFORM=cpu"
         )
+    if others := [f"{name}={os.environ[name]}" for name in SPEED if _is_set_otherwise(name)]:
+        print(f"verl-multiturn: on this CPU the environment's {', '.join(others)} counts", file=sys.stderr)
     with open_dict(config):
         for key, value in _FORCED.items():
             OmegaConf.update(config, key, value)
@@ -89,6 +91,11 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         executable = "ray_kwargs.ray_init.runtime_env.py_executable"
         if is_trainer() and OmegaConf.select(config, executable) is None and (server := forkserver()) is not None:
             OmegaConf.update(config, executable, server.executable, force_add=True)
+
+
+def _is_set_otherwise(name: str) -> bool:
+    """Return whether a variable of OpenMP has another value than the platform would give it."""
+    return name.startswith("OMP_") and os.environ.get(name, SPEED[name]) != SPEED[name]
 
 
 def _choose_checkpoint_engine(engine: DictConfig, mode: str) -> None:

@@ -29,6 +29,9 @@ SPEED = {
     # Without this Ray gives each worker one thread. Trainer and engine work in turns, so each may use all cores. (Where
     # they do not, `verl-multiturn run` sets half of them.)
     "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+    # A thread that waits for the others sleeps. GNU's OpenMP spins otherwise, and takes the core that another process
+    # needs: the worker's loop, the server and TransferQueue share the cores with the engine.
+    "OMP_WAIT_POLICY": "passive",
     # TransferQueue's own default is 8, and with fewer cores it warns at every call.
     "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or os.cpu_count() or 1)),
     # Keep freed memory: returning every large tensor to the system and faulting it in again costs more than computing.
