@@ -59,7 +59,7 @@ def test_the_command_ends_at_once(tmp_path: Path) -> None:
     done = run(tmp_path, **{f"{ROLLOUT}.agent.default_agent_loop": "single_turn_agent"})
     assert done.returncode == 2, done.stderr[-2000:]
     assert "'single_turn_agent' never calls a tool" in done.stderr
-    assert done.stderr.count("verl-multiturn: ") == 1
+    assert done.stderr.count("verl-multiturn: actor_rollout_ref.rollout.") == 1
     assert "Traceback" not in done.stderr
     assert "ray init kwargs" not in done.stdout
 
