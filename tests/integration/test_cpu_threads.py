@@ -26,7 +26,8 @@ def test_what_the_user_sets_counts_and_is_told(
     from verl_multiturn.cpu.environment import SPEED
 
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")  # so that what `activate` sets is taken back
+    monkeypatch.delenv("OMP_WAIT_POLICY")
     activate()
     assert (os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"]) == ("77", "passive")
     fill_in(composed(), 64)
