@@ -121,11 +121,16 @@ def __getattr__(name: str) -> Any:
     """Import the module that has a public name, and return what it names."""
     module = next((module for module, names in _PLACES.items() if name in names), None)
     if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            return importlib.import_module(f"{__name__}.{name}")  # `import verl_multiturn; verl_multiturn.errors`
+        except ModuleNotFoundError as error:
+            if error.name != f"{__name__}.{name}":
+                raise
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     return found
 
 
 def __dir__() -> list[str]:
     """Return the names that this package has, those not imported yet among them."""
-    return sorted({*globals(), *__all__})
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})

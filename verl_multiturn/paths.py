@@ -40,6 +40,21 @@ class FileKindError(ConfigError, OSError):
     """A name of a file that is none: a pipe, a socket, a device, a folder, or a link that leads elsewhere."""
 
 
+def cache_folder(name: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of the user's cache in which a part of this package keeps files; it may not be there yet.
+
+    Args:
+        name: Of the part, such as `bm25`.
+        environment: Environment variables. A relative XDG_CACHE_HOME is ignored, as its standard says.
+
+    Raises:
+        RuntimeError: No home folder is known.
+    """
+    named = environment.get("XDG_CACHE_HOME", "")
+    base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
+    return base / "verl-multiturn" / name
+
+
 def at_home(value: Any) -> Any:
     """Return a value of a YAML file in which each text that begins with `~/` is the path that it means.
 

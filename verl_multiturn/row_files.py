@@ -106,9 +106,9 @@ def _plain(value: Any) -> Any:
 def _parquet(path: Path) -> list[Any]:
     import pyarrow.parquet
 
-    with pyarrow.parquet.ParquetFile(
-        path
-    ) as file:  # `read_table` imports pandas, and takes columns from a path's `a=b`
+    # `read_table` imports pandas, and takes columns from a path's `a=b`.
+    with pyarrow.parquet.ParquetFile(path) as file:
+        _refuse_repeated(file.schema_arrow.names)
         return list(file.read().to_pylist())
 
 
@@ -232,13 +232,18 @@ def _json(path: Path) -> list[Any]:
     return list(json.loads(text, object_pairs_hook=_object)) if text.lstrip().startswith("[") else _json_lines(path)
 
 
+def _refuse_repeated(names: Sequence[str]) -> None:
+    """Refuse columns of which two have one name: a row could hold one of them only."""
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"the column {twice[0]!r} is there twice; rename one")
+
+
 def _csv(path: Path) -> list[Any]:
     import csv
 
     reader = csv.DictReader(io.StringIO(_text(path), newline=""))
     names = list(reader.fieldnames or [])
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"the column {twice[0]!r} is there twice; rename one")
+    _refuse_repeated(names)
     rows = []
     for row in reader:
         if None in row:  # where the reader puts what is left over

@@ -266,6 +266,19 @@ def test_settings_of_another_caller_do_not_stay() -> None:
     assert merged(ours, case) == right
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"truncation": True, "max_length": 20},
+        {"padding": "max_length", "max_length": 400},
+        {"tokenizer_kwargs": {"split_special_tokens": True}},
+    ],
+)
+def test_template_settings_that_change_the_ids_leave_verls_builder(given: dict[str, Any]) -> None:
+    verls, ours = both(chatml(), "qwen2", **given)
+    assert ours is verls
+
+
 def test_a_builder_for_images_stays_as_it_is() -> None:
     from verl.utils.tokenizer.continuous_token import QwenVLContinuousTokenBuilder
 

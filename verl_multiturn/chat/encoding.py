@@ -26,6 +26,7 @@ Encode = Callable[[str], list[int]]
 # The modules in which a tokenizer's methods are those of transformers, and do no more than call the library.
 _BASE, _FAST = "transformers.tokenization_utils_base", "transformers.tokenization_utils_tokenizers"
 _WRAPPER = {"apply_chat_template": _BASE, "__call__": _BASE, "encode": _BASE, "_encode_plus": _FAST}
+_WORD = re.compile(r"\w")
 # How the library shows a normalizer that leaves every text as it is.
 _NO_NORMALIZER = ("None", "Sequence(normalizers=[])")
 # The most characters of beginnings that are remembered, some 10 MB with their ids. In a run that is the prompts of the
@@ -41,8 +42,8 @@ def is_wrapper(tokenizer: Any) -> bool:
     Args:
         tokenizer: A tokenizer of any kind.
     """
-    family = type(tokenizer)
-    return all(getattr(getattr(family, name, None), "__module__", None) == home for name, home in _WRAPPER.items())
+    places = ((getattr(tokenizer, name, None), home) for name, home in _WRAPPER.items())
+    return all(getattr(method, "__module__", None) == home for method, home in places)
 
 
 def encoder(tokenizer: Any) -> Encode:
@@ -142,10 +143,12 @@ class SeamEncoder:
     def _is_firm(self, added: Any) -> bool:
         if added.lstrip or added.single_word or not added.content:
             return False
+        text, others = added.content, self._tokenizer.added_tokens_decoder.values()
+        if _WORD.match(text) and any(each.single_word for each in others):  # which it keeps from being a single word
+            return False
         if not added.normalized:
             return True
         # It is looked for in the normalized text, and after those that are not normalized.
-        text, others = added.content, self._tokenizer.added_tokens_decoder.values()
         shared = any(text[at:] in self._heads for at in range(1, len(text)))
         shared = shared or any(each.content in text for each in others if each.content != text)
         return not shared and repr(self._tokenizer.backend_tokenizer.normalizer) in _NO_NORMALIZER

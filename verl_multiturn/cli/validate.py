@@ -33,7 +33,7 @@ def validate(
         typer.Option("--interactions", help="The interaction YAML that `interaction_config_path` names."),
     ] = None,
     dataset: Annotated[
-        list[Path] | None, typer.Option("--dataset", help="A parquet or JSONL file; repeatable.")
+        list[Path] | None, typer.Option("--dataset", help="A Parquet, JSONL or JSON file; repeatable.")
     ] = None,
     model: Annotated[str | None, typer.Option("--model", help="Count prompts with this model's tokenizer.")] = None,
     prompt_length: Annotated[int, typer.Option(min=1, help="`data.max_prompt_length` of the run.")] = 1024,

@@ -95,7 +95,7 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
 
 def _is_set_otherwise(name: str) -> bool:
     """Return whether a variable of OpenMP has another value than the platform would give it."""
-    return name.startswith("OMP_") and os.environ.get(name, SPEED[name]) != SPEED[name]
+    return name.startswith("OMP_") and os.environ.get(name, SPEED[name]).lower() != SPEED[name]
 
 
 def _choose_checkpoint_engine(engine: DictConfig, mode: str) -> None:

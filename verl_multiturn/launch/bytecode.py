@@ -7,9 +7,10 @@ which takes as long as their import.
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from verl_multiturn.paths import cache_folder
 
 
 def bytecode_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -24,14 +25,11 @@ def bytecode_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """
     if not environment.get("PYTHONDONTWRITEBYTECODE") or environment.get("PYTHONPYCACHEPREFIX") or _is_compiled():
         return {}
-    cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if not os.path.isabs(cache):  # no home folder is known
+    try:
+        folder = cache_folder("bytecode", environment)
+    except RuntimeError:  # no home folder is known
         return {}
-    # Python takes an empty value for none.
-    return {
-        "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPYCACHEPREFIX": os.path.join(cache, "verl-multiturn", "bytecode"),
-    }
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder)}  # Python takes an empty value for none
 
 
 def _is_compiled() -> bool:

@@ -168,7 +168,7 @@ def _table(file: BinaryIO, columns: Sequence[str], filters: list[tuple[str, str,
     Arrow's data sets, which filter rows, import pandas; a whole file needs neither.
     """
     opened = pq.ParquetFile(file)
-    own = [each for each in columns if each in opened.schema_arrow.names]
+    own = [each for each in columns if each in _names(opened.metadata)]
     if filters is None:
         return opened.read(own)
     file.seek(0)
@@ -212,7 +212,7 @@ def open_join(path: Path, name: JoinName) -> BinaryIO:
         size, needed = os.fstat(file.fileno()).st_size, _unpacked(held) + _long_texts(file, held)
         if needed > (most := _MOST + _MOST_TIMES * size):
             raise ValueError(f"its {size} bytes would unpack to {needed}; expected {most} at most")
-        if "step" in held.schema.names:
+        if "step" in _names(held):
             steps = set(pq.ParquetFile(file, metadata=held).read(["step"])["step"].to_pylist())
             if steps - {name.step}:
                 raise ValueError(f"its name says step {name.step}, its rows {sorted(map(str, steps))[:_SHOWN]}")
@@ -221,6 +221,20 @@ def open_join(path: Path, name: JoinName) -> BinaryIO:
         file.close()
         raise
     return file
+
+
+def _names(held: pq.FileMetaData) -> list[str]:
+    """Return the names of a join's columns.
+
+    Raises:
+        ValueError: Two have one name, or none names the conversations.
+    """
+    names = list(held.schema.to_arrow_schema().names)
+    if "request_id" not in names:
+        raise ValueError("it has no column 'request_id'")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"the column {twice[0]!r} is there twice")
+    return names
 
 
 def _unpacked(held: pq.FileMetaData) -> int:

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.paths import open_regular
+from verl_multiturn.paths import cache_folder, open_regular
 from verl_multiturn.row_files import refuse_pointer
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class Bm25Index:
             ConfigError: The corpus cannot be read, has no documents or no words, a line is not a document, or
                 `index_dir` cannot be written.
         """
-        index_dir = index_dir or _user_cache()
+        index_dir = index_dir or cache_folder("bm25")
         try:
             folder = index_dir / _corpus_hash(corpus)
         except OSError as error:
@@ -380,8 +380,3 @@ def _lock(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _user_cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "verl-multiturn" / "bm25"

@@ -73,7 +73,18 @@ def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
     assert seams._characters == 3 * 32
 
 
+def test_a_word_joins_the_single_word_before_it() -> None:
+    plain = tokenizer()
+    plain.backend_tokenizer.add_tokens([AddedToken("foo", single_word=True, normalized=False)])
+    plain.backend_tokenizer.add_tokens([AddedToken("Human:", normalized=False)])
+    seams, text = SeamEncoder(plain), "say fooHuman: hi"
+    assert seams.from_seam(text, text.find("Human:")) == plain.encode(text)
+
+
 def test_a_tokenizer_that_does_more_is_asked_itself() -> None:
+    own = tokenizer()
+    own.encode = lambda text, **_: [1, 2, 3]
+    assert encoder(own)("ab") == [1, 2, 3]
     odd = tokenizer(Odd)
     assert is_wrapper(tokenizer())
     assert not is_wrapper(odd)

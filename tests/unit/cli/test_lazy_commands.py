@@ -140,3 +140,9 @@ def test_a_wrong_name_imports_no_command(tmp_path: Path) -> None:
     assert "did you mean 'run'?" in done.stderr
     assert done.stdout.strip() == "False"
     assert done.returncode == 2
+
+
+def test_modules_are_attributes_and_other_names_are_none() -> None:
+    code = "import verl_multiturn as v; print(v.errors.ConfigError.__name__, hasattr(v, 'nothing'), dir(v)[-1])"
+    shown = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    assert shown.split() == ["ConfigError", "False", "tool"]

@@ -53,7 +53,6 @@ def test_a_cache_that_cannot_be_written_is_no_fault(bare: Path, tmp_path: Path) 
         {},
         {"PYTHONDONTWRITEBYTECODE": ""},
         {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": "/mine"},
-        {"PYTHONDONTWRITEBYTECODE": "1", "XDG_CACHE_HOME": "relative"},
     ],
 )
 def test_what_the_user_says_stays(environment: dict[str, str]) -> None:

@@ -272,7 +272,7 @@ def test_an_index_is_kept_in_the_users_cache_alone(run: Path, cache: Path) -> No
     before = sorted(path.name for path in run.rglob("*"))
     assert index_of(run).save() == ""
     assert sorted(path.name for path in run.rglob("*")) == before
-    (kept,) = (cache / "verl_multiturn" / "view").iterdir()
+    (kept,) = (cache / "verl-multiturn" / "view").iterdir()
     assert kept == kept_at(run)
     assert kept.parent.stat().st_mode & 0o777 == 0o700
 
@@ -340,7 +340,7 @@ def test_a_file_that_is_replaced_while_it_is_followed(run: Path) -> None:
 
 @pytest.mark.parametrize("what", ["open", "link", "file", "nowhere"])
 def test_no_folder_for_the_cache(run: Path, what: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = cache / "verl_multiturn" / "view"
+    place = cache / "verl-multiturn" / "view"
     if what == "open":
         place.mkdir(parents=True)
         place.chmod(0o770)

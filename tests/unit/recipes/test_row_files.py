@@ -6,6 +6,8 @@ import codecs
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from verl_multiturn.errors import ConfigError
@@ -75,6 +77,12 @@ def test_a_file_that_is_one_endless_line_is_named(tmp_path: Path) -> None:
         file.truncate((1 << 26) + 1)  # takes no room
     with pytest.raises(ConfigError, match="line 1 has 64 MiB or more; expected a row a line"):
         read_rows(path, SUFFIXES)
+
+
+def test_a_column_that_stands_twice_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "rows.parquet")
+    with pytest.raises(ConfigError, match="the column 'a' is there twice; rename one"):
+        read_rows(tmp_path / "rows.parquet", SUFFIXES)
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.csv"])

@@ -262,6 +262,24 @@ def test_a_join_that_would_fill_the_memory(run: Path) -> None:
     assert any(str(path) in fault and "would unpack to" in fault for fault in records.faults)
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        pa.Table.from_arrays([pa.array([9])] * 2, names=["step", "step"]),
+        pa.Table.from_arrays([pa.array([9]), *[pa.array(["u"])] * 2], names=["step", "uid", "uid"]),
+        pa.table({"a": [{"step": 9}]}),
+    ],
+    ids=["step twice", "uid twice", "step within"],
+)
+def test_a_join_with_other_columns(table: pa.Table, run: Path) -> None:
+    expected = len(Records(run).joined())
+    path = run / "join" / f"step-000009-{START}.parquet"
+    pq.write_table(table, path)
+    records = Records(run)
+    assert len(records.joined()) == expected
+    assert any(str(path) in fault for fault in records.faults)
+
+
 def test_a_summary_that_its_record_contradicts_is_said(run: Path) -> None:
     path = one(run, "*.lines.jsonl")
     path.write_bytes(path.read_bytes().replace(b'"turns":2', b'"turns":9'))

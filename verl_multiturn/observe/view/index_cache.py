@@ -1,6 +1,6 @@
 """Where indices are kept: in the user's own cache, never beside the records. Whoever can write there could forge one.
 
-    $XDG_CACHE_HOME/verl_multiturn/view/KEY.parquet        ~/.cache/… where it is not set
+    $XDG_CACHE_HOME/verl-multiturn/view/KEY.parquet        ~/.cache/… where it is not set
 
 Invariants:
 - the folder is this user's alone (mode 0700, no link); where it cannot be had, an index stays in memory;
@@ -16,6 +16,8 @@ import os
 import stat
 from pathlib import Path
 from typing import BinaryIO
+
+from verl_multiturn.paths import cache_folder
 
 Identity = list[int]
 """Device, inode, size and time of the last change of a file; the last cannot be set as `touch` sets a file's age."""
@@ -35,14 +37,12 @@ def kept_at(folder: Path) -> Path:
         CacheFolderError: There is no place for it.
     """
     key = hashlib.blake2b(os.fsencode(os.path.realpath(folder)), digest_size=16).hexdigest()
-    return _cache_folder() / f"{key}.parquet"
+    return _own_folder() / f"{key}.parquet"
 
 
-def _cache_folder() -> Path:
-    named = os.environ.get("XDG_CACHE_HOME", "")
+def _own_folder() -> Path:
     try:
-        base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"  # the standard ignores a relative one
-        folder = base / "verl_multiturn" / "view"
+        folder = cache_folder("view")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
     except (OSError, RuntimeError) as error:  # there may be no home folder

@@ -20,6 +20,8 @@ from verl_multiturn.chat.encoding import SeamEncoder, is_wrapper
 Message = dict[str, Any]
 
 _OWN = {"render_delta_token_id", "_render_tokens", "build_initial_tokens"}
+# Settings of a template that change its ids, and not its text.
+_TOKENIZING = {"truncation", "max_length", "padding", "tokenizer_kwargs"}
 # The most prefixes whose text is kept. A run has one for each tool, number of calls and call id.
 _MOST_PREFIXES = 1024
 
@@ -36,7 +38,8 @@ def suffix_builder(builder: Any, seams: SeamEncoder) -> Any:
     """
     family = type(builder)
     before = family.__mro__[: family.__mro__.index(ContinuousTokenBuilder)]
-    if any(_OWN & vars(each).keys() for each in before) or not is_wrapper(builder.tokenizer):
+    has_own_way = any(_OWN & vars(each).keys() for each in before) or _TOKENIZING & builder.chat_template_kwargs.keys()
+    if has_own_way or not is_wrapper(builder.tokenizer):
         return builder
     # The family's name stays, since errors show it.
     made = type(family.__name__, (_SuffixBuilder, family), {"seams": seams})
