@@ -479,7 +479,7 @@ class MultiTurnSettings(BaseModel):
     - `on`: the same, and the run ends where it is not exact.
     - `off`: verl's own engine.
 
-    It holds with `actor.strategy` `fsdp` and `fsdp2`.
+    It holds with `actor.strategy` `fsdp` and `fsdp2`. On a CPU a run that does not set it has `auto`.
     """
 
     silent_settings: Literal["refuse", "warn"] = "refuse"

@@ -45,6 +45,40 @@ def test_the_setting_chooses_the_engine(mode: str, vendor: str | None) -> None:
     assert vendor_of(composed(**{f"+{TREE}": mode})) == vendor
 
 
+@pytest.mark.parametrize(
+    ("section", "mode"),
+    [
+        ({}, "auto"),
+        ({"++actor_rollout_ref.rollout.custom": "{multiturn: {cache: {lead_ms: 0}}}"}, "auto"),
+        ({"++actor_rollout_ref.rollout.custom": "null"}, "auto"),
+        ({"++actor_rollout_ref.rollout.custom": "{multiturn: null}"}, "auto"),
+        ({f"+{TREE}": "null"}, "auto"),
+        ({f"+{TREE}": "off"}, "off"),
+        ({f"+{TREE}": "False"}, False),
+        ({f"+{TREE}": "on"}, "on"),
+    ],
+)
+def test_on_a_cpu_common_prefixes_are_computed_once_unless_the_user_says(section: dict[str, str], mode: object) -> None:
+    from omegaconf import OmegaConf
+
+    from verl_multiturn.cpu.defaults import fill_in
+
+    config = composed(**section)
+    fill_in(config, 64)
+    assert OmegaConf.select(config, TREE) == mode
+
+
+@pytest.mark.parametrize("section", ["words", "{multiturn: words}"])
+def test_a_section_that_is_no_mapping_is_left_to_its_refusal(section: str) -> None:
+    from verl_multiturn.cpu.defaults import fill_in
+    from verl_multiturn.verl_bridge.settings import settings_of
+
+    config = composed(**{"++actor_rollout_ref.rollout.custom": section})
+    fill_in(config, 64)
+    with pytest.raises(ConfigError, match="mapping"):
+        settings_of(config.actor_rollout_ref.rollout)
+
+
 def test_a_run_without_our_loop_keeps_verls_engine_unless_asked() -> None:
     other = {"actor_rollout_ref.rollout.agent.default_agent_loop": "tool_agent"}
     assert vendor_of(composed(**other, **{f"+{TREE}": "auto"})) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -76,6 +77,7 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         attention = OmegaConf.select(model, "override_config.attn_implementation")
         if attention in (None, "flash_attention_2", "flash_attention_3"):
             OmegaConf.update(model, "override_config.attn_implementation", "sdpa", force_add=True)
+        _choose_prefix_tree(rollout)
         if not rollout.checkpoint_engine.custom_backend_module:
             _choose_checkpoint_engine(rollout.checkpoint_engine, config.trainer.v1.trainer_mode)
         ray_init = config.ray_kwargs.ray_init
@@ -96,6 +98,15 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
 def _is_set_otherwise(name: str) -> bool:
     """Return whether a variable of OpenMP has another value than the platform would give it."""
     return name.startswith("OMP_") and os.environ.get(name, SPEED[name]).lower() != SPEED[name]
+
+
+def _choose_prefix_tree(rollout: DictConfig) -> None:
+    """Let training compute common prefixes once where it is exact: a CPU has proven it, and no GPU has run it yet."""
+    custom = rollout.get("custom")
+    ours = custom.get("multiturn") if isinstance(custom, Mapping) else custom
+    given = ours.get("prefix_tree") if isinstance(ours, Mapping) else ours
+    if given is None:  # the start-up check refuses other sections by name
+        OmegaConf.update(rollout, "custom.multiturn.prefix_tree", "auto", force_add=True)
 
 
 def _choose_checkpoint_engine(engine: DictConfig, mode: str) -> None:
