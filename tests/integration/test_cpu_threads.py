@@ -32,6 +32,9 @@ def test_what_the_user_sets_counts_and_is_told(
     assert (os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"]) == ("77", "passive")
     fill_in(composed(), 64)
     assert "OMP_NUM_THREADS=77 counts" in capfd.readouterr().err
+    monkeypatch.setenv("VERL_MULTITURN_THREADS", "77")  # `verl-multiturn run` chose it, and not the user
+    fill_in(composed(), 64)
+    assert "OMP_" not in capfd.readouterr().err
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, SPEED[name])
     fill_in(composed(), 64)

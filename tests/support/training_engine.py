@@ -1,4 +1,4 @@
-"""verl's FSDP2 engine and ours, on the CPU in this process: a world of one rank."""
+"""verl's FSDP2 engine and ours in this process, a world of one rank: on the CPU unless `VERL_PLATFORM` says other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def join_world() -> None:
     """Make this process the only rank, unless it is one already."""
     if not torch.distributed.is_initialized():
         store = torch.distributed.HashStore()
-        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
 def make_model(folder: Path, family: str = "qwen2", seed: int = 0, **sizes: Any) -> Path:
@@ -46,24 +47,35 @@ def make_model(folder: Path, family: str = "qwen2", seed: int = 0, **sizes: Any)
     return folder
 
 
-def make_engine(kind: type, model: Path, *, checkpointing: bool = False, lr: float = 0.0, **settings: Any) -> Any:
-    """Return an engine with a model, in float32.
+def make_engine(
+    kind: type,
+    model: Path,
+    *,
+    checkpointing: bool = False,
+    lr: float = 0.0,
+    param_dtype: str = "fp32",
+    attention: str = "sdpa",
+    **settings: Any,
+) -> Any:
+    """Return an engine with a model, whose parameters are kept in float32.
 
     Args:
         kind: Class of the engine.
         model: The model's folder.
         checkpointing: Whether activations are computed again in the backward pass.
         lr: Learning rate.
+        param_dtype: The precision in which it computes, `fp32` or `bf16`; gradients are reduced in float32.
+        attention: transformers' name of the rows' attention.
         **settings: Further settings of `FSDPEngineConfig`, and `use_remove_padding`.
     """
     join_world()
     padding = settings.pop("use_remove_padding", False)
-    precision = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    precision = {"param_dtype": param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     settings = {"strategy": "fsdp2", "use_torch_compile": False, "dtype": "float32", **settings}
     engine = kind(
         HFModelConfig(
             path=str(model), load_tokenizer=False, use_remove_padding=padding,
-            enable_gradient_checkpointing=checkpointing, override_config={"attn_implementation": "sdpa"},
+            enable_gradient_checkpointing=checkpointing, override_config={"attn_implementation": attention},
         ),
         FSDPEngineConfig(mixed_precision=precision, **settings),
         FSDPOptimizerConfig(lr=lr, total_training_steps=10),

@@ -12,6 +12,7 @@ from verl_multiturn.cpu.environment import DETECTED, SPEED
 from verl_multiturn.cpu.forkserver import forkserver
 from verl_multiturn.driver import is_trainer
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.launch.threads import CHOSEN
 from verl_multiturn.verl_bridge.settings import adapter_rank, cluster_address
 
 # Settings that SGLang 0.5.12 needs to run without an accelerator. Each can be overridden under
@@ -96,8 +97,10 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
 
 
 def _is_set_otherwise(name: str) -> bool:
-    """Return whether a variable of OpenMP has another value than the platform would give it."""
-    return name.startswith("OMP_") and os.environ.get(name, SPEED[name]).lower() != SPEED[name]
+    """Return whether the user gave a variable of OpenMP another value than the platform would."""
+    given = os.environ.get(name, SPEED[name])
+    is_ours = name == "OMP_NUM_THREADS" and given == os.environ.get(CHOSEN)
+    return name.startswith("OMP_") and given.lower() != SPEED[name] and not is_ours
 
 
 def _choose_prefix_tree(rollout: DictConfig) -> None:

@@ -23,6 +23,7 @@ from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan
 from verl_multiturn.launch.processes import interruptible, run_watched
 from verl_multiturn.launch.run_folder import OwnFiles, RunFolder, require_folder
+from verl_multiturn.launch.threads import thread_variables
 from verl_multiturn.launch.training import Training, stop_line
 from verl_multiturn.observe.progress import say
 from verl_multiturn.observe.ray_start import require_places
@@ -256,10 +257,7 @@ def environment_of(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, str]:
     if is_on_cpu(plan, config):
         environment.setdefault("VERL_PLATFORM", "cpu")
         environment["RAY_ADDRESS"] = "local"  # do not join a Ray cluster that already runs
-        trainer = config.get("trainer") or {}
-        if (trainer.get("v1") or {}).get("trainer_mode") == "separate_async":
-            # Trainer and engine work at the same time; in the other modes in turns, and each takes all cores.
-            environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // 2)))
+        environment |= thread_variables(config, environment)
     return environment
 
 

@@ -54,14 +54,44 @@ def test_the_log_has_the_lines_of_both_streams_in_their_order(tmp_path: Path, mo
     assert log.read_text().split() == ["first", "second", "third"]
 
 
-@pytest.mark.parametrize(("mode", "threads"), [("separate_async", "3"), ("colocate_async", None), ("sync", None)])
-def test_trainer_and_engine_share_the_cores_when_they_work_at_the_same_time(
-    mode: str, threads: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("mode", "description", "threads"),
+    [
+        ("separate_async", '{"hidden_size": 576}', "3"),  # trainer and engine work at the same time
+        ("colocate_async", '{"hidden_size": 576}', None),
+        ("sync", '{"hidden_size": 576}', None),
+        ("sync", '{"hidden_size": 128}', "1"),
+        ("separate_async", '{"hidden_size": 128}', "1"),
+        ("sync", '{"hidden_size": "128"}', None),
+        ("sync", "[]", None),
+        ("sync", "{", None),
+        ("sync", None, None),  # a model that the run makes, or a name on the hub
+    ],
+)
+def test_threads_follow_the_model_and_the_mode(
+    mode: str, description: str | None, threads: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from verl_multiturn.launch import run
     from verl_multiturn.launch.plan import plan_run
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(run.os, "cpu_count", lambda: 6)
-    config = {"recipe": {"on_cpu": True}, "trainer": {"v1": {"trainer_mode": mode}}}
-    assert run.environment_of(plan_run("quickstart", out=tmp_path), config).get("OMP_NUM_THREADS") == threads
+    if description is not None:
+        (tmp_path / "config.json").write_text(description)
+    config = {
+        "recipe": {"on_cpu": True},
+        "trainer": {"v1": {"trainer_mode": mode}},
+        "actor_rollout_ref": {"model": {"path": str(tmp_path)}},
+    }
+    environment = run.environment_of(plan_run("quickstart", out=tmp_path), config)
+    assert environment.get("OMP_NUM_THREADS") == environment.get("VERL_MULTITURN_THREADS") == threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")  # the user's counts
+    environment = run.environment_of(plan_run("quickstart", out=tmp_path), config)
+    assert (environment["OMP_NUM_THREADS"], environment.get("VERL_MULTITURN_THREADS")) == ("5", None)
+
+
+def test_a_run_without_a_model_has_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.launch.threads import thread_variables
+
+    assert thread_variables({}, {}) == {}
+    assert thread_variables({"actor_rollout_ref": {"model": {"path": None}}}, {}) == {}
