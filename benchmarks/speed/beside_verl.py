@@ -3,8 +3,9 @@
     python -m benchmarks.beside_verl [--steps 10] [--rounds 1] [--seed 1] [--out FOLDER]
 
 Three arms train the same model on the same rows, in turns, with the same threads: `verl` with verl's ToolAgentLoop and
-its engine row by row; `off` with our loop and no prefix trees; `auto` with our loop and prefix trees. Nothing is
-validated, and no checkpoint is written. The first step of a run, which warms up, does not count.
+its engine row by row; `off` with our loop and no prefix trees; `auto` with our loop and prefix trees. The reward is
+that of `benchmarks.outage`, which scores the conversations of both loops. Nothing is validated, and no checkpoint is
+written. The first step of a run, which warms up, does not count.
 
 The last line is one JSON object: `ratio_off` and `ratio_auto` are our median step over verl's; `phases` has the median
 seconds of each phase of a step, by arm; `rewards` the mean reward of the last step, so that the arms are seen to train.
@@ -23,6 +24,8 @@ from benchmarks.quickstart_runs import ROOT, arguments, folder, start
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _TREE = f"++{_ROLLOUT}.custom.multiturn.prefix_tree"
+REWARD = ROOT / "benchmarks" / "training" / "outage_reward.py"
+"""The recipe's reward less a tenth for each call: the recipe's own reads columns that verl's loop does not write."""
 PHASES = ("step", "gen", "reward", "old_log_prob", "adv", "update_actor", "update_weights")
 """Names of verl's timers, in seconds of a step."""
 
@@ -42,7 +45,8 @@ def words_of(arm: str, out: Path) -> list[str]:
 def run(arm: str, steps: int, seed: int, out: Path) -> list[dict[str, float]]:
     """Run an arm, and return the metrics of its steps but the first."""
     plain = ["trainer.test_freq=-1", "trainer.val_before_train=False", "trainer.save_freq=-1"]
-    with start("sync", steps, seed, out / "run", *plain, *words_of(arm, out)) as running:
+    reward = f"reward.custom_reward_function.path={REWARD}"
+    with start("sync", steps, seed, out / "run", *plain, reward, *words_of(arm, out)) as running:
         if running.wait():
             raise SystemExit(f"the arm {arm} failed with exit status {running.returncode}")
     lines = (out / "run" / "metrics.jsonl").read_text().splitlines()
