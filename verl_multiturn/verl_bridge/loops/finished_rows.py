@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
-from verl.trainer.ppo.core_algos import AdvantageEstimator
 
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.compat.stored_rows import NewRow
 from verl_multiturn.verl_bridge.names import ESTIMATORS, MANAGER, NUMBERED_ROWS, OUR_TRAINER
-from verl_multiturn.verl_bridge.startup.verl_names import has_other_plugins
+from verl_multiturn.verl_bridge.startup.verl_names import estimators, has_other_plugins
 
 READ_LATER = ("uid", "raw_prompt", "data_source", "reward_model")
 """Columns of a data row that verl reads once a conversation is rewarded: its advantages and dumps the uid, a reward
@@ -103,7 +102,7 @@ def own_reader(config: DictConfig) -> str | None:
     """
     trainers = {prefix + mode for prefix in ("", OUR_TRAINER) for mode in _TRAINERS}
     usual: dict[str, Collection[Any]] = {
-        "algorithm.adv_estimator": {*ESTIMATORS, *(each.value for each in AdvantageEstimator)},
+        "algorithm.adv_estimator": {*ESTIMATORS, *estimators()},
         "trainer.v1.trainer_mode": trainers,
         "trainer.v1.sampler.custom_sampler.path": (None, ""),
         "data.custom_cls.path": (None, "", NUMBERED_ROWS[0]),
