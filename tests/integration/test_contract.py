@@ -176,7 +176,7 @@ def test_a_source_is_another_one_by_its_code_alone(tmp_path: Path, monkeypatch: 
     code = 'return f"{x} {1}"'
     texts = {
         "plain": f"class A:\n    def f(self, x):\n        {code}\n",
-        "told": f'class A:\n    # why\n    def f(\n        self, x\n    ):\n        """Say it."""\n        {code}  # so\n',
+        "told": f'class A:\n    # why\n    def f(\n        self, x\n    ):\n        "Say it."\n        {code}  # so\n',
         "other": f"class A:\n    def f(self, x):\n        {code} + x\n",
     }
     for name, text in texts.items():
