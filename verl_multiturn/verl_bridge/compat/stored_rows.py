@@ -6,6 +6,7 @@ is all that our hooks read of verl's batch objects. So another queue would be an
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -87,7 +88,9 @@ async def put_rows(rows: Sequence[NewRow], partition_id: str) -> None:
         rows: The rows.
         partition_id: TransferQueue's partition.
     """
-    columns = {name: _column([row.columns[name] for row in rows]) for name in rows[0].columns}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
+        columns = {name: _column([row.columns[name] for row in rows]) for name in rows[0].columns}
     await transfer_queue.async_kv_batch_put(
         keys=[row.key for row in rows],
         partition_id=partition_id,
@@ -97,14 +100,17 @@ async def put_rows(rows: Sequence[NewRow], partition_id: str) -> None:
 
 
 def _column(values: list[Any]) -> Any:
-    """Return a column of new rows. Tensors are nested also where their lengths are equal.
+    """Return a column of new rows. The tensors of several rows are nested, also where their lengths are equal.
 
-    TransferQueue keeps each row's part of a column for itself then. Of a stacked tensor every row would keep the whole,
-    and a checkpoint would write it once for each row.
+    TransferQueue keeps each row's part by itself then. Of a stacked tensor every row would keep the whole, and a
+    checkpoint would write it once for each row. The layout with strides takes a twentieth of the time that the jagged
+    one does; TransferQueue only takes it apart.
     """
-    if all(isinstance(value, torch.Tensor) for value in values):
-        return nested(values) if values[0].dim() else torch.stack(values)
-    return NonTensorStack(*values)
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        return NonTensorStack(*values)
+    if len(values) == 1 or not values[0].dim():
+        return torch.stack(values)
+    return torch.nested.as_nested_tensor(values, layout=torch.strided)
 
 
 def get_columns(keys: Keys, partition_id: str, names: Sequence[str]) -> TensorDict:
