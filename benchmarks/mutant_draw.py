@@ -87,9 +87,10 @@ COVERED: dict[str, list[str]] = {
     "chat/tir": [f"{UNIT}chat/test_tir"],
     "verl_bridge/loops/agent_loop": [f"{STACK}agent_loop"],
     "verl_bridge/loops/certified_output": OUTPUTS,
+    "verl_bridge/loops/finished_rows": [f"{STACK}metrics", f"{STACK}kept_columns", f"{STACK}finished_rows"],
     "verl_bridge/loops/runner": OUTPUTS,
     "verl_bridge/compat/stored_rows": [
-        f"{STACK}{name}" for name in ("invalid", "metrics", "otc", "outages", "token_ages")
+        f"{STACK}{name}" for name in ("invalid", "metrics", "otc", "outages", "token_ages", "shared_puts")
     ],
     "verl_bridge/trainer/batch_rows": [f"{STACK}several_rows", f"{STACK}invalid", f"{STACK}metrics"],
     "verl_bridge/trainer/group_filter": [f"{STACK}group_filter"],

@@ -47,3 +47,14 @@ def cluster() -> Iterator[None]:
     start_ray(num_cpus=4)
     yield
     ray.shutdown()
+
+
+@pytest.fixture
+def queue(cluster: None) -> Iterator[Any]:
+    """Start TransferQueue in the cluster, with one unit of storage."""
+    import transfer_queue
+    from omegaconf import OmegaConf
+
+    transfer_queue.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+    yield transfer_queue
+    transfer_queue.close()

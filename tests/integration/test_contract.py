@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -60,8 +61,7 @@ def test_it_has_no_name_that_we_do_not_use() -> None:
     from verl_multiturn.verl_bridge.compat.contract import read
 
     for line in read():
-        word = line.parameters if line.kind == "text" else line.names[0]
-        assert is_used(word, line.needed_by), line
+        assert is_used(line.word, line.needed_by), line
 
 
 def a_line(**changes: str) -> Any:
@@ -98,6 +98,15 @@ def a_line(**changes: str) -> Any:
         (
             {"kind": "text", "name": "verl.workers.rollout.router", "parameters": "No servers are"},
             "verl 0.9.1 has no 'No servers are' in verl.workers.rollout.router, which trainer/hooks.py needs",
+        ),
+        (
+            {"kind": "source", "name": "verl.trainer.ppo.v1.trainer_base", "parameters": "PPOTrainer._save_checkpoint=0"},  # noqa: E501
+            r"verl 0.9.1's PPOTrainer._save_checkpoint is another one \(\w{16}, not 0\): look what has changed in it, "
+            "which trainer/hooks.py needs",
+        ),
+        (
+            {"kind": "source", "name": "verl.trainer.ppo.v1.trainer_base", "parameters": "PPOTrainer.gone=0"},
+            "verl 0.9.1 has no PPOTrainer.gone in verl.trainer.ppo.v1.trainer_base, which trainer/hooks.py needs",
         ),
         (
             {"kind": "dataclass", "name": "verl.DataProto", "needed_by": "verl's x.py"},
@@ -158,3 +167,19 @@ def test_a_module_that_cannot_be_imported_says_so(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(contract.importlib, "import_module", fail)
     said = "verl 0.9.1: PPOTrainer._save_checkpoint cannot be imported (ImportError: libcuda.so is missing), which "
     assert contract.check([a_line()]) == [f"{said}trainer/hooks.py needs"]
+
+
+def test_a_source_is_another_one_by_its_code_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.compat.contract import digest_of
+
+    monkeypatch.syspath_prepend(tmp_path)
+    code = 'return f"{x} {1}"'
+    texts = {
+        "plain": f"class A:\n    def f(self, x):\n        {code}\n",
+        "told": f'class A:\n    # why\n    def f(\n        self, x\n    ):\n        "Say it."\n        {code}  # so\n',
+        "other": f"class A:\n    def f(self, x):\n        {code} + x\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / f"of_{name}.py").write_text(text)
+    plain, told, other = (digest_of(f"of_{name}.A.f") for name in texts)
+    assert (plain == told, plain == other) == (True, False)

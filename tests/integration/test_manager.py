@@ -15,13 +15,16 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1 import agent_loop_tq
 
+    from verl_multiturn.row_keys import RowKey
+    from verl_multiturn.verl_bridge.compat import stored_rows
     from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.loops.shared_puts import SharedPuts
 
     class Worker(MultiTurnWorker):
         def __init__(self) -> None:
             self._groups, self._conversation_ends, self._row_ends, self._ended, self._forgotten = {}, {}, {}, [], 0
             self._changed = asyncio.Event()
-            self._oversampled, self._writing, self._raised, self._rerolled_from = {}, set(), {}, {}
+            self._oversampled, self._raised, self._rerolled_from, self._puts = {}, {}, {}, SharedPuts()
             self.processor = None
             self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 2}}})
             self.puts: list[tuple[str, str]] = []
@@ -35,14 +38,12 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
             finally:
                 await asyncio.sleep(0.01)  # tools are released
                 self.released += 1
-            await self._agent_loop_postprocess([], uid=uid, session_id=session_id)
+            await self._agent_loop_postprocess(make_output(), False, uid=uid, session_id=session_id, global_steps=1)
 
-    async def write(self: Any, output: Any, uid: str, session_id: int) -> None:
-        await self._compute_score([], kwargs={})
-        await self._compute_teacher_logprobs()
-        self.writing.set()
+    async def write(keys: list[str], **_: Any) -> None:
+        made.writing.set()
         await asyncio.sleep(0.01)
-        self.puts.append((f"{uid}_{session_id}", "row"))
+        made.puts += [(RowKey.parse(key).conversation, "row") for key in keys]
 
     made = Worker()
 
@@ -50,17 +51,20 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
         made.puts.append((key, tag["status"]))
 
     monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", put)
+    monkeypatch.setattr(stored_rows.transfer_queue, "async_kv_batch_put", write)
 
     async def nothing(*_: Any, **__: Any) -> None:
         pass
 
-    for name, method in (
-        ("_agent_loop_postprocess", write),
-        ("_compute_score", nothing),
-        ("_compute_teacher_logprobs", nothing),
-    ):
-        monkeypatch.setattr(MultiTurnWorker.__mro__[1], name, method)
+    for name in ("_compute_score", "_compute_teacher_logprobs"):
+        monkeypatch.setattr(MultiTurnWorker.__mro__[1], name, nothing)
     return made
+
+
+def make_output() -> Any:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+    return AgentLoopOutput(prompt_ids=[1], response_ids=[2], response_mask=[1], metrics=AgentLoopMetrics())
 
 
 def start(worker: Any, uid: str) -> asyncio.Task[None]:
@@ -183,7 +187,7 @@ async def test_a_reward_that_does_not_come_holds_up_no_cancellation(
     await scoring.wait()
     async with asyncio.timeout(60):
         assert await worker.cancel(["a"]) == 1
-    assert (worker.puts, worker._writing) == ([("a", "running")], set())
+    assert worker.puts == [("a", "running")]
 
 
 async def test_a_conversation_whose_reward_is_waited_for_takes_no_room_in_the_cache(
@@ -200,5 +204,55 @@ async def test_a_conversation_whose_reward_is_waited_for_takes_no_room_in_the_ca
     monkeypatch.setattr(MultiTurnWorker.__mro__[1], "_compute_score", score)
     with residing("a") as conversation:
         assert not conversation.is_over
-        await worker._agent_loop_postprocess([], uid="a", session_id=0)
+        await worker._agent_loop_postprocess(make_output(), False, uid="a", session_id=0, global_steps=1)
     assert over == [True]
+
+
+async def test_a_conversation_without_rows_is_none_of_the_group(worker: Any, caplog: pytest.LogCaptureFixture) -> None:
+    await worker._agent_loop_postprocess([], False, uid="a", session_id=3)
+    assert (worker.puts, "conversation a_3 has no rows" in caplog.text) == ([], True)
+
+
+async def test_conversations_that_end_together_share_a_put(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.compat import stored_rows
+
+    shared: list[int] = []
+    all_come, come, put = asyncio.Event(), [], worker._puts.put
+
+    async def write(keys: list[str], **_: Any) -> None:
+        shared.append(len(keys))
+        await all_come.wait()
+
+    async def enter(rows: Any, partition_id: str) -> None:
+        come.append(rows)
+        if len(come) == 20:
+            all_come.set()
+        await put(rows, partition_id)
+
+    monkeypatch.setattr(stored_rows.transfer_queue, "async_kv_batch_put", write)
+    worker._puts.put = enter
+    worker.let_go.set()
+    await asyncio.gather(*(start(worker, f"{number}") for number in range(10)))
+    assert (sum(shared), len(shared) <= 2) == (20, True)
+
+
+async def test_a_row_that_cannot_be_written_fails_its_own_group_alone(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_multiturn.verl_bridge.compat import stored_rows
+
+    written: list[str] = []
+
+    async def write(keys: list[str], **_: Any) -> None:
+        await asyncio.sleep(0.01)
+        if "b_1_0" in keys:
+            raise RuntimeError("no room")
+        written.extend(keys)
+
+    monkeypatch.setattr(stored_rows.transfer_queue, "async_kv_batch_put", write)
+    worker.let_go.set()
+    await asyncio.gather(*(start(worker, uid) for uid in "abc"))
+    assert sorted(written) == ["a_0_0", "a_1_0", "b_0_0", "c_0_0", "c_1_0"]
+    assert {key: status for key, status in worker.puts if status != "running"} == {
+        "a": "finished", "b": "failure", "c": "finished"
+    }  # fmt: skip

@@ -1,5 +1,6 @@
 """Tools' rewards and metrics within verl: the columns that its worker writes, and the metrics that the trainer logs."""
 
+import copy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,8 @@ class Store:
 
     async def async_kv_batch_put(self, keys: list[str], fields: Any, tags: list[dict[str, Any]], **where: Any) -> None:
         for i, key in enumerate(keys):
-            self.fields[key], self.tags[key] = fields[i : i + 1], tags[i]
+            self.fields[key] = {name: fields[name][i] for name in fields.keys()}  # noqa: SIM118
+            self.tags[key] = tags[i]
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -33,7 +35,7 @@ class Store:
         (name,) = select_fields
         if any(name not in self.fields[key] for key in keys):
             return {}
-        return list_of_dict_to_tensordict([{name: self.fields[key].get(name).tolist()[0]} for key in keys])
+        return list_of_dict_to_tensordict([{name: self.fields[key][name]} for key in keys])
 
     def batch(self) -> Any:
         return SimpleNamespace(keys=list(self.fields), tags=list(self.tags.values()), partition_id="train")
@@ -59,7 +61,7 @@ async def roll_out(
     session_id: int = 0,
     **multiturn: Any,
 ) -> None:
-    """Send a row through our agent loop and all that verl's worker does after it, including its reward manager.
+    """Send a row through our agent loop and all that our worker does after it, including verl's reward manager.
 
     Args:
         tool: The tool `echo`.
@@ -72,12 +74,13 @@ async def roll_out(
     from omegaconf import OmegaConf
     from transformers import AutoTokenizer
     from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
-    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
     from tests.support.rollout_config import make_config
     from verl_multiturn import ScriptedEngine
     from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
+    from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker
     from verl_multiturn.verl_bridge.loops.runner import build_runner
+    from verl_multiturn.verl_bridge.loops.shared_puts import SharedPuts
 
     config = make_config(500)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
@@ -96,7 +99,9 @@ async def roll_out(
 
     manager = NaiveRewardManager(config, tokenizer, compute_score)
     handle = SimpleNamespace(compute_score=SimpleNamespace(remote=manager.run_single))
-    worker = object.__new__(AgentLoopWorkerTQ.__ray_metadata__.modified_class)
+    worker: Any = object.__new__(MultiTurnWorker)
+    worker.config, worker._puts = config, SharedPuts()
+    worker._oversampled, worker._conversation_ends, worker._row_ends = {}, {}, {}
     worker.processor, worker.mm_processor_kwargs, worker.distillation_enabled = None, {}, False
     worker.reward_loop_worker_handles = [handle]
     await worker._agent_loop_postprocess(output, False, **row)
@@ -136,7 +141,7 @@ def step(batch: Any) -> dict[str, Any]:
 
 def scores_of(store: Store) -> Any:
     (fields,) = store.fields.values()
-    mask, scores = fields["response_mask"][0], fields["rm_scores"][0]
+    mask, scores = fields["response_mask"], fields["rm_scores"]
     return mask, scores, {int(i): float(scores[i]) for i in scores.nonzero()}
 
 
@@ -228,7 +233,7 @@ async def test_tool_rewards_are_added(store: Store) -> None:
     assert metrics["rollout/reward/tools/mean"] == 1.25
     (fields,) = store.fields.values()
     # The result of compute_score stays unchanged.
-    assert fields["extra_fields"][0]["reward_extra_info"] == {"score": 1.0, "acc": 1.0}
+    assert fields["extra_fields"]["reward_extra_info"] == {"score": 1.0, "acc": 1.0}
 
 
 async def test_tool_rewards_take_the_place_of_compute_score(store: Store) -> None:
@@ -257,14 +262,14 @@ async def test_an_invalid_conversation_gets_no_tool_reward(store: Store, mode: s
 async def test_only_rows_of_ours_count(store: Store) -> None:
     await roll_out(EchoTool())
     (key,) = store.fields
-    store.fields["other_0_0"], store.tags["other_0_0"] = store.fields[key].clone(), {}
-    del store.fields["other_0_0"].get("metrics").tolist()[0]["rollout"]
+    store.fields["other_0_0"], store.tags["other_0_0"] = copy.deepcopy(store.fields[key]), {}
+    del store.fields["other_0_0"]["metrics"]["rollout"]
     store.fields["padx_0_0"], store.tags["padx_0_0"] = store.fields[key], {"is_padding": True}
     # The `metrics` of verl's own loops lack our part.
     metrics = step(store.batch())
     assert (metrics["rollout/trajectories"], metrics["rollout/calls/total"]) == (1, 1)
     # A custom manager may write no `metrics` at all.
-    store.fields["other_0_0"] = store.fields[key].exclude("metrics")
+    store.fields["other_0_0"] = {name: value for name, value in store.fields[key].items() if name != "metrics"}
     assert step(store.batch()) == metrics
     del store.fields[key], store.tags[key]
     assert step(store.batch()) == {}

@@ -4,7 +4,6 @@ The last test has a real TransferQueue in a real Ray; in the others verl's train
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -254,16 +253,6 @@ def test_groups_that_a_checkpoint_has_too_many_are_not_submitted(
     for _ in range(2 if restored != 13 else 3):
         trainer._add_batch_to_generate()
     assert trainer.done == [1, *submitted]
-
-
-@pytest.fixture
-def queue(cluster: None) -> Iterator[Any]:
-    import transfer_queue
-    from omegaconf import OmegaConf
-
-    transfer_queue.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
-    yield transfer_queue
-    transfer_queue.close()
 
 
 def test_a_checkpoint_that_is_written_while_groups_finish(queue: Any, tmp_path: Path) -> None:

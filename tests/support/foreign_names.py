@@ -191,7 +191,7 @@ def written_anew() -> str:
                 EXACT
             ):  # it may know of other sets, too
                 found[name] = "\t".join((name, line.kind, line.parameters, users))
-        elif "|" in line.name or is_used(line.parameters if line.kind == "text" else line.name, line.needed_by):
+        elif "|" in line.name or is_used(line.word, line.needed_by):
             kept[f"{line.name} {line.parameters}"] = "\t".join((line.name, line.kind, line.parameters, line.needed_by))
     return "\n".join([*comments, *sorted([*found.values(), *kept.values()])]) + "\n"
 

@@ -70,11 +70,6 @@ class Timeline:
         found = next((span for span in waited if span.kind == "pause"), waited[0] if waited else None)
         return None if found is None else (f"{found.kind} {found.name}".rstrip(), found.start)
 
-    def end(self, kind: Kind) -> None:
-        """End what is under way of a kind."""
-        for span in [span for span in self._open if span.kind == kind]:
-            span.__exit__()
-
 
 _timeline: ContextVar[Timeline | None] = ContextVar("timeline", default=None)
 

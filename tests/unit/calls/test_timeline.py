@@ -1,6 +1,5 @@
 """The timeline of a conversation: what it waited for, and what it waits for now."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -69,16 +68,6 @@ async def test_what_is_waited_for_now() -> None:
     with during("call", "search"):
         pass
     assert len(timeline.spans) == 5
-
-
-async def test_a_span_that_another_ends() -> None:
-    timeline = Timeline()
-    with timeline.kept():
-        during("store").__enter__()
-        await asyncio.sleep(0)
-        timeline.end("store")
-        timeline.end("store")
-    assert kinds(timeline) == [("store", "", None)]
 
 
 async def test_the_whole_answer_is_kept_where_somebody_keeps_the_timeline() -> None:

@@ -15,6 +15,8 @@ alternatives, too. Kinds:
     attribute    what instances have: assigned to `self`, or declared in the class
     dataclass    a class of which somebody asks the fields
     text         a text that stands in a module: NAME is the module, the parameters are the text
+    source       a class or function in whose place ours stands: NAME is its module, the parameters are its name there
+                 and, behind an `=`, the digest of its source without comments, docstring and spaces
 
 Parameters are names; `=` behind one says that it has a default. A name fits as long as it can be called in the same
 way: a new parameter needs a default, and those behind a `*` may stand anywhere. Behind a kind, `!` says that a method
@@ -23,13 +25,18 @@ of ours overrides this one and would not take a new parameter, so that there may
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import hashlib
 import importlib
 import importlib.metadata
 import inspect
+import io
 import itertools
 import re
 import sys
+import textwrap
+import tokenize
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -57,6 +64,11 @@ class Line:
     def names(self) -> list[str]:
         """The places where the name may be."""
         return self.name.split("|")
+
+    @property
+    def word(self) -> str:
+        """What of it stands in the files that need it, after the last dot."""
+        return self.parameters.partition("=")[0] if self.kind in _OF_MODULES else self.names[0]
 
 
 def read() -> list[Line]:
@@ -105,8 +117,8 @@ def describe(name: str) -> tuple[str, str]:
 
 def _fault(line: Line) -> str:
     """Return what is wrong with a line's name; empty where nothing is."""
-    if line.kind == "text":
-        return _fault_of_text(line)
+    if line.kind in _OF_MODULES:
+        return _OF_MODULES[line.kind](line)
     said = ""
     for name in line.names:
         try:
@@ -143,6 +155,36 @@ def _fault_of_text(line: Line) -> str:
         except Exception:  # whatever a foreign module raises while it is imported: the text is not there
             continue
     return _needs(line, f"{_version(line.name)} has no {line.parameters!r} in {line.names[0]}")
+
+
+def _fault_of_source(line: Line) -> str:
+    inner, _, digest = line.parameters.partition("=")
+    name = f"{line.names[0]}.{inner}"
+    try:
+        found = digest_of(name)
+    except Exception:  # as above
+        return _needs(line, f"{_version(name)} has no {inner} in {line.names[0]}")
+    if found == digest:
+        return ""
+    changed = f"{_version(name)}'s {inner} is another one ({found}, not {digest}): look what has changed in it"
+    return _needs(line, changed)
+
+
+def digest_of(name: str) -> str:
+    """Return the digest of a class's or function's source, which comments, a docstring and spaces do not change."""
+    source = textwrap.dedent(inspect.getsource(_find(name)[1]))
+    node = ast.parse(source).body[0]
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+        first = node.body[0]
+        lines = source.splitlines()
+        source = "\n".join([*lines[: first.lineno - 1], *lines[first.end_lineno :]])
+    words = tokenize.generate_tokens(io.StringIO(source).readline)
+    said = "".join(word.string for word in words if word.type != tokenize.COMMENT)
+    return hashlib.sha256("".join(said.split()).encode()).hexdigest()[:16]
+
+
+_OF_MODULES = {"text": _fault_of_text, "source": _fault_of_source}
+"""Kinds whose name is a module."""
 
 
 def _version(name: str) -> str:

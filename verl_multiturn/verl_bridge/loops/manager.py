@@ -29,6 +29,7 @@ from typing import Any
 from uuid import uuid4
 
 import ray
+import torch
 from ray.exceptions import GetTimeoutError, RayActorError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
@@ -39,15 +40,16 @@ from verl_multiturn.errors import RewardContractError
 from verl_multiturn.records.step_writer import clock_of
 from verl_multiturn.rollout.cache.residents import resident, residing
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
-from verl_multiturn.tasks import finish
 from verl_multiturn.verl_bridge.closing import close_at_end
-from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, clear_groups, list_prompts, put_tags
+from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, VALIDATION, clear_groups, list_prompts, put_tags
 from verl_multiturn.verl_bridge.loops.agent_loop import tool_schemas
 from verl_multiturn.verl_bridge.loops.certified_output import is_valid
-from verl_multiturn.verl_bridge.loops.following import follow, followed, note_score
+from verl_multiturn.verl_bridge.loops.finished_rows import finished_rows, kept_columns
+from verl_multiturn.verl_bridge.loops.following import follow, note_score
 from verl_multiturn.verl_bridge.loops.near_rewards import NearRewards
 from verl_multiturn.verl_bridge.loops.recording import Recorder, recorder_of
 from verl_multiturn.verl_bridge.loops.rewards import Rewards
+from verl_multiturn.verl_bridge.loops.shared_puts import SharedPuts
 from verl_multiturn.verl_bridge.loops.slots import RayKeeper
 from verl_multiturn.verl_bridge.names import REROLLED_FROM, SAMPLING_LOOPS
 from verl_multiturn.verl_bridge.settings import settings_of
@@ -101,8 +103,7 @@ class MultiTurnWorker(_VerlWorker):
         self._changed = asyncio.Event()
         self._oversampled: dict[str, FirstValid] = {}
         self._cut = (0, 0.0)
-        self._writing: set[asyncio.Task[Any] | None] = set()
-        """Tasks that have begun to write a row."""
+        self._puts = SharedPuts()
         self._rerolled_from: dict[str, str] = {}
         """uid of the group in whose place a running group was begun."""
 
@@ -208,30 +209,44 @@ class MultiTurnWorker(_VerlWorker):
                 if found is not None and samples is not None and samples.was_cut(kwargs["session_id"]):
                     found.status = "cut"
 
-    async def _agent_loop_postprocess(self, *args: Any, uid: str, **kwargs: Any) -> None:
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, *, uid: str, **kwargs: Any) -> None:
+        """Reward a finished conversation and write its rows, in the place of verl's method (`finished_rows.py`)."""
         if (conversation := resident()) is not None:
             conversation.leave()  # siblings or a reward may be waited for, and siblings may wait for room
         samples = self._oversampled.get(uid)
-        if samples is not None and not await samples.stays(kwargs["session_id"], is_valid(args[0])):
+        if samples is not None and not await samples.stays(kwargs["session_id"], is_valid(output)):
             return
         self._conversation_ends[uid] = time.time()
-        row = asyncio.ensure_future(super()._agent_loop_postprocess(*args, uid=uid, **kwargs))
-        row.add_done_callback(self._writing.discard)
-        try:
-            await asyncio.wait({row})
-        except asyncio.CancelledError:
-            # A row that is being written is written to its end, so that nothing is written after a cancellation. A
-            # reward is not waited for: nothing bounds its time here.
-            if row not in self._writing:
-                row.cancel()
-            with contextlib.suppress(Exception, asyncio.CancelledError):
-                await finish(row)
-            raise
-        await row
-        if (found := followed()) is not None:
-            found.timeline.end("store")
+        outputs = output if isinstance(output, list) else [output]
+        if outputs:
+            await self._store(outputs, validate, {"uid": uid, **kwargs})
+        else:
+            logger.warning("conversation %s_%s has no rows", uid, kwargs["session_id"])
         self._row_ends[uid] = time.time()
-        note_score(args[0])
+        note_score(output)
+
+    async def _store(self, outputs: list[Any], validate: bool, columns: dict[str, Any]) -> None:
+        """Reward a conversation and write its rows.
+
+        A cancellation ends the reward at once, whose time nothing bounds. Rows that are being written are written to
+        their end, so that nothing is written after a cancellation.
+        """
+        await self._compute_score(outputs, columns)
+        last = outputs[-1]
+        await self._compute_teacher_logprobs(last, last.prompt_ids, last.response_ids, validate, columns)
+        with during("store"):
+            rows = finished_rows(outputs, columns, self._model_inputs, self._kept_columns)
+            await self._puts.put(rows, VALIDATION if validate else TRAIN)
+
+    def _model_inputs(self, output: Any, input_ids: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the position ids of a row, and its multi-modal inputs."""
+        inputs = self._compute_multi_modal_inputs(output, input_ids)
+        whole = input_ids.unsqueeze(0)
+        return self._compute_position_ids(whole, torch.ones_like(whole), inputs).squeeze(0), inputs
+
+    @cached_property
+    def _kept_columns(self) -> Collection[str] | None:
+        return kept_columns(self.config)
 
     @cached_property
     def _rewards(self) -> Rewards:
@@ -241,11 +256,6 @@ class MultiTurnWorker(_VerlWorker):
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
         with during("reward"):
             await self._rewards.score(outputs, partial(super()._compute_score, outputs, kwargs=kwargs))
-
-    async def _compute_teacher_logprobs(self, *args: Any, **kwargs: Any) -> None:
-        await super()._compute_teacher_logprobs(*args, **kwargs)
-        during("store").__enter__()  # until the row is there
-        self._writing.add(asyncio.current_task())  # the last thing for which verl waits before it writes a row
 
 
 @dataclass
