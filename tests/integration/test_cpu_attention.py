@@ -68,6 +68,11 @@ def layer_of(heads: int, kv_heads: int, numbers: int) -> RadixAttention:
     return RadixAttention(heads, numbers, numbers**-0.5, kv_heads, layer_id=0)
 
 
+def pieces_of(backend: SharedPrefixAttention) -> Any:
+    """Return what a backend has planned last."""
+    return backend._planned and backend._planned[2]
+
+
 def outputs(
     batch: Batch, layer: RadixAttention, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, SharedPrefixAttention]:
@@ -127,7 +132,7 @@ def batches(draw: st.DrawFn, dtype: torch.dtype = torch.float32) -> tuple[Batch,
 @given(batches())
 def test_it_is_what_the_engines_own_gives(drawn: tuple[Batch, RadixAttention]) -> None:
     theirs, ours, backend = outputs(*drawn)
-    assert backend._pieces is not None
+    assert pieces_of(backend) is not None
     assert ours.shape == theirs.shape
     assert float((ours - theirs).abs().max()) <= 5e-7
 
@@ -135,7 +140,7 @@ def test_it_is_what_the_engines_own_gives(drawn: tuple[Batch, RadixAttention]) -
 @given(batches(dtype=torch.bfloat16))
 def test_in_bfloat16_it_is_as_near(drawn: tuple[Batch, RadixAttention]) -> None:
     theirs, ours, backend = outputs(*drawn, dtype=torch.bfloat16)
-    assert backend._pieces is not None
+    assert pieces_of(backend) is not None
     assert ours.dtype == torch.bfloat16
     assert float((ours.float() - theirs.float()).abs().max()) <= 2**-7  # two steps of bfloat16 below 1
 
@@ -239,12 +244,12 @@ def test_anything_else_goes_the_engines_own_way(name: str, mode: ForwardMode, mo
 
 
 def test_a_latent_cache_is_left_to_the_engine() -> None:
-    batch, layer = Batch([[1, 2, 3]], [2], Pool(1, 8, torch.float32, 0)), layer_of(4, 4, 8)
-    assert not attention.handles(layer, batch, torch.float32)  # type: ignore[arg-type]
-    layer = layer_of(4, 1, 8)
-    assert attention.handles(layer, batch, torch.float32)
-    layer.v_head_dim = 4
-    assert not attention.handles(layer, batch, torch.float32)
+    """It has one head for all, whose values are a part of its keys."""
+    pool = Pool(1, 8, torch.float32, 0)
+    batch, query, (keys, values) = Batch([[1, 2, 3]], [2], pool), torch.rand(1, 4, 8), pool.buffers
+    assert attention.handles(layer_of(4, 1, 8), batch, query, keys, values)
+    assert not attention.handles(layer_of(4, 4, 8), batch, query, keys, values)
+    assert not attention.handles(layer_of(4, 1, 8), batch, query, keys, values[..., :4].contiguous())
 
 
 def test_a_new_batch_has_a_plan_of_its_own() -> None:
@@ -257,7 +262,7 @@ def test_a_new_batch_has_a_plan_of_its_own() -> None:
         batch.forward_mode = ForwardMode.DECODE
         for _ in range(2):
             backend.forward_decode(q, q, q, layer, batch)
-            seen.append(backend._pieces)
+            seen.append(pieces_of(backend))
     assert seen[0] is seen[1]
     assert seen[2] is seen[3]
     assert seen[1] is not seen[2]
@@ -298,4 +303,4 @@ def test_the_engine_knows_its_names() -> None:
     model = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
     found = ServerArgs(model_path=str(model), device="cpu", attention_backend="torch_native", **ATTENTION)
     assert found.attention_backend == "torch_native"  # by which SGLang chooses kernels beside attention
-    assert found.get_attention_backends() == tuple(ATTENTION.values())
+    assert {name: getattr(found, name) for name in ATTENTION} == ATTENTION

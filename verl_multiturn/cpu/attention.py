@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,85 +45,101 @@ class Piece(NamedTuple):
 
 
 class SharedPrefixAttention(TorchNativeAttnBackend):
-    """SGLang's `torch_native`, but for the layers and batches that `handles` accepts."""
+    """SGLang's `torch_native`, with other kernels for the layers and batches that `handles` accepts."""
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
-        self._planned: Any = None
-        self._pieces: list[Piece] | None = None
+        self._layer: Any = None
+        self._batch: Any = None
+        self._planned: tuple[Any, tuple[int, int, int], list[Piece] | None] | None = None
 
-    def forward_decode(
-        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
-    ) -> Any:
-        """Attend with one query of each request. SGLang calls it for each layer of a decode step."""
-        output = self._attend(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
-        if output is None:
-            return super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, **kwargs)
-        return output
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *rest: Any, **kwargs: Any) -> Any:
+        """Return the output of one query of each request. SGLang calls it for each layer of a decode step."""
+        with self._at(layer, forward_batch):
+            return super().forward_decode(q, k, v, layer, forward_batch, *rest, **kwargs)
 
-    def forward_extend(
-        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
-    ) -> Any:
-        """Attend with the queries of new tokens. SGLang calls it for each layer of a prefill."""
-        output = self._attend(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
-        if output is None:
-            return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, **kwargs)
-        return output
+    def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *rest: Any, **kwargs: Any) -> Any:
+        """Return the output of the queries of new tokens. SGLang calls it for each layer of a prefill."""
+        with self._at(layer, forward_batch):
+            return super().forward_extend(q, k, v, layer, forward_batch, *rest, **kwargs)
 
-    def _attend(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, save: bool, rest: dict[str, Any]) -> Any:
-        """Return the output, shaped as the queries `(tokens, heads × D)`; None where SGLang's own way is to go."""
-        if rest or not handles(layer, batch, q.dtype) or (pieces := self._plan(layer, batch)) is None:
-            return None
-        pool = batch.token_to_kv_pool
-        if save:
-            pool.set_kv_buffer(layer, batch.out_cache_loc, k, v)
-        queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        output = torch.empty_like(queries)
-        keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
-        for piece in pieces:
-            rows = piece.queries.flatten()
-            output[rows] = attend(queries[rows], keys, values, piece, layer.scaling)
-        return output.view(-1, layer.tp_q_head_num * layer.qk_head_dim)
+    @contextmanager
+    def _at(self, layer: Any, batch: Any) -> Iterator[None]:
+        """Let the kernels below know the layer and the batch, which SGLang does not give them."""
+        self._layer, self._batch = layer, batch
+        try:
+            yield
+        finally:
+            self._layer = self._batch = None
 
-    def _plan(self, layer: Any, batch: Any) -> list[Piece] | None:
-        """Return the pieces of a batch, which its first layer computes and all layers use."""
-        heads = layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim
+    def _run_sdpa_forward_decode(self, *given: Any, **options: Any) -> Any:
+        if self._attend(*given[:7], before=given[6] - 1):
+            return given[1]
+        return super()._run_sdpa_forward_decode(*given, **options)
+
+    def _run_sdpa_forward_extend(self, *given: Any, **options: Any) -> Any:
+        if self._attend(*given[:7], before=given[7]):
+            return given[1]
+        return super()._run_sdpa_forward_extend(*given, **options)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        req_to_token: torch.Tensor,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        *,
+        before: torch.Tensor,
+    ) -> bool:
+        """Fill `output`, and return True; False where SGLang's own kernel is to do it.
+
+        The arguments are those of SGLang's kernels, and how many tokens of each request come before its first query.
+        """
+        if not handles(self._layer, self._batch, query, k_cache, v_cache):
+            return False
+        heads = query.shape[1], *k_cache.shape[1:]
         planned = self._planned
-        if planned is None or planned[0]() is not batch or planned[1] != heads:
-            ends = batch.seq_lens.numpy()
-            before = ends - 1 if batch.forward_mode.is_decode() else batch.extend_prefix_lens.numpy()
-            table = batch.req_to_token_pool.req_to_token
-            slots = table[batch.req_pool_indices, : int(ends.max())].numpy()
-            self._pieces = plan(slots, before.astype(np.int64), ends.astype(np.int64), heads)
-            self._planned = weakref.ref(batch), heads
-        return self._pieces
+        # Each forward pass has a batch of its own; its first layer plans for all.
+        if planned is None or planned[0]() is not self._batch or planned[1] != heads:
+            ends = seq_lens.numpy().astype(np.int64)
+            slots = req_to_token[req_pool_indices, : int(ends.max())].numpy()
+            pieces = plan(slots, before.numpy().astype(np.int64), ends, heads)
+            self._planned = planned = weakref.ref(self._batch), heads, pieces
+        if planned[2] is None:
+            return False
+        for piece in planned[2]:
+            rows = piece.queries.flatten()
+            output[rows] = attend(query[rows], k_cache, v_cache, piece, self._layer.scaling)
+        return True
 
 
-def handles(layer: Any, batch: Any, dtype: torch.dtype) -> bool:
+def handles(layer: Any, batch: Any, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
     """Return whether attention of a layer over a batch is causal, over plain keys and values, and nothing else.
 
     Args:
         layer: SGLang's `RadixAttention`.
         batch: SGLang's `ForwardBatch`.
-        dtype: That of the queries.
+        query: The queries `(tokens, heads, D)`.
+        k_cache: Keys of each slot `(slots, H, D)`. A latent cache has other heads, and a quantised one another type.
+        v_cache: The same of the values.
     """
-    if (
-        layer.attn_type != AttentionType.DECODER
-        or layer.is_cross_attention
-        or layer.logit_cap
-        or layer.sliding_window_size != -1
-        or layer.use_irope
-        or layer.xai_temperature_len != -1
-        or layer.qk_head_dim != layer.v_head_dim
-        or batch.spec_info is not None
-    ):
-        return False
-    # A latent cache has one head, and a quantised one another type.
-    plain = (layer.tp_k_head_num, layer.qk_head_dim)
-    pool = batch.token_to_kv_pool
-    return all(
-        buffer.dtype == dtype and buffer.shape[1:] == plain and buffer.is_contiguous()
-        for buffer in (pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id))
+    return (
+        layer.attn_type == AttentionType.DECODER
+        and not layer.is_cross_attention
+        and not layer.logit_cap
+        and layer.sliding_window_size == -1
+        and not layer.use_irope
+        and layer.xai_temperature_len == -1
+        and batch.spec_info is None
+        and all(
+            cache.shape[1:] == (layer.tp_k_head_num, query.shape[2])
+            and cache.dtype == query.dtype
+            and cache.is_contiguous()
+            for cache in (k_cache, v_cache)
+        )
     )
 
 
