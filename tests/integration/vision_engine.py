@@ -57,10 +57,13 @@ def main(kind: str, path: Path) -> None:
     import torch
     import transformers
 
+    from verl_multiturn.cpu.defaults import ATTENTION
+
     server = sglang.Engine(
         model_path=str(path),
         device="cpu",
         attention_backend="torch_native",
+        **ATTENTION,
         sampling_backend="pytorch",
         grammar_backend="none",
         disable_overlap_schedule=True,

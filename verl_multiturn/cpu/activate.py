@@ -9,6 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from types import ModuleType
+from typing import Any
+
+import wrapt
 
 from verl_multiturn.cpu.environment import DETECTED, SILENT, SPEED, STAND_INS, environment
 
@@ -87,5 +91,19 @@ def activate() -> None:
     if fill_in not in configuration.config_hooks:
         configuration.config_hooks.append(fill_in)
     fork_engines()
+    wrapt.register_post_import_hook(_register_attention, "sglang.srt.layers.attention.attention_registry")
     rollout = "verl_multiturn.cpu.rollout.CpuAsyncSGLangRollout"
     registered.set_rollout_class(rollout, rollout)
+
+
+def _register_attention(registry: ModuleType) -> None:
+    """Register our attention with SGLang, in every process that has imported its registry."""
+    from verl_multiturn.cpu.defaults import ATTENTION
+
+    def create(runner: Any) -> Any:
+        from verl_multiturn.cpu.attention import SharedPrefixAttention
+
+        return SharedPrefixAttention(runner)
+
+    for name in ATTENTION.values():
+        registry.register_attention_backend(name)(create)

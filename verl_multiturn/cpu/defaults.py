@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -27,7 +28,17 @@ _SGLANG = {
     "max_total_tokens": 16384,
     "sleep_on_idle": True,  # without it an idle scheduler keeps a core busy that training needs
 }
+ATTENTION = {
+    "prefill_attention_backend": "shared_prefix_prefill",
+    "decode_attention_backend": "shared_prefix_decode",
+}
+"""Names of `cpu/attention.py` in SGLang's registry, by the setting that gets one.
+
+They are two, and beside `attention_backend`: SGLang would take a name that stands in both settings for the backend
+itself, and runs Triton's kernels with every backend that it does not know.
+"""
 _CHECKPOINT_ENGINE = "verl_multiturn.cpu.checkpoint_engine"
+_PACKAGE = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 # Forced settings, whatever a GPU recipe says: verl and SGLang cannot run on a CPU without them.
 _FORCED = {
     "trainer.device": "cpu",
@@ -72,7 +83,8 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         for key, value in _FORCED.items():
             OmegaConf.update(config, key, value)
         rollout = config.actor_rollout_ref.rollout
-        sglang = {**_SGLANG, **dict(rollout.engine_kwargs.get("sglang") or {})}
+        own = dict(rollout.engine_kwargs.get("sglang") or {})
+        sglang = {**_SGLANG, **_attention(own), **own}
         OmegaConf.update(config, "actor_rollout_ref.rollout.engine_kwargs.sglang", sglang, force_add=True)
         model = config.actor_rollout_ref.model
         attention = OmegaConf.select(model, "override_config.attn_implementation")
@@ -94,6 +106,17 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         executable = "ray_kwargs.ray_init.runtime_env.py_executable"
         if is_trainer() and OmegaConf.select(config, executable) is None and (server := forkserver()) is not None:
             OmegaConf.update(config, executable, server.executable, force_add=True)
+
+
+def _attention(own: Mapping[str, Any]) -> dict[str, str]:
+    """Return our attention as SGLang's settings, unless the user's name one, or SGLang would not find it."""
+    if not {"attention_backend", *ATTENTION}.isdisjoint(own):
+        return {}
+    if not (package := os.environ.get(_PACKAGE, "")).startswith("verl_multiturn."):
+        # That of ours is what makes SGLang's processes import verl, and so this room.
+        print(f"verl-multiturn: {_PACKAGE}={package!r}: attention is SGLang's torch_native, slower", file=sys.stderr)
+        return {}
+    return ATTENTION
 
 
 def _is_set_otherwise(name: str) -> bool:
