@@ -16,6 +16,7 @@ the mark `long`, and `--fast` all that takes seconds (`tests/unit/project/test_l
 from __future__ import annotations
 
 import fnmatch
+import functools
 import importlib
 import json
 import os
@@ -71,7 +72,7 @@ class Lane:
     def has(self, path: str, marks: Collection[str]) -> bool:
         """Return whether a test of a file, with marks, is one of the lane's."""
         return (
-            Expression.compile(self.marks).evaluate(lambda name, **_: name in marks)
+            _compiled(self.marks).evaluate(lambda name, **_: name in marks)
             and any(_is_below(path, each) for each in self.folders)
             and not any(_is_below(path, each) for each in self.without)
         )
@@ -82,6 +83,9 @@ class Lane:
         folders = [str(path.relative_to(ROOT)) for path in found]
         without = [f"--ignore-glob={ROOT / each}" for each in self.without]
         return ["--durations=10", "-m", self.marks, *without, *folders]
+
+
+_compiled = functools.cache(Expression.compile)
 
 
 def _is_below(path: str, pattern: str) -> bool:
