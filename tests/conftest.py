@@ -31,9 +31,10 @@ _OF_THE_STACK = re.compile(_OF_FILE.format("stack|engine"), re.MULTILINE)
 _IS_LONG = re.compile(_OF_FILE.format("long"), re.MULTILINE)
 _ASKED = re.compile(r"(stack|engine|deaths)( and not \w+)*")
 # How long an example takes says something about the machine, and nothing about the code. The examples are the same in
-# each run, so that a failure is one of the change's; `--hypothesis-profile search` draws others.
+# each run, so that a failure is one of the change's; `--hypothesis-profile search` draws others, `all` draws more.
 settings.register_profile("search", deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("any machine", settings.get_profile("search"), derandomize=True)
+settings.register_profile("all", settings.get_profile("any machine"), max_examples=300)
 settings.load_profile("any machine")
 _SESSION = pytest.StashKey[pytest.Session]()
 _SEEN = SimpleNamespace(modules=0)

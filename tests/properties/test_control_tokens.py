@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import ROOT
@@ -78,7 +78,6 @@ def test_benign_text_is_left_alone(text: str, role: str) -> None:
     assert observe(text, role, guarded=True) == observe(text, role, guarded=False)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(
         st.sampled_from([*CONTROL, "<", "|", ">", "im_end", "<|im_", "end|>", "/", "x", " ", "\n", "é"]), max_size=8

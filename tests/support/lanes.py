@@ -265,6 +265,8 @@ def _test(lane: Lane) -> int:
     began = time.monotonic()
     # Some of its plugins have been imported already.
     arguments = ["-W", "ignore::pytest.PytestAssertRewriteWarning", *lane.arguments()]
+    if lane in LANES["--all"]:
+        arguments += ["--hypothesis-profile", "all"]
     sys.argv = ["pytest", *arguments]
     status = int(pytest.main(arguments))
     own, children = os.times()[:2], os.times()[2:4]
