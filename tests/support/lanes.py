@@ -15,6 +15,7 @@ the mark `long`, and `--fast` all that takes seconds (`tests/unit/project/test_l
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import functools
 import importlib
@@ -262,6 +263,7 @@ def _serve(address: str, parent: int, modules: Sequence[str]) -> int:
 def _test(lane: Lane) -> int:
     import pytest
 
+    asyncio.set_event_loop_policy(None)  # SGLang's, which it sets when it is imported, cannot wait for processes
     began = time.monotonic()
     # Some of its plugins have been imported already.
     arguments = ["-W", "ignore::pytest.PytestAssertRewriteWarning", *lane.arguments()]
