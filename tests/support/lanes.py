@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from _pytest.mark.expression import Expression
 
@@ -264,16 +265,26 @@ def _test(lane: Lane) -> int:
     import pytest
 
     asyncio.set_event_loop_policy(None)  # SGLang's, which it sets when it is imported, cannot wait for processes
-    began = time.monotonic()
     # Some of its plugins have been imported already.
     arguments = ["-W", "ignore::pytest.PytestAssertRewriteWarning", *lane.arguments()]
     if lane in LANES["--all"]:
         arguments += ["--hypothesis-profile", "all"]
     sys.argv = ["pytest", *arguments]
-    status = int(pytest.main(arguments))
-    own, children = os.times()[:2], os.times()[2:4]
-    print(f"{lane.name}: {time.monotonic() - began:.0f} s; CPU {sum(own):.0f} s, of its children {sum(children):.0f} s")
-    return status
+    return int(pytest.main(arguments, [_Cost(lane.name)]))
+
+
+class _Cost:
+    """Plugin of pytest that says what a lane took."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._began = name, time.monotonic()
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        user, system, *of_children, _ = os.times()
+        terminalreporter.write_line(
+            f"{self._name}: {time.monotonic() - self._began:.0f} s; "
+            f"CPU {user + system:.0f} s, of its children {sum(of_children):.0f} s"
+        )
 
 
 if __name__ == "__main__":
