@@ -2,7 +2,7 @@
 # Makes the environment, then runs lint, the type check and the tests of a tier, in parallel lanes. With other arguments
 # it starts pytest with them at once, and neither lint (scripts/check) nor types.
 #   bash scripts/test.sh [--fast | --all] [pytest arguments]
-#            the default: what a change can break; some 12 minutes on two quiet cores
+#            the default: what a change can break
 #   --all    the tests marked `long`, too: each engine run, every documented command, tests/long
 #   --fast   leaves out the tests that need verl, Ray or SGLang, those marked `slow`,
 #            tests/faults and tests/unit/recipes: some 2 minutes
