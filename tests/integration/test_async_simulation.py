@@ -1,8 +1,8 @@
 """The simulated asynchronous training: the world itself, and a short form of `benchmarks.staleness`."""
 
 import functools
-import logging
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
