@@ -25,12 +25,16 @@ from tests.idle_loop import IdleLoop
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema
 
 ROOT = Path(__file__).resolve().parents[1]
-_OF_THE_STACK = re.compile(r"^pytestmark = (\[[^\]]*?)?pytest\.mark\.(stack|engine)\b", re.MULTILINE)
+_LONG = ROOT / "tests" / "long"
+_OF_FILE = r"^pytestmark = (\[[^\]]*?)?pytest\.mark\.({})\b"
+_OF_THE_STACK = re.compile(_OF_FILE.format("stack|engine"), re.MULTILINE)
+_IS_LONG = re.compile(_OF_FILE.format("long"), re.MULTILINE)
 _ASKED = re.compile(r"(stack|engine|deaths)( and not \w+)*")
 # How long an example takes says something about the machine, and nothing about the code. The examples are the same in
-# each run, so that a failure is one of the change's; `--hypothesis-profile search` draws others.
+# each run, so that a failure is one of the change's; `--hypothesis-profile search` draws others, `all` draws more.
 settings.register_profile("search", deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("any machine", settings.get_profile("search"), derandomize=True)
+settings.register_profile("all", settings.get_profile("any machine"), max_examples=300)
 settings.load_profile("any machine")
 _SESSION = pytest.StashKey[pytest.Session]()
 _SEEN = SimpleNamespace(modules=0)
@@ -57,12 +61,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """
     files = list(collection_path.glob("test_*.py")) if collection_path.is_dir() else [collection_path]
     expression = config.option.markexpr
-    left_out = [_is_left_out(path.read_text(), expression) for path in files if path.match("test_*.py")]
+    left_out = [_is_left_out(path, expression) for path in files if path.match("test_*.py")]
     return True if left_out and all(left_out) else None
 
 
-def _is_left_out(text: str, expression: str) -> bool:
-    """Return whether `not stack` leaves out a file with this text, or no test in it has the mark that is asked for."""
+def _is_left_out(path: Path, expression: str) -> bool:
+    """Return whether `not stack` or `not long` leaves out a file, or no test in it has the mark that is asked for."""
+    text = path.read_text()
+    if "not long" in expression and (path.is_relative_to(_LONG) or _IS_LONG.search(text)):
+        return True
     if "not stack" in expression:
         return bool(_OF_THE_STACK.search(text))
     asked = _ASKED.fullmatch(expression)
@@ -74,6 +81,14 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     if pytest_ignore_collect(module_path, parent.config):
         return _LeftOut.from_parent(parent, path=module_path)
     return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give what lies in `tests/long` the mark `long`."""
+    for item in items:
+        if item.path.is_relative_to(_LONG):
+            item.add_marker("long")
 
 
 class _LeftOut(pytest.Module):

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from tests.integration.vision import KINDS
+from tests.support.config_files import read_once
 from tests.support.warm_python import start_ray
+
+read_once()
 
 
 @pytest.fixture(scope="session", autouse=True)

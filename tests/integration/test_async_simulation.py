@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,7 @@ def test_the_predictions_are_compared(
     from benchmarks import async_sim, async_sim_cache, async_sim_setting
     from benchmarks.async_sim import main
 
+    monkeypatch.setattr(logging.root.manager, "disable", 0)  # the benchmark sets it; later tests look at what is logged
     monkeypatch.setattr(async_sim, "hours", functools.cache(async_sim.hours))  # 3 s of CPU
     monkeypatch.setattr(async_sim_setting, "RIGHT_SHARES", (0.5,))
     cache = {"3.6": {"faster": 1.7, "read": 0.2}}

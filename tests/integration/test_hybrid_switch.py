@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.warm_python import of_run
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 def test_slow_conversations_make_it_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ def smoke_run(recipe: str, out: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.engine
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("recipe", "tools"),
@@ -44,6 +45,7 @@ def test_a_smoke_run_trains_with_the_recipes_tools(tmp_path: Path, recipe: str, 
 
 
 @pytest.mark.engine
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_smoke_run_trains_in_a_world(tmp_path: Path) -> None:
     """The other recipes with users and worlds take minutes each, so their smoke runs are run by hand."""

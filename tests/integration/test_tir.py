@@ -347,6 +347,7 @@ def test_a_model_for_images_is_refused(tokenizer: Any) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_real_engine_stops_at_the_marker_and_keeps_it(tmp_path: Path) -> None:
     done = run_warm("-m", "tests.integration.tir_engine", str(tmp_path), timeout_s=1700)

@@ -172,6 +172,7 @@ def steps_in(metrics: Path) -> list[int]:
     return [json.loads(line)["step"] for line in lines if line.endswith("\n")]
 
 
+@pytest.mark.long
 def test_a_run_that_is_asked_to_stop_goes_on_from_where_it_was(tmp_path: Path) -> None:
     out = tmp_path / "out"
     trainer = start(out, "--steps", "90", *SMALL)

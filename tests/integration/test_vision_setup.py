@@ -161,6 +161,7 @@ async def test_sglang_leaves_the_ids_as_they_are(models: Path) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["qwen3_vl"])  # qwen2_5_vl: recipes/image_zoom/run.sh --smoke
 def test_the_real_engine_sees_what_the_trainer_learns_from(kind: str, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.call_texts import PLAIN_TAGS, write
@@ -114,7 +114,6 @@ def same(found: Any, given: Any) -> bool:
     return json.dumps(found, sort_keys=True) == json.dumps(given, sort_keys=True)
 
 
-@settings(max_examples=500, deadline=None)
 @given(
     st.sampled_from(NAMES),
     st.sampled_from(sorted(ROOTS)),

@@ -2,7 +2,7 @@
 
 A process that imports verl takes some 20 s of CPU, a fork 3. The process that is forked is that of CPU runs
 (`verl_multiturn.cpu.forkserver`). A session of pytest starts it when a test first needs it; tests without the mark
-`stack` have another one, without PyTorch.
+`stack` have another one, without PyTorch. The lanes of `scripts/test.sh` share those of `lanes.py`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from tests.conftest import ROOT
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _part(name: str) -> ModuleType:
@@ -31,37 +31,46 @@ def _part(name: str) -> ModuleType:
     return module
 
 
-_environment, _forkserver = _part("environment"), _part("forkserver")
+cpu_environment, forkserver = _part("environment"), _part("forkserver")
+SHARED = "VERL_MULTITURN_TESTS_SERVER"
+"""Environment variable with the `executable` of a server that is there already, for processes that need the stack."""
+SHARED_LIGHT = "VERL_MULTITURN_TESTS_LIGHT_SERVER"
+"""The same of a server with `LIGHT_MODULES`."""
 LIGHT_MODULES = ("hydra", "matplotlib.pyplot", "pandas", "pyarrow.parquet", "pydantic", "rich.progress", "typer")
 """What the command `verl-multiturn` and the scripts of the rows import, without PyTorch."""
 _AS_PYTHON = Path(__file__).with_name("as_python.py")
 
 
 @functools.cache
-def _environment_of_server() -> dict[str, str]:
+def environment_of_server() -> dict[str, str]:
     """Return this process's environment with what a driver has after `import verl` on the CPU platform."""
-    warnings = [os.environ.get("PYTHONWARNINGS"), *(f"ignore::UserWarning:{module}" for module in _environment.SILENT)]
+    warnings = [
+        os.environ.get("PYTHONWARNINGS"),
+        *(f"ignore::UserWarning:{module}" for module in cpu_environment.SILENT),
+    ]
     joined = ",".join(dict.fromkeys(",".join(filter(None, warnings)).split(",")))
     set_by_verl = {"PYTHONWARNINGS": joined, "TORCH_CUDA_ARCH_LIST": "8.0"}
-    return {**_environment.SPEED, **os.environ, **_environment.environment(), **set_by_verl}
+    return {**cpu_environment.SPEED, **os.environ, **cpu_environment.environment(), **set_by_verl}
 
 
 def variables() -> dict[str, str]:
     """Return this process's environment for a fork: what is read at import is as the server has it."""
-    read = {name: value for name, value in _environment_of_server().items() if _is_read_at_import(name)}
+    read = {name: value for name, value in environment_of_server().items() if _is_read_at_import(name)}
     other = {name: value for name, value in os.environ.items() if not _is_read_at_import(name)}
-    return {**_environment.SPEED, **other, **_environment.environment(), **read}
+    return {**cpu_environment.SPEED, **other, **cpu_environment.environment(), **read}
 
 
 def _is_read_at_import(name: str) -> bool:
-    return name.startswith(_forkserver.READ_AT_IMPORT)
+    return name.startswith(forkserver.READ_AT_IMPORT)
 
 
 @functools.cache
 def server() -> Any:
     """Return this session's server; its `executable` may stand for Python in a `py_executable` of Ray."""
-    with mock.patch.dict(os.environ, _environment_of_server()):
-        started = _forkserver.ForkServer()
+    if SHARED in os.environ:
+        return SimpleNamespace(executable=os.environ[SHARED])
+    with mock.patch.dict(os.environ, environment_of_server()):
+        started = forkserver.ForkServer()
     atexit.register(started.close)
     return started
 
@@ -73,22 +82,24 @@ def warm_python() -> str:
     It is for processes whose environment is `variables()` and more; with other variables that are read at import, the
     program starts Python itself.
     """
-    return _program(server())
+    return _program(server().executable)
 
 
 @functools.cache
 def light_python() -> str:
     """Return such a program that has imported `LIGHT_MODULES` alone, for processes with this one's environment."""
-    started = _forkserver.ForkServer(LIGHT_MODULES)
+    if SHARED_LIGHT in os.environ:
+        return _program(os.environ[SHARED_LIGHT])
+    started = forkserver.ForkServer(LIGHT_MODULES)
     atexit.register(started.close)
-    return _program(started)
+    return _program(started.executable)
 
 
-def _program(server: Any) -> str:
+def _program(executable: str) -> str:
     folder = tempfile.TemporaryDirectory(prefix="warm-python-")
     atexit.register(folder.cleanup)
     program = Path(folder.name) / "python"
-    program.write_text(f'#!/bin/sh\nexec {server.executable} {_AS_PYTHON} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {executable} {_AS_PYTHON} "$@"\n')
     program.chmod(0o700)
     return str(program)
 

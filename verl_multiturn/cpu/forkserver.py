@@ -90,25 +90,43 @@ class ForkServer:
         self._folder = tempfile.TemporaryDirectory(prefix="verl-multiturn-", ignore_cleanup_errors=True)
         address = os.path.join(self._folder.name, "forkserver")
         try:
-            spawned = executable_of(address)
-            spawned.write_text(
-                _SPAWNED.format(python=sys.executable, address=address, client=str(_CLIENT)), encoding="utf-8"
-            )
-            spawned.chmod(0o700)
-            if not _runs(spawned):  # on a file system without programs, or with a path that no kernel takes
-                spawned.unlink()
+            self.executable = executables(address)
+            """Command line that Ray starts in place of Python, quoted for a shell."""
             self._process = _start(address, modules)
         except OSError:
             self._folder.cleanup()
             raise
-        self.executable = shlex.join([sys.executable, "-I", "-S", str(_CLIENT), address])
-        """Command line that Ray starts in place of Python, quoted for a shell."""
 
     def close(self) -> None:
         """End the server; its forks go on, but for processes of SGLang, which end with who forked them."""
         self._process.kill()
         self._process.wait()
         self._folder.cleanup()
+
+
+def executables(address: str) -> str:
+    """Write what `multiprocessing` starts in place of Python, and return what Ray starts, quoted for a shell.
+
+    Args:
+        address: Where the server listens, or will.
+
+    Raises:
+        OSError: The folder of the address cannot be written.
+    """
+    spawned = executable_of(address)
+    spawned.write_text(_SPAWNED.format(python=sys.executable, address=address, client=str(_CLIENT)), encoding="utf-8")
+    spawned.chmod(0o700)
+    if not _runs(spawned):  # on a file system without programs, or with a path that no kernel takes
+        spawned.unlink()
+    return shlex.join([sys.executable, "-I", "-S", str(_CLIENT), address])
+
+
+def listen_at(address: str) -> socket.socket:
+    """Return the socket of a server that will listen at an address."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen(64)
+    return listener
 
 
 def _runs(program: Path) -> bool:
@@ -124,9 +142,7 @@ def executable_of(address: str) -> Path:
 
 
 def _start(address: str, modules: Sequence[str]) -> subprocess.Popen[bytes]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(address)
-        listener.listen(64)
+    with listen_at(address) as listener:
         number = listener.fileno()
         return subprocess.Popen(
             [sys.executable, "-c", _SCRIPT, __file__, str(number), str(os.getpid()), *modules],

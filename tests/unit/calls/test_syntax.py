@@ -31,7 +31,8 @@ def switching() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
-def test_no_thread_meets_what_others_read(switching: None) -> None:
+@pytest.mark.parametrize("rounds", [4, pytest.param(20, marks=pytest.mark.long)])
+def test_no_thread_meets_what_others_read(switching: None, rounds: int) -> None:
     failed: list[BaseException] = []
     trees: list[ast.Module] = []
 
@@ -39,7 +40,7 @@ def test_no_thread_meets_what_others_read(switching: None) -> None:
         if depth:
             return read(depth - 1)
         try:
-            trees.extend(parse_module(TEXT) for _ in range(20))
+            trees.extend(parse_module(TEXT) for _ in range(rounds))
         except BaseException as error:
             failed.append(error)
         return None
@@ -50,7 +51,7 @@ def test_no_thread_meets_what_others_read(switching: None) -> None:
     for thread in threads:
         thread.join()
     assert failed == []
-    assert len(trees) == 120
+    assert len(trees) == 6 * rounds
     assert ast.unparse(trees[-1]) == TEXT.strip()
 
 

@@ -405,20 +405,6 @@ def test_equal_states_have_one_digest_in_all_processes() -> None:
     assert digest((1, "a")) == "e408a94a2dd8dee3faaa4c8a7244941c"  # in any process
 
 
-async def test_kwargs_reach_the_methods_and_no_change_stays() -> None:
-    given = {"number": 5, "more": ["a"]}
-
-    class Changing(Guess):
-        async def reply(self, instance_id: str, messages: Any, number: int = 7, **kwargs: Any) -> Reply:
-            kwargs["more"].append("b")
-            assert kwargs["more"] == ["a", "b"]
-            return await super().reply(instance_id, messages, number)
-
-    outcome = await play(["4", "5"], Changing(), interaction_kwargs=given)
-    assert outcome.stop_reason is StopReason.ENVIRONMENT_DONE
-    assert given == {"number": 5, "more": ["a"]}
-
-
 async def test_any_name_may_be_among_the_kwargs_of_a_row() -> None:
     class Named(Guess):
         def start(self, instance_id: str, number: int = 7, method: str = "", alarms: str = "", **kwargs: Any) -> Reply:

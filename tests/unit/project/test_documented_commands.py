@@ -1,6 +1,7 @@
 """Every command of the README, the docs and the recipes' READMEs is run as it stands there.
 
-It is run in a folder that looks like the repository, with the files that the document tells to write. A command that
+It is run in a folder that looks like the repository, with the files that the document tells to write; the README's by
+default, the others with `--all`. A command that
 needs GPUs, takes minutes or runs the tests says so in a comment; of those it is looked whether what they name exists,
 and a recipe prints its trainer's command.
 """
@@ -135,13 +136,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     of.cache_clear()
 
 
-@pytest.mark.parametrize("document", [path for path in WITH_COMMANDS if not to_run(path, stack=True)], ids=named)
+def documents(stack: bool) -> list[Any]:
+    """Return the documents some of whose commands need the stack, or the others; all but the README take long."""
+    found = [path for path in WITH_COMMANDS if bool(to_run(path, stack=True)) is stack]
+    return [pytest.param(path, marks=[] if path == Path("README.md") else pytest.mark.long) for path in found]
+
+
+@pytest.mark.parametrize("document", documents(stack=False), ids=named)
 def test_every_command_works_as_it_stands(document: Path, folders: Any) -> None:
     assert folders(document)[1] == []
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("document", [path for path in WITH_COMMANDS if to_run(path, stack=True)], ids=named)
+@pytest.mark.parametrize("document", documents(stack=True), ids=named)
 def test_every_command_works_where_some_need_the_stack(document: Path, folders: Any) -> None:
     folder, failures = folders(document)
     assert failures == []

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.call_texts import CODER, FORMATS, HARMONY, PLAIN_TAGS, write
@@ -115,7 +115,6 @@ def forges(name: str, value: str) -> bool:
     return closing >= 0 and opened in value[closing:]
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.text(max_size=40), st.sampled_from(sorted(set(FORMATS) - set(PLAIN_TAGS))))
 def test_any_text_is_exact_where_a_format_can_say_it(value: str, name: str) -> None:
     if name != "gemma4" or '<|"|>' not in value:

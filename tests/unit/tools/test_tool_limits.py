@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import re
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -121,26 +120,6 @@ async def test_slots_of_all_conversations_and_the_queue_budget() -> None:
     assert [result.status for result in results] == [CallStatus.OK, CallStatus.OVERLOADED]
     assert "busy" in results[1].text
     assert tool.counts["execute"] == 1
-
-
-async def test_a_call_that_was_given_up_keeps_its_slot_until_it_ends() -> None:
-    may_end = threading.Event()
-
-    class Stuck(EchoTool):
-        def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:  # type: ignore[override]
-            self.counts["execute"] += 1
-            may_end.wait()
-            return "ended"
-
-    tool = limited(Stuck(), concurrency=1, timeout_s=0.05, queue_timeout_s=0.05)
-    gates = Gates(Gate, 5)
-    async with session(gates, tool) as opened:
-        assert (await opened.execute([HI]))[0].status is CallStatus.TIMEOUT
-        assert (await opened.execute([HI]))[0].status is CallStatus.OVERLOADED
-        may_end.set()
-        while (await opened.execute([HI]))[0].status is CallStatus.OVERLOADED:
-            pass
-    assert tool.counts["execute"] >= 2
 
 
 async def test_a_cancelled_wait_gives_nothing_away() -> None:

@@ -131,21 +131,6 @@ async def test_execute_that_hangs_or_raises_is_answered() -> None:
         assert (await opened.execute([HI]))[0].text == "Error: no such page"
 
 
-async def test_release_that_raises_breaks_nothing() -> None:
-    tool = EchoTool({"release": RuntimeError("boom")})
-    async with session(tool):
-        pass
-    assert tool.counts["release"] == 1
-
-
-async def test_no_execute_after_release() -> None:
-    opened = session(EchoTool())
-    async with opened:
-        pass
-    with pytest.raises(ToolContractError, match="after release"):
-        await opened.execute([HI])
-
-
 async def test_a_synchronous_tool_does_not_hold_up_the_loop() -> None:
     begun, ticked = threading.Event(), threading.Event()
 
@@ -236,25 +221,6 @@ async def test_what_a_tool_raises_stays_with_the_tool(method: str, fault: BaseEx
     assert result.status is (CallStatus.ERROR if method in ("create", "execute") else CallStatus.OK)
     if method == "execute" and isinstance(fault, TimeoutError):
         assert "db locked" in result.text
-
-
-async def test_a_tool_that_ignores_its_cancellation_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded, "_ABANDONED_S", 0.05)
-    stop = asyncio.Event()
-
-    class Stubborn(EchoTool):
-        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-            while not stop.is_set():
-                try:
-                    await stop.wait()
-                except asyncio.CancelledError:
-                    continue
-
-    tool = Stubborn()
-    async with asyncio.timeout(60), session(tool) as opened:
-        assert (await opened.execute([HI]))[0].status is CallStatus.TIMEOUT
-    assert tool.counts["release"] == 1
-    stop.set()
 
 
 async def test_synchronous_tools_that_hang_do_not_starve_the_others() -> None:

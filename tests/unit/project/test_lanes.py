@@ -1,0 +1,77 @@
+"""Every test is in one lane of `scripts/test.sh --all`, and the other tiers leave out what their marks say."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.support.lanes import LANES, Lane
+from tests.support.warm_python import run_warm
+
+# One of each folder: a lane has all or none.
+FILES = sorted({path.parent: str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}.values())
+MARKS = [
+    {mark for mark, is_there in zip(("slow", "stack", "engine", "deaths", "long"), there, strict=True) if is_there}
+    for there in itertools.product([False, True], repeat=5)
+]
+
+
+def lanes_with(tier: str, path: str, marks: set[str]) -> list[Lane]:
+    return [lane for lane in LANES[tier] if lane.has(path, marks)]
+
+
+def test_every_test_is_in_one_lane() -> None:
+    assert len(FILES) > 20
+    for path, marks in itertools.product(FILES, MARKS):
+        (lane,) = lanes_with("--all", path, marks)
+        default = [] if "long" in marks else [lane.name]
+        assert [each.name for each in lanes_with("", path, marks)] == default, (path, marks)
+        assert lane.stack == bool(marks & {"stack", "engine", "deaths"})
+
+
+def test_the_fast_tier_has_no_more_than_what_it_says() -> None:
+    for path, marks in itertools.product(FILES, MARKS):
+        left_out = bool(marks) or path.startswith(("tests/faults/", "tests/unit/recipes/"))
+        assert len(lanes_with("--fast", path, marks)) == (not left_out), (path, marks)
+
+
+@pytest.mark.parametrize("tier", LANES)
+def test_pytest_is_given_the_files_of_a_lane(tier: str) -> None:
+    for lane in LANES[tier]:
+        words = lane.arguments()
+        ignored = [word.partition("=")[2] for word in words if word.startswith("--ignore-glob=")]
+        folders = [Path(word) for word in words if word.startswith("tests")]
+        given = {
+            path
+            for path in FILES
+            if any(Path(path).is_relative_to(folder) for folder in folders)
+            and not any(fnmatch.fnmatch(str(parent), glob) for glob in ignored for parent in parents(path))
+        }
+        assert words[words.index("-m") + 1] == lane.marks
+        assert given == {path for path in FILES if any(lane.has(path, marks) for marks in MARKS)}
+
+
+def parents(path: str) -> list[Path]:
+    """Return a file and the folders above it, as pytest looks at them."""
+    return [ROOT / path, *(ROOT / path).parents]
+
+
+def collected(*words: str) -> list[str]:
+    """Return the names of the tests that pytest chooses."""
+    ran = run_warm("-m", "pytest", "--collect-only", "-q", "-W", "ignore::pytest.PytestAssertRewriteWarning", *words)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    return [line for line in ran.stdout.splitlines() if line.startswith("tests/")]
+
+
+@pytest.mark.stack
+@pytest.mark.long
+def test_the_lanes_together_collect_every_test() -> None:
+    of_lanes = [name for lane in LANES["--all"] for name in collected(*lane.arguments())]
+    assert sorted(of_lanes) == sorted(collected("tests"))
+    default = [name for lane in LANES[""] for name in collected(*lane.arguments())]
+    assert set(default) < set(of_lanes)
+    assert sorted([*default, *collected("-m", "long", "tests")]) == sorted(of_lanes)
