@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.long.sandbox import sandbox_attacks as attacks
+from tests.long.sandbox.sandbox_host import ROOT
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=attacks.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -15,7 +16,7 @@ if __name__ == "__main__":
     parser.add_argument("--without-root", action="store_true", help="as a user without rights")
     options = parser.parse_args()
     if options.without_root and os.geteuid() == 0:
-        attacks.become_nobody([Path(sys.prefix), Path(sys.base_prefix), attacks.ROOT])
+        attacks.become_nobody([Path(sys.prefix), Path(sys.base_prefix), ROOT])
     figures, is_as_before = attacks.run(options.only, options.packages)
     print(json.dumps(figures))
     sys.exit(None if is_as_before else "the machine is not as it was before")

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from tests.long.strangers import strangers_folder as folder
+from tests.long.strangers.strangers_commands import COMMANDS
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.strangers_folder", description=folder.TITLE)
@@ -23,7 +24,7 @@ if __name__ == "__main__":
         if (not options.short or case.is_short)
         and (not options.case or any(words in case.name for words in options.case))
     ]
-    commands = [each for each in folder.COMMANDS if not options.command or each.name in options.command]
+    commands = [each for each in COMMANDS if not options.command or each.name in options.command]
     summary = folder.run(cases, commands, options.short, options.keep)
     print(json.dumps(summary | {"seconds": round(time.monotonic() - began, 1)}))
     sys.exit(not summary["holds"])

@@ -162,17 +162,17 @@ def _tried(run: Path) -> Iterator[Record]:
     return (record for record in read_records(run) if record["step"] == 1 and not record["validation"])
 
 
-def run(parts: Sequence[str], run: Path | None, out: Path, seed: int) -> dict[str, Any]:
+def run(parts: Sequence[str], finished: Path | None, out: Path, seed: int) -> dict[str, Any]:
     """Run the parts, print what was found, and return the figures.
 
     Args:
         parts: Of `step` and `changed`.
-        run: Folder of a quickstart with records; None makes one.
+        finished: Folder of a quickstart with records; None makes one.
         out: Folder for the runs.
         seed: The run's seed.
     """
     began = time.monotonic()
-    run = run.absolute() if run is not None else trained(out / "run", seed)
+    run = finished.absolute() if finished is not None else trained(out / "run", seed)
     found: dict[str, Any] = {}
     if "changed" in parts:
         found["changed"] = changed(run, seed)
