@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-UNIT, STACK = "tests/unit/", "tests/integration/test_"
+UNIT, STACK, LONG = "tests/unit/", "tests/integration/test_", "tests/long/"
 OUTPUTS = [
     f"{STACK}{name}"
     for name in (
@@ -28,7 +28,9 @@ OUTPUTS = [
         "vision",
     )
 ]
+OUTPUTS.append(f"{LONG}tokens/test_certificate")
 PARSING = [f"{UNIT}tools/test_exact_arguments", f"{UNIT}chat/test_parsers", f"{UNIT}chat/test_reading_turns"]
+PARSING.append(f"{LONG}tokens/test_template_matrix")
 
 # Modules, and the tests that cover each of them, the most sensitive tests first.
 COVERED: dict[str, list[str]] = {
@@ -40,12 +42,15 @@ COVERED: dict[str, list[str]] = {
         f"{UNIT}interactions/test_interactions",
         f"{UNIT}rollout/test_cache_leads",
         f"{UNIT}chat/test_tir",
+        f"{LONG}tokens/test_certificate",
+        f"{LONG}tools/test_tool_faults",
     ],
     "rollout/limits": [
         f"{UNIT}tools/test_unseen_faults",
         f"{UNIT}chat/test_clipping",
         f"{UNIT}rollout/test_conversation_ends",
         f"{UNIT}rollout/test_conversation",
+        f"{LONG}tokens/test_certificate",
     ],
     "rollout/stop_texts": [f"{UNIT}rollout/test_below_receipts", f"{UNIT}chat/test_tir"],
     "rollout/placeholders": [f"{UNIT}rollout/test_below_receipts", f"{UNIT}chat/test_images"],
@@ -53,6 +58,7 @@ COVERED: dict[str, list[str]] = {
         f"{UNIT}certificate/test_receipts",
         f"{UNIT}certificate/test_certificate",
         f"{UNIT}chat/test_void_turns",
+        f"{LONG}tokens/test_certificate",
     ],
     "rollout/scripted": [
         f"{UNIT}rollout/test_conversation",
@@ -65,12 +71,14 @@ COVERED: dict[str, list[str]] = {
         f"{UNIT}rollout/test_trajectory",
         f"{UNIT}rollout/test_conversation",
         f"{UNIT}certificate/test_receipts",
+        f"{LONG}tokens/test_certificate",
     ],
     "rollout/void_turns": [f"{UNIT}chat/test_void_turns"],
     "certificate/check": [
         f"{UNIT}certificate/test_certificate",
         f"{UNIT}chat/test_void_turns",
         f"{UNIT}chat/test_images",
+        f"{LONG}tokens/test_certificate",
     ],
     "chat/parsing/formats": PARSING,
     "chat/parsing/call_json": PARSING,
@@ -93,24 +101,27 @@ COVERED: dict[str, list[str]] = {
         f"{STACK}{name}" for name in ("invalid", "metrics", "otc", "outages", "token_ages", "shared_puts")
     ],
     "verl_bridge/trainer/batch_rows": [f"{STACK}several_rows", f"{STACK}invalid", f"{STACK}metrics"],
-    "verl_bridge/trainer/group_filter": [f"{STACK}group_filter"],
+    "verl_bridge/trainer/group_filter": [f"{STACK}group_filter", f"{LONG}training/test_dapo_filter"],
     "verl_bridge/trainer/hooks": [
-        f"{STACK}{name}"
-        for name in (
-            "trainer_hooks",
-            "joining",
-            "signal_filter",
-            "checkpoint_callback",
-            "invalid",
-            "metrics",
-            "several_rows",
-            "token_ages",
-            "real_copies",
-            "outages",
-            "slots",
-            "tir",
-            "trainer_death",
-        )
+        *(
+            f"{STACK}{name}"
+            for name in (
+                "trainer_hooks",
+                "joining",
+                "signal_filter",
+                "checkpoint_callback",
+                "invalid",
+                "metrics",
+                "several_rows",
+                "token_ages",
+                "real_copies",
+                "outages",
+                "slots",
+                "tir",
+                "trainer_death",
+            )
+        ),
+        f"{LONG}training/test_filters",
     ],
     "verl_bridge/prefix_tree/forest": [f"{UNIT}trainer/test_prefix_forest", f"{UNIT}trainer/test_prefix_engine"],
     "verl_bridge/prefix_tree/packing": [f"{UNIT}trainer/test_prefix_forest", f"{UNIT}trainer/test_prefix_engine"],
@@ -123,6 +134,8 @@ COVERED: dict[str, list[str]] = {
         f"{STACK}families",
         f"{STACK}vision",
         "tests/properties/test_shown_schemas",
+        f"{LONG}tokens/test_control_tokens",
+        f"{LONG}tokens/test_rows",
         f"{STACK}tir::test_a_model_for_images_is_refused",
         f"{STACK}vision_setup::test_prompts_with_images_are_measured",
     ],
@@ -132,7 +145,12 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/model/processors": [f"{STACK}vision_setup", f"{STACK}vision"],
     "verl_bridge/trainer/report": [f"{STACK}metrics", f"{STACK}otc", f"{STACK}trainer_hooks"],
     "verl_bridge/trainer/otc": [f"{STACK}otc"],
-    "verl_bridge/model/call_formats": [f"{STACK}formats", f"{STACK}agent_loop", f"{STACK}refusals"],
+    "verl_bridge/model/call_formats": [
+        f"{STACK}formats",
+        f"{STACK}agent_loop",
+        f"{STACK}refusals",
+        f"{LONG}tokens/test_template_matrix",
+    ],
     "verl_bridge/startup/refusals/loops": [
         f"{STACK}refusals",
         f"{STACK}start_up_interactions",
@@ -145,7 +163,7 @@ COVERED: dict[str, list[str]] = {
     ],
     "verl_bridge/startup/ray_cpus": [f"{STACK}refusals", f"{STACK}start_up_choices"],
     "verl_bridge/loops/spmd": [f"{STACK}spmd"],
-    "verl_bridge/rows": [f"{STACK}rows", f"{STACK}vision"],
+    "verl_bridge/rows": [f"{STACK}rows", f"{STACK}vision", f"{LONG}tokens/test_rows"],
     "verl_bridge/startup/refusals/rewards": [f"{STACK}metrics", f"{STACK}otc", f"{STACK}refusals"],
     "verl_bridge/loops/slots": [f"{STACK}slots"],
     "verl_bridge/trainer/trainers": [
@@ -153,8 +171,8 @@ COVERED: dict[str, list[str]] = {
     ],
     "verl_bridge/trainer/updates": [f"{STACK}invalid"],
     "verl_bridge/trainer/void_turns": [f"{STACK}tir"],
-    "task_sets/bfcl/episode": [f"{UNIT}task_sets/test_bfcl"],
-    "task_sets/bfcl/worlds": [f"{UNIT}task_sets/test_bfcl"],
+    "task_sets/bfcl/episode": [f"{UNIT}task_sets/test_bfcl", f"{LONG}task_sets/test_bfcl"],
+    "task_sets/bfcl/worlds": [f"{UNIT}task_sets/test_bfcl", f"{LONG}task_sets/test_bfcl"],
 }
 
 

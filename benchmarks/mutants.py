@@ -78,7 +78,7 @@ def _run_file(tree: Path, test: str, log: Path, deadline: float) -> str:
             import pytest
 
             ignored = "ignore::pytest.PytestAssertRewriteWarning"
-            options = ["-x", "-q", "-p", "no:cacheprovider", "-W", ignored, "-m", "not engine"]
+            options = ["-x", "-q", "-p", "no:cacheprovider", "-W", ignored, "-m", "not engine and not long"]
             code = int(pytest.main([*options, test]))
         finally:
             os._exit(code)

@@ -1,17 +1,4 @@
-"""Inputs as people have them, through the product's own doors: tools, schemas, services, rewards, settings, files.
-
-    python -m benchmarks.inputs [--short] [--subject NAME ...] [--out FILE]
-
-Each input is one that a person might give: a default that is a `Field`, a reward that is text, a proxy variable of a
-desktop, a file with a mark before its text. It goes through the door that it goes through in a run or a command. What
-is right was written down by hand: the value that arrives, or who is told, and in which words.
-
-`silent` counts inputs that were changed, left out or taken for something else without a word; `tracebacks` errors that
-are none of ours; `wrong_status` refusals of what is right, and other exit statuses; `unnamed` refusals whose sentence
-does not name what is wrong. The last line is one JSON object.
-"""
-
-from __future__ import annotations
+"""Run `tests/long/inputs/inputs.py`, and write its table where it is wanted; exit with 1 if an input went wrong."""
 
 import argparse
 import asyncio
@@ -19,120 +6,24 @@ import json
 import logging
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks import (
-    call_inputs,
-    function_answers,
-    function_parameters,
-    reward_values,
-    row_inputs,
-    service_statuses,
-    setting_values,
-    yaml_schemas,
-)
-from benchmarks.input_cases import Case, Tried, try_case
-
-SUBJECTS = {
-    "parameters": "defaults and descriptions of parameters",
-    "returns": "rewards of typed functions",
-    "answers": "answers that are no JSON",
-    "arguments": "texts of digits in formats with tags",
-    "names": "names, and tools of MCP servers",
-    "schemas": "schemas and settings in YAML",
-    "messages": "Python's inside in messages",
-    "proxies": "proxy variables",
-    "statuses": "statuses of services",
-    "rewards": "rewards",
-    "settings": "values of settings, and rows",
-    "machines": "machines on which Ray cannot start",
-    "signals": "signals to the launcher",
-    "files": "files, folders, words and locales",
-}
-"""Subjects, and what they are about."""
-SHORT = 16
-"""The short form tries one input in so many."""
-
-
-def all_cases() -> list[Case]:
-    """Return all inputs."""
-    modules = (
-        function_parameters,
-        function_answers,
-        call_inputs,
-        yaml_schemas,
-        service_statuses,
-        reward_values,
-        row_inputs,
-        setting_values,
-    )
-    found = [case for module in modules for case in module.cases()]
-    return sorted(found, key=lambda case: list(SUBJECTS).index(case.subject))
-
-
-async def try_all(cases: Iterable[Case]) -> list[Tried]:
-    """Try inputs, one after another: some change the variables of this process."""
-    return [await try_case(case) for case in cases]
-
-
-def short_form(cases: Sequence[Case]) -> list[Case]:
-    """Return some inputs of each subject that take a moment."""
-    quick = [case for case in cases if not case.is_slow]
-    return [case for subject in SUBJECTS for case in [each for each in quick if each.subject == subject][::SHORT]]
-
-
-def summary_of(tried: Sequence[Tried], seconds: float) -> dict[str, Any]:
-    """Return the keys of the last line."""
-    counts = Counter(each.counted for each in tried)
-    keys = ("silent", "tracebacks", "wrong_status", "unnamed")
-    subjects = Counter(each.case.subject for each in tried)
-    return {
-        "inputs": len(tried),
-        **{key: counts[key] for key in keys},  # type: ignore[index]
-        "by_subject": {subject: subjects[subject] for subject in SUBJECTS if subjects[subject]},
-        "seconds": round(seconds, 1),
-    }
-
-
-def table_of(tried: Sequence[Tried]) -> str:
-    """Return a Markdown table: the input, its exit status, the sentence, and what was counted."""
-    lines = ["| subject | input | right | was | exit status | sentence | counted as |", "|---|---|---|---|---|---|---|"]
-    for each in tried:
-        status = "" if each.seen.status is None else str(each.seen.status)
-        words = [each.case.subject, each.case.given, each.case.right.kind, each.seen.kind, status]
-        words += [each.seen.sentence, each.counted]
-        lines.append("| " + " | ".join(" ".join(word.split()).replace("|", "\\|")[:400] for word in words) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def main() -> int:
-    """Try the inputs, and print those that went wrong and the counts."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.inputs", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--short", action="store_true", help="try some of each subject, in seconds")
-    parser.add_argument("--subject", action="append", choices=SUBJECTS, help="only this subject; repeatable")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table into this file")
-    arguments = parser.parse_args()
-    logging.getLogger("verl_multiturn").setLevel(logging.CRITICAL)  # it warns of what is tried here
-    cases = [case for case in all_cases() if not arguments.subject or case.subject in arguments.subject]
-    began = time.monotonic()
-    tried = asyncio.run(try_all(short_form(cases) if arguments.short else cases))
-    for each in tried:
-        if each.counted != "right":
-            said, value = " ".join(each.seen.sentence.split())[:300], f"{each.seen.value!r:.120}"
-            right = each.case.right
-            print(
-                f"{each.counted}: {each.case.subject}: {each.case.given}: {each.seen.kind} {value} {said!r}; right: "
-                f"{right.kind} {right.value!r} {list(right.words)}"
-            )
-    if arguments.out:
-        arguments.out.write_text(table_of(tried), encoding="utf-8")
-    summary = summary_of(tried, time.monotonic() - began)
-    print(json.dumps(summary))
-    return 0 if all(each.counted == "right" for each in tried) else 1
-
+from tests.long.inputs import inputs
 
 if __name__ == "__main__":
-    sys.exit(main())
+    described = (inputs.__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.inputs", description=described)
+    parser.add_argument("--short", action="store_true", help="try some of each subject, in seconds")
+    parser.add_argument("--subject", action="append", choices=inputs.SUBJECTS, help="only this subject; repeatable")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table into this file")
+    options = parser.parse_args()
+    logging.getLogger("verl_multiturn").setLevel(logging.CRITICAL)  # it warns of what is tried here
+    cases = [case for case in inputs.all_cases() if not options.subject or case.subject in options.subject]
+    began = time.monotonic()
+    tried = asyncio.run(inputs.try_all(inputs.short_form(cases) if options.short else cases))
+    wrong = inputs.wrong_of(tried)
+    print(*wrong, sep="\n", end="\n" if wrong else "")
+    if options.out:
+        options.out.write_text(inputs.table_of(tried), encoding="utf-8")
+    print(json.dumps(inputs.summary_of(tried, time.monotonic() - began)))
+    sys.exit(bool(wrong))

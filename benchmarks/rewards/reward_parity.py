@@ -1,86 +1,10 @@
-"""Comparison of every reward with the original that it stands for.
-
-    python -m benchmarks.reward_parity [REWARD ...]
-
-Every difference is printed. A difference is stated when its case names a row of the table of differences in
-`docs/write/rewards.md`. An unstated difference, or a statement without a difference, ends the command with status 1.
-The last line is one JSON object.
-"""
-
-from __future__ import annotations
+"""Run `tests/long/rewards/reward_parity.py`; exit with 1 if a difference is not stated."""
 
 import asyncio
 import json
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
-from benchmarks.parity import Compared, judged, mathematics, programs, sql, texts
-from verl_multiturn.rewards import aclose
-
-DOCS = Path(__file__).parents[2] / "docs" / "write" / "rewards.md"
-Compare = Callable[[bool], AsyncIterator[Compared]]
-REWARDS: dict[str, Compare] = {
-    "gsm8k": texts.gsm8k,
-    "math": mathematics.compare,
-    "qa": texts.qa,
-    "judge": judged.compare,
-    "sql": sql.compare,
-    "code": programs.compare,
-    "tool_n1": texts.tool_n1,
-    "otc": texts.otc,
-    "reasoning_gym": texts.reasoning_gym,
-}
-
-
-async def compare_all(names: list[str], quick: bool = False) -> list[Compared]:
-    """Run the cases of some rewards.
-
-    Args:
-        names: Keys of `REWARDS`.
-        quick: Run fewer cases of the slow rewards.
-    """
-    try:
-        return [compared for name in names async for compared in REWARDS[name](quick)]
-    finally:
-        await aclose()
-
-
-def verdict(case: Compared, docs: str) -> str:
-    """Return `agreed`, `stated` or `unstated`.
-
-    A statement without a difference is as bad as a difference without a statement: both are `unstated`.
-
-    Args:
-        case: The compared scores.
-        docs: Text of `docs/write/rewards.md`.
-    """
-    if not case.stated:
-        return "agreed" if case.agrees else "unstated"
-    return "stated" if f"| {case.stated} |" in docs and not case.agrees else "unstated"
-
-
-def tell(case: Compared) -> str:
-    """Describe a case in one line."""
-    return f"{case.reward}: {case.case!r}: ours {case.ours:g}, the original {case.theirs:g}, stated {case.stated!r}"
-
-
-def unstated(compared: list[Compared]) -> list[str]:
-    """Return one line for each unstated case."""
-    docs = DOCS.read_text(encoding="utf-8")
-    return [tell(case) for case in compared if verdict(case, docs) == "unstated"]
-
-
-def summarize(compared: list[Compared], docs: str) -> dict[str, int]:
-    """Count the verdicts for the last line of output."""
-    count = Counter(verdict(case, docs) for case in compared)
-    return {
-        "cases": len(compared),
-        "agreed": count["agreed"],
-        "differences_stated": count["stated"],
-        "differences_unstated": count["unstated"],
-    }
+from tests.long.rewards.reward_parity import DOCS, REWARDS, compare_all, lines_of, summarize
 
 
 def main() -> int:
@@ -91,14 +15,8 @@ def main() -> int:
         print(f"{unknown[0]!r} is no reward with an original; name some of {', '.join(REWARDS)}", file=sys.stderr)
         return 2
     compared = asyncio.run(compare_all(names))
-    for name in names:
-        of_reward = [case for case in compared if case.reward == name]
-        print(f"{name}: {len(of_reward)} cases, {sum(case.agrees for case in of_reward)} agree")
-    for case in compared:
-        if verdict(case, docs) != "agreed":
-            print(f"{verdict(case, docs):9} {tell(case)}")
     summary = summarize(compared, docs)
-    print(json.dumps(summary))
+    print(*lines_of(compared, docs), json.dumps(summary), sep="\n")
     return 1 if summary["differences_unstated"] else 0
 
 

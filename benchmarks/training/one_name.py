@@ -94,7 +94,7 @@ def composed() -> dict[str, str]:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", DISABLE_WORKER_INIT="1")
     if importlib.util.find_spec("sgl_kernel") is None:  # SGLang imports its kernels for GPUs
         sys.path.append(str(ROOT / "verl_multiturn" / "cpu" / "stand_ins"))
-    from benchmarks.recipe_configs import BOX, judge
+    from tests.long.training.recipe_configs import BOX, judge
     from verl_multiturn.launch.compose import compose_run
     from verl_multiturn.launch.plan import plan_run
 

@@ -36,7 +36,7 @@ from rich.table import Table
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import no_padding_2_padding, response_from_nested
 
-from benchmarks.masked_gradient import AGGREGATIONS, Term, agg_loss, terms
+from tests.long.tokens.masked_gradient import AGGREGATIONS, Term, agg_loss, terms
 from tests.support.training_engine import (
     as_rows,
     backward,

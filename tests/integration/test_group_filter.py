@@ -134,33 +134,8 @@ def test_rows_of_another_agent_loop_count_with_the_last(store: Store) -> None:
     assert judged(store) == {"u": 2.0}
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("case", range(5))
-def test_random_groups_are_those_of_a_plain_count(case: int, is_async: bool) -> None:
-    """A short form of `python -m benchmarks.dapo_filter`."""
-    from benchmarks.dapo_filter import BATCH, CASES, play
-
-    found = play(CASES[case], 12, is_async, seed=1)
-    assert (found["steps"], found["wrong"], found["endless"], found["raised"]) == (12, 0, 0, 0)
-    if CASES[case].name == "all invalid":
-        # Each step replaces a batch of them, and trains another one.
-        assert (found["too_few_valid"], found["kept"]) == (12 * BATCH, 12 * BATCH)
-    else:
-        assert found["groups"] > 12 * BATCH
-
-
-def test_verls_own_filter_takes_others() -> None:
-    """The control of the benchmark: it sees a filter that compares rows."""
-    from benchmarks.dapo_filter import CASES, play
-
-    some, acc, none = (play(CASES[case], 12, True, seed=1, is_ours=False) for case in (1, 2, 4))
-    assert some["wrong"] > 0
-    assert acc["raised"] == 1
-    assert none["endless"] == 1
-
-
 def test_the_groups_that_were_replaced_are_counted() -> None:
-    from benchmarks.dapo_filter import BATCH, CASES, Queue, in_place, make_buffer
+    from tests.long.training.dapo_filter import BATCH, CASES, Queue, in_place, make_buffer
 
     queue = Queue(CASES[4], random.Random(0))
     with in_place(queue):
@@ -179,7 +154,7 @@ def test_the_groups_that_were_replaced_are_counted() -> None:
 
 
 def test_groups_that_were_too_many_are_told() -> None:
-    from benchmarks.dapo_filter import BATCH, CASES, Queue, in_place, make_buffer
+    from tests.long.training.dapo_filter import BATCH, CASES, Queue, in_place, make_buffer
 
     queue = Queue(CASES[0], random.Random(0))
     told = counted = 0

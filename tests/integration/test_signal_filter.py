@@ -237,29 +237,9 @@ def test_the_join_says_why_a_row_left_the_update(store: WritableStore, tmp_path:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("mode", ["off", "skip", "refill", "difficulty"])
-def test_worlds_that_are_killed(mode: Any, is_async: bool, tmp_path: Path) -> None:
-    """A short form of `python -m benchmarks.filters`."""
-    from benchmarks.filters_world import World, play, play_killed
-
-    steps = 12
-    plain = play(World(mode, is_async, 1, steps, rows=40), steps)
-    killed = World(mode, is_async, 1, steps, rows=40)
-    assert not +play_killed(killed, 4, 3, steps, tmp_path)
-    counts = plain.found.counts
-    assert (counts["wrong"], counts["in_vain"]) == (0, 0)
-    assert counts["signal"] < counts["groups"]
-    if not is_async:
-        assert killed.buffer.state() == plain.buffer.state()
-    metrics = plain.buffer.metrics()
-    assert ("rollout/filter/groups" in metrics) is (mode != "off")
-    assert ("rollout/filter/pool/mixed" in metrics) is (mode == "difficulty")
-
-
-@pytest.mark.parametrize("is_async", [False, True])
 def test_a_filter_that_leaves_nothing_says_so_and_goes_on(is_async: bool, caplog: pytest.LogCaptureFixture) -> None:
-    from benchmarks.dapo_filter import BATCH
-    from benchmarks.filters_world import World, play
+    from tests.long.training.dapo_filter import BATCH
+    from tests.long.training.filters_world import World, play
 
     class Solved(World):
         def right(self, position: int) -> float:

@@ -263,7 +263,7 @@ def test_a_checkpoint_that_is_written_while_groups_finish(queue: Any, tmp_path: 
     from tensordict import TensorDict
     from verl.utils.tensordict_utils import get_tensordict
 
-    from benchmarks.async_faults_count import open_prompts
+    from tests.long.training.async_faults_count import open_prompts
     from verl_multiturn.verl_bridge.compat.stored_rows import clear_groups, list_prompts
     from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
     from verl_multiturn.verl_bridge.trainer.history import History

@@ -1,4 +1,4 @@
-"""Honest rows of a training batch, and the tools that put the faults of `benchmarks.corruptions` into them."""
+"""Honest rows of a training batch, and the tools that put the faults of `tests.long.tokens.corruptions` into them."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.corruptions import CORRUPTIONS
 from tests.conftest import ROOT, CharBuilder, CharTokenizer, EchoTool
+from tests.long.tokens.corruptions import CORRUPTIONS
 from tests.support.records_1 import record_of
 from tests.support.samples import Sample, padding_row, rebuilt, sample_of_record
 from verl_multiturn import CertificateError, Conversation, Generation, Limits, Request, ScriptedEngine, StopReason

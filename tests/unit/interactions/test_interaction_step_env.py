@@ -22,10 +22,10 @@ import numpy as np
 import psutil
 import pytest
 
-from benchmarks import interaction_envs
 from tests.conftest import ROOT, has_ended
 from tests.forger import forger
 from tests.idle_loop import hold_up
+from tests.long.interactions import interaction_envs
 from verl_multiturn.errors import ConfigError, InteractionContractError, OutageError
 from verl_multiturn.interactions.actions import UnreadableError, read_action
 from verl_multiturn.interactions.base import Reply

@@ -1,4 +1,4 @@
-"""What `verl-multiturn explain` says of records: made by hand here, and in `test_planted_faults` by whole runs."""
+"""What `verl-multiturn explain` says of records: made by hand here; `tests/long/observe` has whole runs."""
 
 import json
 from pathlib import Path

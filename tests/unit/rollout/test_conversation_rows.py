@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.row_conversations import CONVERSATION_FAULTS, honest, trials, violations
+from tests.long.tokens.row_conversations import CONVERSATION_FAULTS, honest, trials, violations
 from tests.support.samples import Sample
 from verl_multiturn.certificate.conversations import gaps, shared, unjoined
 from verl_multiturn.certificate.receipts import CAUSES, Place, Receipt, Receipts

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.replay_changes import CHANGES, finds
 from tests.agent_sessions import make_run, tiny_template
+from tests.long.tokens.replay_changes import CHANGES, finds
 from tests.support.replayed_sessions import program, replayed, with_engine
 from tests.unit.rollout.test_replayed import CONVERSATIONS, ROOMY, call, record, replay
 from verl_multiturn.calls.recorded import Difference, DivergedError

@@ -57,7 +57,8 @@ def run_inside(arguments: list[str], isolation: str, code: str = "import os; os.
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from benchmarks.sandbox_attacks import ROOT, become_nobody
+from tests.long.sandbox.sandbox_attacks import become_nobody
+from tests.long.sandbox.sandbox_host import ROOT
 if os.geteuid() == 0:
     become_nobody([Path(sys.prefix), Path(sys.base_prefix), ROOT])
 """

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.faulty_tools import FarUnspeakable, Unspeakable
 from tests.conftest import EchoTool, make_schema
+from tests.long.tools.faulty_tools import FarUnspeakable, Unspeakable
 from tests.sessions import HI, session
 from verl_multiturn import ToolContractError
 from verl_multiturn.calls.slots import Gates

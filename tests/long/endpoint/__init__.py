@@ -1,0 +1,1 @@
+"""Sessions of agents at random, through the real endpoint."""

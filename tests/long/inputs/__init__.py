@@ -1,0 +1,1 @@
+"""Inputs as people have them, through the doors of the product."""

@@ -1,0 +1,1 @@
+"""Rewards: beside their originals, and against wrong answers that try to earn."""

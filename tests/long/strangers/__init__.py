@@ -1,0 +1,1 @@
+"""A folder that somebody else made is data."""

@@ -1,0 +1,1 @@
+"""Task sets: are our verdicts those of the packages themselves?"""

@@ -1,0 +1,1 @@
+"""Tokens: what becomes of texts, masks, rows, conversations and their records."""

@@ -1,0 +1,1 @@
+"""Tools that fail, in many conversations at once."""

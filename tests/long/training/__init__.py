@@ -1,0 +1,1 @@
+"""Training: gradients, groups, configurations and settings."""
