@@ -9,7 +9,7 @@ is a JSON object, with an object by mode in each field:
 - `seconds_to_0.9`: seconds of training and validation until a validation was at least 0.9; null when none was;
 - `wake_ms`: 95th percentile of the milliseconds from the end of a batch's last conversation to the trainer's going on,
   over the steps in which the trainer waited; null when it never did; `wake_p50_ms`: their median;
-- `told_ms`: of these, from the time when the batch's last row was in TransferQueue; what comes before it are verl's
+- `told_ms`: of these, from the time when the batch's last row was in TransferQueue; what comes before it are
   rewards and rows of all the conversations that ended at about the same time;
 - `wake_parts_ms`: of `sync`, where it goes, the mean of the steps: to the last reward, from there to the last row in
   TransferQueue, and from there to the trainer's going on; then how many conversations ended together with the last

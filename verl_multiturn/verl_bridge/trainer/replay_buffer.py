@@ -85,8 +85,8 @@ class Waking:
 
     Its metrics of a step are `raised` (conversations that raised since the step before), `listings` (how often all of
     TransferQueue was listed) and, where the trainer waited, `wake_ms`: milliseconds from the end of the batch's last
-    conversation to the trainer's going on. `rows_ms` of them passed until verl had rewarded and stored the rows that
-    came at the end.
+    conversation to the trainer's going on. `rows_ms` of them passed until the rows that came at the end were rewarded
+    and stored.
     """
 
     # Attributes of verl's replay buffer: partition → names, or name → step.
