@@ -136,10 +136,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     of.cache_clear()
 
 
-def documents(stack: bool) -> list[Any]:
-    """Return the documents some of whose commands need the stack, or the others; all but the README take long."""
-    found = [path for path in WITH_COMMANDS if bool(to_run(path, stack=True)) is stack]
+def readme_first(found: list[Path]) -> list[Any]:
+    """Return documents as parameters; all but the README have the mark `long`."""
     return [pytest.param(path, marks=[] if path == Path("README.md") else pytest.mark.long) for path in found]
+
+
+def documents(stack: bool) -> list[Any]:
+    """Return the documents some of whose commands need the stack, or the others."""
+    return readme_first([path for path in WITH_COMMANDS if bool(to_run(path, stack=True)) is stack])
 
 
 @pytest.mark.parametrize("document", documents(stack=False), ids=named)
@@ -175,7 +179,9 @@ _RECIPE = re.compile(r"bash recipes/\S+\.sh")
 
 @pytest.mark.stack  # verl's own configuration files are composed
 @pytest.mark.parametrize(
-    "document", [path for path in WITH_COMMANDS if any(_RECIPE.search(part) for part, _ in not_run(path))], ids=named
+    "document",
+    readme_first([path for path in WITH_COMMANDS if any(_RECIPE.search(part) for part, _ in not_run(path))]),
+    ids=named,
 )
 def test_a_recipe_that_is_not_run_prints_its_command(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer's command, so that the recipe takes the variants and options that the document gives."""
