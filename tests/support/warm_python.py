@@ -1,7 +1,7 @@
 """A Python that has imported what takes long already: what tests start with it runs in a fork of one process.
 
 A process that imports verl takes some 20 s of CPU, a fork 3. The process that is forked is that of CPU runs
-(`verl_multiturn.cpu.forkserver`). A session of pytest starts it when a test first needs it; tests without the mark
+(`verl_multiturn.cpu_processes`). A session of pytest starts it when a test first needs it; tests without the mark
 `stack` have another one, without PyTorch.
 """
 
@@ -9,59 +9,41 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib.util
 import os
 import subprocess
 import tempfile
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 from unittest import mock
 
 from tests.conftest import ROOT
+from verl_multiturn.cpu_processes.environment import SPEED, engine_variables, run_variables
+from verl_multiturn.cpu_processes.forkserver import READ_AT_IMPORT
+from verl_multiturn.cpu_processes.handle import ForkServer
 
-
-def _part(name: str) -> ModuleType:
-    """Load a file of the room `cpu` by its path: the room imports verl, and these files do not need it."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "verl_multiturn" / "cpu" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_environment, _forkserver = _part("environment"), _part("forkserver")
 LIGHT_MODULES = ("hydra", "matplotlib.pyplot", "pandas", "pyarrow.parquet", "pydantic", "rich.progress", "typer")
 """What the command `verl-multiturn` and the scripts of the rows import, without PyTorch."""
-_AS_PYTHON = Path(__file__).with_name("as_python.py")
 
 
 @functools.cache
 def _environment_of_server() -> dict[str, str]:
-    """Return this process's environment with what a driver has after `import verl` on the CPU platform."""
-    warnings = [os.environ.get("PYTHONWARNINGS"), *(f"ignore::UserWarning:{module}" for module in _environment.SILENT)]
-    joined = ",".join(dict.fromkeys(",".join(filter(None, warnings)).split(",")))
-    set_by_verl = {"PYTHONWARNINGS": joined, "TORCH_CUDA_ARCH_LIST": "8.0"}
-    return {**_environment.SPEED, **os.environ, **_environment.environment(), **set_by_verl}
+    return run_variables(os.environ)
 
 
 def variables() -> dict[str, str]:
     """Return this process's environment for a fork: what is read at import is as the server has it."""
     read = {name: value for name, value in _environment_of_server().items() if _is_read_at_import(name)}
     other = {name: value for name, value in os.environ.items() if not _is_read_at_import(name)}
-    return {**_environment.SPEED, **other, **_environment.environment(), **read}
+    return {**SPEED, **other, **engine_variables(os.environ), **read}
 
 
 def _is_read_at_import(name: str) -> bool:
-    return name.startswith(_forkserver.READ_AT_IMPORT)
+    return name.startswith(READ_AT_IMPORT)
 
 
 @functools.cache
-def server() -> Any:
+def server() -> ForkServer:
     """Return this session's server; its `executable` may stand for Python in a `py_executable` of Ray."""
-    with mock.patch.dict(os.environ, _environment_of_server()):
-        started = _forkserver.ForkServer()
+    started = ForkServer(environment=_environment_of_server())
     atexit.register(started.close)
     return started
 
@@ -79,16 +61,16 @@ def warm_python() -> str:
 @functools.cache
 def light_python() -> str:
     """Return such a program that has imported `LIGHT_MODULES` alone, for processes with this one's environment."""
-    started = _forkserver.ForkServer(LIGHT_MODULES)
+    started = ForkServer(LIGHT_MODULES)
     atexit.register(started.close)
     return _program(started)
 
 
-def _program(server: Any) -> str:
+def _program(server: ForkServer) -> str:
     folder = tempfile.TemporaryDirectory(prefix="warm-python-")
     atexit.register(folder.cleanup)
     program = Path(folder.name) / "python"
-    program.write_text(f'#!/bin/sh\nexec {server.executable} {_AS_PYTHON} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {server.executable} "$@"\n')
     program.chmod(0o700)
     return str(program)
 

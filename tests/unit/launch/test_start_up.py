@@ -36,9 +36,9 @@ def test_a_line_that_never_came_keeps_nothing_waiting(monkeypatch: pytest.Monkey
 
 
 def test_the_log_has_the_lines_of_both_streams_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.launch.environment import environment_of
     from verl_multiturn.launch.plan import plan_run
     from verl_multiturn.launch.processes import run_watched
-    from verl_multiturn.launch.run import environment_of
 
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     plan = plan_run("gsm8k_multiturn", smoke=True, out=tmp_path)
@@ -58,10 +58,10 @@ def test_the_log_has_the_lines_of_both_streams_in_their_order(tmp_path: Path, mo
 def test_trainer_and_engine_share_the_cores_when_they_work_at_the_same_time(
     mode: str, threads: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl_multiturn.launch import run
+    from verl_multiturn.launch import environment
     from verl_multiturn.launch.plan import plan_run
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(run.os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(environment.os, "cpu_count", lambda: 6)
     config = {"recipe": {"on_cpu": True}, "trainer": {"v1": {"trainer_mode": mode}}}
-    assert run.environment_of(plan_run("quickstart", out=tmp_path), config).get("OMP_NUM_THREADS") == threads
+    assert environment.environment_of(plan_run("quickstart", out=tmp_path), config).get("OMP_NUM_THREADS") == threads
