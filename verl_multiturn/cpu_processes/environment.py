@@ -35,6 +35,8 @@ SPEED = {
     "OMP_WAIT_POLICY": "passive",
     # TransferQueue's own default is 8, and with fewer cores it warns at every call.
     "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or os.cpu_count() or 1)),
+    # Ray would start two workers before the run has told which Python its workers have; both end unused.
+    "RAY_prestart_worker_first_driver": "0",
     # Keep freed memory: returning every large tensor to the system and faulting it in again costs more than computing.
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30),

@@ -47,11 +47,13 @@ def main() -> None:
         end_with(spawner)
     # Ray's worker inherits nothing but the standard descriptors.
     inherited = inheritable() if started[0].startswith("-") else []
+    is_driver = started[0].startswith("-") and not spawned
     with open("/proc/self/oom_score_adj", encoding="utf-8") as score:
         request = {
             "address": address,
             "arguments": started,
             "spawner": spawner,
+            "is_driver": is_driver,
             "inherited": inherited,
             "environment": dict(os.environ),
             "folder": os.getcwd(),
@@ -76,7 +78,6 @@ def main() -> None:
     for descriptor in inherited:
         os.close(descriptor)
     server.settimeout(None)
-    is_driver = started[0].startswith("-") and not spawned
     if is_driver:
         with contextlib.suppress(OSError), open(f"{address}.{os.getpid()}", "w", encoding="ascii") as note:
             note.write(said)

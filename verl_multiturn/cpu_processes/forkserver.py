@@ -49,6 +49,8 @@ READ_AT_IMPORT = (
 _READ_LATER = ("TORCH_NCCL_", "TORCH_CUDA_ARCH_LIST")
 ADDRESS = "VERL_MULTITURN_FORKSERVER"
 """Environment variable of a fork: the address of the server."""
+EARLY = "--"
+"""Word among the names of modules."""
 _FDS = Path("/proc/self/fd")
 _PR_SET_PDEATHSIG = 1  # `processes/system.py` has it, too, but would bring the whole package into every fork
 
@@ -59,22 +61,34 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
     Args:
         listener_fd: File descriptor of the listening socket.
         parent: Process id of the parent.
-        modules: Names of the modules to import; one that cannot be imported is skipped.
+        modules: Names of the modules to import; one that cannot be imported is skipped. After `EARLY` come those that a
+            driver does not need: one that asks is forked between their imports.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
-    environment = dict(os.environ)
+    server = _Server(socket.socket(fileno=listener_fd), dict(os.environ))
     gc.disable()  # a sixth of the time of these imports
-    for name in modules:
-        with contextlib.suppress(Exception, SystemExit):
-            importlib.import_module(name)
     with contextlib.suppress(Exception):  # it has to find its place before a fork has another environment
         importlib.import_module("setproctitle").getproctitle()
-    gc.collect()
-    gc.freeze()  # keeps the memory pages of the loaded modules shared with the forks
+    forked = None
+    is_early = False
+    for name in modules:
+        if name == EARLY:
+            is_early = True
+            continue
+        if is_early:
+            gc.freeze()
+            if (forked := server.serve_driver()) is not None:
+                break
+        with contextlib.suppress(Exception, SystemExit):
+            importlib.import_module(name)
+    if forked is None:
+        gc.collect()
+        gc.freeze()  # keeps the memory pages of the loaded modules shared with the forks
+        forked = server.serve()
     gc.enable()
-    _become(*_Server(socket.socket(fileno=listener_fd), environment).serve())
+    _become(*forked)
 
 
 class _Server:
@@ -92,6 +106,17 @@ class _Server:
         self._environment = environment
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
+        self._has_imported = True
+        self._waiting: list[tuple[Any, dict[str, Any], list[int]]] = []
+
+    def serve_driver(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Fork a driver that waits for it; return None here. Other clients wait for the end of the imports."""
+        self._has_imported = False
+        while ready := self._selector.select(0):
+            if (request := self._answer(ready)) is not None:
+                return request
+        self._has_imported = True
+        return None
 
     def serve(self) -> tuple[dict[str, Any], list[int]]:
         """Serve clients; return only in a forked process.
@@ -101,13 +126,21 @@ class _Server:
             those that the fork inherits.
         """
         while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.data is not None:
-                    self._end(*key.data)
-                elif (request := self._read(key.fileobj)) is not None:
+            while self._waiting:
+                if (request := self._fork(*self._waiting.pop(0))) is not None:
                     return request
+            if (request := self._answer(self._selector.select())) is not None:
+                return request
+
+    def _answer(self, ready: list[tuple[selectors.SelectorKey, int]]) -> tuple[dict[str, Any], list[int]] | None:
+        for key, _ in ready:
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.data is not None:
+                self._end(*key.data)
+            elif (request := self._read(key.fileobj)) is not None:
+                return request
+        return None
 
     def _accept(self) -> None:
         try:
@@ -118,12 +151,31 @@ class _Server:
         self._selector.register(client, selectors.EVENT_READ)
 
     def _read(self, client: Any) -> tuple[dict[str, Any], list[int]] | None:
-        """Fork a process for a client that has sent its request; return None here, and the request in the fork."""
+        """Read a client's request, and fork a process for it; return None here, and the request in the fork."""
         self._selector.unregister(client)
         descriptors: list[int] = []
         try:
             message, descriptors, _, _ = socket.recv_fds(client, 1 << 20, 250)
             request = json.loads(message)
+        except (OSError, ValueError):
+            self._drop(client, descriptors)
+            return None
+        if self._has_imported or request["is_driver"]:
+            return self._fork(client, request, descriptors)
+        self._waiting.append((client, request, descriptors))
+        return None
+
+    def _drop(self, client: socket.socket, descriptors: list[int]) -> None:
+        """Leave a client without an answer, or with a refusal: it starts its program itself."""
+        client.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _fork(
+        self, client: socket.socket, request: dict[str, Any], descriptors: list[int]
+    ) -> tuple[dict[str, Any], list[int]] | None:
+        """Fork a process for a client; return None here, and the request in the fork."""
+        try:
             if other := self._other_variables(request["environment"]):
                 client.send(f"refused with another {', '.join(other)}".encode())
                 raise ValueError
@@ -134,10 +186,8 @@ class _Server:
                 client.send(f"refused with a thread of its own ({others[0].name})".encode())
                 raise ValueError
             pid = os.fork()
-        except (OSError, ValueError):  # a client without an answer starts its worker itself
-            client.close()
-            for descriptor in descriptors:
-                os.close(descriptor)
+        except (OSError, ValueError):
+            self._drop(client, descriptors)
             return None
         if pid == 0:
             # The fork says so itself: a client that is told nothing, since the server dies, runs its program, too.
@@ -163,6 +213,8 @@ class _Server:
     def _taken(self, numbers: Sequence[int], closed: Sequence[int]) -> list[int]:
         """Return which descriptors a fork would have open besides those that it closes."""
         closes = {*closed, self._selector.fileno(), *self._selector.get_map()}
+        for client, _, descriptors in self._waiting:
+            closes |= {client.fileno(), *descriptors}
         return [number for number in numbers if number not in closes and (_FDS / str(number)).exists()]
 
     def _close(self, client: socket.socket) -> None:
@@ -170,6 +222,8 @@ class _Server:
         for key in list(self._selector.get_map().values()):
             os.close(key.fd) if isinstance(key.fileobj, int) else key.fileobj.close()  # type: ignore[attr-defined]
         self._selector.close()
+        for other, _, descriptors in self._waiting:
+            self._drop(other, descriptors)
         client.close()
 
     def _end(self, client: socket.socket, process: int, pid: int) -> None:
@@ -234,11 +288,12 @@ def _run(words: list[str]) -> None:
 def _open_streams() -> None:
     """Make Python's streams anew: those of the server are of another kind of file."""
     given, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
-    encoding = given or sys.stdout.encoding
+    encoding, unbuffered = given or sys.stdout.encoding, bool(os.environ.get("PYTHONUNBUFFERED"))
     source = os.fdopen(0, "r", -1, encoding, errors or sys.stdin.errors, closefd=False)
     output = os.fdopen(1, "w", -1, encoding, errors or sys.stdout.errors, closefd=False)
-    output.reconfigure(line_buffering=output.isatty(), write_through=bool(os.environ.get("PYTHONUNBUFFERED")))
-    faults = os.fdopen(2, "w", 1, encoding, "backslashreplace", closefd=False)
+    output.reconfigure(line_buffering=output.isatty() and not unbuffered, write_through=unbuffered)
+    faults = os.fdopen(2, "w", -1, encoding, "backslashreplace", closefd=False)
+    faults.reconfigure(line_buffering=not unbuffered, write_through=unbuffered)
     sys.stdin = sys.__stdin__ = source  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = output  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = faults  # type: ignore[misc]

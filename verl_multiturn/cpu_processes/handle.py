@@ -13,17 +13,25 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from verl_multiturn.cpu_processes.forkserver import ADDRESS
+from verl_multiturn.cpu_processes.forkserver import ADDRESS, EARLY
 
 # Modules that take long to import. Ray is not among them, nor what imports Ray, as verl does: Ray's core reads the
 # environment when it is imported, and each worker has its own environment.
-SLOW_MODULES = (
+DRIVERS_MODULES = (
     "tensordict",
     "transformers.modeling_utils",
     "datasets",
-    "peft",
-    "sglang.srt.entrypoints.http_server",
+    # What verl and our plugin import besides: its largest parts.
+    "hydra",
+    "verl_multiturn.interactions.running.registry",
+    "verl_multiturn.proxy.endpoint",
+    "verl_multiturn.records.step_writer",
+    "verl_multiturn.rollout.recorded",
 )
+WORKERS_MODULES = ("peft", "sglang.srt.entrypoints.http_server")
+RUNS_MODULES = (*DRIVERS_MODULES, EARLY, *WORKERS_MODULES)
+"""Those of a run, whose driver is forked before the workers' modules are imported."""
+SLOW_MODULES = (*DRIVERS_MODULES, *WORKERS_MODULES)
 _FOLDER = Path(__file__).parent
 _CLIENT = str(_FOLDER / "fork_worker.py")
 # Runs a file as a script, without its folder on the path, and without an interpreter flag that forks would inherit.

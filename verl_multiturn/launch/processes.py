@@ -25,7 +25,7 @@ from types import FrameType
 import psutil
 
 from verl_multiturn.cpu_processes.environment import run_variables
-from verl_multiturn.cpu_processes.handle import ForkServer, fork_command
+from verl_multiturn.cpu_processes.handle import RUNS_MODULES, ForkServer, fork_command
 from verl_multiturn.observe.progress import say
 from verl_multiturn.processes.system import end_with_parent
 
@@ -113,7 +113,7 @@ def fork_server(environment: Mapping[str, str], wanted: bool) -> Iterator[ForkSe
         yield None
         return
     try:
-        server = ForkServer(environment={**run_variables(environment), _MARK: uuid.uuid4().hex}, own_session=True)
+        server = ForkServer(RUNS_MODULES, {**run_variables(environment), _MARK: uuid.uuid4().hex}, own_session=True)
     except OSError as error:
         say(f"no forkserver ({error}): each process of the run imports everything itself")
         yield None

@@ -65,11 +65,12 @@ def _run(plan: RunPlan, only_prepare: bool, check: Check | None) -> int:
     environment = environment_of(plan, config)
     with fork_server(environment, wanted=not only_prepare and is_forked(config, environment)) as server:
         _check(plan, composed, config, check, "later")
-        return _start(plan, config, environment, server, started, only_prepare, check)
+        return _start(plan, composed, config, environment, server, started, only_prepare, check)
 
 
 def _start(
     plan: RunPlan,
+    composed: Any,
     config: dict[str, Any],
     environment: dict[str, str],
     server: ForkServer | None,
@@ -89,7 +90,7 @@ def _start(
             if only_prepare:
                 return 0
             if check is not None:
-                check(plan, compose_run(plan), "there")
+                check(plan, composed, "there")
             folder.begin(plan.name, plan.smoke, config["trainer"], resumes=_resumes_from_path(config))
             return _train(command, config, folder, environment, started, lock, server)
     except OSError as error:
