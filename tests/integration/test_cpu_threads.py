@@ -10,7 +10,9 @@ from tests.integration.test_refusals import composed
 
 pytestmark = pytest.mark.stack
 
-_SHOWN = "from verl_multiturn.cpu.environment import SPEED as s; print(s['OMP_NUM_THREADS'], s['OMP_WAIT_POLICY'])"
+_SHOWN = (
+    "from verl_multiturn.cpu_processes.environment import SPEED as s; print(s['OMP_NUM_THREADS'], s['OMP_WAIT_POLICY'])"
+)
 
 
 def test_a_machine_with_one_core() -> None:
@@ -23,7 +25,7 @@ def test_what_the_user_sets_counts_and_is_told(
 ) -> None:
     from verl_multiturn.cpu.activate import activate
     from verl_multiturn.cpu.defaults import fill_in
-    from verl_multiturn.cpu.environment import SPEED
+    from verl_multiturn.cpu_processes.environment import SPEED
 
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")  # so that what `activate` sets is taken back

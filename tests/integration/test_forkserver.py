@@ -20,9 +20,10 @@ import pytest
 
 from tests.support import spawned_child
 from tests.support.warm_python import run_warm
-from verl_multiturn.cpu import forkserver as module
-from verl_multiturn.cpu.forkserver import ADDRESS, READ_AT_IMPORT, ForkServer, forkserver
 from verl_multiturn.cpu.spawned import ForkedProcess
+from verl_multiturn.cpu_processes import handle as module
+from verl_multiturn.cpu_processes.forkserver import ADDRESS, READ_AT_IMPORT
+from verl_multiturn.cpu_processes.handle import ForkServer, forkserver
 
 pytestmark = [pytest.mark.stack, pytest.mark.deaths]
 
@@ -286,7 +287,7 @@ def test_without_a_place_for_its_socket_there_is_none(monkeypatch: pytest.Monkey
 def test_the_server_ends_with_the_process_that_started_it() -> None:
     source = (
         "import os, sys\n"
-        "from verl_multiturn.cpu.forkserver import ForkServer\n"
+        "from verl_multiturn.cpu_processes.handle import ForkServer\n"
         "print(ForkServer([])._process.pid, flush=True)\n"
         "sys.stdin.read()\n"
         "os._exit(0)\n"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.warm_python import run_warm, server
+from tests.support.warm_python import executable, run_warm
 
 pytestmark = pytest.mark.stack
 
@@ -73,7 +73,7 @@ def worker():
 
 print(ray.get(worker.remote()))
 """
-    done = run_warm("-c", program, server().executable)
+    done = run_warm("-c", program, executable())
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "verl_multiturn.interactions.old_verl.classes"
 

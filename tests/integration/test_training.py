@@ -158,9 +158,24 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, signum: sig
     while time.monotonic() < deadline and not all(any(name in p for p in processes_of(out)) for name in started):
         time.sleep(0.5)
     assert all(any(name in process for process in processes_of(out)) for name in started)
+    # The trainer is a fork of the run's server, and so are Ray's workers.
+    assert "imports everything itself" not in log.read_text(errors="replace")
+    server = [each for each in psutil.Process(trainer.pid).children() if "cpu_processes/forkserver.py" in line_of(each)]
+    assert len(server) == 1
+    raylet = next(each for each in psutil.process_iter() if f"{each.pid}" in pids_of(out, "raylet/raylet"))
+    assert raylet.ppid() in {fork.pid for fork in server[0].children()}
     trainer.send_signal(signum)
     assert trainer.wait(timeout=700) == 130
     assert processes_of(out) == set()
+
+
+def line_of(process: psutil.Process) -> str:
+    return " ".join(process.cmdline())
+
+
+def pids_of(out: Path, part: str) -> set[str]:
+    """Return the ids of the run's processes whose command line has a part."""
+    return {each.partition(" ")[0] for each in processes_of(out) if part in each}
 
 
 SMALL = [*overrides("cpu"), "trainer.resume_mode=auto", "trainer.val_before_train=False", "trainer.test_freq=-1"]

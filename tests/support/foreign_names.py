@@ -76,8 +76,6 @@ def _classes() -> Iterator[tuple[type, list[type], list[type]]]:
     """Yield our classes with foreign bases: the class, its own part of the bases, and the foreign part."""
     for path in files():
         dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        if dotted == "verl_multiturn.cpu.fork_worker":  # a program
-            continue
         for cls in vars(importlib.import_module(dotted)).values():
             cls = getattr(getattr(cls, "__ray_metadata__", None), "modified_class", cls)
             if inspect.isclass(cls) and cls.__module__ == dotted:

@@ -22,6 +22,7 @@ import importlib
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import sys
@@ -34,15 +35,10 @@ from typing import Any
 
 from _pytest.mark.expression import Expression
 
-from tests.support.warm_python import (
-    LIGHT_MODULES,
-    ROOT,
-    SHARED,
-    SHARED_LIGHT,
-    cpu_environment,
-    environment_of_server,
-    forkserver,
-)
+from tests.support.warm_python import LIGHT_MODULES, ROOT, SHARED, SHARED_LIGHT, environment_of_server
+from verl_multiturn.cpu_processes.environment import STAND_INS
+from verl_multiturn.cpu_processes.forkserver import main as serve
+from verl_multiturn.cpu_processes.handle import SLOW_MODULES, fork_command, listen_at, write_spawned
 
 _CHANGED = "VERL_MULTITURN_TESTS_CHANGED"
 """Environment variable: JSON of the lanes' values of those variables that have other values in this process."""
@@ -190,12 +186,13 @@ def main(tier: str) -> Callable[[], int]:
     addresses = {name: str(forks.folder / name / "forkserver") for name in (SHARED, SHARED_LIGHT)}
     for name, address in addresses.items():
         Path(address).parent.mkdir()
-        plain[name] = forkserver.executables(address)
+        write_spawned(address)
+        plain[name] = shlex.join(fork_command(address))
     lanes = LANES[tier]
     if forks.fork("mypy"):
         return lambda: os.execve(str(ROOT / ".venv/bin/mypy"), ["mypy"], plain)
 
-    warm, stand_ins = dict(os.environ), str(cpu_environment.STAND_INS)
+    warm, stand_ins = dict(os.environ), str(STAND_INS)
     _become(plain)
     sys.path.remove(stand_ins)
     _import(_LIGHT)
@@ -208,11 +205,11 @@ def main(tier: str) -> Callable[[], int]:
     if any(lane.stack for lane in lanes):
         _become(warm)
         sys.path.append(stand_ins)
-        _import(forkserver.SLOW_MODULES)
+        _import(SLOW_MODULES)
         set_by_imports = {name: value for name, value in os.environ.items() if warm.get(name) != value}
         _become(warm)
         if forks.fork(SHARED, lane=False):
-            return lambda: _serve(addresses[SHARED], me, forkserver.SLOW_MODULES)
+            return lambda: _serve(addresses[SHARED], me, SLOW_MODULES)
         _become({**plain, **set_by_imports})
         _import(_STACK)
         for lane in lanes:
@@ -257,7 +254,7 @@ def _import(modules: Sequence[str]) -> None:
 
 def _serve(address: str, parent: int, modules: Sequence[str]) -> int:
     os.environ["SPT_NOENV"] = "1"  # a process's title must not overwrite its environment
-    forkserver.main(forkserver.listen_at(address).detach(), parent, modules)
+    serve(listen_at(address).detach(), parent, modules)
     return 0
 
 

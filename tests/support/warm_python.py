@@ -1,7 +1,7 @@
 """A Python that has imported what takes long already: what tests start with it runs in a fork of one process.
 
 A process that imports verl takes some 20 s of CPU, a fork 3. The process that is forked is that of CPU runs
-(`verl_multiturn.cpu.forkserver`). A session of pytest starts it when a test first needs it; tests without the mark
+(`verl_multiturn.cpu_processes`). A session of pytest starts it when a test first needs it; tests without the mark
 `stack` have another one, without PyTorch. The lanes of `scripts/test.sh` share those of `lanes.py`.
 """
 
@@ -9,70 +9,50 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib.util
 import os
 import subprocess
 import tempfile
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
 from unittest import mock
 
+from verl_multiturn.cpu_processes.environment import SPEED, engine_variables, run_variables
+from verl_multiturn.cpu_processes.forkserver import READ_AT_IMPORT
+from verl_multiturn.cpu_processes.handle import ForkServer
+
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def _part(name: str) -> ModuleType:
-    """Load a file of the room `cpu` by its path: the room imports verl, and these files do not need it."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "verl_multiturn" / "cpu" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-cpu_environment, forkserver = _part("environment"), _part("forkserver")
 SHARED = "VERL_MULTITURN_TESTS_SERVER"
 """Environment variable with the `executable` of a server that is there already, for processes that need the stack."""
 SHARED_LIGHT = "VERL_MULTITURN_TESTS_LIGHT_SERVER"
 """The same of a server with `LIGHT_MODULES`."""
 LIGHT_MODULES = ("hydra", "matplotlib.pyplot", "pandas", "pyarrow.parquet", "pydantic", "rich.progress", "typer")
 """What the command `verl-multiturn` and the scripts of the rows import, without PyTorch."""
-_AS_PYTHON = Path(__file__).with_name("as_python.py")
 
 
 @functools.cache
 def environment_of_server() -> dict[str, str]:
-    """Return this process's environment with what a driver has after `import verl` on the CPU platform."""
-    warnings = [
-        os.environ.get("PYTHONWARNINGS"),
-        *(f"ignore::UserWarning:{module}" for module in cpu_environment.SILENT),
-    ]
-    joined = ",".join(dict.fromkeys(",".join(filter(None, warnings)).split(",")))
-    set_by_verl = {"PYTHONWARNINGS": joined, "TORCH_CUDA_ARCH_LIST": "8.0"}
-    return {**cpu_environment.SPEED, **os.environ, **cpu_environment.environment(), **set_by_verl}
+    """Return this process's environment with what a run's processes have on the CPU platform."""
+    return run_variables(os.environ)
 
 
 def variables() -> dict[str, str]:
     """Return this process's environment for a fork: what is read at import is as the server has it."""
     read = {name: value for name, value in environment_of_server().items() if _is_read_at_import(name)}
     other = {name: value for name, value in os.environ.items() if not _is_read_at_import(name)}
-    return {**cpu_environment.SPEED, **other, **cpu_environment.environment(), **read}
+    return {**SPEED, **other, **engine_variables(os.environ), **read}
 
 
 def _is_read_at_import(name: str) -> bool:
-    return name.startswith(forkserver.READ_AT_IMPORT)
+    return name.startswith(READ_AT_IMPORT)
 
 
 @functools.cache
-def server() -> Any:
-    """Return this session's server; its `executable` may stand for Python in a `py_executable` of Ray."""
+def executable() -> str:
+    """Return what starts a fork of this session's server; it may stand for Python in a `py_executable` of Ray."""
     if SHARED in os.environ:
-        return SimpleNamespace(executable=os.environ[SHARED])
-    with mock.patch.dict(os.environ, environment_of_server()):
-        started = forkserver.ForkServer()
+        return os.environ[SHARED]
+    started = ForkServer(environment=environment_of_server())
     atexit.register(started.close)
-    return started
+    return started.executable
 
 
 @functools.cache
@@ -82,7 +62,7 @@ def warm_python() -> str:
     It is for processes whose environment is `variables()` and more; with other variables that are read at import, the
     program starts Python itself.
     """
-    return _program(server().executable)
+    return _program(executable())
 
 
 @functools.cache
@@ -90,7 +70,7 @@ def light_python() -> str:
     """Return such a program that has imported `LIGHT_MODULES` alone, for processes with this one's environment."""
     if SHARED_LIGHT in os.environ:
         return _program(os.environ[SHARED_LIGHT])
-    started = forkserver.ForkServer(LIGHT_MODULES)
+    started = ForkServer(LIGHT_MODULES)
     atexit.register(started.close)
     return _program(started.executable)
 
@@ -99,7 +79,7 @@ def _program(executable: str) -> str:
     folder = tempfile.TemporaryDirectory(prefix="warm-python-")
     atexit.register(folder.cleanup)
     program = Path(folder.name) / "python"
-    program.write_text(f'#!/bin/sh\nexec {executable} {_AS_PYTHON} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {executable} "$@"\n')
     program.chmod(0o700)
     return str(program)
 
@@ -108,7 +88,7 @@ def start_ray(num_cpus: int) -> None:
     """Start a Ray cluster of this process; its workers are forks, too."""
     import ray
 
-    own = {"py_executable": server().executable}
+    own = {"py_executable": executable()}
     settings = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
     # Nobody reads what Ray's processes say of logs and of the machine.
     quiet = {
@@ -125,7 +105,7 @@ def of_run() -> tuple[dict[str, str], list[str]]:
 
     A run has a server of its own otherwise, which imports everything again.
     """
-    own = f"++ray_kwargs.ray_init.runtime_env.py_executable='{server().executable}'"
+    own = f"++ray_kwargs.ray_init.runtime_env.py_executable='{executable()}'"
     return {**variables(), "PYTHON": warm_python()}, [own]
 
 

@@ -20,6 +20,7 @@ from verl_multiturn.evaluation.figures import Price
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.evaluation.tables import summary_of, table_of
 from verl_multiturn.launch.compose import compose_run, resolved
+from verl_multiturn.launch.environment import environment_of
 from verl_multiturn.launch.evaluated import (
     EvaluatedModel,
     evaluated,
@@ -32,7 +33,7 @@ from verl_multiturn.launch.export import ExportError
 from verl_multiturn.launch.models import Model, find_model
 from verl_multiturn.launch.plan import RunPlan, plan_run
 from verl_multiturn.launch.processes import interruptible
-from verl_multiturn.launch.run import environment_of, run_recipe
+from verl_multiturn.launch.run import run_recipe
 from verl_multiturn.launch.run_folder import RunFolder, require_folder
 from verl_multiturn.observe.progress import say
 from verl_multiturn.row_files import READERS, read_rows

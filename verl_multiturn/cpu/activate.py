@@ -14,7 +14,7 @@ from typing import Any
 
 import wrapt
 
-from verl_multiturn.cpu.environment import DETECTED, SILENT, SPEED, STAND_INS, environment
+from verl_multiturn.cpu_processes.environment import DETECTED, STAND_INS, run_variables
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +54,7 @@ def activate() -> None:
     if not os.environ.get("VERL_PLATFORM"):
         os.environ[DETECTED] = "1"
         logger.warning("no accelerator found: this run uses the CPU platform; set VERL_PLATFORM to choose another")
-    os.environ.update(environment())
-    for name, value in SPEED.items():
-        os.environ.setdefault(name, value)
-    filters = [os.environ.get("PYTHONWARNINGS"), *(f"ignore::UserWarning:{module}" for module in SILENT)]
-    os.environ["PYTHONWARNINGS"] = ",".join(dict.fromkeys(",".join(filter(None, filters)).split(",")))
+    os.environ.update(run_variables(os.environ))
     if str(STAND_INS) not in sys.path:
         sys.path.append(str(STAND_INS))
 

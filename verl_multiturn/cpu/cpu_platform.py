@@ -14,7 +14,7 @@ import psutil
 import torch
 from verl.plugin.platform.platform_base import PlatformBase
 
-from verl_multiturn.cpu.environment import environment
+from verl_multiturn.cpu_processes.environment import engine_variables
 
 
 def initialize_gloo_process_group(timeout_second: int | None = None, backend: str | None = None) -> None:
@@ -220,7 +220,7 @@ class CpuPlatform(PlatformBase):
 
     def rollout_env_vars(self) -> dict[str, str]:
         """Return the environment variables of the rollout engine's processes."""
-        return environment()
+        return engine_variables(os.environ)
 
     def cudart(self) -> Any:
         """Return None: there is no CUDA runtime."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_multiturn.cpu.environment import DETECTED, SPEED
-from verl_multiturn.cpu.forkserver import forkserver
+from verl_multiturn.cpu_processes.environment import DETECTED, SPEED
+from verl_multiturn.cpu_processes.handle import ray_executable
 from verl_multiturn.driver import is_trainer
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.threads import CHOSEN
@@ -104,8 +104,8 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         if ray_init.get("num_cpus") is None:
             ray_init.num_cpus = ray_cpus
         executable = "ray_kwargs.ray_init.runtime_env.py_executable"
-        if is_trainer() and OmegaConf.select(config, executable) is None and (server := forkserver()) is not None:
-            OmegaConf.update(config, executable, server.executable, force_add=True)
+        if is_trainer() and OmegaConf.select(config, executable) is None and (own := ray_executable()) is not None:
+            OmegaConf.update(config, executable, own, force_add=True)
 
 
 def _attention(own: Mapping[str, Any]) -> dict[str, str]:

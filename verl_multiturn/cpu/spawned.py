@@ -9,7 +9,8 @@ from multiprocessing import spawn
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from verl_multiturn.cpu.forkserver import ADDRESS, executable_of
+from verl_multiturn.cpu_processes.forkserver import ADDRESS
+from verl_multiturn.cpu_processes.handle import executable_of
 
 
 class ForkedProcess(SpawnProcess):

@@ -1,5 +1,7 @@
 """Starting the trainer's process, and ending it together with every process that it started.
 
+On a CPU the trainer is the first fork of the run's forkserver, whose imports begin before the rows are made.
+
 Invariants:
 - every signal that would end the launcher, and can be handled, raises KeyboardInterrupt, so that the processes of the
   run are ended first. SIGUSR1 asks a run that can stop by itself to do so, once;
@@ -22,6 +24,9 @@ from types import FrameType
 
 import psutil
 
+from verl_multiturn.cpu_processes.environment import run_variables
+from verl_multiturn.cpu_processes.handle import RUNS_MODULES, ForkServer, fork_command
+from verl_multiturn.observe.progress import say
 from verl_multiturn.processes.system import end_with_parent
 
 _MARK = "VERL_MULTITURN_RUN"
@@ -93,6 +98,32 @@ def interruptible(stop: Callable[[], None] | None = None) -> Iterator[Interrupti
             signal.signal(signum, handler)
 
 
+@contextmanager
+def fork_server(environment: Mapping[str, str], wanted: bool) -> Iterator[ForkServer | None]:
+    """Start the server that the processes of a run on a CPU are forked from, and end it when the context does.
+
+    Args:
+        environment: Environment variables of the run's processes.
+        wanted: Whether there is to be one.
+
+    Yields:
+        The server, which is still importing; None where none is wanted, or where it cannot be started, which is said.
+    """
+    if not wanted:
+        yield None
+        return
+    try:
+        server = ForkServer(RUNS_MODULES, {**run_variables(environment), _MARK: uuid.uuid4().hex}, own_session=True)
+    except OSError as error:
+        say(f"no forkserver ({error}): each process of the run imports everything itself")
+        yield None
+        return
+    try:
+        yield server
+    finally:
+        server.close()
+
+
 def run_watched(
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -101,6 +132,7 @@ def run_watched(
     lock: int | None = None,
     stop: Callable[[], None] | None = None,
     begun: Callable[[int], None] | None = None,
+    server: ForkServer | None = None,
 ) -> int:
     """Run a command in a new session until it ends, and return its exit status.
 
@@ -117,6 +149,8 @@ def run_watched(
         stop: Function that asks the command to end by itself, called at the first SIGUSR1; None: SIGUSR1 ends it at
             once, as other signals do.
         begun: Function that is called with the command's process id when it has begun.
+        server: Server that the command, one of this Python, is forked from; None: it is started as it is. Nothing else
+            of the server's may run meanwhile, since it ends with the command.
 
     Returns:
         The exit status; negative for a command that a signal ended.
@@ -125,6 +159,9 @@ def run_watched(
         KeyboardInterrupt: A signal arrived that ends this process.
     """
     mark = uuid.uuid4().hex
+    if server is not None:
+        mark = server.environment[_MARK]  # which its forks have
+        command, environment = [*fork_command(server.address), *command[1:]], run_variables(environment)
     process: subprocess.Popen[bytes] | None = None
     with interruptible(stop) as interruption:
         try:
@@ -148,37 +185,39 @@ def run_watched(
             finally:
                 interruption.disarm()
         finally:  # of its own: a signal may come before the line above
-            if left := stop_everything(mark, process):
+            if left := stop_everything(mark, process, server):
                 numbers = ", ".join(map(str, left))
                 print(f"these processes of the run could not be ended: {numbers}", file=sys.stderr)
     return process.returncode
 
 
-def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None) -> list[int]:
+def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None, server: ForkServer | None = None) -> list[int]:
     """End every process of a run, and return the process ids of those that did not end.
 
     The first of at most six rounds asks the processes to end (SIGTERM); the others kill them. After each round the
     function waits up to 5 seconds for them, and it returns when none is left.
 
-    These processes belong to the run: those with its mark in their environment, those in the trainer's session, and
-    all descendants of both. The mark alone is not enough, since a process that renames itself overwrites its
-    environment. A process that gave up the mark, the session and its parent is not found.
+    These processes belong to the run: those with its mark in their environment, those in the session of the trainer or
+    of the server, which itself stays, and all descendants of both. The mark alone is not enough, since a process that
+    renames itself overwrites its environment. A process that gave up the mark, the session and its parent is not found.
 
     Args:
         mark: Value of the environment variable that marks the run's processes.
         trainer: The trainer's process; None: it was not started.
+        server: Server that it was forked from; None: it is no fork.
     """
-    session = trainer.pid if trainer is not None else -1
+    sessions = {each.pid for each in (trainer, server) if each is not None}
+    spared = {os.getpid(), server.pid if server is not None else -1}
     known: set[psutil.Process] = set()
 
     def belongs(process: psutil.Process) -> bool:
         try:
-            return process.environ().get(_MARK) == mark or os.getsid(process.pid) == session
+            return process.environ().get(_MARK) == mark or os.getsid(process.pid) in sessions
         except (psutil.Error, ProcessLookupError):
             return False
 
     for attempt in range(6):
-        found = {process for process in psutil.process_iter() if process.pid != os.getpid() and belongs(process)}
+        found = {process for process in psutil.process_iter() if process.pid not in spared and belongs(process)}
         for process in list(found | known):
             with contextlib.suppress(psutil.Error):
                 found |= set(process.children(recursive=True))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -15,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.config import PATH, check_place, read_settings
+from verl_multiturn.cpu_processes.handle import ForkServer
 from verl_multiturn.data import check_seed
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.launch.bytecode import bytecode_variables
 from verl_multiturn.launch.checkpoint_evaluations import has_left, worker_command
 from verl_multiturn.launch.compose import compose_run, resolved
+from verl_multiturn.launch.environment import PPO, environment_of, is_forked, is_on_cpu, python
 from verl_multiturn.launch.plan import RunPlan
-from verl_multiturn.launch.processes import interruptible, run_watched
+from verl_multiturn.launch.processes import fork_server, interruptible, run_watched
+from verl_multiturn.launch.rows import prepare_data
 from verl_multiturn.launch.run_folder import OwnFiles, RunFolder, require_folder
-from verl_multiturn.launch.threads import thread_variables
 from verl_multiturn.launch.training import Training, stop_line
 from verl_multiturn.observe.progress import say
 from verl_multiturn.observe.ray_start import require_places
 
-_PPO = "verl.trainer.main_ppo"
 _DRY_START = "verl_multiturn.verl_bridge.startup.dry_start"
 
 
@@ -63,22 +61,38 @@ def run_recipe(plan: RunPlan, *, only_prepare: bool = False, check: Check | None
 
 def _run(plan: RunPlan, only_prepare: bool, check: Check | None) -> int:
     started = time.time()
-    config = run_configuration(plan, check)
+    composed, config = _composed(plan)
+    environment = environment_of(plan, config)
+    with fork_server(environment, wanted=not only_prepare and is_forked(config, environment)) as server:
+        _check(plan, composed, config, check, "later")
+        return _start(plan, composed, config, environment, server, started, only_prepare, check)
+
+
+def _start(
+    plan: RunPlan,
+    composed: Any,
+    config: dict[str, Any],
+    environment: dict[str, str],
+    server: ForkServer | None,
+    started: float,
+    only_prepare: bool,
+    check: Check | None,
+) -> int:
+    """Prepare the data, train and report."""
     command = [*trainer_command(config, only_prepare), *plan.words()]
     folder = RunFolder(Path(config["recipe"]["out"]), _node(config))
-    environment = environment_of(plan, config)
-    if config["recipe"]["trainer"] == _PPO and not only_prepare:
+    if config["recipe"]["trainer"] == PPO and not only_prepare:
         require_places((config.get("ray_kwargs") or {}).get("ray_init") or {}, environment)
     try:
         with folder.held() as lock:
-            if status := _prepare_data(plan, config, folder, environment, lock):
+            if status := prepare_data(plan, config, folder, environment, lock):
                 return status
             if only_prepare:
                 return 0
             if check is not None:
-                check(plan, compose_run(plan), "there")
+                check(plan, composed, "there")
             folder.begin(plan.name, plan.smoke, config["trainer"], resumes=_resumes_from_path(config))
-            return _train(command, config, folder, environment, started, lock)
+            return _train(command, config, folder, environment, started, lock, server)
     except OSError as error:
         raise ConfigError(f"{folder.path}: {error}") from None
 
@@ -88,7 +102,7 @@ def _resumes_from_path(config: Mapping[str, Any]) -> bool:
     trainer = config["trainer"]
     mode = trainer.get("resume_mode", "auto")
     # verl's SFT trainer takes the path in the mode `auto`, too; the PPO trainer does not.
-    is_sft = config["recipe"]["trainer"] != _PPO
+    is_sft = config["recipe"]["trainer"] != PPO
     return bool(mode == "resume_path" or (is_sft and mode == "auto" and trainer.get("resume_from_path")))
 
 
@@ -109,8 +123,8 @@ def trainer_command(config: Mapping[str, Any], only_prepare: bool = False) -> li
             or MASTER_ADDR is not set.
     """
     recipe, trainer = config["recipe"], config["trainer"]
-    if recipe["trainer"] == _PPO:
-        return [_python(), "-m", _PPO]
+    if recipe["trainer"] == PPO:
+        return [python(), "-m", PPO]
     nodes = trainer["nnodes"]
     if not isinstance(nodes, int):
         raise ConfigError(f"trainer.nnodes={nodes}: expected a number")
@@ -124,7 +138,7 @@ def trainer_command(config: Mapping[str, Any], only_prepare: bool = False) -> li
             )
         port = os.environ.get("MASTER_PORT", "29500")
         where = [f"--nnodes={nodes}", f"--node-rank={rank}", f"--master-addr={head}", f"--master-port={port}"]
-    torchrun = [_python(), "-m", "torch.distributed.run", *where, f"--nproc-per-node={trainer['n_gpus_per_node']}"]
+    torchrun = [python(), "-m", "torch.distributed.run", *where, f"--nproc-per-node={trainer['n_gpus_per_node']}"]
     return [*torchrun, "-m", recipe["trainer"]]
 
 
@@ -139,9 +153,9 @@ def dry_start(plan: RunPlan, check: Check | None = None) -> tuple[int, str, str]
         ConfigError: The configuration cannot work.
     """
     config = run_configuration(plan, check, "maybe")
-    if config["recipe"]["trainer"] != _PPO:
+    if config["recipe"]["trainer"] != PPO:
         raise ConfigError(
-            f"--check looks at runs of {_PPO}, and this recipe's trainer is {config['recipe']['trainer']}; use --print"
+            f"--check looks at runs of {PPO}, and this recipe's trainer is {config['recipe']['trainer']}; use --print"
         )
     environment = environment_of(plan, config)
     if not is_on_cpu(plan, config):  # a machine without GPUs may check what one with GPUs will start
@@ -149,7 +163,7 @@ def dry_start(plan: RunPlan, check: Check | None = None) -> tuple[int, str, str]
     with tempfile.TemporaryDirectory(prefix="verl-multiturn-check-") as folder:
         words = [*plan.words(), f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
         done = subprocess.run(
-            [_python(), "-m", _DRY_START, *words],
+            [python(), "-m", _DRY_START, *words],
             env=environment,
             capture_output=True,
             text=True,
@@ -190,32 +204,43 @@ def run_configuration(plan: RunPlan, check: Check | None = None, own_files: OwnF
     Raises:
         ConfigError: The configuration cannot work.
     """
+    composed, config = _composed(plan)
+    _check(plan, composed, config, check, own_files)
+    return config
+
+
+def _composed(plan: RunPlan) -> tuple[Any, dict[str, Any]]:
+    """Return the composed configuration of a run as Hydra's, and as plain values whose sections are there."""
     composed = compose_run(plan)
     config = resolved(composed)
     for section in ("recipe", "data", "trainer"):
         if not isinstance(config.get(section), Mapping):
             raise ConfigError(f"the configuration has no section {section!r}; leave it in")
+    if not isinstance(on_cpu := config["recipe"].get("on_cpu", False), bool):
+        raise ConfigError(f"recipe.on_cpu={on_cpu!r}: expected true or false; write recipe.on_cpu=True or =False")
+    return composed, config
+
+
+def _check(plan: RunPlan, composed: Any, config: dict[str, Any], check: Check | None, own_files: OwnFiles) -> None:
+    """Check a composed configuration without importing verl."""
     check_place(config)
     read_settings(_our_settings(config))
     steps, out = config["trainer"].get("total_training_steps"), str(config["recipe"].get("out") or "")
     if steps is not None and (type(steps) is not int or steps < 1):
         raise ConfigError(f"trainer.total_training_steps={steps}: expected a number of steps, or null")
-    if not isinstance(on_cpu := config["recipe"].get("on_cpu", False), bool):
-        raise ConfigError(f"recipe.on_cpu={on_cpu!r}: expected true or false; write recipe.on_cpu=True or =False")
     if (seed := config["recipe"].get("seed")) is not None:
         check_seed(seed, f"recipe.seed={seed!r}")
     if not out.strip():
         raise ConfigError("recipe.out is empty; expected the folder of this run")
     if Path(out) != plan.out:  # `plan_run` has checked its own
         require_folder(Path(out), f"recipe.out={out!r}")
-    if config["recipe"]["trainer"] != _PPO and _our_settings(config) is not None:
+    if config["recipe"]["trainer"] != PPO and _our_settings(config) is not None:
         raise ConfigError(
             f"settings of {PATH} have no effect: the trainer {config['recipe']['trainer']} holds no conversations; "
             "leave them out"
         )
     if check is not None:
         check(plan, composed, own_files)
-    return config
 
 
 def _our_settings(config: Mapping[str, Any]) -> Any:
@@ -224,124 +249,10 @@ def _our_settings(config: Mapping[str, Any]) -> Any:
     return custom.get("multiturn") if isinstance(custom, Mapping) else None  # the start-up check refuses other values
 
 
-def _python() -> str:
-    return os.environ.get("PYTHON") or sys.executable
-
-
-def is_on_cpu(plan: RunPlan, config: Mapping[str, Any]) -> bool:
-    """Return whether a recipe is one for CPUs, by itself or as a smoke run.
-
-    Args:
-        plan: The planned run.
-        config: Its composed configuration.
-    """
-    return plan.smoke or bool(config["recipe"]["on_cpu"])
-
-
-def environment_of(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return all environment variables of a recipe's processes.
-
-    Args:
-        plan: The planned run.
-        config: Its composed configuration.
-    """
-    # Unbuffered: the log has the lines of both streams in their order, and the last lines of a process that dies.
-    environment = {"PYTHONUNBUFFERED": "1", "RAY_DEDUP_LOGS": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ}
-    environment |= bytecode_variables(environment)
-    # A letter that a log or a terminal cannot show ends no process.
-    encoding = environment.get("PYTHONIOENCODING", "")
-    environment["PYTHONIOENCODING"] = encoding if ":" in encoding else f"{encoding}:backslashreplace"
-    # A YAML of a recipe names its own classes: `recipes.NAME.module.Class`.
-    listed = [str(plan.root), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment["PYTHONPATH"] = os.pathsep.join(listed)
-    if is_on_cpu(plan, config):
-        environment.setdefault("VERL_PLATFORM", "cpu")
-        environment["RAY_ADDRESS"] = "local"  # do not join a Ray cluster that already runs
-        environment |= thread_variables(config, environment)
-    return environment
-
-
 def _node(config: Mapping[str, Any]) -> int:
     """Return the number of this node in a run that is started once on each node; 0 for other runs."""
     rank = os.environ.get("NODE_RANK", "0")
-    return (
-        int(rank) if config["recipe"]["trainer"] != _PPO and rank.isdigit() and config["trainer"]["nnodes"] > 1 else 0
-    )
-
-
-def _prepare_data(
-    plan: RunPlan, config: Mapping[str, Any], folder: RunFolder, environment: Mapping[str, str], lock: int
-) -> int:
-    """Run the script that writes the rows unless the folder has them, and return its exit status.
-
-    A smoke run, and a run with data that the user names, always write new rows.
-    """
-    recipe = config["recipe"]
-    if not _takes_rows_of(folder, config):
-        return 0
-    words = prepare_words(recipe)
-    script, tools = Path(recipe["prepare_data"]), recipe["tools"]
-    made = {
-        "script": f"{script.parent.name}/{script.name} {_digest(script)}",
-        "words": words,
-        "tools": Path(tools).name if tools else None,
-        "smoke": plan.smoke,
-        "source": plan.data,
-    }
-    command = [_python(), str(script), "--out", str(folder.path / "data")]
-    command += ["--smoke"] if plan.smoke else []
-    command += ["--tools", tools] if tools else []
-    command += [*words, *(["--source", plan.data] if plan.data is not None else [])]
-    with folder.rows_held():
-        if folder.has_rows(made):
-            return 0
-        folder.begin_rows(made)
-        status = run_watched(command, environment, lock=lock)
-        folder.end_rows(made, complete=status == 0)
-    if status == 0:
-        say(f"rows: {folder.described_rows()}")
-    return status if status >= 0 else 1
-
-
-def _digest(script: Path) -> str:
-    """Return a short digest of a script, and fail clearly if there is none."""
-    try:
-        return hashlib.sha256(script.read_bytes()).hexdigest()[:12]
-    except FileNotFoundError:
-        raise ConfigError(
-            f"recipe.prepare_data={script}: no such file; write a script that makes the rows, or name finished ones "
-            "with data.train_files=… data.val_files=…"
-        ) from None
-
-
-def _takes_rows_of(folder: RunFolder, config: Mapping[str, Any]) -> bool:
-    """Return whether the trainer reads rows from the run's folder; the user may have named other files."""
-    data = config["data"]
-    named = [os.path.realpath(each) for key in ("train_files", "val_files") for each in _listed(data.get(key))]
-    rows = os.path.realpath(folder.path / "data")
-    return not named or any(each in (f"{rows}/train.parquet", f"{rows}/test.parquet") for each in named)
-
-
-def _listed(value: Any) -> list[str]:
-    return [] if value is None else [str(each) for each in value] if isinstance(value, list) else [str(value)]
-
-
-def prepare_words(recipe: Mapping[str, Any]) -> list[str]:
-    """Return a recipe's own options for its script that writes the rows.
-
-    Example: `{"no-tool": True, "splits": ["a", "b"]}` returns `["--no-tool", "--splits", "a", "b"]`.
-
-    Args:
-        recipe: The section `recipe` of the composed configuration. An option in its `prepare` that is None or False is
-            left out.
-    """
-    words: list[str] = []
-    for key, value in recipe["prepare"].items():
-        if value is None or value is False:
-            continue
-        values = [] if value is True else value if isinstance(value, list) else [value]
-        words += [f"--{key}", *map(str, values)]
-    return words
+    return int(rank) if config["recipe"]["trainer"] != PPO and rank.isdigit() and config["trainer"]["nnodes"] > 1 else 0
 
 
 def _train(
@@ -351,12 +262,13 @@ def _train(
     environment: dict[str, str],
     started: float,
     lock: int,
+    server: ForkServer | None,
 ) -> int:
     recipe, out = config["recipe"], folder.path
     metrics = folder.next_metrics()
     environment["VERL_FILE_LOGGER_PATH"] = str(metrics)
-    is_ppo = recipe["trainer"] == _PPO
-    end = Training(command, config, folder, metrics, _records(config), is_ppo).run(environment, started, lock)
+    is_ppo = recipe["trainer"] == PPO
+    end = Training(command, config, folder, metrics, _records(config), is_ppo).run(environment, started, lock, server)
     if end.status != 0:
         return end.status
     if is_ppo:
@@ -373,7 +285,7 @@ def _train(
     if has_left(out) and not end.was_asked:
         say("checkpoints whose evaluation the training did not wait for; Ctrl-C leaves them")
         run_watched(worker_command(out), environment, lock=lock)
-    status = run_watched([_python(), recipe["report"], str(out)], environment, lock=lock)
+    status = run_watched([python(), recipe["report"], str(out)], environment, lock=lock)
     return status if status >= 0 else 1
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.cpu_processes.handle import ForkServer
 from verl_multiturn.launch.checkpoints import checkpoints_of
 from verl_multiturn.launch.processes import run_watched
 from verl_multiturn.launch.run_folder import RunFolder
@@ -77,21 +78,24 @@ class Training:
         self._request = StopRequest(checkpoints_of(config["trainer"], folder.path)) if is_ppo else None
         self._console = RunConsole()
 
-    def run(self, environment: Mapping[str, str], started: float, lock: int) -> TrainingEnd:
+    def run(
+        self, environment: Mapping[str, str], started: float, lock: int, server: ForkServer | None = None
+    ) -> TrainingEnd:
         """Train, and say why it failed if it did.
 
         Args:
             environment: Environment variables of the trainer.
             started: Time when the run was started, in seconds since the epoch.
             lock: Descriptor of the folder's lock, which the trainer inherits.
+            server: Server that the trainer is forked from, as long as it runs; None: there is none.
         """
         if self._request is not None:
             self._request.take()  # one of an earlier start
         self._console.print(f"log: {self._log}", soft_wrap=True, highlight=False, markup=False)
-        end, why = self._try(environment, started, lock)
+        end, why = self._try(environment, started, lock, server)
         if why is not None and not end.was_asked:
             say(f"Ray was not there in time: {why}; the trainer is started once more")
-            end, why = self._try(environment, time.time(), lock)
+            end, why = self._try(environment, time.time(), lock, server)
         if why is not None:
             say(
                 f"Ray was not there in time: {why}; start the same command again, on a busy machine when its load is "
@@ -99,8 +103,13 @@ class Training:
             )
         return end
 
-    def _try(self, environment: Mapping[str, str], started: float, lock: int) -> tuple[TrainingEnd, str | None]:
+    def _try(
+        self, environment: Mapping[str, str], started: float, lock: int, server: ForkServer | None
+    ) -> tuple[TrainingEnd, str | None]:
         """Start the trainer once; return its end, and why Ray did not start where that was for want of time."""
+        if server is not None and not server.is_alive():
+            say("the forkserver has ended: each process of the run imports everything itself")
+            server = None
         begun, begun_at = time.time(), self._log.stat().st_size if self._log.exists() else 0
         start_up = None if self._request is None else StartUp(started)
         display = Display(self._log, self._metrics, self._records, self._steps, self._console, start_up)
@@ -114,6 +123,7 @@ class Training:
                 lock,
                 stop=None if self._request is None else self._request.make,
                 begun=pids.append,
+                server=server,
             )
         except BaseException:  # ended at once: nobody is asked to stop any more, whatever starts here next
             if self._request is not None:
@@ -125,6 +135,8 @@ class Training:
             return TrainingEnd(0, {} if start_up is None else start_up.seconds, stopped, was_asked), None
         end = TrainingEnd(max(status, 1), {}, None, was_asked)
         written = self._written(begun_at)
+        if server is not None:
+            pids = [server.fork_of(pid) for pid in pids]
         if start_up is not None and (why := self._why_no_ray(written, environment, begun, pids)):
             return end, why
         self._console.print("\n".join(written[-_TAIL:]), markup=False, highlight=False, soft_wrap=True)

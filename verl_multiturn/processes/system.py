@@ -2,7 +2,7 @@
 
 This file imports only the standard library, and little of it, because the guard of a program runs it without the
 package (`guard.py`). What runs inside the sandbox has its own (`sandbox/guest/syscalls.py`), and so has the script
-`cpu/forkserver.py`: neither can import this file.
+`cpu_processes/forkserver.py`: neither can import this file.
 """
 
 from __future__ import annotations

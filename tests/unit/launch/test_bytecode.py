@@ -8,8 +8,8 @@ import pytest
 
 from verl_multiturn.launch import bytecode
 from verl_multiturn.launch.bytecode import bytecode_variables
+from verl_multiturn.launch.environment import environment_of
 from verl_multiturn.launch.plan import plan_run
-from verl_multiturn.launch.run import environment_of
 
 
 @pytest.fixture(autouse=True)

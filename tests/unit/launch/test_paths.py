@@ -13,8 +13,8 @@ import yaml
 
 from tests.conftest import ROOT
 from verl_multiturn.launch.compose import expand_homes
+from verl_multiturn.launch.environment import environment_of
 from verl_multiturn.launch.plan import plan_run, quoted
-from verl_multiturn.launch.run import environment_of
 from verl_multiturn.paths import at_home, word_at_home
 from verl_multiturn.tools.loading.registry import load_tools
 

@@ -36,9 +36,9 @@ def test_a_line_that_never_came_keeps_nothing_waiting(monkeypatch: pytest.Monkey
 
 
 def test_the_log_has_the_lines_of_both_streams_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.launch.environment import environment_of
     from verl_multiturn.launch.plan import plan_run
     from verl_multiturn.launch.processes import run_watched
-    from verl_multiturn.launch.run import environment_of
 
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     plan = plan_run("gsm8k_multiturn", smoke=True, out=tmp_path)
@@ -55,7 +55,7 @@ def test_the_log_has_the_lines_of_both_streams_in_their_order(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("mode", "description", "threads"),
+    ("mode", "description", "number"),
     [
         ("separate_async", '{"hidden_size": 576}', "3"),  # trainer and engine work at the same time
         ("colocate_async", '{"hidden_size": 576}', None),
@@ -69,13 +69,14 @@ def test_the_log_has_the_lines_of_both_streams_in_their_order(tmp_path: Path, mo
     ],
 )
 def test_threads_follow_the_model_and_the_mode(
-    mode: str, description: str | None, threads: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: str, description: str | None, number: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl_multiturn.launch import run
+    from verl_multiturn.launch import threads
+    from verl_multiturn.launch.environment import environment_of
     from verl_multiturn.launch.plan import plan_run
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(run.os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 6)
     if description is not None:
         (tmp_path / "config.json").write_text(description)
     config = {
@@ -83,10 +84,10 @@ def test_threads_follow_the_model_and_the_mode(
         "trainer": {"v1": {"trainer_mode": mode}},
         "actor_rollout_ref": {"model": {"path": str(tmp_path)}},
     }
-    environment = run.environment_of(plan_run("quickstart", out=tmp_path), config)
-    assert environment.get("OMP_NUM_THREADS") == environment.get("VERL_MULTITURN_THREADS") == threads
+    environment = environment_of(plan_run("quickstart", out=tmp_path), config)
+    assert environment.get("OMP_NUM_THREADS") == environment.get("VERL_MULTITURN_THREADS") == number
     monkeypatch.setenv("OMP_NUM_THREADS", "5")  # the user's counts
-    environment = run.environment_of(plan_run("quickstart", out=tmp_path), config)
+    environment = environment_of(plan_run("quickstart", out=tmp_path), config)
     assert (environment["OMP_NUM_THREADS"], environment.get("VERL_MULTITURN_THREADS")) == ("5", None)
 
 

@@ -18,7 +18,7 @@ ORDER = [
     "driver", "version_sets", "json_schema",
     "chat", "calls", "http_connections", "chat_endpoint", "processes", "sandbox", "workspaces", "tools", "interactions",
     "rollout", "certificate", "records", "rewards", "proxy", "task_sets", "data", "recipes", "trust", "evaluation",
-    "observe", "launch", "verl_bridge", "cpu", "plugin", "cli",
+    "observe", "cpu_processes", "launch", "verl_bridge", "cpu", "plugin", "cli",
 ]  # fmt: skip
 STACK = ["verl_bridge", "cpu", "plugin", "cli"]
 HEAVY = {"verl", "ray", "sglang"}

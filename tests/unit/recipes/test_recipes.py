@@ -26,7 +26,7 @@ from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import RunPlan, plan_run
-from verl_multiturn.launch.run import prepare_words
+from verl_multiturn.launch.rows import prepare_words
 from verl_multiturn.recipes import list_recipes
 
 pytestmark = pytest.mark.slow

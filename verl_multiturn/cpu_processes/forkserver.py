@@ -1,17 +1,17 @@
-"""The process from which a local run's Ray workers are forked, after it has imported PyTorch and SGLang once.
+"""The process from which a CPU run's processes are forked, after it has imported PyTorch and SGLang once.
 
-    driver ─starts→ forkserver.py, which imports, then waits
-    raylet ─starts→ fork_worker.py (Ray's `runtime_env.py_executable`) ─asks→ forkserver.py ─forks→ the worker
+    `run`  ─starts→ forkserver.py, which imports, then waits (a driver without a run starts it, too: `handle.py`)
+    `run`  ─starts→ fork_worker.py ─asks→ forkserver.py ─forks→ the driver
+    raylet ─starts→ fork_worker.py (Ray's `runtime_env.py_executable`) ─asks→ … ─forks→ the worker
+    engine ─spawns→ fork_worker.py (`multiprocessing`'s executable, `cpu/spawned.py`) ─asks→ … ─forks→ the scheduler
 
-    engine ─spawns→ fork_worker.py (`multiprocessing`'s executable, `spawned.py`) ─asks→ … ─forks→ the scheduler
+A process that imports everything itself takes some 10 s of CPU. A run has a driver, seven workers and two processes of
+SGLang, and most start one after another. A fork gets its environment, folder, output, niceness, blocked signals and
+arguments from its client (`fork_worker.py`), and has random numbers and a process group of its own. It ends when its
+client is killed. A driver, and what `multiprocessing` spawned, also get the descriptors that they were to inherit,
+under their numbers; the latter takes the process that spawned it for its parent.
 
-A process that imports everything itself takes some 10 s of CPU. A run has seven workers and two processes of SGLang,
-and most start one after another. A fork gets its environment, folder, output, niceness, blocked signals and arguments
-from its client (`fork_worker.py`), and has random numbers and a process group of its own. It ends when its client is
-killed. One that `multiprocessing` spawned also gets the descriptors that it was to inherit, under their numbers, and
-takes the process that spawned it for its parent.
-
-The worker is started in Ray's usual way when no server answers, when the server cannot fork, and when a variable that
+The process is started in the usual way when no server answers, when the server cannot fork, and when a variable that
 is read at import has another value than in the server.
 
 The server runs this file as a script, so the top of the file imports only the standard library.
@@ -22,147 +22,37 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import functools
 import gc
 import importlib
 import json
-import logging
 import os
 import random
 import runpy
 import selectors
-import shlex
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
+import threading
 import time
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Modules that take long to import. Ray is not among them, nor what imports Ray, as verl does: Ray's core reads the
-# environment when it is imported, and each worker has its own environment.
-SLOW_MODULES = (
-    "tensordict",
-    "transformers.modeling_utils",
-    "datasets",
-    "peft",
-    "sglang.srt.entrypoints.http_server",
-)
-# Variables that these modules, Python or the C library read when they are loaded.
+# Variables that the modules, Python or the C library read when they are loaded.
 READ_AT_IMPORT = (
     "DATASETS_", "HF_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTORCH_",
     "TORCH_", "TRANSFORMERS_",
 )  # fmt: skip
-# But these are NCCL's. SGLang's engine sets one before it starts its processes.
-_READ_LATER = "TORCH_NCCL_"
+# But these are read when they are needed. SGLang's engine sets one of NCCL's before it starts its processes, and verl
+# leaves the other behind where its Megatron engine cannot be imported.
+_READ_LATER = ("TORCH_NCCL_", "TORCH_CUDA_ARCH_LIST")
 ADDRESS = "VERL_MULTITURN_FORKSERVER"
 """Environment variable of a fork: the address of the server."""
-# Runs a file as a script, without its folder on the path, and without an interpreter flag that forks would inherit.
-_SCRIPT = "import runpy, sys; del sys.path[0], sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-_CLIENT = Path(__file__).with_name("fork_worker.py")
-# What `multiprocessing` starts in place of Python. The kernel takes one argument after the interpreter.
-_SPAWNED = """#!{python} -IS
-import runpy, sys
-sys.argv[1:1] = [{address!r}]
-runpy.run_path({client!r}, run_name="__main__")
-"""
+EARLY = "--"
+"""Word among the names of modules."""
 _FDS = Path("/proc/self/fd")
 _PR_SET_PDEATHSIG = 1  # `processes/system.py` has it, too, but would bring the whole package into every fork
-
-logger = logging.getLogger(__name__)
-
-
-class ForkServer:
-    """A running server process, which ends with the thread that started it.
-
-    Args:
-        modules: Names of the modules that the server imports. A module that cannot be imported is skipped; the worker
-            that imports it reports the error.
-
-    Raises:
-        OSError: The socket cannot be created, or the process cannot be started.
-    """
-
-    def __init__(self, modules: Sequence[str] = SLOW_MODULES) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="verl-multiturn-", ignore_cleanup_errors=True)
-        address = os.path.join(self._folder.name, "forkserver")
-        try:
-            self.executable = executables(address)
-            """Command line that Ray starts in place of Python, quoted for a shell."""
-            self._process = _start(address, modules)
-        except OSError:
-            self._folder.cleanup()
-            raise
-
-    def close(self) -> None:
-        """End the server; its forks go on, but for processes of SGLang, which end with who forked them."""
-        self._process.kill()
-        self._process.wait()
-        self._folder.cleanup()
-
-
-def executables(address: str) -> str:
-    """Write what `multiprocessing` starts in place of Python, and return what Ray starts, quoted for a shell.
-
-    Args:
-        address: Where the server listens, or will.
-
-    Raises:
-        OSError: The folder of the address cannot be written.
-    """
-    spawned = executable_of(address)
-    spawned.write_text(_SPAWNED.format(python=sys.executable, address=address, client=str(_CLIENT)), encoding="utf-8")
-    spawned.chmod(0o700)
-    if not _runs(spawned):  # on a file system without programs, or with a path that no kernel takes
-        spawned.unlink()
-    return shlex.join([sys.executable, "-I", "-S", str(_CLIENT), address])
-
-
-def listen_at(address: str) -> socket.socket:
-    """Return the socket of a server that will listen at an address."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(address)
-    listener.listen(64)
-    return listener
-
-
-def _runs(program: Path) -> bool:
-    try:
-        return subprocess.run([program, "-c", "pass"], check=False, capture_output=True).returncode == 0
-    except OSError:
-        return False
-
-
-def executable_of(address: str) -> Path:
-    """Return what `multiprocessing` may start in place of Python, of the server that listens at an address."""
-    return Path(address).with_name("spawned")
-
-
-def _start(address: str, modules: Sequence[str]) -> subprocess.Popen[bytes]:
-    with listen_at(address) as listener:
-        number = listener.fileno()
-        return subprocess.Popen(
-            [sys.executable, "-c", _SCRIPT, __file__, str(number), str(os.getpid()), *modules],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[number],
-            env={**os.environ, "SPT_NOENV": "1"},  # a process's title must not overwrite its environment
-            process_group=0,  # Ctrl-C must reach only the driver
-        )
-
-
-@functools.cache
-def forkserver() -> ForkServer | None:
-    """Return the server of this process, which the first call starts; None when it cannot be started."""
-    try:
-        return ForkServer()
-    except OSError as error:
-        logger.warning("no forkserver (%s): each worker of the run imports everything itself", error)
-        return None
 
 
 def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
@@ -171,22 +61,34 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
     Args:
         listener_fd: File descriptor of the listening socket.
         parent: Process id of the parent.
-        modules: Names of the modules to import; one that cannot be imported is skipped.
+        modules: Names of the modules to import; one that cannot be imported is skipped. After `EARLY` come those that a
+            driver does not need: one that asks is forked between their imports.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
-    environment = dict(os.environ)
+    server = _Server(socket.socket(fileno=listener_fd), dict(os.environ))
     gc.disable()  # a sixth of the time of these imports
-    for name in modules:
-        with contextlib.suppress(Exception, SystemExit):
-            importlib.import_module(name)
     with contextlib.suppress(Exception):  # it has to find its place before a fork has another environment
         importlib.import_module("setproctitle").getproctitle()
-    gc.collect()
-    gc.freeze()  # keeps the memory pages of the loaded modules shared with the forks
+    forked = None
+    is_early = False
+    for name in modules:
+        if name == EARLY:
+            is_early = True
+            continue
+        if is_early:
+            gc.freeze()
+            if (forked := server.serve_driver()) is not None:
+                break
+        with contextlib.suppress(Exception, SystemExit):
+            importlib.import_module(name)
+    if forked is None:
+        gc.collect()
+        gc.freeze()  # keeps the memory pages of the loaded modules shared with the forks
+        forked = server.serve()
     gc.enable()
-    _become(*_Server(socket.socket(fileno=listener_fd), environment).serve())
+    _become(*forked)
 
 
 class _Server:
@@ -204,6 +106,17 @@ class _Server:
         self._environment = environment
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
+        self._has_imported = True
+        self._waiting: list[tuple[Any, dict[str, Any], list[int]]] = []
+
+    def serve_driver(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Fork a driver that waits for it; return None here. Other clients wait for the end of the imports."""
+        self._has_imported = False
+        while ready := self._selector.select(0):
+            if (request := self._answer(ready)) is not None:
+                return request
+        self._has_imported = True
+        return None
 
     def serve(self) -> tuple[dict[str, Any], list[int]]:
         """Serve clients; return only in a forked process.
@@ -213,13 +126,21 @@ class _Server:
             those that the fork inherits.
         """
         while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.data is not None:
-                    self._end(*key.data)
-                elif (request := self._read(key.fileobj)) is not None:
+            while self._waiting:
+                if (request := self._fork(*self._waiting.pop(0))) is not None:
                     return request
+            if (request := self._answer(self._selector.select())) is not None:
+                return request
+
+    def _answer(self, ready: list[tuple[selectors.SelectorKey, int]]) -> tuple[dict[str, Any], list[int]] | None:
+        for key, _ in ready:
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.data is not None:
+                self._end(*key.data)
+            elif (request := self._read(key.fileobj)) is not None:
+                return request
+        return None
 
     def _accept(self) -> None:
         try:
@@ -230,28 +151,50 @@ class _Server:
         self._selector.register(client, selectors.EVENT_READ)
 
     def _read(self, client: Any) -> tuple[dict[str, Any], list[int]] | None:
-        """Fork a process for a client that has sent its request; return None here, and the request in the fork."""
+        """Read a client's request, and fork a process for it; return None here, and the request in the fork."""
         self._selector.unregister(client)
         descriptors: list[int] = []
         try:
             message, descriptors, _, _ = socket.recv_fds(client, 1 << 20, 250)
             request = json.loads(message)
+        except (OSError, ValueError):
+            self._drop(client, descriptors)
+            return None
+        if self._has_imported or request["is_driver"]:
+            return self._fork(client, request, descriptors)
+        self._waiting.append((client, request, descriptors))
+        return None
+
+    def _drop(self, client: socket.socket, descriptors: list[int]) -> None:
+        """Leave a client without an answer, or with a refusal: it starts its program itself."""
+        client.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _fork(
+        self, client: socket.socket, request: dict[str, Any], descriptors: list[int]
+    ) -> tuple[dict[str, Any], list[int]] | None:
+        """Fork a process for a client; return None here, and the request in the fork."""
+        try:
             if other := self._other_variables(request["environment"]):
                 client.send(f"refused with another {', '.join(other)}".encode())
                 raise ValueError
             if taken := self._taken(request["inherited"], [client.fileno(), *descriptors]):
                 client.send(f"refused with descriptor {taken[0]} of its own".encode())
                 raise ValueError
+            if others := threading.enumerate()[1:]:  # a fork would not have them, and might wait for one's lock
+                client.send(f"refused with a thread of its own ({others[0].name})".encode())
+                raise ValueError
             pid = os.fork()
-        except (OSError, ValueError):  # a client without an answer starts its worker itself
-            client.close()
-            for descriptor in descriptors:
-                os.close(descriptor)
+        except (OSError, ValueError):
+            self._drop(client, descriptors)
             return None
         if pid == 0:
             # The fork says so itself: a client that is told nothing, since the server dies, runs its program, too.
-            with contextlib.suppress(OSError):
+            try:
                 client.send(f"forked {os.getpid()}".encode())
+            except OSError:  # it waits no longer, and has begun its program itself
+                os._exit(1)
             self._close(client)
             return request, descriptors
         for descriptor in descriptors:
@@ -270,6 +213,8 @@ class _Server:
     def _taken(self, numbers: Sequence[int], closed: Sequence[int]) -> list[int]:
         """Return which descriptors a fork would have open besides those that it closes."""
         closes = {*closed, self._selector.fileno(), *self._selector.get_map()}
+        for client, _, descriptors in self._waiting:
+            closes |= {client.fileno(), *descriptors}
         return [number for number in numbers if number not in closes and (_FDS / str(number)).exists()]
 
     def _close(self, client: socket.socket) -> None:
@@ -277,6 +222,8 @@ class _Server:
         for key in list(self._selector.get_map().values()):
             os.close(key.fd) if isinstance(key.fileobj, int) else key.fileobj.close()  # type: ignore[attr-defined]
         self._selector.close()
+        for other, _, descriptors in self._waiting:
+            self._drop(other, descriptors)
         client.close()
 
     def _end(self, client: socket.socket, process: int, pid: int) -> None:
@@ -310,17 +257,46 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     os.environ[ADDRESS] = request["address"]
-    program, *arguments = request["arguments"]
-    sys.orig_argv = [sys.executable, program, *arguments]
+    _open_streams()
     if request["spawner"] is not None:
         _take_for_parent(request["spawner"])
-        code, *arguments = arguments
-        sys.argv = ["-c", *arguments]
-        exec(code, {"__name__": "__main__"})
-        return
-    sys.argv = [program, *arguments]
-    sys.path.insert(0, str(Path(program).parent))
-    runpy.run_path(program, run_name="__main__")
+    _run(request["arguments"])
+
+
+def _run(words: list[str]) -> None:
+    """Run a program as Python's command line does.
+
+    Args:
+        words: FILE, `-m` and a module, or `-c` and code; then the program's arguments.
+    """
+    sys.orig_argv = [sys.executable, *words]
+    program, *arguments = words
+    if not sys.flags.safe_path:
+        sys.path.insert(0, {"-m": os.getcwd(), "-c": ""}.get(program, str(Path(program).resolve().parent)))
+    if program == "-m":
+        sys.argv = arguments
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif program == "-c":
+        sys.argv = ["-c", *arguments[1:]]
+        sys.modules["__main__"] = own = types.ModuleType("__main__")
+        exec(compile(arguments[0], "<string>", "exec"), vars(own))
+    else:
+        sys.argv = words
+        runpy.run_path(program, run_name="__main__")
+
+
+def _open_streams() -> None:
+    """Make Python's streams anew: those of the server are of another kind of file."""
+    given, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
+    encoding, unbuffered = given or sys.stdout.encoding, bool(os.environ.get("PYTHONUNBUFFERED"))
+    source = os.fdopen(0, "r", -1, encoding, errors or sys.stdin.errors, closefd=False)
+    output = os.fdopen(1, "w", -1, encoding, errors or sys.stdout.errors, closefd=False)
+    output.reconfigure(line_buffering=output.isatty() and not unbuffered, write_through=unbuffered)
+    faults = os.fdopen(2, "w", -1, encoding, "backslashreplace", closefd=False)
+    faults.reconfigure(line_buffering=not unbuffered, write_through=unbuffered)
+    sys.stdin = sys.__stdin__ = source  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = output  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = faults  # type: ignore[misc]
 
 
 def _take(descriptors: dict[int, int]) -> None:

@@ -1,9 +1,11 @@
 """The program that is started in place of Python: it asks `forkserver.py` for a process, and ends with that.
 
-    python -I -S fork_worker.py SOCKET PROGRAM [ARGUMENT …]      started by Ray
-    python -I -S fork_worker.py SOCKET -c CODE [ARGUMENT …]      started by `multiprocessing`
+    python -I -S fork_worker.py SOCKET FILE [ARGUMENT …]                         started by Ray
+    python -I -S fork_worker.py SOCKET -m MODULE [ARGUMENT …]                    started by `run`
+    python -I -S fork_worker.py --spawned SOCKET … -c CODE [ARGUMENT …]          started by `multiprocessing`
 
-It imports only the standard library, and little of it.
+It passes the signals on to a module or code that it runs for somebody, since that one knows this process alone. It
+imports only the standard library, and little of it.
 """
 
 import contextlib
@@ -16,6 +18,16 @@ import socket
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_LONGEST_S = 300.0
+"""Seconds after which a fork is no longer waited for: the server may be stopped, or hang in an import."""
+# Faults of this process itself, what ends no process, and what nobody can handle.
+_OWN = {
+    getattr(signal, name)
+    for name in (
+        "SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSYS", "SIGCHLD", "SIGCONT", "SIGTSTP",
+        "SIGTTIN", "SIGTTOU", "SIGURG", "SIGWINCH", "SIGKILL", "SIGSTOP",
+    )
+}  # fmt: skip
 
 
 def main() -> None:
@@ -23,21 +35,25 @@ def main() -> None:
 
     Where no fork can be had, start Python with the program in this process instead.
     """
-    address, *arguments = sys.argv[1:]
-    spawner, inherited = None, []
-    started = arguments
-    if arguments[0].startswith("-"):
+    spawned = sys.argv[1] == "--spawned"
+    address, *arguments = sys.argv[1 + spawned :]
+    spawner, started = None, arguments
+    if spawned:
         # Before the code are the options of warnings, which the server has from its environment, too.
         started = arguments[arguments.index("-c") :]
         if "spawn_main(" not in started[1]:  # `multiprocessing` has helpers of its own
             os.execv(sys.executable, [sys.executable, *arguments])
-        spawner, inherited = os.getppid(), inheritable()
+        spawner = os.getppid()
         end_with(spawner)
+    # Ray's worker inherits nothing but the standard descriptors.
+    inherited = inheritable() if started[0].startswith("-") else []
+    is_driver = started[0].startswith("-") and not spawned
     with open("/proc/self/oom_score_adj", encoding="utf-8") as score:
         request = {
             "address": address,
             "arguments": started,
             "spawner": spawner,
+            "is_driver": is_driver,
             "inherited": inherited,
             "environment": dict(os.environ),
             "folder": os.getcwd(),
@@ -46,6 +62,7 @@ def main() -> None:
             "blocked_signals": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
         }
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server.settimeout(_LONGEST_S)
     try:
         server.connect(address)
         socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2, *inherited])
@@ -56,11 +73,15 @@ def main() -> None:
         reason = (
             f"the forkserver has started {said}" if verdict == "refused" else f"no forkserver ({said or 'it is busy'})"
         )
-        print(f"verl-multiturn: {reason}: this worker imports everything itself", file=sys.stderr)
+        print(f"verl-multiturn: {reason}: this process imports everything itself", file=sys.stderr)
         os.execv(sys.executable, [sys.executable, *arguments])
     for descriptor in inherited:
         os.close(descriptor)
-    end(wait(server, int(said)))
+    server.settimeout(None)
+    if is_driver:
+        with contextlib.suppress(OSError), open(f"{address}.{os.getpid()}", "w", encoding="ascii") as note:
+            note.write(said)
+    end(wait(server, int(said), is_driver))
 
 
 def inheritable() -> list[int]:
@@ -80,17 +101,20 @@ def end_with(parent: int) -> None:
         sys.exit(1)
 
 
-def wait(server: socket.socket, pid: int) -> int:
+def wait(server: socket.socket, pid: int, passes_on: bool) -> int:
     """Wait for a fork to end, and return its exit status; 1 when the server has ended and the status is unknown.
 
     Args:
         server: The connection to the server, which sends `ended STATUS`.
         pid: Process id of the fork.
+        passes_on: Whether the fork gets the signals that reach this process, in place of being killed with it.
     """
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         process = -1
+    if passes_on and process != -1:
+        pass_signals(process)
     try:
         _, _, status = server.recv(64).decode().partition(" ")
     except OSError:
@@ -100,9 +124,23 @@ def wait(server: socket.socket, pid: int) -> int:
     return int(status or 1)
 
 
+def pass_signals(process: int) -> None:
+    """Send to a process, given by its pidfd, the signals that would end this one; those that are ignored stay so."""
+
+    def pass_on(signum: int, frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signum)
+
+    for signum in signal.valid_signals() - _OWN:
+        if signal.getsignal(signum) is signal.SIG_DFL:
+            signal.signal(signum, pass_on)
+
+
 def end(status: int) -> None:
     """End this process with an exit status; a negative status stands for the signal that ended the fork."""
     if status < 0:
+        if -status not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-status, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [-status])
         os.kill(os.getpid(), -status)
     sys.exit(status)
