@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.loops.certified_output import STATS
+from verl_multiturn.verl_bridge.names import STATS
 
 TRAIN = "train"
 """TransferQueue's partition of the training data."""
