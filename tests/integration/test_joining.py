@@ -170,7 +170,7 @@ def test_padding_is_left_out_and_other_loops_rows_are_there(
     store.rows["padx_0_0"]["loss_mask"] = store.rows["padx_0_0"]["response_mask"]
     store.tags["padx_0_0"]["is_padding"] = True
     run = Run(store, folder, **{"actor_rollout_ref__rollout__agent__agent_loop_config_path": "loops.yaml"})
-    monkeypatch.setattr(verify, "_found", lambda *args: [])
+    monkeypatch.setattr(verify, "violations_of", lambda *args: [])
     run.step(store.batch())
     rows = run.close()
     assert "padx_0_0" not in rows

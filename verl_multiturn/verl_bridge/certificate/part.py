@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from verl_multiturn.certificate.check import Row, Violation, verify
-from verl_multiturn.certificate.conversations import MembershipNote
+from verl_multiturn.certificate.conversations import MembershipNote, shared, uncaused, unjoined
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.certificate.columns import RECEIPTS, VERSIONS, fetch, is_ours, missing
@@ -82,10 +82,11 @@ def check_rows(
         The verdict on each row, in order, and the columns of each.
     """
     columns = fetch([row.key for row in rows], partition_id, [*rules.loss_inputs, *further])
-    return [_check(row, fields, rules) for row, fields in zip(rows, columns, strict=True)], columns
+    return [check_row(row, fields, rules) for row, fields in zip(rows, columns, strict=True)], columns
 
 
-def _check(row: KnownRow, fields: Fields, rules: Rules) -> RowVerdict:
+def check_row(row: KnownRow, fields: Fields, rules: Rules) -> RowVerdict:
+    """Check one row by its columns."""
     receipts = Receipts("", [])
     if not row.padding:
         if not (rules.only_ours or is_ours(fields)):
@@ -105,6 +106,20 @@ def _check(row: KnownRow, fields: Fields, rules: Rules) -> RowVerdict:
         sum(len(generation.ids) for generation in receipts.generations),
         sum(generation.is_generation for generation in receipts.generations),
     )
+
+
+def violations_of(verdicts: Sequence[RowVerdict], left_out: Mapping[str, str]) -> list[Violation]:
+    """Return all violations of a batch's rows: those of each row, and of how they belong together.
+
+    Args:
+        verdicts: The verdicts on all rows that are verified, from whichever parts.
+        left_out: The cause of each conversation that the trainer has left out, by its name.
+    """
+    found = [violation for verdict in verdicts for violation in verdict.found]
+    notes = {verdict.key: verdict.note for verdict in verdicts if verdict.note is not None}
+    found += shared({key: note.request_id for key, note in notes.items()})
+    found += uncaused(notes, left_out)
+    return found or unjoined(notes)  # a row whose receipts cannot be read joins no others
 
 
 def _row(row: KnownRow, fields: Mapping[str, Any], rules: Rules) -> Row:

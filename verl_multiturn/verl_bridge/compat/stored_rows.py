@@ -7,15 +7,17 @@ is all that our hooks read of verl's batch objects. So another queue would be an
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import transfer_queue
 from tensordict import TensorDict
 
-from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.names import STATS
+
+if TYPE_CHECKING:  # it imports what builds rows, which the processes of the certificate do without
+    from verl_multiturn.observe.metrics import Stats
 
 TRAIN = "train"
 """TransferQueue's partition of the training data."""

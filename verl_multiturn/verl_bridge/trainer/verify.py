@@ -14,12 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from omegaconf import DictConfig
 
-from verl_multiturn.certificate.check import Violation
-from verl_multiturn.certificate.conversations import gaps, repeated, shared, uncaused, unjoined
+from verl_multiturn.certificate.conversations import gaps, repeated
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.certificate.part import KnownRow, RowVerdict, Rules, check_rows
+from verl_multiturn.verl_bridge.certificate.part import KnownRow, RowVerdict, Rules, check_rows, violations_of
 from verl_multiturn.verl_bridge.certificate.parts import FetchedColumns, Parts
 from verl_multiturn.verl_bridge.settings import only_our_loop, settings_of
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
@@ -133,7 +132,7 @@ class BatchVerifier:
             except CertificateError as error:
                 raise CertificateError(f"step {step}: {error}") from error
             self._count(verdicts)
-            found = _found(verdicts, causes)
+            found = violations_of(verdicts, causes)
         self._tally["violations"] += len(found)
         if found:
             shown = "\n".join(f"  {violation}" for violation in found[:_SHOWN])
@@ -159,15 +158,6 @@ class BatchVerifier:
         self._tally["unverified"] += len(verdicts) - len(verified)
         self._tally["tokens"] += sum(verdict.tokens for verdict in verified)
         self._tally["unsampled"] += sum(verdict.note is not None and not verdict.generations for verdict in verified)
-
-
-def _found(verdicts: Sequence[RowVerdict], causes: Mapping[str, str]) -> list[Violation]:
-    """Return all violations of the verified rows: those of each row, and of how they belong together."""
-    found = [violation for verdict in verdicts for violation in verdict.found]
-    notes = {verdict.key: verdict.note for verdict in verdicts if verdict.note is not None}
-    found += shared({key: note.request_id for key, note in notes.items()})
-    found += uncaused(notes, causes)
-    return found or unjoined(notes)  # a row whose receipts cannot be read joins no others
 
 
 def _known(rows: BatchRows, key: RowKey, causes: Mapping[str, str], engines: Collection[RowKey]) -> KnownRow:
