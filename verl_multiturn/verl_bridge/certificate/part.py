@@ -76,13 +76,14 @@ def check_rows(
         rows: The rows, at least one.
         partition_id: TransferQueue's partition.
         rules: What they are held to.
-        further: Names of columns that are fetched, too, for others who look at the rows.
+        further: Names of columns that others need who look at the rows.
 
     Returns:
-        The verdict on each row, in order, and the columns of each.
+        The verdict on each row, in order, and the columns `further` of each, as far as it has them.
     """
     columns = fetch([row.key for row in rows], partition_id, [*rules.loss_inputs, *further])
-    return [check_row(row, fields, rules) for row, fields in zip(rows, columns, strict=True)], columns
+    kept = [{name: fields[name] for name in further if name in fields} for fields in columns]
+    return [check_row(row, fields, rules) for row, fields in zip(rows, columns, strict=True)], kept
 
 
 def check_row(row: KnownRow, fields: Fields, rules: Rules) -> RowVerdict:

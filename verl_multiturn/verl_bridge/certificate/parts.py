@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import ray
@@ -40,7 +40,7 @@ HUNG_S = 900.0
 class FetchedColumns(NamedTuple):
     """Columns of rows that were fetched for the certificate."""
 
-    keys: Collection[RowKey]
+    keys: Set[RowKey]
     """The rows."""
     get: Callable[[], Mapping[RowKey, Fields]]
     """Returns the columns of each of them; also in another thread."""
@@ -55,9 +55,8 @@ class CertificatePart:
     def check(
         self, rows: Sequence[KnownRow], partition_id: str, rules: Rules, further: Sequence[str]
     ) -> list[RowVerdict]:
-        """Check rows as `check_rows` does, and keep the columns named by `further` for `columns`."""
-        verdicts, columns = check_rows(rows, partition_id, rules, further)
-        self._kept = [{name: fields[name] for name in further if name in fields} for fields in columns if further]
+        """Check rows as `check_rows` does, and keep their columns for `columns`."""
+        verdicts, self._kept = check_rows(rows, partition_id, rules, further)
         return verdicts
 
     def columns(self) -> list[Fields]:
@@ -99,7 +98,7 @@ class Parts:
             rows: See `check_rows`, as for the rest.
             partition_id: See `check_rows`.
             rules: See `check_rows`.
-            further: See `check_rows`; of the columns these alone are returned.
+            further: See `check_rows`.
 
         Raises:
             CertificateError: A part did not give its verdicts, or others than it was asked for.
@@ -111,13 +110,13 @@ class Parts:
         answers = [actor.check.remote(own, partition_id, rules, further) for actor, own in asked]
         given = self._wait(answers, [own for _, own in asked])
         keys = [row.key for row in rows]
-        kept = [actor.columns.remote() for actor, _ in asked] if further else []
+        kept = [actor.columns.remote() for actor, _ in asked]
 
         def columns() -> dict[RowKey, Fields]:
             parts = ray.get(kept, timeout=self._hung_s)
-            return dict(zip(keys, [fields for part in parts for fields in part], strict=True)) if further else {}
+            return dict(zip(keys, [fields for part in parts for fields in part], strict=True))
 
-        return [verdict for own in given for verdict in own], FetchedColumns(keys if further else (), columns)
+        return [verdict for own in given for verdict in own], FetchedColumns(frozenset(keys), columns)
 
     def _wait(self, answers: Sequence[Any], asked: Sequence[Sequence[KnownRow]]) -> list[list[RowVerdict]]:
         """Return the verdicts of all parts, once each has given them."""

@@ -117,7 +117,7 @@ class BatchVerifier:
         self, rows: BatchRows, step: int, update: int, further: Sequence[str], engines: Collection[RowKey]
     ) -> FetchedColumns:
         chosen = _draw(rows.keys, self._share, f"{step} {update}")
-        fetched = FetchedColumns((), dict)
+        fetched = FetchedColumns(frozenset(), dict)
         if not chosen:
             return fetched
         # TransferQueue would return one row for two rows with the same name.
@@ -150,7 +150,7 @@ class BatchVerifier:
             return self._parts.check(rows, partition_id, rules, further)
         verdicts, columns = check_rows(rows, partition_id, rules, further)
         by_key = {row.key: fields for row, fields in zip(rows, columns, strict=True)}
-        return verdicts, FetchedColumns(by_key, lambda: by_key)
+        return verdicts, FetchedColumns(by_key.keys(), lambda: by_key)
 
     def _count(self, verdicts: Sequence[RowVerdict]) -> None:
         verified = [verdict for verdict in verdicts if verdict.is_verified]
