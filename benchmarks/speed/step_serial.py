@@ -139,7 +139,7 @@ class Times:
 
     def __init__(self, base: Any) -> None:
         self._verls = self._verls_cpu = 0.0
-        self._updated = self._updated_cpu = 0.0
+        self._began = self._began_cpu = self._updated = self._updated_cpu = 0.0
         estimate = base._compute_advantage
 
         def compute(trainer: Any, *arguments: Any) -> Any:
@@ -150,19 +150,29 @@ class Times:
                 self._verls += time.perf_counter() - began
                 self._verls_cpu += time.process_time() - cpu
 
+        def step(trainer: Any, metrics: Any, timing_raw: Any) -> Any:
+            (batch,) = trainer.batches
+            trainer._compute_old_log_prob(batch, metrics)
+            self._began, self._began_cpu = time.perf_counter(), time.process_time()
+            trainer._compute_advantage(batch, metrics)
+            trainer._update_actor(batch, metrics)
+            return batch
+
         def update(trainer: Any, batch: Any, metrics: Any) -> Any:
             self._updated, self._updated_cpu = time.perf_counter(), time.process_time()
             return batch
 
         base._compute_advantage, base._update_actor = compute, update
+        base.step = step
+        base._compute_old_log_prob = lambda trainer, batch, metrics: batch
 
     def step(self, trainer: Any, batch: Any) -> dict[str, float]:
         """Run a step, and return its seconds: wall, and CPU of the driver with all its threads."""
         self._verls = self._verls_cpu = 0.0
         trainer.batches, metrics = [batch], {}
-        began, cpu = time.perf_counter(), time.process_time()
         trainer.step(metrics, {})
         ended = time.perf_counter()
+        began, cpu = self._began, self._began_cpu
         certificate = metrics["rollout/certificate/seconds"]
         serial = self._updated - began - self._verls
         return {

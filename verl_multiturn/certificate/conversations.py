@@ -175,7 +175,8 @@ def _faults(rows: Sequence[Membership]) -> list[str]:
     for index, row in enumerate(rows):
         if row.ledger != ledger:
             return [f"rows 0 and {index} do not agree on the places of its generations"]
-    unknown = [place for _, place in ledger if isinstance(place, bool) or place not in (*range(len(rows)), *CAUSES)]
+    places = {*range(len(rows)), *CAUSES}
+    unknown = [place for _, place in ledger if isinstance(place, bool) or place not in places]
     if unknown:
         return [f"one is listed with {unknown[0]!r}, expected a row below {len(rows)}, or one of {list(CAUSES)}"]
     found = []

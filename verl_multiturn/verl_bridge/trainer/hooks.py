@@ -3,6 +3,7 @@
 For each sampled batch, before verl updates critic and actor with it:
 
     old log-probs   with a bound, rows of the newest weights keep the engine's  engine_log_probs.py
+                    meanwhile the statistics of the rows are fetched            batch_rows.py
       ↓
     outages         conversations that an outage has touched become invalid     outages.py
       ↓
@@ -49,6 +50,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -429,6 +431,14 @@ class MultiTurnHooks:
         return batch
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        rows = self._rows.of(batch)
+        with ThreadPoolExecutor(1) as beside:  # the driver only waits for the workers meanwhile
+            stats = beside.submit(lambda: rows.stats)
+            batch = self._old_log_prob(batch, metrics)
+            stats.result()
+        return batch
+
+    def _old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         verls, workers = super()._compute_old_log_prob, self.actor_rollout_wg  # type: ignore[misc]
         if self._spared is not None and self._filter is not None:
             self._spared.silent = self._filter.silent
