@@ -284,7 +284,7 @@ def test_the_certificate_reads_what_the_critic_gets(store: WritableStore) -> Non
 
 
 def test_each_step_and_update_verifies_another_share(store: WritableStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge.trainer import verify
+    from verl_multiturn.verl_bridge.certificate import part
 
     for uid in "uvwx":
         add(store, uid, [1.0, 0.0])
@@ -294,8 +294,8 @@ def test_each_step_and_update_verifies_another_share(store: WritableStore, monke
         drawn.append(tuple(keys))
         return fetch(keys, *rest)
 
-    fetch = verify.fetch
-    monkeypatch.setattr(verify, "fetch", recorded)
+    fetch = part.fetch
+    monkeypatch.setattr(part, "fetch", recorded)
     trainer = make_trainer(actor_rollout_ref__rollout__custom__multiturn__certificate_share=0.5)
     for trainer.global_steps, trainer.local_trigger_step in ((4, 0), (4, 0), (4, 1), (5, 0)):
         step(trainer, store.batch())

@@ -334,6 +334,9 @@ def test_a_run_that_loses_a_colocated_server_ends_with_its_last_whole_weights(mo
     class Ours(hooks.MultiTurnHooks, Verls):
         def __init__(self) -> None:
             looks = iter([True, True, True, False])
+            sizes = {"data": {"train_batch_size": 8}, "actor_rollout_ref": {"rollout": {"n": 4}}}
+            self.config, self.parameter_sync_step = OmegaConf.create(sizes), 2
+            self._verifier = SimpleNamespace(start=lambda rows: done.append(f"{rows} rows"))
             replica = SimpleNamespace(look=lambda wait_s: next(looks), replica_rank=0, server_address="10.0.0.1:80")
             self.replay_buffer = None
             self.llm_server_manager = SimpleNamespace(get_replicas=lambda: [replica])
@@ -351,7 +354,7 @@ def test_a_run_that_loses_a_colocated_server_ends_with_its_last_whole_weights(mo
         "started again beside it; step 4 is saved"
     )
     listed = "list ['10.0.0.1:80']"
-    assert done == ["first weights", listed, "weights", listed, "abort", "sleep"]
+    assert done == ["first weights", "16 rows", listed, "weights", listed, "abort", "sleep"]
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,9 +72,13 @@ class Corrupted:
 
     def caught(self) -> bool:
         """Return whether the certificate finds the fault and points at the right place."""
+        return self.is_named(self.found())
+
+    def is_named(self, found: Iterable[Violation]) -> bool:
+        """Return whether one of these violations points at the right place."""
         return any(
             (self.turn is None or violation.turn == self.turn) and (self.token is None or violation.token == self.token)
-            for violation in self.found()
+            for violation in found
         )
 
 

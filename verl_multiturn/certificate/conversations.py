@@ -16,15 +16,68 @@ In a batch without violations
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from verl_multiturn.certificate.check import Violation
-from verl_multiturn.certificate.receipts import CAUSES, Receipts
+from verl_multiturn.certificate.receipts import CAUSES, Place, Receipts
 from verl_multiturn.row_keys import RowKey
 
 OUTAGE, REWARD_OUTAGE = "outage", "reward_outage"
 """Causes for which a trainer leaves out a conversation that had ended well: a call of it met an outage, or its reward
 could not be judged for a cause of ours."""
+
+
+class Membership(Protocol):
+    """What a row says of how it belongs to its conversation; `Receipts` say it, and so does a `MembershipNote`."""
+
+    @property
+    def request_id(self) -> str:
+        """Id of its request."""
+
+    @property
+    def void(self) -> bool:
+        """Whether the conversation has a void turn."""
+
+    @property
+    def invalid(self) -> bool:
+        """Whether the conversation is invalid."""
+
+    @property
+    def outages(self) -> Sequence[str]:
+        """Names of the outages that calls of the conversation met."""
+
+    @property
+    def unrewarded(self) -> bool:
+        """Whether its reward could not be judged for a cause of ours."""
+
+    @property
+    def held(self) -> Sequence[str]:
+        """Digest of each generation in the row, in order."""
+
+    @property
+    def ledger(self) -> Sequence[Place]:
+        """Place of each generation of the whole conversation, in order."""
+
+
+class MembershipNote(NamedTuple):
+    """A `Membership` without tokens, which one process sends another: some hundred bytes for each generation."""
+
+    request_id: str
+    void: bool
+    invalid: bool
+    outages: Sequence[str]
+    unrewarded: bool
+    held: Sequence[str]
+    ledger: Sequence[Place]
+
+    @classmethod
+    def of(cls, receipts: Receipts) -> MembershipNote:
+        """Return the note of a row's receipts."""
+        held = receipts.held
+        ledger = receipts.ledger if receipts.places is not None else [Place(digest, receipts.row) for digest in held]
+        said = receipts.request_id, receipts.void, receipts.invalid, list(receipts.outages), receipts.unrewarded
+        return cls(*said, held, ledger)
 
 
 def repeated(keys: Iterable[RowKey]) -> list[Violation]:
@@ -72,13 +125,13 @@ def shared(request_ids: Mapping[RowKey, str]) -> list[Violation]:
     ]
 
 
-def uncaused(receipts: Mapping[RowKey, Receipts], left_out: Mapping[str, str]) -> list[Violation]:
+def uncaused(receipts: Mapping[RowKey, Membership], left_out: Mapping[str, str]) -> list[Violation]:
     """Return all violations of which conversations the trainer has left out.
 
     The mask of their rows is checked by `certificate.check`: it is 0 throughout for these, and for no others.
 
     Args:
-        receipts: Receipts of all rows of each conversation that is looked at, by the row's name.
+        receipts: Receipts, or their notes, of all rows of each conversation that is looked at, by the row's name.
         left_out: The cause for which each conversation was left out, by its name (`RowKey.conversation`).
     """
     found = []
@@ -98,11 +151,11 @@ def uncaused(receipts: Mapping[RowKey, Receipts], left_out: Mapping[str, str]) -
     return found
 
 
-def unjoined(receipts: Mapping[RowKey, Receipts]) -> list[Violation]:
+def unjoined(receipts: Mapping[RowKey, Membership]) -> list[Violation]:
     """Return all violations of how the rows of each conversation belong together.
 
     Args:
-        receipts: Receipts of all rows of each conversation, by the row's name.
+        receipts: Receipts, or their notes, of all rows of each conversation, by the row's name.
     """
     found = []
     for name, keys in _by_conversation(receipts).items():
@@ -111,7 +164,7 @@ def unjoined(receipts: Mapping[RowKey, Receipts]) -> list[Violation]:
     return found
 
 
-def _faults(rows: list[Receipts]) -> list[str]:
+def _faults(rows: Sequence[Membership]) -> list[str]:
     """Return what is wrong with the rows of one conversation, given in order."""
     first, ledger = rows[0], rows[0].ledger
     for name in ("request_id", "invalid", "void", "outages", "unrewarded"):
@@ -122,16 +175,16 @@ def _faults(rows: list[Receipts]) -> list[str]:
     for index, row in enumerate(rows):
         if row.ledger != ledger:
             return [f"rows 0 and {index} do not agree on the places of its generations"]
-    unknown = [place for _, place in ledger if isinstance(place, bool) or place not in (*range(len(rows)), *CAUSES)]
+    places = {*range(len(rows)), *CAUSES}
+    unknown = [place for _, place in ledger if isinstance(place, bool) or place not in places]
     if unknown:
         return [f"one is listed with {unknown[0]!r}, expected a row below {len(rows)}, or one of {list(CAUSES)}"]
     found = []
     for index, row in enumerate(rows):
         listed = [digest for digest, place in ledger if place == index]
-        held = [generation.digest for generation in row.generations]
-        if listed != held:
-            found.append(_difference(index, listed, held))
-        elif not held and len(rows) > 1:
+        if listed != list(row.held):
+            found.append(_difference(index, listed, row.held))
+        elif not row.held and len(rows) > 1:
             found.append(f"row {index} of {len(rows)} has no generation of {first.request_id}")
     return found
 

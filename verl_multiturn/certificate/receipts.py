@@ -170,11 +170,14 @@ class Receipts:
         ]
 
     @property
+    def held(self) -> list[str]:
+        """Digest of each generation in the row, in order."""
+        return [generation.digest for generation in self.generations]
+
+    @property
     def ledger(self) -> list[Place]:
         """Place of each generation of the whole conversation, in order."""
-        if self.places is not None:
-            return list(self.places)
-        return [Place(generation.digest, self.row) for generation in self.generations]
+        return [Place(digest, self.row) for digest in self.held] if self.places is None else list(self.places)
 
     def to_bytes(self) -> bytes:
         """Write the receipts to bytes: the header's length (4 bytes), a JSON header, then the arrays."""

@@ -1,4 +1,4 @@
-"""Names of ours that verl's configuration has: agent loops, rollout, manager, trainers, estimators."""
+"""Names of ours that verl's configuration and batches have: agent loops, rollout, manager, trainers, estimators."""
 
 from __future__ import annotations
 
@@ -40,6 +40,9 @@ takes it out of the rows."""
 
 ESTIMATORS = ("mt_grpo", "mt_turns", "mt_gigpo")
 """Our estimators of advantages, which count conversations. verl's own count rows: `grpo` reads the last one alone."""
+
+STATS = "rollout"
+"""Key of a conversation's stats in the batch column `metrics`, which the rows of every agent loop have."""
 
 TRACE_BACKENDS = ("mlflow", "trackio", "weave")
 """Values of `rollout.trace.backend`."""

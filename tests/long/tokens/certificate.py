@@ -15,6 +15,10 @@ The benchmark has four parts:
 4. It does the same with conversations of several rows (`row_conversations.py`): 1,000 honest ones, and every
   fault in how their rows belong together.
 
+All of it is done twice: with the rows together, and in parts, as processes verify a large batch
+(`certificate_parts.py`). Each row is a part of its own then, so that rows of one conversation, and rows that
+are twice in the batch, lie in different parts.
+
 `step_share` is the certificate's part of the steps' time, including the time to fetch the batch.
 
 The last line is one JSON object. When the run's own log does not say that its trainer verified every trajectory, there
@@ -28,6 +32,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +41,7 @@ from rich.table import Table
 
 from tests.long.tokens.corruptions import CORRUPTIONS
 from tests.long.tokens.row_conversations import CONVERSATION_FAULTS, honest, trials, violations
-from tests.support.samples import Sample, sample_of_record
+from tests.support.samples import Corrupted, Sample, sample_of_record
 from verl_multiturn.certificate.check import verify
 from verl_multiturn.records.verification import verify_record
 
@@ -117,13 +122,16 @@ def samples_of(records: list[dict[str, Any]]) -> list[Sample]:
     return [s for s in made if all(g.is_generation and (g.versions >= 0).all() for g in s.receipts.generations)]
 
 
-def trials_of(name: str, samples: list[Sample], most: int) -> tuple[int, int]:
+def trials_of(
+    name: str, samples: list[Sample], most: int, is_caught: Callable[[Corrupted], bool] = Corrupted.caught
+) -> tuple[int, int]:
     """Put a corruption into some rows.
 
     Args:
         name: Key of `CORRUPTIONS`; also the seed.
         samples: Honest rows to corrupt.
         most: Number of rows to corrupt; fewer where fewer have room for it.
+        is_caught: Tells whether the certificate finds a fault and points at the right place.
 
     Returns:
         The number of corrupted rows, and the number of those in which the certificate pointed at the right place.
@@ -134,7 +142,7 @@ def trials_of(name: str, samples: list[Sample], most: int) -> tuple[int, int]:
         corrupted = CORRUPTIONS[name](sample, rng.choice(samples), rng)
         if corrupted is not None:
             put += 1
-            caught += corrupted.caught()
+            caught += is_caught(corrupted)
         if put == most:
             break
     return put, caught
@@ -152,7 +160,9 @@ def run(out: Path, least: int = HARD, most: int = TRIALS, conversations: int = C
     Raises:
         SystemExit: The run's trainer did not verify each of its rows.
     """
-    from tests.long.tokens import honest as hard_ones  # imports verl, which nothing else in this module needs
+    # They import verl and Ray, which nothing else in this module needs.
+    from tests.long.tokens import honest as hard_ones
+    from tests.long.tokens.certificate_parts import caught_in_parts, violations_in_parts
 
     records = [record for record in read_lines(out / "trajectories.jsonl") if not record["validation"]]
     metrics = step_metrics(out / "metrics.jsonl")
@@ -162,16 +172,24 @@ def run(out: Path, least: int = HARD, most: int = TRIALS, conversations: int = C
     hard = hard_ones.roll(least)
     hard_alarms, padding = hard_ones.false_alarms(hard)
     several = [honest(seed) for seed in range(conversations)]
-    several_alarms = [violation for rows in several if (found := violations(rows)) for violation in found[:1]]
-    for alarm in [*hard_alarms, *several_alarms]:
+    singles = [sample_of_record(record) for record in [*records, *(each.record for each in hard)]]
+    several_alarms = [found[0] for rows in several if (found := violations(rows))]
+    parts_alarms = [
+        found[0] for rows in [*several, *([each] for each in singles), singles] if (found := violations_in_parts(rows))
+    ]
+    for alarm in [*hard_alarms, *several_alarms, *parts_alarms]:
         print(f"false alarm: {alarm}")
     samples = samples_of([*records, *(each.record for each in hard)])
 
     results = {name: trials_of(name, samples, most) for name in CORRUPTIONS}
+    results_in_parts = {name: trials_of(name, samples, most, caught_in_parts) for name in CORRUPTIONS}
     joined = {name: trials(name, several, most) for name in CONVERSATION_FAULTS}
+    joined_in_parts = {name: trials(name, several, most, violations_in_parts) for name in CONVERSATION_FAULTS}
     for title, what, found in (
         ("what the certificate catches", "rows", results),
+        ("what it catches in parts", "rows", results_in_parts),
         ("what it catches in conversations of several rows", "conversations", joined),
+        ("what it catches in their parts", "conversations", joined_in_parts),
     ):
         table = Table("corruption", what, "caught", title=title)
         for name, (put, caught) in found.items():
@@ -191,13 +209,16 @@ def run(out: Path, least: int = HARD, most: int = TRIALS, conversations: int = C
     return {
         "corruptions": len(results),
         "caught": sum(0 < put == caught for put, caught in results.values()),
+        "caught_in_parts": sum(0 < put == caught for put, caught in results_in_parts.values()),
         "conversation_corruptions": len(joined),
         "conversation_caught": sum(0 < put == caught for put, caught in joined.values()),
+        "conversation_caught_in_parts": sum(0 < put == caught for put, caught in joined_in_parts.values()),
         "honest": len(records) + len(hard),
         "honest_of_several_rows": len(several),
         "false_alarms": alarms
         + len(hard_alarms)
         + len(several_alarms)
+        + len(parts_alarms)
         + int(sum(step[f"{PREFIX}violations"] for step in metrics)),
         "step_share": round(share, 5),
     }

@@ -29,6 +29,7 @@ from verl_multiturn.row_keys import RowKey
 
 Rows = list[Sample]
 Fault = Callable[[Rows, Rows, random.Random], str | None]
+Find = Callable[[Rows], list[Violation]]
 
 VOCABULARY = 5_000
 MOST_ROWS = 6
@@ -344,13 +345,14 @@ CONVERSATION_FAULTS: dict[str, Fault] = {
 }  # fmt: skip
 
 
-def trials(name: str, conversations: list[Rows], most: int) -> tuple[int, int]:
+def trials(name: str, conversations: list[Rows], most: int, find: Find = violations) -> tuple[int, int]:
     """Put a fault into conversations.
 
     Args:
         name: Key of `CONVERSATION_FAULTS`; also the seed.
         conversations: Honest conversations of several rows.
         most: Number of conversations that it is put into at most.
+        find: Finds what is wrong with the rows of a batch.
 
     Returns:
         The number of faulty conversations, and the number of those in which the certificate named the right place.
@@ -364,7 +366,7 @@ def trials(name: str, conversations: list[Rows], most: int) -> tuple[int, int]:
         if place is None:
             continue
         put += 1
-        caught += any(place in str(violation) for violation in violations(faulty))
+        caught += any(place in str(violation) for violation in find(faulty))
         if put == most:
             break
     return put, caught

@@ -43,6 +43,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import verl  # noqa: F401  # first: it loads the plugin, which makes SGLang importable on a CPU
+
 TABLE = Path(__file__).with_name("contract.tsv")
 EXACT = "!"
 _PACKAGES = {"transfer_queue": "TransferQueue"}

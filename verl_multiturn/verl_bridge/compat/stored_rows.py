@@ -9,15 +9,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import transfer_queue
 from tensordict import NonTensorStack, TensorDict
 
-from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.loops.certified_output import STATS
+from verl_multiturn.verl_bridge.names import STATS
+
+if TYPE_CHECKING:  # it imports what builds rows, which the processes of the certificate do without
+    from verl_multiturn.observe.metrics import Stats
 
 TRAIN = "train"
 """TransferQueue's partition of the training data."""

@@ -25,6 +25,7 @@ from verl_multiturn.rollout.outcome import ConversationRow, Outcome, SessionRepo
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.rollout.turn_rewards import Scores, interaction_scores, tool_scores, turns_of
 from verl_multiturn.rollout.void_turns import has_void_turn
+from verl_multiturn.verl_bridge.names import STATS
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,6 @@ OUTAGE, UNJUDGEABLE = "outage", "unjudgeable"
 one what the reward needs is not there now; with the second one the row can never be judged."""
 _ADDED = ("tool_score", "interaction_score", "completion_score")
 """Stats of what is added to the reward function's score."""
-STATS = "rollout"
-"""Key of a conversation's stats in the batch column `metrics`, which the rows of every agent loop have."""
 
 
 class CertifiedOutput(AgentLoopOutput):

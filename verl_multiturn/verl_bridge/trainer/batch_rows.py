@@ -1,7 +1,8 @@
 """`BatchRows`: the rows of a batch of verl's trainers, as all our hooks of a step get them.
 
 verl names a row by a text and marks its padding in the row's tag. The names are taken apart here, and the marks are
-read here, once. What our agent loop says of the rows is fetched when a hook first asks for it.
+read here, once. What our agent loop says of the rows is fetched when a hook first asks for it, in each batch while verl
+computes the old log-probs.
 
 Most stages of verl return a new batch object with the same keys, and the batch of a whole step joins those of its
 updates. So `StepRows` gives the `BatchRows` that it has as long as keys and tags are the same, and the statistics of a

@@ -3,6 +3,7 @@
 For each sampled batch, before verl updates critic and actor with it:
 
     old log-probs   with a bound, rows of the newest weights keep the engine's  engine_log_probs.py
+                    meanwhile the statistics of the rows are fetched            batch_rows.py
       ↓
     outages         conversations that an outage has touched become invalid     outages.py
       ↓
@@ -21,10 +22,10 @@ For each sampled batch, before verl updates critic and actor with it:
       ↓
     certificate     the result is compared with what the engine returned        verify.py
       ↓
-    join            what was made of each row is recorded                       joining.py
-      ↓
     updates         as many as prompts ask for; those without a trained token   updates.py
                     are skipped, rows that teach nothing are spared             spared.py
+      ↓
+    join            what was made of each row is recorded, once the step ends   joining.py
 
 All of them get the batch's rows as one `BatchRows` (`batch_rows.py`), which knows keys, padding and statistics.
 
@@ -49,6 +50,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -77,7 +79,7 @@ from verl_multiturn.verl_bridge.trainer.engine_log_probs import EngineLogProbs
 from verl_multiturn.verl_bridge.trainer.group_filter import GroupFilter
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.history import History
-from verl_multiturn.verl_bridge.trainer.joining import FURTHER, Joining
+from verl_multiturn.verl_bridge.trainer.joining import NEEDED, Joining
 from verl_multiturn.verl_bridge.trainer.numbered_rows import draw_prompt
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
 from verl_multiturn.verl_bridge.trainer.outages import AskedKeeper, OutageLasts, Outages, Scored
@@ -132,6 +134,7 @@ class MultiTurnHooks:
     use_critic: bool
     global_steps: int
     local_trigger_step: int
+    parameter_sync_step: int
     replay_buffer: Any
     agent_loop_manager: Any = None
     checkpoint_manager: Any
@@ -362,9 +365,12 @@ class MultiTurnHooks:
         self.checkpoint_manager.sleep_replicas()
 
     def on_init_end(self) -> None:
-        """Send the first weights, as verl does."""
+        """Send the first weights, as verl does; start what verifies large batches, while the first one is sampled."""
         super().on_init_end()  # type: ignore[misc]
         self._whole = self.global_steps
+        # A step of `separate_async` trains a batch for each of its updates. Conversations may have several rows.
+        prompts = self.config.data.train_batch_size // self.parameter_sync_step
+        self._verifier.start(prompts * self.config.actor_rollout_ref.rollout.n)
 
     def on_step_begin(self) -> None:
         """Begin a step, as verl does, if the run goes on.
@@ -425,6 +431,14 @@ class MultiTurnHooks:
         return batch
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        rows = self._rows.of(batch)
+        with ThreadPoolExecutor(1) as beside:  # the driver only waits for the workers meanwhile
+            stats = beside.submit(lambda: rows.stats)
+            batch = self._old_log_prob(batch, metrics)
+            stats.result()
+        return batch
+
+    def _old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         verls, workers = super()._compute_old_log_prob, self.actor_rollout_wg  # type: ignore[misc]
         if self._spared is not None and self._filter is not None:
             self._spared.silent = self._filter.silent
@@ -449,7 +463,7 @@ class MultiTurnHooks:
             self._spared.silence(rows.keys, rows.partition_id)
         if self._settings.context.weight == "conversation":
             weigh_conversations(rows, self.config.actor_rollout_ref.actor.loss_agg_mode)
-        further = () if self._joining is None else FURTHER
+        further = () if self._joining is None else NEEDED
         update, engines = self.local_trigger_step, self._engines.taken
         fetched = self._verifier.verify(rows, self.global_steps, update, further, engines)
         if self._joining is not None:

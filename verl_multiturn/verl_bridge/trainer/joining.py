@@ -1,14 +1,16 @@
 """What the trainer makes of each row, for the records: `records/joins.py` has the files.
 
-    each update       look      the columns that the certificate fetched, of the sampled tokens alone
+    each update       look      whose rows they are; the columns that the certificate fetched are taken later
     actor's update    note_updates
-    end of a step     write     one join for the step
+    end of a step     write     one join for the step, made in the writer's thread
     end of all of it  end_step  the step's line, with its metrics
 
 Of a validation `look_at_validation`, for each of its batches, and `end_validation`.
 
 Invariants:
 - nothing of the batch is changed, and whatever goes wrong here ends no step: it is said once;
+- neither update nor step waits for a join. Only of rows that the certificate did not fetch the trainer itself fetches
+  columns, before the update, which may change them;
 - a row's sampled tokens are those of its turns (stats), whatever the trainer has made of its mask since. A row of
   another agent loop, which names no turns, has those of its mask.
 """
@@ -22,6 +24,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -39,15 +42,14 @@ from verl_multiturn.records.step_writer import StepWriter
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.staleness import Bound, too_old
 from verl_multiturn.row_keys import RowKey
+from verl_multiturn.verl_bridge.certificate.columns import VERSIONS, fetch_some
+from verl_multiturn.verl_bridge.certificate.parts import FetchedColumns
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
 from verl_multiturn.verl_bridge.trainer.run_notes import run_file
-from verl_multiturn.verl_bridge.trainer.verify import VERSIONS, fetch_some
 
 logger = logging.getLogger(__name__)
 
-FURTHER = ("rm_scores", "entropy")
-"""Columns that the join needs beside those that the certificate fetches."""
 _PARTS = {"score": "compute_score", "tool_score": "tool_score", "interaction_score": "interaction_score",
           "completion_score": "completion_score"}  # fmt: skip
 """Entries of a row's stats that are parts of its reward, and their names in the join."""
@@ -59,6 +61,8 @@ _LISTS = {
     "entropy": "entropy",
 }
 """Columns of verl's that have a value for each response token, and their names in the join."""
+NEEDED = (VERSIONS, "response_mask", "rm_scores", *_LISTS)
+"""Columns that the join needs."""
 
 Fields = Mapping[str, Any]
 """The columns of a row."""
@@ -130,7 +134,7 @@ class Joining:
 
     def begin_step(self) -> None:
         """Forget the step before."""
-        self._rows: dict[RowKey, JoinedRow] = {}
+        self._batches: list[_Batch] = []
         self._updated: dict[RowKey, int | None] = {}
         self._spared: dict[RowKey, str] = {}
         self._updates = 0
@@ -140,77 +144,28 @@ class Joining:
         """Return the step's metric."""
         return {f"{PREFIX}records/join_seconds": self._seconds}
 
-    def look(
-        self,
-        rows: BatchRows,
-        fetched: Mapping[RowKey, Fields],
-        step: int,
-        factors: Mapping[RowKey, float],
-    ) -> None:
-        """Join the rows of a batch whose columns are final.
+    def look(self, rows: BatchRows, fetched: FetchedColumns, step: int, factors: Mapping[RowKey, float]) -> None:
+        """Note a batch whose columns are final.
 
         Args:
             rows: Those of verl's batch.
-            fetched: The columns that the certificate fetched, of the rows that it verified, with `FURTHER` among them.
+            fetched: The columns `NEEDED`, of the rows that the certificate verified.
             step: The training step.
             factors: By what Optimal Tool Calls scaled scores.
         """
         self._guarded(lambda: self._look(rows, fetched, step, factors))
 
-    def _look(
-        self,
-        rows: BatchRows,
-        fetched: Mapping[RowKey, Fields],
-        step: int,
-        factors: Mapping[RowKey, float],
-    ) -> None:
-        columns = dict(fetched)
-        missing = [key for key in rows.real if key not in columns]
+    def _look(self, rows: BatchRows, fetched: FetchedColumns, step: int, factors: Mapping[RowKey, float]) -> None:
+        missing = [key for key in rows.real if key not in fetched.keys]
+        others: dict[RowKey, Fields] = {}
         # What TransferQueue lacks in one row it leaves out for all, so the rows of each kind are asked for together.
         for ours in (True, False):
             if keys := [key for key in missing if (key in rows.stats) == ours]:
-                names = [VERSIONS, "response_mask", "rm_scores", *_LISTS]
-                columns |= zip(keys, fetch_some(keys, rows.partition_id, names), strict=True)
-        joined = {key: self._row(rows, key, columns[key], step) for key in rows.real}
-        _add_groups(rows, joined)
-        for key, factor in factors.items():
-            if key in joined:
-                joined[key].otc_factor = factor
-        self._rows |= joined
-
-    def _row(self, rows: BatchRows, key: RowKey, fields: Fields, step: int) -> JoinedRow:
-        stats = rows.stats.get(key)
-        mask = np.asarray(fields["response_mask"]) != 0
-        sampled = _sampled(stats, mask)
-        places = np.flatnonzero(sampled)
-        row = joined_row(key, stats, fields, step, validation=False)
-        for name, ours in _LISTS.items():
-            if (column := fields.get(name)) is not None and len(column) == len(mask):
-                setattr(row, ours, np.asarray(column)[places].astype(np.float32))
-        trained = mask[places]
-        row.trained = int(trained.sum())
-        if row.trained == len(places):
-            row.untrained = None if len(places) else "unsampled"
-            return row
-        row.untrained = self._cause(rows, key, stats, fields, places[~trained], step)
-        if row.trained:
-            row.untrained_tokens = np.flatnonzero(~trained).astype(np.int32)
-        return row
-
-    def _cause(
-        self, rows: BatchRows, key: RowKey, stats: Stats | None, fields: Fields, places: NDArray[np.intp], step: int
-    ) -> str:
-        """Return why the sampled tokens at these places of a row are not in the loss."""
-        if (cause := rows.left_out.get(key.conversation)) is not None:
-            return cause
-        if stats is not None and not stats["valid"]:
-            return "outage" if stats.get("stop") == StopReason.OUTAGE else "invalid"
-        if stats is not None and stats.get("void") and self._masks_void_rows:
-            return "void"
-        versions, bound = fields.get(VERSIONS), self._bound
-        if bound is None or versions is None:
-            return "rejected"
-        return "too_old" if too_old(np.asarray(versions)[places], step, bound).any() else "rejected"
+                others |= zip(keys, fetch_some(keys, rows.partition_id, NEEDED), strict=True)
+        masks, bound = self._masks_void_rows, self._bound
+        self._batches.append(
+            _Batch(rows.stats, rows.groups, dict(rows.left_out), fetched.get, others, dict(factors), step, masks, bound)
+        )
 
     def note_updates(self, numbers: Mapping[str, int | None]) -> None:
         """Note in which update the actor was trained with each row of a batch.
@@ -235,19 +190,28 @@ class Joining:
             self._spared[key] = "no_signal" if key.uid in silent else "zero_advantage"
 
     def write(self, step: int) -> None:
-        """Hand the step's join to the writer."""
-        self._guarded(lambda: self._write(step))
+        """Hand the step's join to the writer, which makes it."""
+        # The attributes are other objects in the next step.
+        make = partial(self._made, self._batches, self._updated, self._spared)
+        self._writer.join(False, step, lambda: table_of(make()))
 
-    def _write(self, step: int) -> None:
-        for key, row in self._rows.items():
-            if key in self._updated:
-                row.update = self._updated[key]
+    def _made(
+        self,
+        batches: Sequence[_Batch],
+        updated: Mapping[RowKey, int | None],
+        spared: Mapping[RowKey, str],
+    ) -> list[JoinedRow]:
+        """Return the rows of a step; called in the writer's thread."""
+        joined: dict[RowKey, JoinedRow] = {}
+        self._said(lambda: joined.update(each for batch in batches for each in batch.rows().items()))
+        for key, row in joined.items():
+            if key in updated:
+                row.update = updated[key]
             elif row.trained:
-                row.trained, row.untrained = 0, self._spared.get(key, "skipped_update")
+                row.trained, row.untrained = 0, spared.get(key, "skipped_update")
                 if row.untrained == "no_signal":  # what stands in these columns was not computed
                     row.old_log_probs = row.entropy = None
-        rows = list(self._rows.values())
-        self._writer.join(False, step, lambda: table_of(rows))
+        return list(joined.values())
 
     def end_step(
         self, step: int, phases: Mapping[str, Any], metrics: Mapping[str, Any], groups: Mapping[str, Any]
@@ -287,7 +251,7 @@ class Joining:
             row.untrained = rows.left_out.get(key.conversation)
             if row.untrained is None and stats is not None and stats.get("stop") == StopReason.OUTAGE:
                 row.untrained = "outage"
-        _add_groups(rows, joined)
+        _add_groups(rows.groups, rows.stats, joined)
         self._validated += joined.values()
 
     def end_validation(self, step: int, began: float, metrics: Mapping[str, Any]) -> None:
@@ -313,14 +277,77 @@ class Joining:
 
     def _guarded(self, do: Callable[[], None]) -> None:
         started = time.perf_counter()
+        self._said(do)
+        self._seconds += time.perf_counter() - started
+
+    def _said(self, do: Callable[[], None]) -> None:
+        """Say once what goes wrong, also in the writer's thread."""
         try:
             do()
         except Exception as error:  # what is recorded of a step is no reason to end the run
             if not self._told:
                 logger.exception("rows are missing in the records of a step: %s (said once)", describe(error))
             self._told = True
-        finally:
-            self._seconds += time.perf_counter() - started
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What is known of a batch before its update; nothing of it is changed any more."""
+
+    stats: Mapping[RowKey, Stats]
+    groups: Mapping[str, Mapping[str, Sequence[RowKey]]]
+    left_out: Mapping[str, str]
+    fetched: Callable[[], Mapping[RowKey, Fields]]
+    """Returns the columns of the rows that the certificate verified."""
+    others: Mapping[RowKey, Fields]
+    """The columns of the other rows."""
+    factors: Mapping[RowKey, float]
+    step: int
+    masks_void_rows: bool
+    bound: Bound | None
+
+    def rows(self) -> dict[RowKey, JoinedRow]:
+        """Return what the join says of each row before its update."""
+        columns = {**self.fetched(), **self.others}
+        keys = [key for conversations in self.groups.values() for own in conversations.values() for key in own]
+        joined = {key: self._row(key, columns[key]) for key in keys}
+        _add_groups(self.groups, self.stats, joined)
+        for key, factor in self.factors.items():
+            if key in joined:
+                joined[key].otc_factor = factor
+        return joined
+
+    def _row(self, key: RowKey, fields: Fields) -> JoinedRow:
+        stats = self.stats.get(key)
+        mask = np.asarray(fields["response_mask"]) != 0
+        sampled = _sampled(stats, mask)
+        places = np.flatnonzero(sampled)
+        row = joined_row(key, stats, fields, self.step, validation=False)
+        for name, ours in _LISTS.items():
+            if (column := fields.get(name)) is not None and len(column) == len(mask):
+                setattr(row, ours, np.asarray(column)[places].astype(np.float32))
+        trained = mask[places]
+        row.trained = int(trained.sum())
+        if row.trained == len(places):
+            row.untrained = None if len(places) else "unsampled"
+            return row
+        row.untrained = self._cause(key, stats, fields, places[~trained])
+        if row.trained:
+            row.untrained_tokens = np.flatnonzero(~trained).astype(np.int32)
+        return row
+
+    def _cause(self, key: RowKey, stats: Stats | None, fields: Fields, places: NDArray[np.intp]) -> str:
+        """Return why the sampled tokens at these places of a row are not in the loss."""
+        if (cause := self.left_out.get(key.conversation)) is not None:
+            return cause
+        if stats is not None and not stats["valid"]:
+            return "outage" if stats.get("stop") == StopReason.OUTAGE else "invalid"
+        if stats is not None and stats.get("void") and self.masks_void_rows:
+            return "void"
+        versions, bound = fields.get(VERSIONS), self.bound
+        if bound is None or versions is None:
+            return "rejected"
+        return "too_old" if too_old(np.asarray(versions)[places], self.step, bound).any() else "rejected"
 
 
 def joined_row(key: RowKey, stats: Stats | None, fields: Fields, step: int, validation: bool) -> JoinedRow:
@@ -353,13 +380,17 @@ def _sampled(stats: Stats | None, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return sampled
 
 
-def _add_groups(rows: BatchRows, joined: Mapping[RowKey, JoinedRow]) -> None:
+def _add_groups(
+    groups: Mapping[str, Mapping[str, Sequence[RowKey]]],
+    stats: Mapping[RowKey, Stats],
+    joined: Mapping[RowKey, JoinedRow],
+) -> None:
     """Enter mean and standard deviation of each group's valid conversations; a conversation has one score."""
-    for group in rows.groups.values():
+    for group in groups.values():
         scores = []
         for keys in group.values():
             own = [joined[key].score for key in keys]
-            if all(rows.stats.get(key, {"valid": True})["valid"] for key in keys) and None not in own:
+            if all(stats.get(key, {"valid": True})["valid"] for key in keys) and None not in own:
                 scores.append(math.fsum(score for score in own if score is not None))
         mean = math.fsum(scores) / len(scores) if scores else None
         std = float(np.std(scores, ddof=1)) if len(scores) > 1 else None
