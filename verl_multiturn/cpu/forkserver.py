@@ -124,7 +124,11 @@ def executables(address: str) -> str:
 def listen_at(address: str) -> socket.socket:
     """Return the socket of a server that will listen at an address."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(address)
+    try:
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
     listener.listen(64)
     return listener
 
