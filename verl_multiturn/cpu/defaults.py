@@ -104,8 +104,8 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         if ray_init.get("num_cpus") is None:
             ray_init.num_cpus = ray_cpus
         executable = "ray_kwargs.ray_init.runtime_env.py_executable"
-        if is_trainer() and OmegaConf.select(config, executable) is None and (own := ray_executable()) is not None:
-            OmegaConf.update(config, executable, own, force_add=True)
+        if is_trainer() and OmegaConf.select(config, executable) is None and (forked := ray_executable()) is not None:
+            OmegaConf.update(config, executable, forked, force_add=True)
 
 
 def _attention(own: Mapping[str, Any]) -> dict[str, str]:
