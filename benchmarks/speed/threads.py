@@ -33,7 +33,7 @@ SETTINGS: dict[str, dict[str, str]] = {
 
 
 def measure(run: Callable[[], Any], least_s: float = 1.5) -> dict[str, float]:
-    """Return wall and CPU milliseconds of the fastest of several runs, after one that is not measured."""
+    """Return the median wall and the least CPU milliseconds of several runs, after one that is not measured."""
     run()
     walls, cpus = [], []
     end = time.perf_counter() + least_s
