@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compares training with common prefixes computed once with verl's engine, in bf16 on one GPU, without SGLang and Ray:
-# is it exact within the noise of bf16, and what does it save? Some minutes; the last line is one JSON object.
+# Compares training with common prefixes computed once with verl's engine, in bf16 on one GPU. Neither SGLang nor Ray is
+# started. Is it exact within the noise of bf16, and what does it save? Some minutes; the last line is one JSON object.
 #   bash scripts/gpu_prefix_tree.sh [--wheels DIR] [--small]
 #   --wheels DIR   wheels of verl, tensordict and others that $PYTHON lacks, for a machine without a network
 #   --small        a tiny model and short rows: with VERL_PLATFORM=cpu it tries the script on a CPU
