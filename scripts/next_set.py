@@ -73,8 +73,8 @@ def training(recipe: str, *words: str) -> list[str]:
 
 PARTS: dict[str, Callable[[], list[str]]] = {
     "contract": names,
-    "fast": lambda: tests("fast", "not stack and not engine", "tests/unit"),
-    "stack": lambda: tests("stack", "stack and not engine and not deaths"),
+    "fast": lambda: tests("fast", "not stack and not engine and not long", "tests/unit"),
+    "stack": lambda: tests("stack", "stack and not engine and not deaths and not long"),
     "quickstart": lambda: training("quickstart", "--steps", "2"),
     "image_zoom": lambda: training("image_zoom", "--smoke"),
 }
