@@ -60,20 +60,29 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     To read such a file would take its imports, which may be the whole stack.
     """
     files = list(collection_path.glob("test_*.py")) if collection_path.is_dir() else [collection_path]
-    expression = config.option.markexpr
-    left_out = [_is_left_out(path, expression) for path in files if path.match("test_*.py")]
+    left_out = [_is_left_out(path, config) for path in files if path.match("test_*.py")]
     return True if left_out and all(left_out) else None
 
 
-def _is_left_out(path: Path, expression: str) -> bool:
+def _is_left_out(path: Path, config: pytest.Config) -> bool:
     """Return whether `not stack` or `not long` leaves out a file, or no test in it has the mark that is asked for."""
-    text = path.read_text()
-    if "not long" in expression and (path.is_relative_to(_LONG) or _IS_LONG.search(text)):
+    text, expression = path.read_text(), config.option.markexpr
+    if "not long" in expression and (_is_long(path, config) or _IS_LONG.search(text)):
         return True
     if "not stack" in expression:
         return bool(_OF_THE_STACK.search(text))
     asked = _ASKED.fullmatch(expression)
     return asked is not None and f"mark.{asked[1]}" not in text
+
+
+def _is_long(path: Path, config: pytest.Config) -> bool:
+    """Return whether a file's folder gives its tests the mark `long`.
+
+    Where the command line names a file or folder of `tests/long`, as `benchmarks.mutants` does, it gives none: then
+    `not long` chooses the short forms.
+    """
+    named = (config.invocation_params.dir / word.partition("::")[0] for word in config.args)
+    return path.is_relative_to(_LONG) and not any(each.resolve().is_relative_to(_LONG) for each in named)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -84,10 +93,10 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give what lies in `tests/long` the mark `long`."""
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Give tests in `tests/long` the mark `long`."""
     for item in items:
-        if item.path.is_relative_to(_LONG):
+        if _is_long(item.path, config):
             item.add_marker("long")
 
 

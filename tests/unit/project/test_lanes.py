@@ -68,6 +68,17 @@ def collected(*words: str) -> list[str]:
 
 
 @pytest.mark.stack
+def test_a_search_that_is_named_has_its_short_form() -> None:
+    """`benchmarks.mutants` names searches so, and would find no test otherwise."""
+    search = "tests/long/training/test_dapo_filter.py"
+    short, whole = (set(collected("-m", marks, search)) for marks in ("not engine and not long", "long"))
+    assert short
+    assert whole
+    assert short | whole == set(collected(search))
+    assert not short & whole
+
+
+@pytest.mark.stack
 @pytest.mark.long
 def test_the_lanes_together_collect_every_test() -> None:
     of_lanes = [name for lane in LANES["--all"] for name in collected(*lane.arguments())]
