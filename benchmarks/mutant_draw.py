@@ -97,6 +97,7 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/loops/certified_output": OUTPUTS,
     "verl_bridge/loops/finished_rows": [f"{STACK}metrics", f"{STACK}kept_columns", f"{STACK}finished_rows"],
     "verl_bridge/loops/runner": OUTPUTS,
+    "verl_bridge/loops/shared_puts": [f"{STACK}shared_puts", f"{STACK}finished_rows"],
     "verl_bridge/compat/stored_rows": [
         f"{STACK}{name}" for name in ("invalid", "metrics", "otc", "outages", "token_ages", "shared_puts")
     ],
@@ -127,7 +128,15 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/prefix_tree/packing": [f"{UNIT}trainer/test_prefix_forest", f"{UNIT}trainer/test_prefix_engine"],
     "verl_bridge/prefix_tree/attention": [f"{UNIT}trainer/test_prefix_engine"],
     "verl_bridge/prefix_tree/engine": [f"{UNIT}trainer/test_prefix_engine"],
-    "verl_bridge/trainer/verify": [f"{STACK}certificate", f"{STACK}invalid", f"{STACK}joining", f"{STACK}outages"],
+    "verl_bridge/certificate/part": [f"{STACK}certificate", f"{STACK}certificate_parts", f"{STACK}invalid"],
+    "verl_bridge/certificate/parts": [f"{STACK}certificate_parts"],
+    "verl_bridge/trainer/verify": [
+        f"{STACK}certificate",
+        f"{STACK}certificate_parts",
+        f"{STACK}invalid",
+        f"{STACK}joining",
+        f"{STACK}outages",
+    ],
     "verl_bridge/model/chat_setup": [
         f"{STACK}codec",
         f"{STACK}agent_loop",

@@ -84,7 +84,7 @@ def test_the_second_update_has_the_proximal_policy_of_the_first(
     trainer.config = OmegaConf.create({"algorithm": {"rollout_correction": {"bypass_mode": False}}})
     trainer.actor_rollout_wg = worker_of(name, module)
     trainer._spared, trainer._engines = None, EngineLogProbs(None, trainer.config)
-    trainer._rows, trainer.global_steps = SimpleNamespace(of=lambda batch: batch), 1
+    trainer._rows, trainer.global_steps = SimpleNamespace(of=lambda batch: SimpleNamespace(stats=[])), 1
     trainer.local_trigger_step = 0
     assert trainer._compute_old_log_prob(None, {}) == FIRST
     update(module)

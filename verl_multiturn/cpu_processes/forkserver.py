@@ -289,10 +289,10 @@ def _open_streams() -> None:
     """Make Python's streams anew: those of the server are of another kind of file."""
     given, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
     encoding, unbuffered = given or sys.stdout.encoding, bool(os.environ.get("PYTHONUNBUFFERED"))
-    source = os.fdopen(0, "r", -1, encoding, errors or sys.stdin.errors, closefd=False)
-    output = os.fdopen(1, "w", -1, encoding, errors or sys.stdout.errors, closefd=False)
+    source = os.fdopen(0, "r", encoding=encoding, errors=errors or sys.stdin.errors, closefd=False)
+    output = os.fdopen(1, "w", encoding=encoding, errors=errors or sys.stdout.errors, closefd=False)
     output.reconfigure(line_buffering=output.isatty() and not unbuffered, write_through=unbuffered)
-    faults = os.fdopen(2, "w", -1, encoding, "backslashreplace", closefd=False)
+    faults = os.fdopen(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)
     faults.reconfigure(line_buffering=not unbuffered, write_through=unbuffered)
     sys.stdin = sys.__stdin__ = source  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = output  # type: ignore[misc]
