@@ -6,8 +6,8 @@
     imports PyTorch, SGLang           forks the server of `warm_python`
     imports Ray, verl                 forks the lanes with the stack
 
-The stack takes some 10 s of CPU to import, and each lane and its children would import it anew. There are more lanes than
-cores, because the tests wait much of their time.
+The stack takes some 10 s of CPU to import, and each lane and its children would import it anew. There are more lanes
+than cores, because the tests wait much of their time.
 
 A lane is named by the marks of its tests and by folders. Each test is in one lane of `--all`; the default leaves out
 the mark `long`, and `--fast` all that takes seconds (`tests/unit/project/test_lanes.py`).
