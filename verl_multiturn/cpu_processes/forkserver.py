@@ -24,6 +24,7 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import io
 import json
 import os
 import random
@@ -286,17 +287,26 @@ def _run(words: list[str]) -> None:
 
 
 def _open_streams() -> None:
-    """Make Python's streams anew: those of the server are of another kind of file."""
+    """Make Python's streams anew: those of the server are of another kind of file.
+
+    With PYTHONUNBUFFERED a line is in the file when it is written, as in a Python that is started with it: what a
+    process that dies has printed last, and the order of both streams, are in a run's log.
+    """
     given, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
-    encoding, unbuffered = given or sys.stdout.encoding, bool(os.environ.get("PYTHONUNBUFFERED"))
+    encoding = given or sys.stdout.encoding
     source = os.fdopen(0, "r", encoding=encoding, errors=errors or sys.stdin.errors, closefd=False)
-    output = os.fdopen(1, "w", encoding=encoding, errors=errors or sys.stdout.errors, closefd=False)
-    output.reconfigure(line_buffering=output.isatty() and not unbuffered, write_through=unbuffered)
-    faults = os.fdopen(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)
-    faults.reconfigure(line_buffering=not unbuffered, write_through=unbuffered)
     sys.stdin = sys.__stdin__ = source  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = output  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = faults  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _open_output(1, encoding, errors or sys.stdout.errors)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _open_output(2, encoding, "backslashreplace")  # type: ignore[misc]
+
+
+def _open_output(number: int, encoding: str, errors: str | None) -> io.TextIOWrapper:
+    if os.environ.get("PYTHONUNBUFFERED"):
+        raw = io.FileIO(number, "w", closefd=False)
+        # A file without a buffer under a text that keeps nothing back, as Python itself has them then.
+        return io.TextIOWrapper(raw, encoding=encoding, errors=errors, write_through=True)
+    is_by_line = number == 2 or os.isatty(number)
+    return os.fdopen(number, "w", 1 if is_by_line else -1, encoding=encoding, errors=errors, closefd=False)
 
 
 def _take(descriptors: dict[int, int]) -> None:

@@ -85,6 +85,16 @@ def test_a_fork_is_as_what_was_started_before(server: ForkServer, tmp_path: Path
     assert now == before
 
 
+def test_the_log_has_the_last_lines_of_a_driver_that_is_killed(server: ForkServer, tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "print('first'); print('second', file=sys.stderr); print('third', end='')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert started(program, tmp_path / "log", server) == -signal.SIGKILL
+    assert (tmp_path / "log").read_text() == "first\nsecond\nthird"
+
+
 def test_what_changes_the_limits_of_a_run_holds_in_its_driver(server: ForkServer, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     program = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
