@@ -37,7 +37,7 @@ def main() -> None:
     """
     spawned = sys.argv[1] == "--spawned"
     address, *arguments = sys.argv[1 + spawned :]
-    spawner, started = None, arguments
+    spawner, started, starter = None, arguments, os.getppid()
     if spawned:
         # Before the code are the options of warnings, which the server has from its environment, too.
         started = arguments[arguments.index("-c") :]
@@ -81,7 +81,10 @@ def main() -> None:
     if is_driver:
         with contextlib.suppress(OSError), open(f"{address}.{os.getpid()}", "w", encoding="ascii") as note:
             note.write(said)
-    end(wait(server, int(said), is_driver))
+    status = wait(server, int(said), is_driver)
+    if is_driver and os.getppid() != starter:  # it was killed, and the server with it
+        remove(address)
+    end(status)
 
 
 def inheritable() -> list[int]:
@@ -134,6 +137,15 @@ def pass_signals(process: int) -> None:
     for signum in signal.valid_signals() - _OWN:
         if signal.getsignal(signum) is signal.SIG_DFL:
             signal.signal(signum, pass_on)
+
+
+def remove(address: str) -> None:
+    """Remove the folder of a server that has been killed, with what `ForkServer` and this process have made there."""
+    for path in (address, f"{address}.{os.getpid()}", os.path.join(os.path.dirname(address), "spawned")):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    with contextlib.suppress(OSError):  # a second try of the run has left a note of its own, or somebody else a file
+        os.rmdir(os.path.dirname(address))
 
 
 def end(status: int) -> None:

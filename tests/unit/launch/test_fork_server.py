@@ -248,12 +248,18 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None
 ENDS = """
 import os, signal, sys, time
 from pathlib import Path
+def note(text):
+    with Path(sys.argv[1]).open("a") as ended: ended.write(text)
 def end(*_):
-    Path(sys.argv[1]).write_text("SIGTERM")
+    note("SIGTERM ")
     raise SystemExit(0)
 signal.signal(signal.SIGTERM, end)
 print(os.getpid(), os.getppid(), flush=True)
-while True: time.sleep(0.02)
+try:
+    while True: time.sleep(0.02)
+finally:  # as Ray ends its processes
+    time.sleep(0.3)
+    note("cleaned")
 """
 LAUNCHER = """
 import os, signal, sys
@@ -271,7 +277,9 @@ with processes.interruptible(), processes.fork_server(os.environ, wanted=True) a
 def test_a_signal_to_the_run_leaves_nothing_and_its_driver_ends_in_order(name: str, tmp_path: Path) -> None:
     log, ended = tmp_path / "log", tmp_path / "ended"
     text = LAUNCHER.format(program=ENDS, ended=str(ended), log=str(log))
-    launcher = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.DEVNULL)
+    temporary = tempfile.mkdtemp()  # short, for a socket
+    environment = {**os.environ, "TMPDIR": temporary}
+    launcher = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.DEVNULL, env=environment)
     while not (log.is_file() and log.read_text().endswith("\n")):
         assert launcher.poll() is None
         time.sleep(0.02)
@@ -280,9 +288,10 @@ def test_a_signal_to_the_run_leaves_nothing_and_its_driver_ends_in_order(name: s
     launcher.send_signal(getattr(signal, name))
     launcher.wait(120)
     assert psutil.wait_procs([driver, server, *clients], timeout=60)[1] == []
-    assert ended.read_text() == "SIGTERM"
+    assert ended.read_text() == "SIGTERM cleaned"
     assert len(clients) == 1
     assert launcher.returncode != 0
+    os.rmdir(temporary)  # nothing is there
 
 
 def test_a_signal_to_the_process_that_the_run_knows_reaches_the_driver(server: ForkServer, tmp_path: Path) -> None:
