@@ -85,6 +85,29 @@ def test_a_fork_is_as_what_was_started_before(server: ForkServer, tmp_path: Path
     assert now == before
 
 
+def test_a_module_is_the_main_one_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is registered with `atexit` runs after it, and pickles by the module's name."""
+    (tmp_path / "program.py").write_text(
+        "import atexit, pickle, sys\n"
+        "class Thing: pass\n"
+        "atexit.register(lambda: print(len(pickle.dumps(Thing())), sys.modules['__main__'].__spec__.name, sys.argv))\n"
+    )
+    monkeypatch.setattr(processes, "RUNS_MODULES", ("helper",))
+    (tmp_path / "helper.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    said = []
+    # Without the current folder a new Python finds the helper by the first entry of its path.
+    for changes in ({}, {"PYTHONSAFEPATH": "1"}):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), **changes}
+        with fork_server(environment, wanted=True) as server:
+            for each in (None, server):
+                log = tmp_path / f"log{len(said)}"
+                assert run_watched([sys.executable, "-m", "program", "a b"], environment, log, server=each) == 0
+                said.append(log.read_text())
+    assert len(set(said)) == 1
+    assert said[0].endswith(f" program ['{tmp_path}/program.py', 'a b']\n")
+
+
 def test_what_changes_the_limits_of_a_run_holds_in_its_driver(server: ForkServer, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     program = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
