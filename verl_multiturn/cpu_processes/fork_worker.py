@@ -82,9 +82,9 @@ def main() -> None:
         with contextlib.suppress(OSError), open(f"{address}.{os.getpid()}", "w", encoding="ascii") as note:
             note.write(said)
     status = wait(server, int(said), is_driver)
-    if is_driver and os.getppid() != starter:  # it was killed, and the server with it
+    if status is None and is_driver and os.getppid() != starter:  # the run was killed, and its server with it
         remove(address)
-    end(status)
+    end(1 if status is None else status)
 
 
 def inheritable() -> list[int]:
@@ -104,8 +104,8 @@ def end_with(parent: int) -> None:
         sys.exit(1)
 
 
-def wait(server: socket.socket, pid: int, passes_on: bool) -> int:
-    """Wait for a fork to end, and return its exit status; 1 when the server has ended and the status is unknown.
+def wait(server: socket.socket, pid: int, passes_on: bool) -> int | None:
+    """Wait for a fork to end, and return its exit status; None when the server has ended and the status is unknown.
 
     Args:
         server: The connection to the server, which sends `ended STATUS`.
@@ -124,7 +124,7 @@ def wait(server: socket.socket, pid: int, passes_on: bool) -> int:
         status = ""
     if not status and process != -1:
         select.select([process], [], [])
-    return int(status or 1)
+    return int(status) if status else None
 
 
 def pass_signals(process: int) -> None:
