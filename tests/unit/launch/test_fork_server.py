@@ -133,7 +133,7 @@ def test_its_end_is_the_commands(program: str, status: int, server: ForkServer, 
 def test_a_second_try_is_a_fork_too_and_nothing_of_the_first_is_there(server: ForkServer, tmp_path: Path) -> None:
     leaves = (
         "import os, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE, start_new_session=True)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
         "print(child.pid, os.getppid(), flush=True)\nos._exit(1)\n"
     )
     for _ in range(2):
