@@ -287,8 +287,10 @@ finally:  # as Ray ends its processes
 LAUNCHER = """
 import os, signal, sys
 from pathlib import Path
+from verl_multiturn.cpu_processes import handle
 from verl_multiturn.launch import processes
 processes.RUNS_MODULES = ()
+handle._CLIENT = {client!r}
 for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     signal.signal(signum, signal.SIG_DFL)
 with processes.interruptible(), processes.fork_server(os.environ, wanted=True) as server:
@@ -296,10 +298,20 @@ with processes.interruptible(), processes.fork_server(os.environ, wanted=True) a
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL", "SIGKILL early"])
 def test_a_signal_to_the_run_leaves_nothing_and_its_driver_ends_in_order(name: str, tmp_path: Path) -> None:
     log, ended = tmp_path / "log", tmp_path / "ended"
-    text = LAUNCHER.format(program=ENDS, ended=str(ended), log=str(log))
+    client = Path(fork_worker.__file__)
+    name, _, is_early = name.partition(" ")
+    if is_early:  # before the process that the run knows can pass a signal on
+        before = client.read_text()
+        text = before.replace(
+            "    for descriptor in inherited:\n",
+            '    __import__("time").sleep(0.5)\n    for descriptor in inherited:\n',
+        )
+        assert text != before
+        (client := tmp_path / "client.py").write_text(text)
+    text = LAUNCHER.format(program=ENDS, ended=str(ended), log=str(log), client=str(client))
     temporary = tempfile.mkdtemp()  # short, for a socket
     environment = {**os.environ, "TMPDIR": temporary}
     launcher = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.DEVNULL, env=environment)
