@@ -243,6 +243,16 @@ def test_anything_else_goes_the_engines_own_way(name: str, mode: ForwardMode, mo
     assert torch.equal(theirs, ours)
 
 
+def test_requests_without_a_query_are_left_to_the_engine() -> None:
+    """SGLang computes at least the last token of a request anew today; what has none must not move what others have."""
+    pool, layer = Pool(2, 8, torch.float32, 0), layer_of(4, 2, 8)
+    theirs, ours, backend = outputs(Batch([[1, 2, 3], [1, 2, 4], [1, 2, 5, 6]], [2, 3, 2], pool), layer)
+    assert pieces_of(backend) is None
+    assert torch.equal(theirs, ours)
+    keys, values = pool.buffers
+    assert not attention.handles(layer, Batch([[1]], [0], pool), torch.empty(0, 4, 8), keys, values)
+
+
 def test_a_latent_cache_is_left_to_the_engine() -> None:
     """It has one head for all, whose values are a part of its keys."""
     pool = Pool(1, 8, torch.float32, 0)

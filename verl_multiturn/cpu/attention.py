@@ -117,7 +117,7 @@ class SharedPrefixAttention(TorchNativeAttnBackend):
 
 
 def handles(layer: Any, batch: Any, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Return whether attention of a layer over a batch is causal, over plain keys and values, and nothing else.
+    """Return whether attention of a layer over a batch is causal, over plain keys and values, and has queries.
 
     Args:
         layer: SGLang's `RadixAttention`.
@@ -127,7 +127,8 @@ def handles(layer: Any, batch: Any, query: torch.Tensor, k_cache: torch.Tensor, 
         v_cache: The same of the values.
     """
     return (
-        layer.attn_type == AttentionType.DECODER
+        len(query) > 0
+        and layer.attn_type == AttentionType.DECODER
         and not layer.is_cross_attention
         and not layer.logit_cap
         and layer.sliding_window_size == -1
@@ -181,7 +182,7 @@ def attend(
 
 
 def plan(slots: np.ndarray, before: np.ndarray, ends: np.ndarray, heads: tuple[int, int, int]) -> list[Piece] | None:
-    """Return the pieces of a batch, or None where a request by itself would have too many scores.
+    """Return the pieces of a batch, or None where a request has no query, or by itself too many scores.
 
     Args:
         slots: Slots of each request's tokens `(requests, tokens)`; behind its end a row has anything.
@@ -190,7 +191,7 @@ def plan(slots: np.ndarray, before: np.ndarray, ends: np.ndarray, heads: tuple[i
         heads: Number of heads of the queries, of the keys, and numbers of a head.
     """
     count = ends - before
-    if (count > 1).any() and int((count * ends).max()) * heads[0] > _NUMBERS:
+    if not count.all() or ((count > 1).any() and int((count * ends).max()) * heads[0] > _NUMBERS):
         return None
     starts = np.cumsum(count) - count
     slots, head = slots.astype(np.int64), np.arange(heads[1])[:, None, None]

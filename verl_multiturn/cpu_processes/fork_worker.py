@@ -8,6 +8,8 @@ It passes the signals on to a module or code that it runs for somebody, since th
 imports only the standard library, and little of it.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import json
@@ -20,6 +22,8 @@ import sys
 _PR_SET_PDEATHSIG = 1
 _LONGEST_S = 300.0
 """Seconds after which a fork is no longer waited for: the server may be stopped, or hang in an import."""
+_GRACE_S = 0.5
+"""Seconds in which a server that lives has to answer a process that is to end."""
 # Faults of this process itself, what ends no process, and what nobody can handle.
 _OWN = {
     getattr(signal, name)
@@ -37,7 +41,7 @@ def main() -> None:
     """
     spawned = sys.argv[1] == "--spawned"
     address, *arguments = sys.argv[1 + spawned :]
-    spawner, started = None, arguments
+    spawner, started, starter = None, arguments, os.getppid()
     if spawned:
         # Before the code are the options of warnings, which the server has from its environment, too.
         started = arguments[arguments.index("-c") :]
@@ -63,12 +67,18 @@ def main() -> None:
         }
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.settimeout(_LONGEST_S)
+    signals = Signals()
+    if is_driver:
+        signals.take()
     try:
         server.connect(address)
         socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2, *inherited])
+        signals.wait_for(server)
         verdict, _, said = server.recv(4096).decode().partition(" ")
     except OSError as error:
         verdict, said = "", str(error)
+    if verdict != "forked" and signals.kept:
+        end(-signals.kept[0])
     if verdict != "forked":
         reason = (
             f"the forkserver has started {said}" if verdict == "refused" else f"no forkserver ({said or 'it is busy'})"
@@ -81,7 +91,10 @@ def main() -> None:
     if is_driver:
         with contextlib.suppress(OSError), open(f"{address}.{os.getpid()}", "w", encoding="ascii") as note:
             note.write(said)
-    end(wait(server, int(said), is_driver))
+    status = wait(server, int(said), signals)
+    if status is None and is_driver and os.getppid() != starter:  # the run was killed, and its server with it
+        remove(address)
+    end(1 if status is None else status)
 
 
 def inheritable() -> list[int]:
@@ -101,39 +114,85 @@ def end_with(parent: int) -> None:
         sys.exit(1)
 
 
-def wait(server: socket.socket, pid: int, passes_on: bool) -> int:
-    """Wait for a fork to end, and return its exit status; 1 when the server has ended and the status is unknown.
+def wait(server: socket.socket, pid: int, signals: Signals) -> int | None:
+    """Wait for a fork to end, and return its exit status; None when the server has ended and the status is unknown.
 
     Args:
         server: The connection to the server, which sends `ended STATUS`.
         pid: Process id of the fork.
-        passes_on: Whether the fork gets the signals that reach this process, in place of being killed with it.
+        signals: Those that the fork gets, in place of being killed with this process.
     """
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         process = -1
-    if passes_on and process != -1:
-        pass_signals(process)
+    if process != -1:
+        signals.pass_to(process)
     try:
         _, _, status = server.recv(64).decode().partition(" ")
     except OSError:
         status = ""
     if not status and process != -1:
         select.select([process], [], [])
-    return int(status or 1)
+    return int(status) if status else None
 
 
-def pass_signals(process: int) -> None:
-    """Send to a process, given by its pidfd, the signals that would end this one; those that are ignored stay so."""
+class Signals:
+    """The signals that would end this process: kept until its fork is known, and passed on to that from then on.
 
-    def pass_on(signum: int, frame: object) -> None:
+    A fork whose server has been killed would outlive the run, if this process ended before it passes them on.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[int] = []
+        self._process = -1
+        self._waits = False
+
+    def take(self) -> None:
+        """Begin to keep signals; those that are ignored stay so."""
+        for signum in signal.valid_signals() - _OWN:
+            if signal.getsignal(signum) is signal.SIG_DFL:
+                signal.signal(signum, self._handle)
+
+    def wait_for(self, server: socket.socket) -> None:
+        """Wait until the server's answer can be read. Once there is a signal to keep, it has `_GRACE_S` seconds."""
+        try:
+            self._waits = True
+            if not self.kept:
+                server.recv(1, socket.MSG_PEEK)
+        except InterruptedError:
+            pass
+        finally:
+            self._waits = False
+        if self.kept:
+            server.settimeout(_GRACE_S)
+
+    def pass_to(self, process: int) -> None:
+        """Send those that were kept, and all that will come, to a process that is given by its pidfd."""
+        self._process = process
+        for signum in self.kept:
+            self._send(signum)
+
+    def _handle(self, signum: int, frame: object) -> None:
+        if self._process != -1:
+            self._send(signum)
+            return
+        self.kept.append(signum)
+        if self._waits:
+            raise InterruptedError
+
+    def _send(self, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(process, signum)
+            signal.pidfd_send_signal(self._process, signum)
 
-    for signum in signal.valid_signals() - _OWN:
-        if signal.getsignal(signum) is signal.SIG_DFL:
-            signal.signal(signum, pass_on)
+
+def remove(address: str) -> None:
+    """Remove the folder of a server that has been killed, with what `ForkServer` and this process have made there."""
+    for path in (address, f"{address}.{os.getpid()}", os.path.join(os.path.dirname(address), "spawned")):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    with contextlib.suppress(OSError):  # a second try of the run has left a note of its own, or somebody else a file
+        os.rmdir(os.path.dirname(address))
 
 
 def end(status: int) -> None:

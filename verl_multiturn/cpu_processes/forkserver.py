@@ -274,12 +274,14 @@ def _run(words: list[str]) -> None:
     program, *arguments = words
     if not sys.flags.safe_path:
         sys.path.insert(0, {"-m": os.getcwd(), "-c": ""}.get(program, str(Path(program).resolve().parent)))
-    if program == "-m":
-        sys.argv = arguments
-        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
-    elif program == "-c":
-        sys.argv = ["-c", *arguments[1:]]
+    if program.startswith("-"):
         sys.modules["__main__"] = own = types.ModuleType("__main__")
+        sys.argv = [program, *arguments[1:]]
+    if program == "-m":
+        # As Python itself does: `run_module` would put another module in the place of the program's at its end, where
+        # its threads and what it has registered with `atexit` still need it.
+        runpy._run_module_as_main(arguments[0])  # type: ignore[attr-defined]
+    elif program == "-c":
         exec(compile(arguments[0], "<string>", "exec"), vars(own))
     else:
         sys.argv = words

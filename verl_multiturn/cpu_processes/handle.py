@@ -35,7 +35,11 @@ SLOW_MODULES = (*DRIVERS_MODULES, *WORKERS_MODULES)
 _FOLDER = Path(__file__).parent
 _CLIENT = str(_FOLDER / "fork_worker.py")
 # Runs a file as a script, without its folder on the path, and without an interpreter flag that forks would inherit.
-_SCRIPT = "import runpy, sys; del sys.path[0], sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+# `runpy` would give a fork, whose program is `__main__`, another `__main__` again before it ends.
+_SCRIPT = (
+    "import sys; sys.flags.safe_path or sys.path.pop(0); del sys.argv[0]; "
+    "exec(compile(open(sys.argv[0], 'rb').read(), sys.argv[0], 'exec'))"
+)
 # What `multiprocessing` starts in place of Python. The kernel takes one argument after the interpreter.
 _SPAWNED = """#!{python} -IS
 import runpy, sys

@@ -195,7 +195,8 @@ def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None, server: 
     """End every process of a run, and return the process ids of those that did not end.
 
     The first of at most six rounds asks the processes to end (SIGTERM); the others kill them. After each round the
-    function waits up to 5 seconds for them, and it returns when none is left.
+    function waits up to 5 seconds for them, and it returns when none is left. A trainer that is a fork is asked once:
+    the process that it was started by would pass the signal on, and a second one may cut its cleanup.
 
     These processes belong to the run: those with its mark in their environment, those in the session of the trainer or
     of the server, which itself stays, and all descendants of both. The mark alone is not enough, since a process that
@@ -208,6 +209,7 @@ def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None, server: 
     """
     sessions = {each.pid for each in (trainer, server) if each is not None}
     spared = {os.getpid(), server.pid if server is not None else -1}
+    passes_on = -1 if trainer is None or server is None or server.fork_of(trainer.pid) == trainer.pid else trainer.pid
     known: set[psutil.Process] = set()
 
     def belongs(process: psutil.Process) -> bool:
@@ -226,7 +228,10 @@ def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None, server: 
             break
         for process in known:
             with contextlib.suppress(psutil.Error):
-                process.terminate() if attempt == 0 else process.kill()
+                if attempt > 0:
+                    process.kill()
+                elif process.pid != passes_on:
+                    process.terminate()
         psutil.wait_procs(list(known), timeout=5)
     return sorted(process.pid for process in known if _is_alive(process))
 

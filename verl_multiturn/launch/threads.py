@@ -31,7 +31,7 @@ def thread_variables(config: Mapping[str, Any], environment: Mapping[str, str]) 
     trainer = config.get("trainer") or {}
     if _is_small((config.get("actor_rollout_ref") or {}).get("model") or {}):
         threads = 1
-    elif (trainer.get("v1") or {}).get("trainer_mode") == "separate_async":
+    elif str((trainer.get("v1") or {}).get("trainer_mode")).endswith("separate_async"):  # verl's, or ours
         # Trainer and engine work at the same time; in the other modes in turns, and each takes all cores.
         threads = max(1, (os.cpu_count() or 1) // 2)
     else:

@@ -95,6 +95,29 @@ def test_the_log_has_the_last_lines_of_a_driver_that_is_killed(server: ForkServe
     assert (tmp_path / "log").read_text() == "first\nsecond\nthird"
 
 
+def test_a_module_is_the_main_one_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is registered with `atexit` runs after it, and pickles by the module's name."""
+    (tmp_path / "program.py").write_text(
+        "import atexit, pickle, sys\n"
+        "class Thing: pass\n"
+        "atexit.register(lambda: print(len(pickle.dumps(Thing())), sys.modules['__main__'].__spec__.name, sys.argv))\n"
+    )
+    monkeypatch.setattr(processes, "RUNS_MODULES", ("helper",))
+    (tmp_path / "helper.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    said = []
+    # Without the current folder a new Python finds the helper by the first entry of its path.
+    for changes in ({}, {"PYTHONSAFEPATH": "1"}):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), **changes}
+        with fork_server(environment, wanted=True) as server:
+            for each in (None, server):
+                log = tmp_path / f"log{len(said)}"
+                assert run_watched([sys.executable, "-m", "program", "a b"], environment, log, server=each) == 0
+                said.append(log.read_text())
+    assert len(set(said)) == 1
+    assert said[0].endswith(f" program ['{tmp_path}/program.py', 'a b']\n")
+
+
 def test_what_changes_the_limits_of_a_run_holds_in_its_driver(server: ForkServer, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     program = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
@@ -258,18 +281,26 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None
 ENDS = """
 import os, signal, sys, time
 from pathlib import Path
+def note(text):
+    with Path(sys.argv[1]).open("a") as ended: ended.write(text)
 def end(*_):
-    Path(sys.argv[1]).write_text("SIGTERM")
+    note("SIGTERM ")
     raise SystemExit(0)
 signal.signal(signal.SIGTERM, end)
 print(os.getpid(), os.getppid(), flush=True)
-while True: time.sleep(0.02)
+try:
+    while True: time.sleep(0.02)
+finally:  # as Ray ends its processes
+    time.sleep(0.3)
+    note("cleaned")
 """
 LAUNCHER = """
 import os, signal, sys
 from pathlib import Path
+from verl_multiturn.cpu_processes import handle
 from verl_multiturn.launch import processes
 processes.RUNS_MODULES = ()
+handle._CLIENT = {client!r}
 for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     signal.signal(signum, signal.SIG_DFL)
 with processes.interruptible(), processes.fork_server(os.environ, wanted=True) as server:
@@ -277,11 +308,23 @@ with processes.interruptible(), processes.fork_server(os.environ, wanted=True) a
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL", "SIGKILL early"])
 def test_a_signal_to_the_run_leaves_nothing_and_its_driver_ends_in_order(name: str, tmp_path: Path) -> None:
     log, ended = tmp_path / "log", tmp_path / "ended"
-    text = LAUNCHER.format(program=ENDS, ended=str(ended), log=str(log))
-    launcher = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.DEVNULL)
+    client = Path(fork_worker.__file__)
+    name, _, is_early = name.partition(" ")
+    if is_early:  # before the process that the run knows can pass a signal on
+        before = client.read_text()
+        text = before.replace(
+            "    for descriptor in inherited:\n",
+            '    __import__("time").sleep(0.5)\n    for descriptor in inherited:\n',
+        )
+        assert text != before
+        (client := tmp_path / "client.py").write_text(text)
+    text = LAUNCHER.format(program=ENDS, ended=str(ended), log=str(log), client=str(client))
+    temporary = tempfile.mkdtemp()  # short, for a socket
+    environment = {**os.environ, "TMPDIR": temporary}
+    launcher = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.DEVNULL, env=environment)
     while not (log.is_file() and log.read_text().endswith("\n")):
         assert launcher.poll() is None
         time.sleep(0.02)
@@ -290,9 +333,10 @@ def test_a_signal_to_the_run_leaves_nothing_and_its_driver_ends_in_order(name: s
     launcher.send_signal(getattr(signal, name))
     launcher.wait(120)
     assert psutil.wait_procs([driver, server, *clients], timeout=60)[1] == []
-    assert ended.read_text() == "SIGTERM"
+    assert ended.read_text() == "SIGTERM cleaned"
     assert len(clients) == 1
     assert launcher.returncode != 0
+    os.rmdir(temporary)  # nothing is there
 
 
 def test_a_signal_to_the_process_that_the_run_knows_reaches_the_driver(server: ForkServer, tmp_path: Path) -> None:

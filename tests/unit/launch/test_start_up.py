@@ -58,6 +58,7 @@ def test_the_log_has_the_lines_of_both_streams_in_their_order(tmp_path: Path, mo
     ("mode", "description", "number"),
     [
         ("separate_async", '{"hidden_size": 576}', "3"),  # trainer and engine work at the same time
+        ("multiturn_separate_async", '{"hidden_size": 576}', "3"),
         ("colocate_async", '{"hidden_size": 576}', None),
         ("sync", '{"hidden_size": 576}', None),
         ("sync", '{"hidden_size": 128}', "1"),
