@@ -1,4 +1,4 @@
-"""What attention of the engine costs on a CPU: SGLang's own and ours, with one thread and with two.
+"""Compare what attention of the engine costs on a CPU: SGLang's own and ours, with one thread and with two.
 
     python -m benchmarks.attention [--requests 32 128] [--rounds 5] [--model FOLDER]
 

@@ -45,7 +45,7 @@ class Pool:
 
 
 class Batch:
-    """What attention reads of SGLang's `ForwardBatch`."""
+    """Holds the attributes of SGLang's `ForwardBatch` that attention reads."""
 
     spec_info: Any = None
 

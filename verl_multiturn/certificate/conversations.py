@@ -29,7 +29,7 @@ could not be judged for a cause of ours."""
 
 
 class Membership(Protocol):
-    """What a row says of how it belongs to its conversation; `Receipts` say it, and so does a `MembershipNote`."""
+    """Says how a row belongs to its conversation; `Receipts` say it, and so does a `MembershipNote`."""
 
     @property
     def request_id(self) -> str:

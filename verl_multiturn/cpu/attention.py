@@ -32,12 +32,12 @@ _PARTITIONS = 8
 
 
 class Piece(NamedTuple):
-    """What is computed at once: k requests with up to e queries, behind P shared slots up to m of their own."""
+    """Names the slots of k requests that are computed at once: P shared ones, up to m of their own, up to e queries."""
 
     queries: torch.Tensor
     """Rows of the queries `(k, e)`. A request with fewer has its last one several times."""
     shared: torch.Tensor
-    """What all requests of the piece share `(H, P)`: rows of a cache that is seen as `(slots × H, D)`."""
+    """Slots that all requests of the piece share `(H, P)`: rows of a cache that is seen as `(slots × H, D)`."""
     own: torch.Tensor
     """The same of what each request has behind it `(H, k, m)`. One with less has its last row several times."""
     hidden: torch.Tensor | None

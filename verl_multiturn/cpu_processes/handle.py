@@ -30,7 +30,7 @@ DRIVERS_MODULES = (
 )
 WORKERS_MODULES = ("peft", "sglang.srt.entrypoints.http_server")
 RUNS_MODULES = (*DRIVERS_MODULES, EARLY, *WORKERS_MODULES)
-"""Those of a run, whose driver is forked before the workers' modules are imported."""
+"""Modules of a run, whose driver is forked before those of the workers are imported."""
 SLOW_MODULES = (*DRIVERS_MODULES, *WORKERS_MODULES)
 _FOLDER = Path(__file__).parent
 _CLIENT = str(_FOLDER / "fork_worker.py")

@@ -131,7 +131,7 @@ def put(run: Path, step: int, checkpoint: Path, wanted: Wanted) -> subprocess.Po
         _link(checkpoint / "actor", half / "actor")
         shutil.rmtree(whole, ignore_errors=True)
         half.rename(whole)
-    except BaseException:
+    except BaseException:  # nothing half made stays, also at an interrupt
         shutil.rmtree(half, ignore_errors=True)
         raise
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_RAY)}

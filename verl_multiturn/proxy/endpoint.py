@@ -177,7 +177,7 @@ class Endpoint:
             if watched.met:
                 outcome.outages = [watched.name]
             return outcome, receipts
-        except BaseException:
+        except BaseException:  # who waits for the session is told, and it goes on
             _tell(unfinished, session)
             raise
         finally:

@@ -217,7 +217,7 @@ def open_join(path: Path, name: JoinName) -> BinaryIO:
             if steps - {name.step}:
                 raise ValueError(f"its name says step {name.step}, its rows {sorted(map(str, steps))[:_SHOWN]}")
         file.seek(0)
-    except BaseException:
+    except BaseException:  # the caller gets no file to close
         file.close()
         raise
     return file

@@ -113,7 +113,7 @@ def host_state() -> Mapping[str, str]:
 
 @dataclass
 class Found:
-    """What became of the attacks."""
+    """Counts the ends of the attacks."""
 
     paid: dict[str, list[str]] = field(default_factory=dict)
     control_paid: list[str] = field(default_factory=list)

@@ -62,7 +62,7 @@ TITLE = (__doc__ or "").split("\n")[0]
 
 @dataclass
 class Seen:
-    """What a command did with a folder."""
+    """Reports what a command did with a folder."""
 
     case: str
     command: str

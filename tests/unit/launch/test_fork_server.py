@@ -96,7 +96,7 @@ def test_the_log_has_the_last_lines_of_a_driver_that_is_killed(server: ForkServe
 
 
 def test_a_module_is_the_main_one_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is registered with `atexit` runs after it, and pickles by the module's name."""
+    """Functions of `atexit` run after it, and pickle by the module's name."""
     (tmp_path / "program.py").write_text(
         "import atexit, pickle, sys\n"
         "class Thing: pass\n"

@@ -90,7 +90,7 @@ def serve(served: socket.socket, loaded: Loaded) -> None:
                     answer = judge(loaded, request["task"], request["calls"], request["texts"])
                 else:
                     answer = {}
-            except BaseException as error:
+            except BaseException as error:  # tau2's code may raise anything; the answer names it
                 answer = {"failed": problem_of(error), "is_outage": False}
 
 

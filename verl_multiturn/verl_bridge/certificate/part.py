@@ -21,7 +21,7 @@ Fields = dict[str, Any]
 
 
 class Rules(NamedTuple):
-    """What the certificate holds all rows of a batch to."""
+    """Holds the rules of the certificate for all rows of a batch."""
 
     loss_inputs: Sequence[str]
     """Names of the columns that the loss takes."""
@@ -38,7 +38,7 @@ class Rules(NamedTuple):
 
 
 class KnownRow(NamedTuple):
-    """What the trainer knows of a row that is checked."""
+    """Holds the trainer's knowledge of a row that is checked."""
 
     key: RowKey
     min_version: Any
@@ -53,12 +53,12 @@ class KnownRow(NamedTuple):
 
 
 class RowVerdict(NamedTuple):
-    """What the check of a row found."""
+    """Reports the check of a row."""
 
     key: RowKey
     found: Sequence[Violation]
     note: MembershipNote | None = None
-    """What its receipts say of its conversation; None: it has none, or they cannot be read."""
+    """Note of its receipts on its conversation; None: it has none, or they cannot be read."""
     tokens: int = 0
     """Sampled tokens in its receipts."""
     generations: int = 0

@@ -69,7 +69,7 @@ class Line:
 
     @property
     def word(self) -> str:
-        """What of it stands in the files that need it, after the last dot."""
+        """Part after the last dot, as it stands in the files that need it."""
         return self.parameters.partition("=")[0] if self.kind in _OF_MODULES else self.names[0]
 
 

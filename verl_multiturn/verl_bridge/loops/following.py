@@ -82,7 +82,7 @@ def follow(
     except asyncio.CancelledError:
         followed.status = "cut" if followed.status == "cut" else "cancelled"
         raise
-    except Exception as error:
+    except Exception as error:  # it is noted, and goes on
         followed.status, followed.error = "error", describe(error)
         raise
     finally:

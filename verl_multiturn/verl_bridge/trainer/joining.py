@@ -292,7 +292,7 @@ class Joining:
 
 @dataclass(frozen=True)
 class _Batch:
-    """What is known of a batch before its update; nothing of it is changed any more."""
+    """Holds what the join needs of a batch before its update; nothing of it is changed any more."""
 
     stats: Mapping[RowKey, Stats]
     groups: Mapping[str, Mapping[str, Sequence[RowKey]]]

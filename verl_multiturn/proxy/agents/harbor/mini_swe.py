@@ -121,7 +121,7 @@ class _Inside(LocalEnvironment):
             result = asyncio.run_coroutine_threadsafe(call, self._loop).result()
         except CancelledError:
             raise
-        except Exception as error:
+        except Exception as error:  # a late command fails in as many ways as Harbor has environments
             if time.monotonic() - began < seconds:  # not late: the environment itself has ended
                 raise
             output = {"output": "", "returncode": -1, "exception_info": f"An error occurred: {error}"}

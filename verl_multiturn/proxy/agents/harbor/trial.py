@@ -189,7 +189,7 @@ class _Watch:
             try:
                 await self._prepare(self_)
                 await start(self_, *args, **kwargs)
-            except BaseException as error:
+            except BaseException as error:  # the reason is kept, and it goes on to Harbor
                 self.not_started = self.not_started or f"{type(error).__name__}: {error}"
                 raise
 
@@ -226,7 +226,7 @@ class _Watch:
                 await asyncio.wait_for(run(*args, **kwargs), left_s)
             except TimeoutError as error:  # Harbor would have what is there judged
                 raise AgentFailedError(f"late: {error}") from error
-            except Exception as error:
+            except Exception as error:  # any fault of an agent is the agent's
                 raise AgentFailedError(f"{type(error).__name__}: {error}") from error
             self.agent_failed = False
 
