@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_multiturn.cpu.ray_start import shorten_start
 from verl_multiturn.cpu_processes.environment import DETECTED, SPEED
 from verl_multiturn.cpu_processes.handle import ray_executable
 from verl_multiturn.driver import is_trainer
@@ -96,6 +97,8 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         ray_init = config.ray_kwargs.ray_init
         if cluster:
             return  # a running cluster keeps the resources that it was started with
+        if is_trainer():
+            shorten_start()
         if ray_init.get("include_dashboard") is None:
             ray_init.include_dashboard = False  # nobody looks at it, and on a busy machine it is what fails first
         if ray_init.get("num_gpus") is None:

@@ -205,6 +205,11 @@ def end(status: int) -> None:
     sys.exit(status)
 
 
-if __name__ == "__main__":
+def default_interrupt() -> None:
+    """Let SIGINT end this process, as it ends one that is not Python."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    default_interrupt()
     main()

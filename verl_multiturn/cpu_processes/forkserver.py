@@ -27,6 +27,7 @@ import importlib
 import io
 import json
 import os
+import pkgutil
 import random
 import runpy
 import selectors
@@ -52,6 +53,8 @@ ADDRESS = "VERL_MULTITURN_FORKSERVER"
 """Environment variable of a fork: the address of the server."""
 EARLY = "--"
 """Word among the names of modules."""
+EVERY = ".*"
+"""End of a package's name that stands for all modules of the package."""
 _FDS = Path("/proc/self/fd")
 _PR_SET_PDEATHSIG = 1  # `processes/system.py` has it, too, but would bring the whole package into every fork
 
@@ -62,8 +65,8 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
     Args:
         listener_fd: File descriptor of the listening socket.
         parent: Process id of the parent.
-        modules: Names of the modules to import; one that cannot be imported is skipped. After `EARLY` come those that a
-            driver does not need: one that asks is forked between their imports.
+        modules: Names of the modules to import, or of a package and `EVERY`; one that cannot be imported is skipped.
+            After `EARLY` come those that a driver does not need: one that asks is forked between their imports.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -82,14 +85,26 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
             gc.freeze()
             if (forked := server.serve_driver()) is not None:
                 break
-        with contextlib.suppress(Exception, SystemExit):
-            importlib.import_module(name)
+        for each in _named(name):
+            with contextlib.suppress(Exception, SystemExit):
+                importlib.import_module(each)
     if forked is None:
         gc.collect()
         gc.freeze()  # keeps the memory pages of the loaded modules shared with the forks
         forked = server.serve()
     gc.enable()
     _become(*forked)
+
+
+def _named(name: str) -> list[str]:
+    """Return the names of the modules that a name stands for."""
+    if not name.endswith(EVERY):
+        return [name]
+    package = name.removesuffix(EVERY)
+    with contextlib.suppress(Exception, SystemExit):
+        folders = importlib.import_module(package).__path__
+        return [f"{package}.{each.name}" for each in pkgutil.iter_modules(folders)]
+    return []
 
 
 class _Server:
@@ -261,6 +276,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     _open_streams()
     if request["spawner"] is not None:
         _take_for_parent(request["spawner"])
+        _register_models()
     _run(request["arguments"])
 
 
@@ -332,6 +348,16 @@ def _take_for_parent(spawner: int) -> None:
         return psutil.Process(spawner) if process.pid == os.getpid() else parent(process)
 
     psutil.Process.parent = parent_of  # type: ignore[method-assign,assignment]
+
+
+def _register_models() -> None:
+    """Give SGLang's registry of models the package that this process's environment names, as at the registry's import.
+
+    The server has imported the registry with SGLang's models, and its environment names no package.
+    """
+    registry, package = sys.modules.get("sglang.srt.models.registry"), os.environ.get("SGLANG_EXTERNAL_MODEL_PACKAGE")
+    if registry is not None and package:
+        registry.ModelRegistry.register(package, overwrite=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from verl_multiturn.cpu_processes.forkserver import ADDRESS, EARLY
+from verl_multiturn.cpu_processes.forkserver import ADDRESS, EARLY, EVERY
 
 # Modules that take long to import. Ray is not among them, nor what imports Ray, as verl does: Ray's core reads the
 # environment when it is imported, and each worker has its own environment.
@@ -28,12 +28,15 @@ DRIVERS_MODULES = (
     "verl_multiturn.records.step_writer",
     "verl_multiturn.rollout.recorded",
 )
-WORKERS_MODULES = ("peft", "sglang.srt.entrypoints.http_server")
+# SGLang imports the modules of all its models before it runs one.
+WORKERS_MODULES = ("peft", "sglang.srt.entrypoints.http_server", f"sglang.srt.models{EVERY}")
 RUNS_MODULES = (*DRIVERS_MODULES, EARLY, *WORKERS_MODULES)
 """Modules of a run, whose driver is forked before those of the workers are imported."""
 SLOW_MODULES = (*DRIVERS_MODULES, *WORKERS_MODULES)
 _FOLDER = Path(__file__).parent
 _CLIENT = str(_FOLDER / "fork_worker.py")
+SETUP_WORKER = _FOLDER / "setup_worker.py"
+"""Program that Ray may start in place of its own of this name."""
 # Runs a file as a script, without its folder on the path, and without an interpreter flag that forks would inherit.
 # `runpy` would give a fork, whose program is `__main__`, another `__main__` again before it ends.
 _SCRIPT = (
