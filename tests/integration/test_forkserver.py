@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shlex
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -22,7 +24,7 @@ from tests.support import spawned_child
 from tests.support.warm_python import run_warm
 from verl_multiturn.cpu.spawned import ForkedProcess
 from verl_multiturn.cpu_processes import handle as module
-from verl_multiturn.cpu_processes.forkserver import ADDRESS, READ_AT_IMPORT
+from verl_multiturn.cpu_processes.forkserver import ADDRESS, READ_AT_IMPORT, _register_models
 from verl_multiturn.cpu_processes.handle import ForkServer, forkserver
 
 pytestmark = [pytest.mark.stack, pytest.mark.deaths]
@@ -80,6 +82,95 @@ def test_a_fork_is_as_a_new_python(server: ForkServer, tmp_path: Path) -> None:
     ]
     assert ran.stderr == "said\n"
     assert ran.returncode == 7
+
+
+def set_up(context: dict[str, object], worker: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Start a worker as Ray's raylet does, where it was told of our program."""
+    given = [f"--serialized-runtime-env-context={json.dumps(context)}", "--language=PYTHON"]
+    return subprocess.run(
+        [sys.executable, str(module.SETUP_WORKER), str(worker), *arguments, *given],
+        capture_output=True,
+        text=True,
+        timeout=550,
+        env=environment_of_imports() | {"HOME": "/home/of/ray", "KEPT": "old"},
+    )
+
+
+def test_rays_worker_is_a_fork_with_the_variables_of_its_environment(server: ForkServer, tmp_path: Path) -> None:
+    worker = tmp_path / "default_worker.py"
+    worker.write_text(
+        "import os, sys\n"
+        "print('decimal' in sys.modules, sys.argv[1:])\n"
+        "print(*(os.environ.get(name) for name in ('KEPT', 'NEW', 'OTHER')), sep='|')\n"
+        "sys.exit(7)\n"
+    )
+    variables = {"NEW": "a ${HOME} ${UNSET_BEFORE} b", "KEPT": "new:${KEPT}", "OTHER": "$unset"}
+    context: dict[str, object] = {"command_prefix": [], "env_vars": variables, "py_executable": server.executable}
+    ran = set_up(context, worker, "--node-ip=1", "--runtime-env-hash=2")
+    assert ran.stdout.splitlines() == [
+        "True ['--node-ip=1', '--runtime-env-hash=2']",
+        "new:old|a /home/of/ray  b|$unset",
+    ]
+    assert (ran.stderr, ran.returncode) == ("", 7)
+    assert variables_of_ray(variables) == {"NEW": "a /home/of/ray  b", "KEPT": "new:old", "OTHER": "$unset"}
+
+
+def variables_of_ray(variables: dict[str, str]) -> dict[str, str]:
+    """Return what Ray's own program would set."""
+    from ray._private.utils import update_envs
+
+    with mock.patch.dict(os.environ, {"HOME": "/home/of/ray", "KEPT": "old"}, clear=True):
+        update_envs(variables)
+        return {name: os.environ[name] for name in variables}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"command_prefix": ["nice"]},
+        {"override_worker_entrypoint": "/elsewhere.py"},
+        {"py_executable": "python -I -S fork_worker.py"},
+        {"py_executable": "nice {ours}"},
+        {"py_executable": None},
+    ],
+)
+def test_any_other_worker_is_set_up_by_rays_own_program(
+    server: ForkServer, tmp_path: Path, other: dict[str, object]
+) -> None:
+    worker, theirs, ours = tmp_path / "default_worker.py", tmp_path / "setup_worker.py", server.executable
+    theirs.write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    other = {key: value.format(ours=ours) if isinstance(value, str) else value for key, value in other.items()}
+    context = {"command_prefix": [], "env_vars": {}, "py_executable": ours, **other}
+    ran = set_up(context, worker, "--node-ip=1")
+    assert json.loads(ran.stdout)[:2] == [str(worker), "--node-ip=1"], ran.stderr
+
+
+def test_every_module_of_a_package_is_imported(tmp_path: Path) -> None:
+    package = tmp_path / "several"
+    package.mkdir()
+    for name, text in {"__init__": "", "one": "", "broken": "raise SystemExit(3)", "two": ""}.items():
+        (package / f"{name}.py").write_text(text)
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nprint(sorted(name for name in sys.modules if name.startswith('several')))\n")
+    server = ForkServer(["several.*", "no_such_package.*"], {**os.environ, "PYTHONPATH": str(tmp_path)})
+    try:
+        ran = run(server, program, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    finally:
+        server.close()
+    assert ran.stdout == "['several', 'several.one', 'several.two']\n", ran.stderr
+
+
+def test_a_registry_of_models_gets_the_package_of_the_forks_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry = mock.Mock()
+    monkeypatch.setitem(sys.modules, "sglang.srt.models.registry", registry)
+    monkeypatch.setenv("SGLANG_EXTERNAL_MODEL_PACKAGE", "theirs.models")
+    _register_models()
+    registry.ModelRegistry.register.assert_called_once_with("theirs.models", overwrite=True)
+    monkeypatch.delenv("SGLANG_EXTERNAL_MODEL_PACKAGE")
+    _register_models()
+    assert registry.ModelRegistry.register.call_count == 1
 
 
 def test_a_fork_has_a_process_group_of_its_own(server: ForkServer, tmp_path: Path) -> None:
@@ -304,3 +395,17 @@ def test_what_it_imports_leaves_ray_to_the_workers() -> None:
     names = ("ray", "verl", "transfer_queue", "sglang.srt.entrypoints.http_server")
     ran = run_warm("-c", f"import sys\nprint([name for name in {names} if name in sys.modules])")
     assert ran.stdout == f"{list(names[-1:])}\n", ran.stderr
+
+
+def test_a_server_that_has_imported_ray_forks_nothing(tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("")
+    program = tmp_path / "program.py"
+    program.write_text("import os, sys\nprint('ray' in sys.modules, os.environ['SGLANG_EXTERNAL_MODEL_PACKAGE'])\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "SGLANG_EXTERNAL_MODEL_PACKAGE": "models"}
+    server = ForkServer(["ray"], environment)
+    try:
+        ran = run(server, program, env=environment)
+    finally:
+        server.close()
+    assert ran.stdout == "False models\n"
+    assert "the forkserver has started with Ray imported: this process imports everything itself" in ran.stderr

@@ -88,6 +88,9 @@ def start_ray(num_cpus: int) -> None:
     """Start a Ray cluster of this process; its workers are forks, too."""
     import ray
 
+    from verl_multiturn.cpu.ray_start import shorten_start
+
+    shorten_start()
     own = {"py_executable": executable()}
     settings = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
     # Nobody reads what Ray's processes say of logs and of the machine.

@@ -72,6 +72,7 @@ def activate() -> None:
     )
     from verl_multiturn.cpu.defaults import fill_in
     from verl_multiturn.cpu.spawned import fork_engines
+    from verl_multiturn.cpu.tensors import compute_at_once
     from verl_multiturn.verl_bridge.servers import registered
     from verl_multiturn.verl_bridge.startup import configuration
 
@@ -81,6 +82,7 @@ def activate() -> None:
     verl.utils.distributed.initialize_global_process_group_ray = initialize_gloo_process_group
     verl.utils.distributed.initialize_global_process_group = initialize_torchrun_group
     verl.utils.model.load_valuehead_model = load_value_model
+    compute_at_once()
     # FSDP2 pins the memory of what it offloads to the CPU, as verl lets it do with a reference model. Pinning needs the
     # driver of an accelerator.
     torch.Tensor.pin_memory = lambda tensor, device=None: tensor  # type: ignore[method-assign,assignment,return-value]

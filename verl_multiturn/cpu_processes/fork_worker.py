@@ -3,6 +3,11 @@
     python -I -S fork_worker.py SOCKET FILE [ARGUMENT …]                         started by Ray
     python -I -S fork_worker.py SOCKET -m MODULE [ARGUMENT …]                    started by `run`
     python -I -S fork_worker.py --spawned SOCKET … -c CODE [ARGUMENT …]          started by `multiprocessing`
+    python fork_worker.py FILE [ARGUMENT …] --language=PYTHON
+        --serialized-runtime-env-context=JSON                                    started by Ray's raylet
+
+The last form is in the place of Ray's own `setup_worker.py`, which would import Ray to read a worker's environment: it
+sets the variables, and goes on as the first form. Where that is not what the environment asks for, Ray's program runs.
 
 It passes the signals on to a module or code that it runs for somebody, since that one knows this process alone. It
 imports only the standard library, and little of it.
@@ -14,12 +19,15 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import select
+import shlex
 import signal
 import socket
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_CONTEXT, _LANGUAGE = "--serialized-runtime-env-context=", "--language="
 _LONGEST_S = 300.0
 """Seconds after which a fork is no longer waited for: the server may be stopped, or hang in an import."""
 _GRACE_S = 0.5
@@ -39,8 +47,11 @@ def main() -> None:
 
     Where no fork can be had, start Python with the program in this process instead.
     """
-    spawned = sys.argv[1] == "--spawned"
-    address, *arguments = sys.argv[1 + spawned :]
+    words = sys.argv[1:]
+    if context := _value_of(_CONTEXT, words):
+        words = set_up(json.loads(context), words)
+    spawned = words[0] == "--spawned"
+    address, *arguments = words[spawned:]
     spawner, started, starter = None, arguments, os.getppid()
     if spawned:
         # Before the code are the options of warnings, which the server has from its environment, too.
@@ -95,6 +106,29 @@ def main() -> None:
     if status is None and is_driver and os.getppid() != starter:  # the run was killed, and its server with it
         remove(address)
     end(1 if status is None else status)
+
+
+def set_up(context: dict[str, object], words: list[str]) -> list[str]:
+    """Set up a worker of Ray, and return the words with which this program starts it.
+
+    Args:
+        context: Ray's runtime environment of the worker.
+        words: Words that the raylet has given this program.
+    """
+    _, *command = shlex.split(str(context.get("py_executable") or "")) or [""]
+    is_ours = len(command) == 4 and command[:3] == ["-I", "-S", os.path.abspath(__file__)]
+    is_plain = not context.get("command_prefix") and not context.get("override_worker_entrypoint")
+    if not is_ours or not is_plain or _value_of(_LANGUAGE, words) != "PYTHON":
+        theirs = os.path.join(os.path.dirname(words[0]), "setup_worker.py")
+        os.execv(sys.executable, [sys.executable, theirs, *words])
+    variables: dict[str, str] = context.get("env_vars") or {}  # type: ignore[assignment]
+    for name, value in variables.items():  # `${NAME}` is another variable's value, and nothing if that is unset
+        os.environ[name] = re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))
+    return [command[3], *(word for word in words if not word.startswith((_CONTEXT, _LANGUAGE)))]
+
+
+def _value_of(option: str, words: list[str]) -> str:
+    return next((word.removeprefix(option) for word in words if word.startswith(option)), "")
 
 
 def inheritable() -> list[int]:
@@ -205,11 +239,6 @@ def end(status: int) -> None:
     sys.exit(status)
 
 
-def default_interrupt() -> None:
-    """Let SIGINT end this process, as it ends one that is not Python."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 if __name__ == "__main__":
-    default_interrupt()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     main()

@@ -49,6 +49,7 @@ READ_AT_IMPORT = (
 # But these are read when they are needed. SGLang's engine sets one of NCCL's before it starts its processes, and verl
 # leaves the other behind where its Megatron engine cannot be imported.
 _READ_LATER = ("TORCH_NCCL_", "TORCH_CUDA_ARCH_LIST")
+_MODELS = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 ADDRESS = "VERL_MULTITURN_FORKSERVER"
 """Environment variable of a fork: the address of the server."""
 EARLY = "--"
@@ -72,6 +73,7 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
     if os.getppid() != parent:
         return
     server = _Server(socket.socket(fileno=listener_fd), dict(os.environ))
+    os.environ.pop(_MODELS, None)  # it names ours, which import verl and Ray: a fork registers them itself
     gc.disable()  # a sixth of the time of these imports
     with contextlib.suppress(Exception):  # it has to find its place before a fork has another environment
         importlib.import_module("setproctitle").getproctitle()
@@ -200,6 +202,9 @@ class _Server:
                 raise ValueError
             if others := threading.enumerate()[1:]:  # a fork would not have them, and might wait for one's lock
                 client.send(f"refused with a thread of its own ({others[0].name})".encode())
+                raise ValueError
+            if "ray" in sys.modules:  # its core keeps the environment that it was imported with
+                client.send(b"refused with Ray imported")
                 raise ValueError
             pid = os.fork()
         except (OSError, ValueError):
@@ -353,9 +358,9 @@ def _take_for_parent(spawner: int) -> None:
 def _register_models() -> None:
     """Give SGLang's registry of models the package that this process's environment names, as at the registry's import.
 
-    The server has imported the registry with SGLang's models, and its environment names no package.
+    The server has imported the registry with SGLang's models, and without a package.
     """
-    registry, package = sys.modules.get("sglang.srt.models.registry"), os.environ.get("SGLANG_EXTERNAL_MODEL_PACKAGE")
+    registry, package = sys.modules.get("sglang.srt.models.registry"), os.environ.get(_MODELS)
     if registry is not None and package:
         registry.ModelRegistry.register(package, overwrite=True)
 

@@ -33,10 +33,10 @@ WORKERS_MODULES = ("peft", "sglang.srt.entrypoints.http_server", f"sglang.srt.mo
 RUNS_MODULES = (*DRIVERS_MODULES, EARLY, *WORKERS_MODULES)
 """Modules of a run, whose driver is forked before those of the workers are imported."""
 SLOW_MODULES = (*DRIVERS_MODULES, *WORKERS_MODULES)
-_FOLDER = Path(__file__).parent
-_CLIENT = str(_FOLDER / "fork_worker.py")
-SETUP_WORKER = _FOLDER / "setup_worker.py"
-"""Program that Ray may start in place of its own of this name."""
+_FOLDER = Path(__file__).absolute().parent
+SETUP_WORKER = _FOLDER / "fork_worker.py"
+"""Program that Ray may start in place of its own `setup_worker.py`."""
+_CLIENT = str(SETUP_WORKER)
 # Runs a file as a script, without its folder on the path, and without an interpreter flag that forks would inherit.
 # `runpy` would give a fork, whose program is `__main__`, another `__main__` again before it ends.
 _SCRIPT = (

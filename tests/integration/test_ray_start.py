@@ -1,0 +1,33 @@
+"""Ray's start on the CPU platform, without what nobody uses there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.warm_python import run_warm
+
+pytestmark = pytest.mark.stack
+
+_PROGRAM = """
+import ray
+from verl_multiturn.cpu.ray_start import shorten_start
+shorten_start()
+shorten_start()
+from ray._private.parameter import RayParams
+from ray._private.node import Node
+from verl_multiturn.cpu_processes.handle import SETUP_WORKER
+params, own = RayParams(), RayParams(setup_worker_path="/own.py", num_cpus=3)
+print(params.no_monitor, params.setup_worker_path == str(SETUP_WORKER), own.setup_worker_path, own.num_cpus)
+node = Node.__new__(Node)
+node.start_api_server(include_dashboard=False, raise_on_failure=False)
+print(repr(node._webui_url))
+try:
+    node.start_api_server(include_dashboard=None, raise_on_failure=False)
+except AttributeError:
+    print("the default starts one")
+"""
+
+
+def test_ray_starts_less() -> None:
+    ran = run_warm("-c", _PROGRAM)
+    assert ran.stdout.splitlines()[-3:] == ["True True /own.py 3", "''", "the default starts one"], ran.stderr
