@@ -100,6 +100,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
             item.add_marker("long")
 
 
+def _stack_modules() -> set[str]:
+    return {"verl", "ray", "sglang"} & set(sys.modules)
+
+
+_AT_START = _stack_modules()
+"""Parts of the stack that this process, as a fork of one that has them, had before pytest began."""
+
+
 class _LeftOut(pytest.Module):
     def collect(self) -> list[pytest.Item | pytest.Collector]:
         return []
@@ -109,7 +117,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run with `-m "not stack"` that imported verl's stack: a test lacks the mark `stack`."""
     session.config.stash[_SESSION] = session
     gc.unfreeze()  # pytest's last look for what was not closed sees all
-    found = {"verl", "ray", "sglang"} & set(sys.modules)
+    found = _stack_modules() - _AT_START
     if "not stack" in session.config.option.markexpr and found:
         pytest.exit(f"tests without the mark `stack` imported {sorted(found)}; mark them", returncode=1)
 
