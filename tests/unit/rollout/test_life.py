@@ -20,12 +20,8 @@ from tests.unit.rollout.test_replayed import call, record, replay
 from verl_multiturn import Limits, StopReason, ToolResponse
 from verl_multiturn.calls.timeline import during, is_kept
 from verl_multiturn.records.comparison import differences
-from verl_multiturn.rollout.cache.residents import resident, residing
-from verl_multiturn.rollout.clock import expire, run_out, running, stood_still_s, stopped
 from verl_multiturn.rollout.engine import Generation
-from verl_multiturn.verl_bridge.loops.following import follow, followed
-
-pytestmark = pytest.mark.stack
+from verl_multiturn.rollout.life import Life, current, expire, live, run_out, running, stood_still_s, stopped
 
 Look = Callable[[], Any]
 Seen = tuple[str | None, str | None, bool]
@@ -45,21 +41,21 @@ class Heard:
 
     def over(self, life: Any) -> None:
         self.events.append(f"over {life.status} {life.error}".rstrip())
-        self.spans[life.request_id] = [span.kind for span in life.timeline.spans]
+        self.spans[life.id] = [span.kind for span in life.timeline.spans]
 
 
 @contextmanager
 def living(heard: Heard, name: str = "c", group: str = "g") -> Iterator[Any]:
     """Let a conversation live, as our worker does."""
-    with residing(group) as place, follow({"uid": group, "session_id": 1}, heard, name=name) as life:
-        place.ends.append(lambda _: heard.events.append("left"))
+    with live(Life(name, group, number=1), heard) as life:
+        life.at_last.append(lambda _: heard.events.append("left"))
         yield life
 
 
 def seen() -> Seen:
     """Return the name and the group of the running conversation, and whether its timeline is kept."""
-    life, place = followed(), resident()
-    return None if life is None else life.request_id, None if place is None else place.group, is_kept()
+    life = current()
+    return (None, None, is_kept()) if life is None else (life.id, life.group, is_kept())
 
 
 @asynccontextmanager
@@ -181,28 +177,19 @@ async def test_what_outlives_a_conversation_adds_nothing_to_it(way: Way) -> None
         with during("call", "later"), stopped():
             return await way(seen)
 
-    with living(heard):
+    with living(heard) as life:
         async with limited(10):
             with during("generation"):
                 pass
             task = asyncio.create_task(late())
             await settle()
+    assert life.timeline is not None
+    assert life.timeline.doing() is None
     goes_on.set()
     assert (await task)[:2] == ("c", "g")
     assert heard.spans == {"c": ["generation"]}
+    assert [span.kind for span in life.timeline.spans] == ["generation"]  # a thread may make its record only now
     assert heard.events == ["begun", "over finished", "left"]
-
-
-async def test_a_conversation_within_its_own_is_one(heard: Heard) -> None:
-    """A worker follows it, and its loop would."""
-    inner = Heard()
-    with living(heard, "c", "g") as life:
-        with follow({"uid": "other"}, inner, name="d") as found:
-            assert found is life
-            assert seen() == ("c", "g", True)
-        assert seen() == ("c", "g", True)
-        assert heard.events == ["begun"]
-    assert (inner.events, heard.events) == ([], ["begun", "over finished", "left"])
 
 
 @pytest.fixture
@@ -340,10 +327,10 @@ async def test_a_sample_that_was_cut_is_not_cancelled(heard: Heard, is_swallowed
 
 async def test_one_that_gives_its_place_up_early_gives_it_up_once(heard: Heard) -> None:
     with living(heard):
-        place = resident()
-        assert place is not None
-        place.leave()
-        assert (heard.events, place.is_over) == (["begun", "left"], True)
+        life = current()
+        assert life is not None
+        life.leave()
+        assert (heard.events, life.asks_no_more) == (["begun", "left"], True)
     assert heard.events == ["begun", "left", "over finished"]
 
 
@@ -602,8 +589,15 @@ class Looking:
 
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_the_requests_of_an_agent_belong_to_its_own_conversation(heard: Heard, at_once: bool) -> None:
-    engine = Looking()
+    engine, served = Looking(), set[Seen]()
     async with serving("undecided", engine=engine, wall_clock_s=1000.0) as endpoint:
+        handle = endpoint._server._handle
+
+        async def look(*args: Any) -> Any:
+            served.add(seen())  # the server is all conversations', and outlives the first one
+            return await handle(*args)
+
+        endpoint._server._handle = look  # type: ignore[method-assign]
 
         async def session(name: str) -> StopReason:
             with living(heard, name, f"group of {name}"):
@@ -616,6 +610,7 @@ async def test_the_requests_of_an_agent_belong_to_its_own_conversation(heard: He
         else:
             ends = [await session(name) for name in names]
     assert ends == [StopReason.FINISHED] * 3
+    assert served == {NOTHING}
     assert sorted(engine.seen) == [(name, (name, f"group of {name}", True)) for name in names]
     assert heard.spans == {name: ["generation", "request"] for name in names}
 

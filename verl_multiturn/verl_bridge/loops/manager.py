@@ -38,14 +38,14 @@ from verl_multiturn.calls.timeline import during
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import RewardContractError
 from verl_multiturn.records.step_writer import clock_of
-from verl_multiturn.rollout.cache.residents import resident, residing
+from verl_multiturn.rollout.life import current
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, VALIDATION, clear_groups, list_prompts, put_tags
 from verl_multiturn.verl_bridge.loops.agent_loop import tool_schemas
 from verl_multiturn.verl_bridge.loops.certified_output import is_valid
 from verl_multiturn.verl_bridge.loops.finished_rows import finished_rows, kept_columns
-from verl_multiturn.verl_bridge.loops.following import follow, note_score
+from verl_multiturn.verl_bridge.loops.life import follow, note_score
 from verl_multiturn.verl_bridge.loops.near_rewards import NearRewards
 from verl_multiturn.verl_bridge.loops.recording import Recorder, recorder_of
 from verl_multiturn.verl_bridge.loops.rewards import Rewards
@@ -196,8 +196,7 @@ class MultiTurnWorker(_VerlWorker):
         recorder = self._recorder if kwargs.get("agent_name") in SAMPLING_LOOPS else None
         tracer = self._tracer if self._tracer is not None and self._tracer.wants(uid) else None
         validation, earlier = bool(kwargs["trajectory"]["validate"]), self._rerolled_from.get(uid)
-        followed_here = follow(kwargs, recorder, tracer, validation=validation, rerolled_from=earlier)
-        with residing(uid), followed_here as found:
+        with follow(kwargs, recorder, tracer, validation=validation, rerolled_from=earlier) as life:
             try:
                 await (run() if samples is None else samples.run(kwargs["session_id"], run))
             except Exception as error:  # verl logs it, and marks the group as failed
@@ -206,13 +205,13 @@ class MultiTurnWorker(_VerlWorker):
                     self._tell_end(uid, End(0.0, 0.0, mistake=str(error)))  # nobody waits for the siblings
                 raise
             finally:
-                if found is not None and samples is not None and samples.was_cut(kwargs["session_id"]):
-                    found.status = "cut"
+                if samples is not None and samples.was_cut(kwargs["session_id"]):
+                    life.status = "cut"
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, *, uid: str, **kwargs: Any) -> None:
         """Reward a finished conversation and write its rows, in the place of verl's method (`finished_rows.py`)."""
-        if (conversation := resident()) is not None:
-            conversation.leave()  # siblings or a reward may be waited for, and siblings may wait for room
+        if (life := current()) is not None:
+            life.leave()  # siblings or a reward may be waited for, and siblings may wait for room
         samples = self._oversampled.get(uid)
         if samples is not None and not await samples.stays(kwargs["session_id"], is_valid(output)):
             return
