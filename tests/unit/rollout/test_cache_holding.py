@@ -62,37 +62,37 @@ async def test_a_prompt_that_siblings_share_counts_once() -> None:
 async def test_a_block_counts_once_whoever_shares_it() -> None:
     """Groups behind one system text, a subagent behind it too, and a history that is made shorter."""
     system = list(range(160))
-    holding, residents = Holding(Server().ask), [of(1.0, "g"), of(2.0, "h"), of(3.0, "h")]
-    for life in residents:
+    holding, lives = Holding(Server().ask), [of(1.0, "g"), of(2.0, "h"), of(3.0, "h")]
+    for life in lives:
         holding.note(life, "r", [*system, *[ord(life.group)] * 20])
     assert holding.told() == [(1.0, 180), (2.0, 20), (3.0, 0)]
-    holding.note(residents[0], "subagent", [*system, *[9] * 30])
+    holding.note(lives[0], "subagent", [*system, *[9] * 30])
     assert holding.told() == [(1.0, 210), (2.0, 20), (3.0, 0)]
-    holding.drop(residents[0], "subagent")
-    holding.leave(residents[0])
+    holding.drop(lives[0], "subagent")
+    holding.leave(lives[0])
     assert holding.told() == [(2.0, 180), (3.0, 0)]
-    holding.note(residents[2], "r", system[:150])
+    holding.note(lives[2], "r", system[:150])
     assert holding.told() == [(2.0, 180), (3.0, 6)]  # the last six tokens are no whole block
 
 
 async def test_between_two_answers_what_is_shared_takes_room_once() -> None:
     holding, system = Holding(Server().ask), list(range(160))
     holding._room = 500
-    residents = [of(1.0), of(2.0), of(3.0)]
-    for life in residents:
+    lives = [of(1.0), of(2.0), of(3.0)]
+    for life in lives:
         holding.note(life, "r", [*system, *own(life, 16)])
     assert holding._room == 500 - 160 - 3 * 16
-    residents[0].leave()  # the others have the system text, too
+    lives[0].leave()  # the others have the system text, too
     assert holding._room == 500 - 160 - 2 * 16
-    residents[1].leave()
-    residents[2].leave()
+    lives[1].leave()
+    lives[2].leave()
     assert (holding._room, len(holding._blocks)) == (500, 0)
 
 
 async def test_many_groups_behind_one_system_text_wait_for_nothing_where_they_fit() -> None:
     """Fifteen groups of two, behind 600 tokens, in a cache of 1,000: counted once a group, one would fit."""
     server, system = Server(), list(range(600))
-    holding, residents = Holding(server.ask), [of(float(began), f"{began // 2}") for began in range(30)]
+    holding, lives = Holding(server.ask), [of(float(began), f"{began // 2}") for began in range(30)]
 
     async def converse(life: Life) -> None:
         for _ in range(3):
@@ -100,7 +100,7 @@ async def test_many_groups_behind_one_system_text_wait_for_nothing_where_they_fi
             await holding.let_in(life)
             holding.rest(life, "r")
 
-    conversations = [asyncio.ensure_future(converse(life)) for life in residents]
+    conversations = [asyncio.ensure_future(converse(life)) for life in lives]
     await settle()
     assert [each.done() for each in conversations] == [True] * 30
     assert (server.asked, holding.use) == (1, 0.862)  # 592 in blocks that all have, and 18 of each group
@@ -187,10 +187,10 @@ async def test_nothing_waits_where_the_cache_suffices() -> None:
         assert life.held_s == 0
     assert server.asked == 1
     holding = Holding(server.ask)
-    residents = [of(float(began)) for began in range(8)]
-    for life in residents:
+    lives = [of(float(began)) for began in range(8)]
+    for life in lives:
         holding.note(life, "r", own(life, 100))
-    await asyncio.gather(*map(holding.let_in, residents))
+    await asyncio.gather(*map(holding.let_in, lives))
     assert (server.asked, holding.use) == (2, 0.8)  # one question for all that came at once
 
 
@@ -260,28 +260,28 @@ async def test_what_a_conversation_leaves_goes_to_the_next_ones_at_once() -> Non
 
 async def test_between_two_answers_the_room_that_was_given_is_kept_to() -> None:
     server, others = Server(), CacheNeed(1000)
-    holding, residents = Holding(server.ask), [of(1.0), of(2.0), of(3.0)]
-    for life in residents:
+    holding, lives = Holding(server.ask), [of(1.0), of(2.0), of(3.0)]
+    for life in lives:
         holding.note(life, "r", own(life, 100))
         await holding.let_in(life)
-    for life in residents[:2]:  # they come back with 160 tokens more, and may add as many again: 420 each
+    for life in lives[:2]:  # they come back with 160 tokens more, and may add as many again: 420 each
         holding.rest(life, "r")
         holding.note(life, "r", own(life, 260))
-    third = asyncio.ensure_future(holding.let_in(residents[2]))
+    third = asyncio.ensure_future(holding.let_in(lives[2]))
     fourth = of(4.0)
     holding.note(fourth, "r", [1])
     waiting = asyncio.ensure_future(holding.let_in(fourth))
-    for life in residents[:2]:
+    for life in lives[:2]:
         await holding.let_in(life)
     await settle()
     assert (server.asked, third.done(), waiting.done()) == (1, False, False)
-    residents[0].leave()
+    lives[0].leave()
     await settle()
     assert (server.asked, third.done()) == (1, False)  # for one that waits there has to be room for some turns
-    residents[1].leave()
+    lives[1].leave()
     await settle()
     assert (server.asked, third.done()) == (1, True)
-    residents[2].leave()
+    lives[2].leave()
     await settle()
     assert (server.asked, waiting.done()) == (1, True)
     assert others.tell("a", [(1.0, 100)], 0.9).room == 800
@@ -315,14 +315,14 @@ async def test_what_is_left_while_the_server_is_asked_is_given_once(monkeypatch:
 
 async def test_one_that_comes_back_after_long_takes_room_as_a_new_one() -> None:
     now, server = [0.0], Server()
-    holding, residents = Holding(server.ask, lambda: now[0]), [of(1.0), of(2.0), of(3.0)]
-    for life in residents:
+    holding, lives = Holding(server.ask, lambda: now[0]), [of(1.0), of(2.0), of(3.0)]
+    for life in lives:
         holding.note(life, "r", own(life, 400))
         holding.rest(life, "r")
         now[0] += 20
     assert holding.told() == []
     holding._is_known, holding._youngest, holding._room = True, math.inf, 900
-    for life in residents:
+    for life in lives:
         holding.note(life, "r", own(life, 400))
     assert (holding._room, holding._youngest) == (100, 2.0)
 

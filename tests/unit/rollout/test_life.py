@@ -452,6 +452,7 @@ async def test_two_tools_at_once_may_each_run_one(heard: Heard, is_followed: boo
     async def tool(stands: bool) -> str:
         try:
             async with limited(10):
+                assert seen() == (("c", "g", True) if is_followed else NOTHING)
                 if stands:
                     with stopped():
                         await goes_on.wait()
