@@ -195,12 +195,12 @@ async def ask(client: Any, found: Found, request: str, prompt: Sequence[int], sa
 
 async def siblings(engine: Engine, length: int, lead_ms: int) -> Found:
     """Let eight siblings begin at once, with a prompt of this length."""
-    from verl_multiturn.rollout.cache.residents import residing
+    from verl_multiturn.rollout.life import Life, live
 
     client, found, prompt = engine.client(lead_ms, None), Found(), next(_prompts(length, length))
 
     async def begin() -> None:
-        with residing("g"):
+        with live(Life("r", "g")):
             await ask(client, found, f"{next(_NUMBER)}", prompt, 4)
 
     await engine.flush()
@@ -210,13 +210,13 @@ async def siblings(engine: Engine, length: int, lead_ms: int) -> Found:
 
 async def converse(engine: Engine, conversations: int, full: float | None) -> Found:
     """Let so many conversations go on at once."""
-    from verl_multiturn.rollout.cache.residents import residing
+    from verl_multiturn.rollout.life import Life, live
 
     client, found, prompts = engine.client(0, full), Found(), _prompts(PROMPT, conversations)
 
     async def one(number: int, ids: list[int]) -> None:
         own, request = random.Random(number), f"{next(_NUMBER)}"
-        with residing(f"{number}"):
+        with live(Life("r", f"{number}")):
             for turn in range(TURNS):
                 ids += await ask(client, found, request, ids, SAMPLED)
                 if turn + 1 < TURNS:
@@ -254,14 +254,14 @@ def save_model(folder: Path) -> None:
 
 async def prefill_seconds(engine: Engine) -> float:
     """Return the CPU seconds of a token that is read, with prompts that are read one after the other."""
-    from verl_multiturn.rollout.cache.residents import residing
+    from verl_multiturn.rollout.life import Life, live
 
     client, found, prompts = engine.client(0, None), Found(), _prompts(PROMPT, 0)
     await engine.flush()
     cpu_s = engine.cpu_s()
     for _ in range(6):
         request = f"{next(_NUMBER)}"
-        with residing(request):
+        with live(Life("r", request)):
             await ask(client, found, request, next(prompts), 1)
     return (engine.cpu_s() - cpu_s) / found.read
 
@@ -290,13 +290,13 @@ async def measure(engine: Engine, parts: Sequence[str], passes: int) -> dict[str
 
 async def behind(engine: Engine) -> dict[str, Any]:
     """Let groups of two go on at once behind one long system text."""
-    from verl_multiturn.rollout.cache.residents import residing
+    from verl_multiturn.rollout.life import Life, live
 
     client, found, system = engine.client(60_000, 0.9), Found(), next(_prompts(SYSTEM, 0))
 
     async def one(group: int) -> None:
         ids, request = [*system, *next(_prompts(OWN, group + 1))], f"{next(_NUMBER)}"
-        with residing(f"{group}"):
+        with live(Life("r", f"{group}")):
             for turn in range(3):
                 ids += await ask(client, found, request, ids, 4)
                 if turn < 2:

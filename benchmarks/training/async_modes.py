@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.quickstart_runs import arguments, folder, start
-from benchmarks.wake_parts import Ended, ends_of, parts_of
+from benchmarks.wake_parts import RowEnd, ends_of, parts_of
 from verl_multiturn.records.reader import Records
 
 _PREFIX = "rollout/async/"
@@ -65,7 +65,7 @@ def run(mode: str, steps: int, seed: int, out: Path) -> dict[str, Any]:
     return {**measure(steps_data), "wake_parts_ms": parts, "violations": summary["certificate_violations"]}
 
 
-def wake_parts(steps: Sequence[Mapping[str, float]], ends: Mapping[int, Sequence[Ended]]) -> dict[str, float] | None:
+def wake_parts(steps: Sequence[Mapping[str, float]], ends: Mapping[int, Sequence[RowEnd]]) -> dict[str, float] | None:
     """Print where `wake_ms` goes, step by step, and return the means; None where the trainer never waited.
 
     Args:

@@ -133,13 +133,13 @@ async def measure(world: World, tokenizer: Any, batches: int, rate: float) -> Me
         worker = ScriptedWorker(world, tokenizer, Path(folder), n=SAMPLES, over_sample_rate=rate)
         await worker.run_groups([0])  # builds what conversations share
         worker.rows.clear()
-        await worker.take_cut()
+        await worker.news()
         seconds = []
         for batch in range(batches):
             started = time.perf_counter()
             await worker.run_groups(range(batch * PROMPTS, (batch + 1) * PROMPTS))
             seconds.append(time.perf_counter() - started)
-        cut, cut_s = await worker.take_cut()
+        cut, cut_s, *_ = await worker.news()
     stayed = kept(list(worker.rows))
     assert len(set(stayed)) == batches * PROMPTS * SAMPLES, "a group has another number of rows than it should"
     return Measured(seconds, stayed, cut, cut_s)

@@ -46,11 +46,12 @@ from transformers import AutoTokenizer
 from benchmarks.oversample import PROMPTS, RATE, SAMPLES, World
 from benchmarks.oversample_world import Sample, ScriptedWorker
 from tests.support.rollout_config import MODEL
-from verl_multiturn.observe.traces import Followed, Span
+from verl_multiturn.observe.traces import Span
+from verl_multiturn.rollout.life import Life, note
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.oversampling import samples_to_start
-from verl_multiturn.verl_bridge.loops.following import follow, note
+from verl_multiturn.verl_bridge.loops.life import follow
 from verl_multiturn.verl_bridge.names import AGENT_LOOP
 from verl_multiturn.verl_bridge.traces.tracer import Tracer
 
@@ -109,7 +110,7 @@ class _Nowhere:
     def open(self) -> None:
         """Do nothing."""
 
-    def write(self, traced: Followed, trace: Span) -> None:
+    def write(self, life: Life, trace: Span) -> None:
         """Do nothing."""
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Ended(NamedTuple):
+class RowEnd(NamedTuple):
     """When a conversation ended, when its reward was there, and when its rows were stored (`time.time`)."""
 
     conversation: float
@@ -35,18 +35,18 @@ class Parts(NamedTuple):
     """Median of what one of these waited for its rows to be stored."""
 
 
-def ends_of(records: Iterable[Mapping[str, Any]]) -> dict[int, list[Ended]]:
+def ends_of(records: Iterable[Mapping[str, Any]]) -> dict[int, list[RowEnd]]:
     """Return the ends of a run's training conversations, by the step in which they began."""
-    found: dict[int, list[Ended]] = defaultdict(list)
+    found: dict[int, list[RowEnd]] = defaultdict(list)
     for record in records:
         spans = {span["kind"]: span for span in record["timeline"] if span["kind"] in ("reward", "store")}
         if not record["validation"] and len(spans) == 2:
             reward, store = spans["reward"], spans["store"]
-            found[record["step"]].append(Ended(reward["start"], reward["end"], store["end"]))
+            found[record["step"]].append(RowEnd(reward["start"], reward["end"], store["end"]))
     return dict(found)
 
 
-def parts_of(ends: Iterable[Ended]) -> Parts:
+def parts_of(ends: Iterable[RowEnd]) -> Parts:
     """Return the parts of a step's wait.
 
     Args:

@@ -10,10 +10,11 @@ import numpy as np
 
 from verl_multiturn.certificate.receipts import Receipt, prompt_hash
 from verl_multiturn.records import joins
-from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.joins import JoinedRow
 from verl_multiturn.records.run_file import digest_of_vocabulary, path_of
 from verl_multiturn.records.writer import RecordWriter
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.turn import Turn
@@ -56,7 +57,7 @@ def write_records(folder: Path, tokenizer: Any) -> None:
     path_of(folder, START).write_text(json.dumps(about), encoding="utf-8")
 
 
-def _ended(group: int, number: int, tokenizer: Any) -> Ended:
+def _ended(group: int, number: int, tokenizer: Any) -> Life:
     """Return a conversation of one turn; the first half of a group gives the right sum."""
     left, right = 10 + group, 3 * group + 1
     messages = [{"role": "user", "content": f"What is {left} + {right}?"}]
@@ -76,5 +77,6 @@ def _ended(group: int, number: int, tokenizer: Any) -> Ended:
     receipt = Receipt(len(prompt), digest.hexdigest(), 64, *arrays)
     row = {"data_source": "made", "reward_model": {"ground_truth": str(left + right)}, "extra_info": {"index": group}}
     request = Request(outcome.request_id, messages)
-    uid = f"group-{group}"
-    return Ended(outcome, [receipt], row, request, uid=uid, number=number, step=1, loop="multiturn_agent")
+    life = Life(outcome.request_id, f"group-{group}", number, loop="multiturn_agent", step=1, row=row)
+    life.outcome, life.generations, life.request = outcome, [receipt], request
+    return life

@@ -21,9 +21,10 @@ from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
-from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verification import verify_record
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.stop_texts import StopTexts
@@ -66,7 +67,8 @@ async def play(
     async def one(index: int, task: Path) -> dict[str, Any]:
         row = {"raw_prompt": [{"role": "user", "content": "task"}], "extra_info": {"harbor": str(task)}}
         outcome, receipts = await endpoint.run(str(index), row, {})
-        record = json.loads(line_of(record_of(Ended(outcome, receipts, uid="u"))))
+        life = Life(outcome.request_id, "u", outcome=outcome, generations=receipts)
+        record = json.loads(line_of(record_of(life)))
         session = outcome.session
         assert session is not None
         return {

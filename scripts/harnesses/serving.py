@@ -19,9 +19,10 @@ from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.session import AgentSession, Delivery
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
-from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verification import verify_record
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome, SessionReport
 from verl_multiturn.rollout.scripted import ScriptedEngine
@@ -80,7 +81,8 @@ class Served:
             len(session.forest.roots), dict(session.unenforced), requests=session.journal.requests()
         )
         # Written and read, as a record is that `verl-multiturn verify` gets.
-        record = json.loads(line_of(record_of(Ended(outcome, session.receipts(), uid=_UID))))
+        life = Life(outcome.request_id, _UID, outcome=outcome, generations=session.receipts())
+        record = json.loads(line_of(record_of(life)))
         violations = [str(violation) for violation in verify_record(record).violations]
         return Account(outcome, len(session.forest.roots), violations, dict(session.unenforced), session.refused)
 

@@ -58,10 +58,10 @@ async def test_the_first_n_stay_under_their_own_numbers_and_the_others_put_no_ro
     assert worker.status == {"row0": "finished", "row1": "finished"}
     assert len([key for key in worker._script.methods if key[1] == "create"]) == 12
     assert balanced(worker)
-    cut, seconds = await worker.take_cut()
+    cut, seconds, *_ = await worker.news()
     assert cut == 4
     assert seconds > 0
-    assert await worker.take_cut() == (0, 0.0)
+    assert (await worker.news())[:2] == (0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ async def test_how_many_begin_and_stay(make: Any, validate: bool, rate: float, p
     worker = make(over_sample_rate=rate)
     await worker.run_groups([0], validate=validate, **prompt)
     assert len(worker.rows) == rows
-    cut, _ = await worker.take_cut()
+    cut = (await worker.news()).cut
     assert cut == begun - rows
     assert balanced(worker)
 
@@ -119,7 +119,7 @@ async def test_invalid_samples_stay_only_where_valid_ones_are_missing(
         f"row0_{session}_0" for session in found if session < failing
     ]
     assert worker.status == {"row0": "finished"}
-    assert (await worker.take_cut())[0] == 2
+    assert (await worker.news()).cut == 2
 
 
 async def test_a_tool_that_answers_after_its_group_was_cut(make: Any) -> None:
@@ -152,7 +152,7 @@ async def test_a_group_of_which_all_end_in_the_same_moment(make: Any) -> None:
     worker = make(script(use_tool=tool))
     await worker.run_groups([0])
     assert len(worker.rows) == 4
-    assert (await worker.take_cut())[0] == 2
+    assert (await worker.news()).cut == 2
     assert balanced(worker)
 
 

@@ -11,8 +11,7 @@ import pytest
 from tests.integration.test_rollout_client import Balancer, Remote, Server, client_of, sample
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rollout.cache.need import CacheNeed, Told, require_room
-from verl_multiturn.rollout.cache.residents import residing
-from verl_multiturn.rollout.clock import running
+from verl_multiturn.rollout.life import Life, live, running
 
 pytestmark = pytest.mark.stack
 
@@ -53,9 +52,13 @@ class Grouping(Balancer):
 
 
 async def converse(of: Any, number: int, prompt: Sequence[int] = (10,)) -> Any:
-    with residing("g"):
-        params = {"temperature": 1.0, "max_new_tokens": 20}
-        return await of.generate(f"r{number}", prompt_ids=list(prompt), sampling_params=params)
+    with live(Life("r", "g")):
+        return await sampled(of, number, prompt)
+
+
+async def sampled(of: Any, number: int, prompt: Sequence[int]) -> Any:
+    params = {"temperature": 1.0, "max_new_tokens": 20}
+    return await of.generate(f"r{number}", prompt_ids=list(prompt), sampling_params=params)
 
 
 async def settle() -> None:
@@ -95,7 +98,7 @@ async def test_after_a_pause_and_new_weights_a_sibling_leads_again() -> None:
         )
         return "leads" in params
 
-    with residing("g"):
+    with live(Life("r", "g")):
         assert await leads("a", [10])
         assert not await leads("a", [10, 11])  # its next turn
         assert not await leads("b", [10], paused=True)
@@ -129,15 +132,16 @@ async def test_a_turn_that_waits_for_room_can_be_cancelled() -> None:
 async def test_the_clock_stands_still_while_a_turn_waits() -> None:
     server = Caching([(1, "stop", 4, False)] * 3)
     ours = client_of(Grouping(server))
-    with residing("old"):
+    with live(Life("r", "old")):
         server.read.set()
         params = {"temperature": 1.0, "max_new_tokens": 20}
         await ours.generate("old", prompt_ids=list(range(100)), sampling_params=params)
         ours._caches._servers["server"].holding._youngest = 0.0
 
         async def young() -> Any:
-            async with asyncio.timeout(0.1) as deadline, running(deadline):
-                return await converse(ours, 2, range(200, 300))
+            with live(Life("r2", "g")):
+                async with asyncio.timeout(0.1) as deadline, running(deadline):
+                    return await sampled(ours, 2, range(200, 300))
 
         waiting = asyncio.ensure_future(young())
         await asyncio.sleep(0.3)
@@ -184,7 +188,7 @@ async def test_a_server_that_cannot_be_reached_for_a_moment_is_asked_again(monke
 
     server = Flaky([])
     caches = client_of(Grouping(server))._caches
-    with residing("g"):
+    with live(Life("r", "g")):
         await caches.before("a", "server", server, [10], {}, False)
         await asyncio.wait_for(again.wait(), 60)
 
@@ -192,7 +196,7 @@ async def test_a_server_that_cannot_be_reached_for_a_moment_is_asked_again(monke
 async def test_a_new_server_at_the_address_of_a_dead_one_is_asked_anew() -> None:
     caches = client_of(Grouping(Caching([])))._caches
     dead, new = Caching([]), Caching([])
-    with residing("g"):
+    with live(Life("r", "g")):
         await caches.before("a", "server", dead, [10], {}, True)
         before = caches._servers["server"]
         await caches.before("a", "server", new, [10], {}, True)
@@ -206,7 +210,7 @@ async def test_a_conversation_that_asks_for_no_more_tokens_is_forgotten_while_it
     server = Caching([(1, "stop", 4, False)] * 2)
     ours = client_of(Grouping(server))
     server.read.set()
-    with residing("g") as conversation:
+    with live(Life("r", "g")) as conversation:
         await ours.generate("r", prompt_ids=[10], sampling_params={"max_new_tokens": 20})
         its = ours._caches._servers["server"]
         assert len(its.holding._stays) == 1

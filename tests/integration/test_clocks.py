@@ -1,4 +1,4 @@
-"""What the manager asks its workers of their clocks and tools; Ray is a stand-in."""
+"""What the manager asks its workers once a step; Ray is a stand-in."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,84 +10,123 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
 
 
 class Worker:
-    """A worker whose answers are values, or errors that are raised."""
+    """A worker whose answers to `news` are values, None while it is busy, or errors that are raised."""
 
-    def __init__(self, stem: Any, schemas: Any = None) -> None:
-        self.asked = 0
-        self.stem = stem
-        self.clock = SimpleNamespace(remote=self._clock)
-        self.schemas = SimpleNamespace(remote=lambda: schemas)
+    def __init__(self, *said: Any) -> None:
+        self.said, self.asked = list(said), 0
+        self.news = SimpleNamespace(remote=self._news)
 
-    def _clock(self) -> Any:
+    def _news(self) -> Any:
         self.asked += 1
-        return self.stem if isinstance(self.stem, Exception) else (self.stem, 0.0)
+        return Answer(self)
+
+
+class Answer:
+    """Ray's reference to an answer."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    @property
+    def has_come(self) -> bool:
+        return self.worker.said[0] is not None
+
+    def get(self) -> Any:
+        said = self.worker.said.pop(0) if len(self.worker.said) > 1 else self.worker.said[0]
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+
+class Ray:
+    """Ray with a clock, in which each answer takes as long as `delays` says."""
+
+    def __init__(self) -> None:
+        self.now, self.delays = 1000.0, [0.5]
+        self.killed: list[Worker] = []
+        self.waited: list[float] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def wait(self, refs: list[Answer], num_returns: int, timeout: float) -> tuple[list[Answer], list[Answer]]:
+        assert num_returns == 1
+        come = [ref for ref in refs if ref.has_come][:1]
+        if come:
+            self.now += self.delays.pop(0) if len(self.delays) > 1 else self.delays[0]
+        else:
+            self.waited.append(timeout)
+        return come, []
+
+    def get(self, ref: Answer) -> Any:
+        return ref.get()
+
+    def kill(self, worker: Worker) -> None:
+        self.killed.append(worker)
 
 
 @pytest.fixture
-def manager(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from verl_multiturn.verl_bridge.loops import manager as module
+def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    from verl_multiturn.verl_bridge.loops import news as module
 
-    def get(answer: Any, timeout: float) -> Any:
-        assert timeout < 10
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(module.ray, "get", get)
-    made = object.__new__(module.MultiTurnManager)
-    made._clocked = set()
+    made = Ray()
+    monkeypatch.setattr(module, "ray", made)
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=made.time, monotonic=lambda: 0.0))
     return made
 
 
-def test_each_worker_s_clock_is_told_once(manager: Any) -> None:
-    from ray.exceptions import GetTimeoutError, RayActorError
+def news(cut: int = 0, dropped: int = 0, stem: str = "", schemas: Any = None) -> Any:
+    from verl_multiturn.verl_bridge.loops.news import News
 
-    here, busy, dead, early = Worker("a-1"), Worker(GetTimeoutError()), Worker(RayActorError()), Worker("")
-    manager.agent_loop_workers = [here, busy, dead, early]
-    (clock,) = manager.take_clocks()
-    assert (clock["event"], clock["file"]) == ("clock", "a-1")
-    assert clock["offset_s"] > 1e9  # the stand-in's time is 0
-    assert (here.asked, busy.asked, dead.asked, early.asked) == (5, 1, 1, 5)
-    # The dead one is replaced, the others answer now.
-    busy.stem, early.stem = "a-2", "a-3"
-    manager.agent_loop_workers[2] = Worker("a-4")
-    assert [clock["file"] for clock in manager.take_clocks()] == ["a-2", "a-4", "a-3"]
-    assert manager.take_clocks() == []
-    assert here.asked == 5
+    return News(cut, cut / 2, dropped, stem, 0.0, schemas)
 
 
-def test_a_busy_worker_tells_later_what_it_dropped_and_is_never_ended(
-    manager: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from verl_multiturn.verl_bridge.loops import manager as module
-
-    answers = {"a": 3, "b": 4}
-    come = {"a"}
-    asked: list[str] = []
-
-    class Dropping:
-        def __init__(self, name: str) -> None:
-            self.take_dropped = SimpleNamespace(remote=lambda: asked.append(name) or name)
-
-    manager.agent_loop_workers, manager._asked_dropped = [Dropping("a"), Dropping("b")], {}
-    # A stand-in without `kill`.
-    ray = SimpleNamespace(
-        wait=lambda refs, num_returns, timeout: ([ref for ref in refs if ref in come], []), get=answers.__getitem__
-    )
-    monkeypatch.setattr(module, "ray", ray)
-    assert manager.take_dropped() == 3
-    come.add("b")
-    assert manager.take_dropped() == 7
-    assert asked == ["a", "b", "a"]
-
-
-def test_the_tools_schemas_are_those_of_the_first_worker_that_knows_them(manager: Any) -> None:
+def test_what_the_workers_of_a_step_count_is_summed(ray: Ray) -> None:
     from ray.exceptions import RayActorError
 
-    manager.agent_loop_workers = [Worker("a", RayActorError()), Worker("b", None)]
-    assert manager.schemas() is None
-    manager.agent_loop_workers.append(Worker("c", []))
-    assert manager.schemas() == []
+    from verl_multiturn.verl_bridge.loops.news import NewsRounds, RunNews
+
+    workers = [Worker(news(1, 2, schemas=None)), Worker(RayActorError()), Worker(news(3, 4, schemas=["a"]))]
+    assert NewsRounds().take(workers, of_all=False) == RunNews(4, 2.0, 6, [], ["a"])
+    assert [worker.asked for worker in workers] == [1, 1, 1]  # without records there is no clock to know
+
+
+def test_each_workers_clock_is_known_once_by_its_quickest_answer(ray: Ray) -> None:
+    from verl_multiturn.verl_bridge.loops.news import NewsRounds
+
+    rounds, here = NewsRounds(), Worker(news(1, stem="a-1"))
+    ray.delays = [0.5, 0.25, 1.0, 0.5, 0.5]
+    found = rounds.take([here], of_all=False)
+    assert found.clocks == [{"event": "clock", "file": "a-1", "offset_s": 1000.625, "error_s": 0.125}]
+    assert (here.asked, found.cut) == (5, 5)
+    new = Worker(news(stem="a-2"))
+    found = rounds.take([here, new], of_all=False)
+    assert ([clock["file"] for clock in found.clocks], here.asked, new.asked) == (["a-2"], 10, 5)
+    assert (rounds.take([here, new], of_all=False).clocks, here.asked) == ([], 11)
+
+
+def test_a_busy_worker_is_waited_for_once_says_it_later_and_is_never_ended(ray: Ray) -> None:
+    from verl_multiturn.verl_bridge.loops.news import NewsRounds
+
+    rounds, here, busy = NewsRounds(), Worker(news(0, 3, "a")), Worker(None)
+    found = rounds.take([here, busy], of_all=False)
+    assert (found.dropped, [clock["file"] for clock in found.clocks], ray.waited) == (3, ["a"], [2.0])
+    ray.now += 60.0
+    busy.said = [news(0, 4, "b")]
+    found = rounds.take([here, busy], of_all=False)
+    # Its answer is of a minute ago, and says nothing of its clock.
+    assert (found.dropped, found.clocks, busy.asked) == (7, [], 1)
+    assert [clock["file"] for clock in rounds.take([here, busy], of_all=False).clocks] == ["b"]
+    assert ray.killed == []
+
+
+def test_one_that_hangs_is_ended_where_all_have_to_answer(ray: Ray, caplog: pytest.LogCaptureFixture) -> None:
+    from verl_multiturn.verl_bridge.loops.news import NewsRounds
+
+    rounds, here, hung = NewsRounds(), Worker(news(2)), Worker(None)
+    assert rounds.take([here, hung], of_all=True).cut == 2
+    assert (ray.killed, ray.waited) == ([hung], [300.0])
+    assert "an agent-loop worker has not answered 'news' for 300 s and is ended" in caplog.text
 
 
 def test_what_a_worker_says_of_its_tools(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -332,17 +332,19 @@ def test_a_validation(store: WritableStore, folder: Path) -> None:
 
 
 def test_a_run_leaves_its_file_its_clocks_and_its_end(store: WritableStore, folder: Path) -> None:
+    from verl_multiturn.verl_bridge.loops.news import RunNews
+
     run = Run(store, folder)
     trainer, joining = run.trainer, run.trainer._joining
     trainer.tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1}, chat_template="{{ messages }}")
     clock = {"event": "clock", "file": "stem", "offset_s": 0.5, "error_s": 0.001}
-    told = [[clock], []]
     schemas = [{"type": "function", "function": {"name": "calculator"}}]
-    manager = SimpleNamespace(take_clocks=lambda: told.pop(0), schemas=lambda: schemas)
+    told = [RunNews(clocks=[clock], schemas=schemas), RunNews(schemas=[])]
 
     def train() -> None:
-        with joining.run(trainer, manager):
+        with joining.run(trainer):
             for number in (1, 2):
+                joining.note_news(told[number - 1])
                 trainer.global_steps = 4 + number  # the file is written again after the first step
                 joining.end_step(number, {}, {}, {})
             raise KeyboardInterrupt

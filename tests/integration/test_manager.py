@@ -193,17 +193,17 @@ async def test_a_reward_that_does_not_come_holds_up_no_cancellation(
 async def test_a_conversation_whose_reward_is_waited_for_takes_no_room_in_the_cache(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl_multiturn.rollout.cache.residents import resident, residing
+    from verl_multiturn.rollout.life import Life, current, live
     from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker
 
     over: list[bool] = []
 
     async def score(*_: Any, **__: Any) -> None:
-        over.append(resident().is_over)  # type: ignore[union-attr]
+        over.append(current().asks_no_more)  # type: ignore[union-attr]
 
     monkeypatch.setattr(MultiTurnWorker.__mro__[1], "_compute_score", score)
-    with residing("a") as conversation:
-        assert not conversation.is_over
+    with live(Life("r", "a")) as conversation:
+        assert not conversation.asks_no_more
         await worker._agent_loop_postprocess(make_output(), False, uid="a", session_id=0, global_steps=1)
     assert over == [True]
 

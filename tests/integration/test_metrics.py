@@ -146,10 +146,12 @@ def scores_of(store: Store) -> Any:
 
 
 async def test_a_step_tells_what_over_sampling_cut(store: Store) -> None:
+    from verl_multiturn.verl_bridge.loops.news import RunNews
+
     await roll_out(EchoTool())
     metrics: dict[str, Any] = {}
     trainer = make_trainer(store.batch(), actor_rollout_ref__rollout__over_sample_rate=0.25)
-    trainer.agent_loop_manager = SimpleNamespace(take_cut=lambda: (3, 4.5))
+    trainer.agent_loop_manager = SimpleNamespace(news=lambda of_all: RunNews(3, 4.5))
     trainer.step(metrics, {})
     assert metrics["rollout/async/cut_samples"] == 3
     assert metrics["rollout/async/cut_seconds"] == 4.5

@@ -62,7 +62,7 @@ def policy(decode: Callable[[Any], str], encode: Callable[[str], list[int]], see
 
 def play(folder: Path, rows: list[dict[str, Any]], *variants: str, sessions: int = 1) -> tuple[list[Any], list[Any]]:
     """Run the recipe's agent for each row; return the records, and `(uid, session, outputs)` of each session."""
-    from verl_multiturn.verl_bridge.loops.following import follow
+    from verl_multiturn.verl_bridge.loops.life import follow
     from verl_multiturn.verl_bridge.loops.proxy_loop import build_endpoint
     from verl_multiturn.verl_bridge.loops.runner import build_runner
 

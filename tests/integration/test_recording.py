@@ -119,10 +119,36 @@ async def test_what_was_cut_cancelled_or_raised_has_a_line_and_no_record(tmp_pat
     assert len(list(found.records())) == 2
 
 
-def _shown(followed: Any) -> Any:
+def _shown(life: Any) -> Any:
     from verl_multiturn.verl_bridge.loops.recording import _shown
 
-    return _shown(followed)
+    return _shown(life)
+
+
+async def test_a_loop_within_our_worker_begins_no_second_life() -> None:
+    from verl_multiturn.rollout.life import current
+    from verl_multiturn.verl_bridge.loops.life import follow
+
+    class Heard:
+        def __init__(self) -> None:
+            self.events: list[str] = []
+
+        def begun(self, life: Any) -> None:
+            self.events.append(f"begun {life.id}")
+
+        def over(self, life: Any) -> None:
+            self.events.append(f"over {life.id} {life.status}")
+
+    worker, loop = Heard(), Heard()
+    with follow({"uid": "u", "session_id": 2, "global_steps": 3}, worker, None, name="a") as life:
+        with follow({"uid": "other"}, loop, name="b") as found:
+            assert found is life is current()
+        assert worker.events == ["begun a"]
+    assert (worker.events, loop.events) == (["begun a", "over a finished"], [])
+    assert (life.group, life.number, life.step, current()) == ("u", 2, 3, None)
+    with follow({"uid": "u"}) as unheard:
+        assert current() is unheard
+        assert unheard.timeline is None
 
 
 async def test_a_session_of_an_agent(tmp_path: Path) -> None:
@@ -159,10 +185,10 @@ async def test_a_record_is_the_same_whenever_it_is_made(tmp_path: Path) -> None:
     postprocess = worker._agent_loop_postprocess
 
     async def look(*args: Any, **kwargs: Any) -> None:
-        from verl_multiturn.verl_bridge.loops.following import followed
+        from verl_multiturn.rollout.life import current
 
-        known = followed().known
-        early[known.outcome.request_id] = line_of({**record_of(known), "timeline": [], "ended": 0.0})
+        life = current()
+        early[life.id] = line_of({**record_of(life), "timeline": [], "ended": 0.0})
         await postprocess(*args, **kwargs)
 
     worker._agent_loop_postprocess = look

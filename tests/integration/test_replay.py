@@ -23,9 +23,10 @@ from verl_multiturn.calls.recorded import Difference
 from verl_multiturn.cli.main import app
 from verl_multiturn.data import tool_call
 from verl_multiturn.records import comparison
-from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.run_file import digest, digest_of_vocabulary
 from verl_multiturn.records.writer import RecordWriter
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.tools.loading.registry import load_tools, schema_of
 from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
 from verl_multiturn.verl_bridge.loops.runner import build_runner
@@ -95,7 +96,8 @@ def make_run(made: Path, users: Path | None = None) -> Path:
         outputs = to_outputs(outcome, runner.output_settings, 1)
         assert [each.num_turns for each in outputs] == [4]
         line = {"request_id": request.request_id, "uid": "u", "number": number, "step": 1}
-        ended = Ended(outcome, generations, row=row, request=request, uid="u", number=number, step=1)
+        ended = Life(outcome.request_id, "u", number, step=1, row=row, outcome=outcome, generations=generations)
+        ended.request = request
         writer.begin(line)
         writer.keep(lambda: record_of(ended), line)
         writer.scored({**line, "score": float(number == 0)})

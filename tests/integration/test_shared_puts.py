@@ -205,6 +205,7 @@ async def test_a_put_has_a_bound(queue: Queue, monkeypatch: pytest.MonkeyPatch) 
 
 async def test_puts_run_in_no_conversations_context(queue: Queue) -> None:
     from verl_multiturn.calls.timeline import Timeline, is_kept
+    from verl_multiturn.rollout.life import Life, live
 
     kept: list[bool] = []
     queue.gate.set()
@@ -215,6 +216,6 @@ async def test_puts_run_in_no_conversations_context(queue: Queue) -> None:
         await inner(**given)
 
     queue.async_kv_batch_put = look  # type: ignore[method-assign]
-    with Timeline().kept():
+    with live(Life("r", timeline=Timeline())):
         await put(make_puts(), row("a0"))
     assert kept == [False]

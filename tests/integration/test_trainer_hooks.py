@@ -76,7 +76,7 @@ def test_a_run_that_records_joins_while_it_trains(monkeypatch: pytest.MonkeyPatc
 
     @contextlib.contextmanager
     def run(*given: Any) -> Iterator[None]:
-        noted.append("begin" if given == (trainer, manager) else "begin with others")
+        noted.append("begin" if given == (trainer,) else "begin with others")
         yield
         noted.append("end")
 
@@ -93,13 +93,16 @@ def test_a_run_that_records_joins_while_it_trains(monkeypatch: pytest.MonkeyPatc
 def test_a_run_that_records_counts_what_its_workers_could_not_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl_multiturn.verl_bridge.trainer import hooks
+    from verl_multiturn.verl_bridge.loops.news import RunNews
 
     store = WritableStore()
     put_in_place(store, monkeypatch)
-    monkeypatch.setattr(hooks, "dropped_metrics", lambda manager: {"rollout/dropped": 3})
     add(store, "u", [1.0, 0.0, 0.0, 1.0])
-    assert Run(store, tmp_path).step(store.batch())["rollout/dropped"] == 3
+    run = Run(store, tmp_path)
+    run.trainer.agent_loop_manager = SimpleNamespace(news=lambda of_all: RunNews(dropped=3))
+    metrics = run.step(store.batch())
+    assert metrics["rollout/records/dropped"] == 3
+    assert "rollout/async/cut_samples" not in metrics  # nothing is over-sampled
 
 
 @pytest.mark.parametrize(("save_freq", "saves"), [(-1, False), (0, False), (1, True)])

@@ -24,8 +24,9 @@ from verl_multiturn.proxy.sessions.recorded import RecordedSession
 from verl_multiturn.proxy.sessions.session import AgentSession
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.records.comparison import differences
-from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.reader import read_back
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.recorded import Stage
 from verl_multiturn.rollout.scripted import ScriptedEngine
@@ -46,7 +47,7 @@ async def recorded_session(session: AgentSession, run: ProxyRun, end: AgentEnd) 
     await session.closed()
     receipts = session.receipts()
     outcome = await session_end(session, end, run)
-    return from_disk(Ended(outcome, receipts, sampling={"temperature": 1.0}))
+    return from_disk(Life(outcome.request_id, outcome=outcome, generations=receipts, sampling={"temperature": 1.0}))
 
 
 async def replayed(record: Record, run: ProxyRun, stage: Stage) -> list[Difference]:
@@ -67,7 +68,7 @@ async def replayed(record: Record, run: ProxyRun, stage: Stage) -> list[Differen
     await session.close()
     receipts = session.session.receipts()
     outcome = await session_end(session.session, session.end(), run)
-    return differences(record, read_back(record_of(Ended(outcome, receipts))))
+    return differences(record, read_back(record_of(Life(outcome.request_id, outcome=outcome, generations=receipts))))
 
 
 async def program(name: str, run: ProxyRun, template: Template, chance: random.Random) -> Record:

@@ -1,12 +1,12 @@
 """`Timeline`: what one conversation waited for, and when; and what it waits for now.
 
-    follower       `with timeline.kept():`  conversation  `with during("generation") as span: …`
+    life           `with kept(timeline):`   conversation  `with during("generation") as span: …`
                           │                  tools, users  `with during("call", "search"): …`
                           ▼
     the record's `timeline`, and what `verl_multiturn view` shows of conversations that run
 
 Whoever waits need not know the conversation: its timeline is a context variable, which every task inherits that the
-conversation starts. It lies here, in the lowest room that waits for others' code.
+conversation starts. It lies here, in the lowest room that waits for others' code; `rollout/life.py` sets it.
 
 A span costs some two microseconds; where nobody keeps a timeline, a look at the context variable.
 """
@@ -41,7 +41,7 @@ class Span(NamedTuple):
 class Timeline:
     """The timeline of one conversation."""
 
-    __slots__ = ("_open", "spans", "turn", "turns")
+    __slots__ = ("_open", "is_over", "spans", "turn", "turns")
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -50,16 +50,14 @@ class Timeline:
         """Number of the generation that is under way, or was last; None before the first."""
         self.turns = 0
         """Generations that have ended."""
+        self.is_over = False
+        """Whether the conversation is over: what outlives it adds nothing."""
         self._open: dict[during, None] = {}
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keep this timeline for the running task, and for those that it starts, until the block ends."""
-        token = _timeline.set(self)
-        try:
-            yield
-        finally:
-            _timeline.reset(token)
+    def end(self) -> None:
+        """Take no more spans; those that are open never end."""
+        self.is_over = True
+        self._open.clear()
 
     def doing(self) -> tuple[str, float] | None:
         """Return what is waited for, such as `call search`, and since when; None: nothing that is known.
@@ -72,6 +70,16 @@ class Timeline:
 
 
 _timeline: ContextVar[Timeline | None] = ContextVar("timeline", default=None)
+
+
+@contextmanager
+def kept(timeline: Timeline | None) -> Iterator[None]:
+    """Keep a timeline for the running task, and for those that it starts, until the block ends; None: none is kept."""
+    token = _timeline.set(timeline)
+    try:
+        yield
+    finally:
+        _timeline.reset(token)
 
 
 def is_kept() -> bool:
@@ -99,8 +107,9 @@ class during:
         self.start = 0.0
 
     def __enter__(self) -> during:
-        timeline = self._timeline = _timeline.get()
-        if timeline is not None:
+        timeline = _timeline.get()
+        if timeline is not None and not timeline.is_over:
+            self._timeline = timeline
             if self.turn is None:
                 self.turn = timeline.turn
             elif self.kind == "generation":

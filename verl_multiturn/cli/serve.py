@@ -40,8 +40,9 @@ from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.rows import Select, load_select
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
-from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.verification import verify_record
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.scripted import ScriptedEngine
@@ -338,7 +339,7 @@ def _shown(outcome: Outcome, receipts: Sequence[Receipt], is_scored: bool) -> bo
     for turn in outcome.turns:
         if turn.reward is not None:
             console.print(f"completion {turn.number} has a reward of its own, {turn.reward:g}", highlight=False)
-    verdict = verify_record(record_of(Ended(outcome, receipts)))
+    verdict = verify_record(record_of(Life(outcome.request_id, outcome=outcome, generations=receipts)))
     for violation in verdict.violations:
         console.print(str(violation), highlight=False, markup=False, soft_wrap=True)
     mark = "[red]error[/]" if verdict.violations else "[green]ok[/]"

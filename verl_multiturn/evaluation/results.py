@@ -190,7 +190,7 @@ def read_results(folder: Path) -> Results:
         )
     made = Results(folder, evaluation, tuple(rows), (), ())
     whole = [row for row in rows if made.is_whole(row)]
-    shown = whole if made.is_over else _unchosen(made, _Clock.of(records))
+    shown = whole if made.is_over else _unchosen(made, _Times.of(records))
     return Results(folder, evaluation, tuple(rows), tuple(shown), tuple(records.faults))
 
 
@@ -307,7 +307,7 @@ def _parts(text: str | None) -> dict[str, float]:
         return {}
 
 
-class _Clock(NamedTuple):
+class _Times(NamedTuple):
     """What the last start of an evaluation says of times."""
 
     start: str
@@ -317,7 +317,7 @@ class _Clock(NamedTuple):
     """When each conversation began that has not ended, by its row's uid."""
 
     @classmethod
-    def of(cls, records: Records) -> _Clock:
+    def of(cls, records: Records) -> _Times:
         starts = _starts(records)
         begun: dict[str, dict[str, tuple[str, float]]] = defaultdict(dict)
         now: dict[str, float] = defaultdict(float)
@@ -338,13 +338,13 @@ class _Clock(NamedTuple):
         return cls(last, now[last], opened)
 
 
-def _unchosen(results: Results, clock: _Clock) -> Iterator[EvaluatedRow]:
+def _unchosen(results: Results, times: _Times) -> Iterator[EvaluatedRow]:
     """Yield the whole rows of an evaluation that is not over which are there whatever their length: `Results.shown`."""
-    took = [sample.seconds for row in results.rows for sample in row.samples if sample.start == clock.start]
-    longest = max([*took, *(clock.now - began for began in clock.open.values())], default=0.0)
-    first_open = min((int(uid) for uid in clock.open if uid.isdecimal()), default=None)
+    took = [sample.seconds for row in results.rows for sample in row.samples if sample.start == times.start]
+    longest = max([*took, *(times.now - began for began in times.open.values())], default=0.0)
+    first_open = min((int(uid) for uid in times.open if uid.isdecimal()), default=None)
     for row in results.rows:
-        late = any(each.start == clock.start and each.began > clock.now - longest for each in row.samples)
+        late = any(each.start == times.start and each.began > times.now - longest for each in row.samples)
         is_open = len(row.samples) < results.evaluation.samples
         if late or is_open or (first_open is not None and row.number >= first_open):
             return

@@ -18,7 +18,8 @@ from functools import partial
 from typing import Protocol
 
 from verl_multiturn.describe import describe
-from verl_multiturn.observe.traces import Decode, Followed, Span, trace_of
+from verl_multiturn.observe.traces import Decode, Span, trace_of
+from verl_multiturn.rollout.life import Life
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Sink(Protocol):
         """Connect; called before the first trace, and again after it raised."""
         ...
 
-    def write(self, traced: Followed, trace: Span) -> None:
+    def write(self, life: Life, trace: Span) -> None:
         """Write one trace."""
         ...
 
@@ -55,16 +56,23 @@ class TraceWriter:
     Args:
         sinks: The backends.
         decode: As in `trace_of`.
+        experiment_name: As in `trace_of`.
         pause_s: Seconds after which a backend that could not be opened is tried again.
     """
 
     name = "rollout.trace"
     """Name of what is closed, in the log."""
 
-    def __init__(self, sinks: Sequence[Sink], decode: Decode | None = None, pause_s: float = _PAUSE_S) -> None:
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        decode: Decode | None = None,
+        experiment_name: str | None = None,
+        pause_s: float = _PAUSE_S,
+    ) -> None:
         self._outlets = [_Outlet(sink, pause_s) for sink in sinks]
-        self._decode = decode
-        self._queue: queue.Queue[Followed | Callable[[], object]] = queue.Queue()
+        self._decode, self._experiment_name = decode, experiment_name
+        self._queue: queue.Queue[Life | Callable[[], object]] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._lost = 0
         self._is_closed = False
@@ -74,7 +82,7 @@ class TraceWriter:
         """Return how many conversations wait for the thread."""
         return self._queue.qsize()
 
-    def put(self, traced: Followed) -> None:
+    def put(self, life: Life) -> None:
         """Take a conversation that is over and whose outcome nobody changes any more; none after `aclose`."""
         if self._is_closed:
             return
@@ -86,7 +94,7 @@ class TraceWriter:
                     " and ".join(outlet.sink.name for outlet in self._outlets),
                 )
             return
-        self._queue.put(traced)
+        self._queue.put(life)
         if self._thread is None:
             # A daemon: a backend that hangs must not keep the process alive.
             self._thread = threading.Thread(target=self._run, name="rollout.trace", daemon=True)
@@ -106,20 +114,20 @@ class TraceWriter:
             raise
 
     def _run(self) -> None:
-        while isinstance(traced := self._queue.get(), Followed):
+        while isinstance(taken := self._queue.get(), Life):
             for outlet in self._outlets:
                 outlet.open()
             try:
-                trace = trace_of(traced, self._decode)
+                trace = trace_of(taken, self._decode, self._experiment_name)
             except Exception as error:  # a bug of ours must not end the thread
                 logger.warning("a trace is lost: it could not be made: %s", describe(error), exc_info=True)
                 continue
             for outlet in self._outlets:
-                outlet.write(traced, trace)
+                outlet.write(taken, trace)
         for outlet in self._outlets:
             outlet.close()
         with contextlib.suppress(RuntimeError):  # the loop may be closed by now
-            traced()
+            taken()
 
 
 class _Outlet:
@@ -142,12 +150,12 @@ class _Outlet:
             self._tell(error)
         self._tried = time.monotonic()
 
-    def write(self, traced: Followed, trace: Span) -> None:
+    def write(self, life: Life, trace: Span) -> None:
         if not self._is_open:
             self._lost += 1
             return
         try:
-            self.sink.write(traced, trace)
+            self.sink.write(life, trace)
         except (Exception, SystemExit) as error:
             self._tell(error)
             self._lost += 1

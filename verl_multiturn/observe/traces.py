@@ -20,19 +20,19 @@ from typing import Any, Literal
 
 import orjson
 
-from verl_multiturn.calls.timeline import Timeline
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.records import json_text
-from verl_multiturn.records.encode import Ended
 from verl_multiturn.records.json_text import dumps
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome
 from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.tools.calls.results import CallResult, CallStatus
 
 Kind = Literal["agent", "turn", "generation", "tool", "interaction"]
-Status = Literal["finished", "invalid", "cut", "cancelled", "error"]
 Decode = Callable[[Sequence[int]], str]
 """Returns the text of token ids."""
+TAGS = ("sample_index", "step", "rollout_n", "validate", "experiment_name", "uid")
+"""Attributes of a trace by which verl's backends find it."""
 
 
 @dataclass
@@ -58,90 +58,47 @@ class Span:
             yield from child.walk()
 
 
-@dataclass(eq=False)
-class Followed:
-    """A conversation that began, for its record and its trace.
-
-    Its loop puts the outcome in; its worker says how it ended.
-    """
-
-    uid: str
-    """Id of its group."""
-    session_id: int
-    """Number of the conversation in its group."""
-    sample_index: Any
-    """The column `index` of its data row."""
-    step: int
-    validate: bool
-    experiment_name: str | None
-    agent_name: str
-    began: float
-    """Time (`time.time`) at which it began."""
-    ended: float = 0.0
-    """Time at which it ended, before its reward was computed."""
-    outcome: Outcome | None = None
-    """What became of it, as far as it got; None while it has not begun."""
-    status: Status = "finished"
-    error: str = ""
-    """What the loop raised."""
-    score: float | None = None
-    """Its whole reward; None where none was computed."""
-    reported: dict[str, Any] = field(default_factory=dict)
-    """The other numbers of its reward function."""
-    session: Any = None
-    """RL-Insight's session of the conversation; None without it."""
-    request_id: str = ""
-    rerolled_from: str | None = None
-    """uid of the group in whose place its group was begun; None: none."""
-    timeline: Timeline = field(default_factory=Timeline)
-    """What it waited for, and waits for now."""
-    known: Ended | None = None
-    """What its record is made of; None while it has not ended by itself."""
-    is_traced: bool = False
-    """Whether its trace is written."""
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Return what verl writes at a trace, and the group's id."""
-        return {
-            "sample_index": plain(self.sample_index),
-            "step": self.step,
-            "rollout_n": self.session_id,
-            "validate": self.validate,
-            "experiment_name": self.experiment_name,
-            "uid": self.uid,
-        }
-
-
-def trace_of(traced: Followed, decode: Decode | None = None) -> Span:
+def trace_of(life: Life, decode: Decode | None = None, experiment_name: str | None = None) -> Span:
     """Return the trace of a conversation that is over.
 
     Args:
-        traced: The conversation; its outcome is there.
+        life: The conversation; its outcome is there.
         decode: Returns the text of token ids, for `trace.token2text`; None: the trace has the ids alone.
+        experiment_name: `rollout.trace.experiment_name`.
     """
-    outcome = traced.outcome
+    outcome = life.outcome
     assert outcome is not None
-    status = "invalid" if traced.status == "finished" and not outcome.valid else traced.status
+    status = "invalid" if life.status == "finished" and not outcome.valid else life.status
     reason = outcome.trajectory.stop_reason
     outputs = {
         "messages": outcome.messages[outcome.asked :],
         "status": status,
         "stop_reason": None if reason is None else str(reason),
-        "score": traced.score,
-        **({"reported": traced.reported} if traced.reported else {}),
+        "score": life.score,
+        **({"reported": life.reported} if life.reported else {}),
         **({"calc_rewards": outcome.calc_rewards} if outcome.calc_rewards else {}),
         **({"interaction_score": outcome.score} if outcome.score else {}),
     }
-    error = traced.error or outcome.error or ("" if status in ("finished", "invalid") else status)
+    error = life.error or outcome.error or ("" if status in ("finished", "invalid") else status)
+    attributes = {
+        "sample_index": plain(life.row.get("index")),
+        "step": life.step,
+        "rollout_n": life.number,
+        "validate": life.validation,
+        "experiment_name": experiment_name,
+        "uid": life.group,
+        "agent_name": life.loop,
+        "request_id": life.id,
+        "status": status,
+    }
     root = Span(
         "agent_loop",
         "agent",
-        traced.began,
-        traced.ended,
+        life.began,
+        life.ended,
         plain({"messages": outcome.messages[: outcome.asked]}),
         {**plain(outputs), "rows": [_row(row, decode) for row in outcome.rows]},
-        {**traced.attributes, "agent_name": traced.agent_name, "request_id": outcome.request_id, "status": status},
+        attributes,
         error,
         [_turn(turn, outcome, decode) for turn in outcome.turns],
     )

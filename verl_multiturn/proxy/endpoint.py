@@ -18,6 +18,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextvars import Context
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from verl_multiturn.proxy.agents.runners import AgentRunner
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.sessions.session import AgentSession
 from verl_multiturn.proxy.sessions.shared import ProxyRun
-from verl_multiturn.rollout.clock import running
+from verl_multiturn.rollout.life import running
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, SessionReport
 from verl_multiturn.tasks import finish
@@ -111,7 +112,8 @@ class Endpoint:
             asyncio.CancelledError: The caller cancelled.
         """
         if self._starting is None:
-            self._starting = asyncio.ensure_future(self._server.start())
+            # In no conversation's context, since the server is all sessions'.
+            self._starting = asyncio.get_running_loop().create_task(self._server.start(), context=Context())
         await asyncio.shield(self._starting)
         plain = agent_row(row)
         watched = Watched(self._watch, name)

@@ -1,9 +1,9 @@
 """`record_of`: the record of a conversation that ended (`schema.Record`), as a plain dictionary.
 
-    loop    `Ended`: references to what is known of it, made on the event loop in microseconds
-    thread  `record_of(ended)`: the record, which takes milliseconds
+    loop    `Life.complete`: references to what is known of it, made on the event loop in microseconds
+    thread  `record_of(life)`: the record, which takes milliseconds
 
-Invariant: nothing changes what an `Ended` refers to once it is made, so that the thread may read it at any later time.
+Invariant: nothing changes what a life refers to once it is complete, so that the thread may read it at any later time.
 A conversation's trajectories are sealed and its turns answered by then; `rollout`, `proxy` and `verl_bridge` copy what
 they change.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from verl_multiturn.certificate.receipts import Receipt
@@ -21,81 +20,45 @@ from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.interactions.running.replies import CheckedReply
 from verl_multiturn.records.rows import row_of, version_runs
 from verl_multiturn.records.schema import SCHEMA
-from verl_multiturn.rollout.outcome import ConversationRow, Outcome, Request, SessionReport
+from verl_multiturn.rollout.life import Life
+from verl_multiturn.rollout.outcome import ConversationRow, Outcome, SessionReport
 from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.tools.calls.results import CallResult
 
 _LARGEST = (1 << 63) - 1
 
 
-@dataclass(frozen=True, eq=False)
-class Ended:
-    """What is known of a conversation, or of an agent's session, that ended."""
-
-    outcome: Outcome
-    """What became of it."""
-    generations: Sequence[Receipt]
-    """Receipts of what the engine returned, in the order of `outcome.turns`."""
-    row: Mapping[str, Any] = field(default_factory=dict)
-    """verl's row: `raw_prompt`, `data_source`, `reward_model`, `extra_info`, `index`."""
-    request: Request | None = None
-    """What the row asked for; None for a session, whose agent asks."""
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling parameters, under the engine's names."""
-    loop: str = ""
-    """Name of the agent loop."""
-    uid: str = ""
-    """verl's id of the group."""
-    number: int = 0
-    """Number of the conversation in its group (verl's `session_id`)."""
-    rerolled_from: str | None = None
-    """uid of the group in whose place this one was begun; None: none."""
-    validation: bool = False
-    step: int = 0
-    """Step of the trainer in which it was begun."""
-    data_row: tuple[int, str] | None = None
-    """Number and digest of the row of an evaluation's file of rows (`schema.DataRow`); None: a trainer began it."""
-    model: str | None = None
-    """Digest of the weights; None: those of a trainer."""
-    began: float = 0.0
-    """Time (`time.time`) at which it began."""
-    ended: float = 0.0
-    """Time at which it had ended, before its reward was computed."""
-    void: bool = False
-    """Whether it has a void turn."""
-    timeline: Sequence[tuple[str, str, int | None, float, float]] = ()
-    """What happened when: kind, name, turn, start and end of each span (`schema.Span`)."""
-
-
-def record_of(ended: Ended) -> dict[str, Any]:
-    """Return the record of a conversation, in the form of `schema.Record`.
+def record_of(life: Life) -> dict[str, Any]:
+    """Return the record of a conversation that has ended by itself, in the form of `schema.Record`.
 
     `json_text.plain` makes JSON's types of what rows, tools, interactions and agents gave, images among it.
     """
-    outcome = ended.outcome
+    outcome, generations = life.outcome, life.generations
+    assert outcome is not None
+    assert generations is not None
     return {
         "schema": SCHEMA,
-        "request_id": outcome.request_id,
-        "uid": ended.uid,
-        "number": ended.number,
-        "rerolled_from": ended.rerolled_from,
-        "validation": ended.validation,
-        "step": ended.step,
-        "loop": ended.loop,
-        "began": _time(ended.began),
-        "ended": _time(ended.ended),
-        "row": None if ended.data_row is None else dict(zip(("number", "digest"), ended.data_row, strict=True)),
-        "model": ended.model,
-        "sample": _sample(ended),
-        "sampling": ended.sampling,
+        "request_id": life.id,
+        "uid": life.group,
+        "number": life.number,
+        "rerolled_from": life.rerolled_from,
+        "validation": life.validation,
+        "step": life.step,
+        "loop": life.loop,
+        "began": _time(life.began),
+        "ended": _time(life.ended),
+        "row": None if life.data_row is None else dict(zip(("number", "digest"), life.data_row, strict=True)),
+        "model": life.model,
+        "sample": _sample(life),
+        "sampling": life.sampling,
         "stop_reason": str(outcome.stop_reason),
         "valid": outcome.valid,
-        "void": ended.void,
+        "void": life.void,
         "error": outcome.error,
         "outages": outcome.outages,
         "rows": [_row(row) for row in outcome.rows],
         "generations": [
-            _generation(turn, receipt, outcome) for turn, receipt in zip(outcome.turns, ended.generations, strict=True)
+            _generation(turn, receipt, outcome) for turn, receipt in zip(outcome.turns, generations, strict=True)
         ],
         "calls": [call for turn in outcome.turns for call in _calls(turn)],
         "replies": _replies(outcome),
@@ -111,7 +74,7 @@ def record_of(ended: Ended) -> dict[str, Any]:
         "session": None if outcome.session is None else _session(outcome.session),
         "timeline": [
             {"kind": kind, "name": name, "turn": turn, "start": _time(start), "end": _time(end)}
-            for kind, name, turn, start, end in ended.timeline
+            for kind, name, turn, start, end in ([] if life.timeline is None else life.timeline.spans)
         ],
     }
 
@@ -120,8 +83,8 @@ def _time(seconds: float) -> float:
     return round(seconds, 6)
 
 
-def _sample(ended: Ended) -> dict[str, Any]:
-    row, request = ended.row, ended.request
+def _sample(life: Life) -> dict[str, Any]:
+    row, request = life.row, life.request
     extra, model, source = (row.get(name) for name in ("extra_info", "reward_model", "data_source"))
     index = row.get("index")
     if index is None and isinstance(extra, Mapping):

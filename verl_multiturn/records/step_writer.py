@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -155,20 +154,14 @@ class StepWriter:
         self._lines = []
 
 
-def clock_of(ask: Callable[[], tuple[str, float]], times: int = 5) -> dict[str, Any]:
-    """Return how far a worker's clock is from this process's (`schema.Clock`), from the quickest of some answers.
+def clock_of(stem: str, asked: float, there: float, answered: float) -> dict[str, Any]:
+    """Return how far a worker's clock is from this process's (`schema.Clock`).
 
     Args:
-        ask: Asks the worker for the stem of its files and its time.
-        times: How often it is asked.
+        stem: Beginning of the names of its files.
+        asked: Time here (`time.time`) when it was asked for its time.
+        there: What it answered.
+        answered: Time here when the answer had come.
     """
-    best: tuple[float, float, str] | None = None
-    for _ in range(times):
-        asked = time.time()
-        stem, there = ask()
-        answered = time.time()
-        took = max(0.0, answered - asked)
-        if best is None or took / 2 < best[0]:
-            best = took / 2, (asked + answered) / 2 - there, stem
-    assert best is not None
-    return {"event": "clock", "file": best[2], "offset_s": best[1], "error_s": best[0]}
+    error_s = max(0.0, answered - asked) / 2
+    return {"event": "clock", "file": stem, "offset_s": (asked + answered) / 2 - there, "error_s": error_s}

@@ -31,9 +31,9 @@ from verl_multiturn.describe import message_of
 from verl_multiturn.errors import EngineError, InteractionContractError
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
-from verl_multiturn.rollout.clock import running, stood_still_s, stopped
 from verl_multiturn.rollout.context import Context, ContextWriter
 from verl_multiturn.rollout.engine import Ask, Engine, Generation, common_length
+from verl_multiturn.rollout.life import running, stood_still_s, stopped
 from verl_multiturn.rollout.limits import INVALID, Limits, Progress, StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.sample import sample

@@ -132,7 +132,7 @@ class Engine(Protocol):
         its end, which the token budget bounds.
 
         Time in which an engine stands still, for example while it gets new weights, does not count for the request's
-        time limit: wait within `rollout.clock.stopped`.
+        time limit: wait within `rollout.life.stopped`.
 
         Raises:
             EngineError: The engine cannot return a generation.

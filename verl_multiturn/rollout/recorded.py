@@ -25,8 +25,8 @@ from verl_multiturn.calls.recorded import Difference, DivergedError, Recording
 from verl_multiturn.errors import EngineError
 from verl_multiturn.interactions.running.recorded import RecordedInteractionSession
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
-from verl_multiturn.rollout.clock import expire, run_out
 from verl_multiturn.rollout.engine import Ask, Generation, cut
+from verl_multiturn.rollout.life import expire, run_out
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.tools.calls.recorded import RecordedToolSession

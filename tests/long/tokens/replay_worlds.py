@@ -30,7 +30,7 @@ from tests.support.session_play import PlayedChat
 from tests.support.template_play import calling_turn
 from verl_multiturn import Reply, ScriptedEngine, ToolResponse, ToolSchema
 from verl_multiturn.chat.template import SCHEMA, TOOL
-from verl_multiturn.records.encode import Ended
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.recorded import Stage
 from verl_multiturn.verl_bridge.loops import runner as runners
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
@@ -148,7 +148,7 @@ async def record(runner: Runner, row: Mapping[str, Any], sampling: Mapping[str, 
     """Roll one conversation out, and return its record, read from disk."""
     request = await runner.request(row, runner.sampling(sampling), name)
     outcome, generations = await runner.run(request)
-    return from_disk(Ended(outcome, generations, request=request, row=row))
+    return from_disk(Life(outcome.request_id, outcome=outcome, generations=generations, request=request, row=row))
 
 
 async def conversations(name: str, situation: str, numbers: Iterable[int]) -> World:

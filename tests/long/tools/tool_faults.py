@@ -32,9 +32,10 @@ from tests.long.tools.faulty_tools import EXECUTE, LIFECYCLE, TIMEOUT_S, FaultyT
 from tests.long.tools.held import held, left
 from tests.support.rollout_config import MESSAGES, MODEL, make_config
 from verl_multiturn import Ask, EngineError, Generation, Request, ToolContractError
-from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.reward_numbers import LARGEST_REWARD
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 
@@ -174,7 +175,7 @@ class Suite(FaultSuite):
         else:
             outcome, generations = task.result()
             output = to_outputs(outcome, self.runner.output_settings, step=0)[0].as_dict()
-            record = record_of(Ended(outcome, generations, request=request))
+            record = record_of(Life(outcome.request_id, outcome=outcome, generations=generations, request=request))
             violations = [str(violation) for violation in verify_record(record).violations]
             if len(output["responses"]) != len(output["response_mask"]):
                 violations.append("the mask is not as long as the response")

@@ -9,8 +9,9 @@ from tests.idle_loop import skip_waits
 from tests.scripted import CALL, run
 from tests.unit.rollout.test_context import Counting, play
 from verl_multiturn import StopReason, ToolResponse
-from verl_multiturn.calls.timeline import Timeline, during, is_kept
+from verl_multiturn.calls.timeline import Timeline, during, is_kept, kept
 from verl_multiturn.rollout.context import Context
+from verl_multiturn.rollout.life import Life, live
 
 
 def kinds(timeline: Timeline) -> list[tuple[str, str, int | None]]:
@@ -19,7 +20,7 @@ def kinds(timeline: Timeline) -> list[tuple[str, str, int | None]]:
 
 async def test_a_conversation_with_calls_at_once() -> None:
     timeline = Timeline()
-    with timeline.kept():
+    with live(Life("r", timeline=timeline)):
         await run([CALL + CALL, "ok"], EchoTool({"reward": 1.0}))
     assert kinds(timeline) == [
         ("create", "echo", None),
@@ -36,7 +37,7 @@ async def test_a_conversation_with_calls_at_once() -> None:
 
 async def test_a_user_is_an_interaction() -> None:
     timeline = Timeline()
-    with timeline.kept():
+    with live(Life("r", timeline=timeline)):
         await play(["a", "b"], Counting(), Context())
     assert kinds(timeline) == [
         ("interaction", "counting", None),
@@ -50,7 +51,7 @@ async def test_a_user_is_an_interaction() -> None:
 
 async def test_what_is_waited_for_now() -> None:
     timeline = Timeline()
-    with timeline.kept(), during("request"):
+    with kept(timeline), during("request"):
         assert timeline.doing() is None
         with during("generation", turn=3):
             with during("pause"):
@@ -79,10 +80,10 @@ async def test_the_whole_answer_is_kept_where_somebody_keeps_the_timeline() -> N
         return call
 
     assert (await answer()).whole is None
-    with Timeline().kept():
+    with live(Life("r", timeline=Timeline())):
         call = await answer()
     assert (len(call.text) < 101_000, call.truncated, call.whole) == (True, True, long[:1_000_000])
-    with Timeline().kept():
+    with live(Life("r", timeline=Timeline())):
         (short,) = (await run(turns, EchoTool())).calls
     assert short.whole is None
 

@@ -37,10 +37,11 @@ from verl_multiturn.certificate.check import verify
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.chat.tir import TirCodec, TirParser
 from verl_multiturn.config import read_settings
-from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.engine import Ask
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.stop_texts import StopTexts
 from verl_multiturn.rollout.void_turns import has_void_turn
 from verl_multiturn.tools.calls.gate import Gate
@@ -87,7 +88,8 @@ async def test_a_record_says_that_a_turn_is_void() -> None:
     )
     generations = engine.take("r1")
     receipts = Receipts("r1", generations, void=True)
-    record = json.loads(line_of(record_of(Ended(outcome, generations, void=True))))
+    life = Life("r1", outcome=outcome, generations=generations, void=True)
+    record = json.loads(line_of(record_of(life)))
     assert (sum(count * mask for count, mask, *_ in record["rows"][0]["runs"]), record["void"]) == (48, True)
     assert verify_record(record).violations == []
     assert Receipts.from_bytes(receipts.to_bytes()).void is True

@@ -26,7 +26,7 @@ from verl_multiturn.data import tool_call
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.running.replies import read_reply
 from verl_multiturn.interactions.running.session import METHODS
-from verl_multiturn.rollout.clock import stopped
+from verl_multiturn.rollout.life import stopped
 from verl_multiturn.rollout.scripted_chat import transcript
 from verl_multiturn.rollout.turn_rewards import interaction_scores, turns_of
 

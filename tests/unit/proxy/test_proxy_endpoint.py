@@ -24,11 +24,11 @@ from verl_multiturn.proxy.agents.end import AgentEnd, EndKind
 from verl_multiturn.proxy.agents.runners import build_runner
 from verl_multiturn.proxy.endpoint import Endpoint, stop_reason
 from verl_multiturn.proxy.http.server import ProxyServer
-from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verification import verify_record
-from verl_multiturn.rollout.clock import stopped
 from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.rollout.life import Life, stopped
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, SessionReport
 
@@ -76,7 +76,8 @@ async def test_an_agent_and_its_rewards() -> None:
 async def test_the_record_of_a_session() -> None:
     async with serving("chat", "a", "b") as endpoint:
         outcome, generations = await endpoint.run("r", ROW, {"temperature": 1.0})
-    record = json.loads(line_of(record_of(Ended(outcome, generations, ROW, uid="u"))))
+    life = Life("r", "u", row=ROW, outcome=outcome, generations=generations)
+    record = json.loads(line_of(record_of(life)))
     assert verify_record(record).violations == []
     session = record["session"]
     first, second = session.pop("requests")

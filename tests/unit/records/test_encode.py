@@ -15,13 +15,15 @@ from tests.scripted import CALL
 from tests.support.on_disk import from_disk
 from tests.unit.rollout.test_context import Counting, play
 from verl_multiturn import Conversation, Limits, Outcome, Request, StopReason
+from verl_multiturn.calls.timeline import Span, Timeline
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
-from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.engine import Ask, Generation
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.scripted import ScriptedEngine
 
 ROW = {
@@ -39,8 +41,8 @@ class Told(ScriptedEngine):
         return replace(await super().generate(ask), cached=len(ask.ids) - 1)
 
 
-async def ended(*said: str, **known: Any) -> Ended:
-    """Play a conversation with the tool `echo`, and return what is known of it."""
+async def ended(*said: str, **known: Any) -> Life:
+    """Play a conversation with the tool `echo`, and return its life."""
     tokenizer = CharTokenizer()
     engine = ReceiptingEngine(Told([tokenizer.turn(text) for text in said], version=3))
     parser = JsonParser(tokenizer, [tokenizer.eos_token_id])
@@ -49,10 +51,12 @@ async def ended(*said: str, **known: Any) -> Ended:
         "r1", [{"role": "user", "content": "Q"}], {"echo": EchoTool()}, {"echo": {}}, {"temperature": 1.0}
     )
     outcome = await conversation.run(request)
-    return Ended(outcome, engine.take("r1"), ROW, request, request.sampling, **known)
+    life = Life("r1", row=ROW, outcome=outcome, generations=engine.take("r1"), **known)
+    life.request, life.sampling = request, request.sampling
+    return life
 
 
-def read(made: Ended) -> dict[str, Any]:
+def read(made: Life) -> dict[str, Any]:
     """Return a record as a reader gets it, which is what was in memory: no entry is left out."""
     found = from_disk(made)
     written: dict[str, Any] = json.loads(line_of(record_of(made)))
@@ -67,9 +71,11 @@ async def test_the_record_of_an_evaluation_says_whose_it_is() -> None:
 
 
 async def test_the_record_of_a_conversation() -> None:
-    known = {"loop": "multiturn_agent", "uid": "u", "number": 2, "rerolled_from": "v", "validation": True, "step": 5}
-    record = read(await ended(CALL, "ok", **known, began=1.0, ended=2.0, timeline=[("call", "echo", 0, 1.25, 1.5)]))
-    assert {name: record[name] for name in known} == known
+    known = {"loop": "multiturn_agent", "number": 2, "rerolled_from": "v", "validation": True, "step": 5}
+    timeline = Timeline()
+    timeline.spans = [Span("call", "echo", 0, 1.25, 1.5)]
+    record = read(await ended(CALL, "ok", **known, group="u", began=1.0, ended=2.0, timeline=timeline))
+    assert {name: record[name] for name in [*known, "uid"]} == {**known, "uid": "u"}
     assert (record["schema"], record["request_id"], record["began"], record["ended"]) == (2, "r1", 1.0, 2.0)
     assert record["sample"] == {
         "index": 3,
@@ -154,7 +160,7 @@ async def test_a_generation_that_cannot_be_trained_keeps_its_tokens() -> None:
 async def test_rows_and_replies() -> None:
     outcome, _ = await play(["a", "b"], Counting(), Context("window", 1))
     receipts = [Receipt(1, "", 1, np.array([1]), np.array([-1.0]), np.array([0])) for _ in outcome.turns]
-    record = read(Ended(outcome, receipts))
+    record = read(Life(outcome.request_id, outcome=outcome, generations=receipts))
     assert [generation["row"] for generation in record["generations"]] == [0, 1]
     assert len(record["rows"]) == 2
     assert [(reply["turn"], reply["text"], reply["reward"]) for reply in record["replies"]] == [
@@ -176,7 +182,7 @@ async def session(*said: str) -> tuple[Outcome, list[Receipt]]:
 
 async def test_a_completion_in_no_row_keeps_its_tokens() -> None:
     outcome, receipts = await session(f"two {call_text('add', {'a': 1})}", "yes")
-    first, second = read(Ended(outcome, receipts, ROW))["generations"]
+    first, second = read(Life(outcome.request_id, row=ROW, outcome=outcome, generations=receipts))["generations"]
     assert (first["row"], first["cause"], first["ids"]) == (0, None, None)
     assert (second["row"], second["cause"], second["start"]) == (None, "undelivered", None)
     assert (second["ids"], second["versions"]) == (receipts[1].ids.tolist(), [[len(receipts[1].ids), 3]])

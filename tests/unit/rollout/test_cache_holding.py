@@ -11,16 +11,16 @@ import pytest
 import verl_multiturn.rollout.cache.holding as module
 from verl_multiturn.rollout.cache.holding import Holding
 from verl_multiturn.rollout.cache.need import CacheNeed, Told
-from verl_multiturn.rollout.cache.residents import Resident, residing
+from verl_multiturn.rollout.life import Life, live
 
 
-def of(began: float, group: str = "") -> Resident:
-    return Resident(group or f"{began}", began)
+def of(began: float, group: str = "") -> Life:
+    return Life("r", group or f"{began}", began=began)
 
 
-def own(resident: Resident, tokens: int) -> list[int]:
+def own(life: Life, tokens: int) -> list[int]:
     """Return a prompt that begins as no other conversation's."""
-    return [round(resident.began)] * tokens
+    return [round(life.began)] * tokens
 
 
 def test_the_oldest_conversations_that_fit_are_let_in() -> None:
@@ -43,8 +43,8 @@ def test_a_client_that_has_died_does_not_count() -> None:
 async def test_a_prompt_that_siblings_share_counts_once() -> None:
     holding = Holding(Server().ask)
     first, second, other = of(1.0, "g"), of(2.0, "g"), of(3.0, "h")
-    for resident, ids in ((first, [1, 2, 3]), (second, [1, 2, 3]), (other, [4, 5, 6])):
-        holding.note(resident, "r", ids)
+    for life, ids in ((first, [1, 2, 3]), (second, [1, 2, 3]), (other, [4, 5, 6])):
+        holding.note(life, "r", ids)
     holding.note(first, "r", [1, 2, 3], 10)
     holding.note(second, "r", [1, 2, 3], 5)
     assert holding.told() == [(1.0, 13), (2.0, 5), (3.0, 3)]
@@ -62,45 +62,45 @@ async def test_a_prompt_that_siblings_share_counts_once() -> None:
 async def test_a_block_counts_once_whoever_shares_it() -> None:
     """Groups behind one system text, a subagent behind it too, and a history that is made shorter."""
     system = list(range(160))
-    holding, residents = Holding(Server().ask), [of(1.0, "g"), of(2.0, "h"), of(3.0, "h")]
-    for resident in residents:
-        holding.note(resident, "r", [*system, *[ord(resident.group)] * 20])
+    holding, lives = Holding(Server().ask), [of(1.0, "g"), of(2.0, "h"), of(3.0, "h")]
+    for life in lives:
+        holding.note(life, "r", [*system, *[ord(life.group)] * 20])
     assert holding.told() == [(1.0, 180), (2.0, 20), (3.0, 0)]
-    holding.note(residents[0], "subagent", [*system, *[9] * 30])
+    holding.note(lives[0], "subagent", [*system, *[9] * 30])
     assert holding.told() == [(1.0, 210), (2.0, 20), (3.0, 0)]
-    holding.drop(residents[0], "subagent")
-    holding.leave(residents[0])
+    holding.drop(lives[0], "subagent")
+    holding.leave(lives[0])
     assert holding.told() == [(2.0, 180), (3.0, 0)]
-    holding.note(residents[2], "r", system[:150])
+    holding.note(lives[2], "r", system[:150])
     assert holding.told() == [(2.0, 180), (3.0, 6)]  # the last six tokens are no whole block
 
 
 async def test_between_two_answers_what_is_shared_takes_room_once() -> None:
     holding, system = Holding(Server().ask), list(range(160))
     holding._room = 500
-    residents = [of(1.0), of(2.0), of(3.0)]
-    for resident in residents:
-        holding.note(resident, "r", [*system, *own(resident, 16)])
+    lives = [of(1.0), of(2.0), of(3.0)]
+    for life in lives:
+        holding.note(life, "r", [*system, *own(life, 16)])
     assert holding._room == 500 - 160 - 3 * 16
-    residents[0].leave()  # the others have the system text, too
+    lives[0].leave()  # the others have the system text, too
     assert holding._room == 500 - 160 - 2 * 16
-    residents[1].leave()
-    residents[2].leave()
+    lives[1].leave()
+    lives[2].leave()
     assert (holding._room, len(holding._blocks)) == (500, 0)
 
 
 async def test_many_groups_behind_one_system_text_wait_for_nothing_where_they_fit() -> None:
     """Fifteen groups of two, behind 600 tokens, in a cache of 1,000: counted once a group, one would fit."""
     server, system = Server(), list(range(600))
-    holding, residents = Holding(server.ask), [of(float(began), f"{began // 2}") for began in range(30)]
+    holding, lives = Holding(server.ask), [of(float(began), f"{began // 2}") for began in range(30)]
 
-    async def converse(resident: Resident) -> None:
+    async def converse(life: Life) -> None:
         for _ in range(3):
-            holding.note(resident, "r", [*system, *[int(resident.group)] * 10])
-            await holding.let_in(resident)
-            holding.rest(resident, "r")
+            holding.note(life, "r", [*system, *[int(life.group)] * 10])
+            await holding.let_in(life)
+            holding.rest(life, "r")
 
-    conversations = [asyncio.ensure_future(converse(resident)) for resident in residents]
+    conversations = [asyncio.ensure_future(converse(life)) for life in lives]
     await settle()
     assert [each.done() for each in conversations] == [True] * 30
     assert (server.asked, holding.use) == (1, 0.862)  # 592 in blocks that all have, and 18 of each group
@@ -109,8 +109,8 @@ async def test_many_groups_behind_one_system_text_wait_for_nothing_where_they_fi
 async def test_a_conversation_without_a_turn_counts_for_ten_seconds() -> None:
     now = [0.0]
     holding, away, young = Holding(Server().ask, lambda: now[0]), of(1.0, "g"), of(2.0, "g")
-    for resident in (away, young):
-        holding.note(resident, "r", list(range(800)))
+    for life in (away, young):
+        holding.note(life, "r", list(range(800)))
     now[0] = 60.0
     assert holding.told() == [(1.0, 800), (2.0, 0)]  # a turn may take long
     holding.rest(away, "r")
@@ -134,12 +134,12 @@ async def test_of_an_agents_requests_without_a_turn_the_longest_counts() -> None
 
 async def test_a_conversation_that_is_over_is_not_counted_again() -> None:
     holding = Holding(Server().ask)
-    with residing("g") as resident:
-        holding.note(resident, "r", [1, 2, 3])
-        resident.leave()
-        assert (holding.told(), resident.ends) == ([], [])
-        holding.note(resident, "r", [1, 2, 3])
-    assert (holding.told(), resident.ends) == ([], [])
+    with live(Life("r", "g")) as life:
+        holding.note(life, "r", [1, 2, 3])
+        life.leave()
+        assert (holding.told(), life.at_last) == ([], [])
+        holding.note(life, "r", [1, 2, 3])
+    assert (holding.told(), life.at_last) == ([], [])
 
 
 async def test_nothing_waits_for_one_that_waits_for_others() -> None:
@@ -181,16 +181,16 @@ async def test_nothing_waits_where_the_cache_suffices() -> None:
     server = Server()
     holding = Holding(server.ask)
     for began in range(8):
-        resident = of(float(began))
-        holding.note(resident, "r", own(resident, 100))
-        await holding.let_in(resident)
-        assert resident.held_s == 0
+        life = of(float(began))
+        holding.note(life, "r", own(life, 100))
+        await holding.let_in(life)
+        assert life.held_s == 0
     assert server.asked == 1
     holding = Holding(server.ask)
-    residents = [of(float(began)) for began in range(8)]
-    for resident in residents:
-        holding.note(resident, "r", own(resident, 100))
-    await asyncio.gather(*map(holding.let_in, residents))
+    lives = [of(float(began)) for began in range(8)]
+    for life in lives:
+        holding.note(life, "r", own(life, 100))
+    await asyncio.gather(*map(holding.let_in, lives))
     assert (server.asked, holding.use) == (2, 0.8)  # one question for all that came at once
 
 
@@ -200,12 +200,12 @@ async def test_the_younger_wait_and_all_are_let_in_in_the_end() -> None:
     holding = Holding(server.ask)
 
     async def converse(began: int) -> None:
-        resident = of(float(began))
+        life = of(float(began))
         for turn in range(3):
-            holding.note(resident, "r", own(resident, 100 * (turn + 1)))
-            await holding.let_in(resident)
+            holding.note(life, "r", own(life, 100 * (turn + 1)))
+            await holding.let_in(life)
             await asyncio.sleep(0.01)
-        holding.leave(resident)
+        holding.leave(life)
         order.append(began)
 
     await asyncio.gather(*map(converse, reversed(range(12))))
@@ -221,14 +221,14 @@ async def test_all_are_let_in_in_the_end_whatever_they_grow_by(seed: int) -> Non
 
     async def converse(number: int) -> None:
         ids = [number // 4] * rng.randrange(50, 400)
-        with residing(f"{number // 4}") as resident:
+        with live(Life("r", f"{number // 4}")) as life:
             for _ in range(rng.randrange(1, 6)):
-                holding.note(resident, "r", ids)
-                await holding.let_in(resident)
+                holding.note(life, "r", ids)
+                await holding.let_in(life)
                 ids = ids + [number] * rng.randrange(1, 120)
-                holding.note(resident, "r", ids[:-1], 1)
+                holding.note(life, "r", ids[:-1], 1)
                 await asyncio.sleep(0)
-                holding.rest(resident, "r")
+                holding.rest(life, "r")
         ended.append(number)
 
     tasks = [asyncio.ensure_future(converse(number)) for number in range(24)]
@@ -244,11 +244,11 @@ async def test_what_a_conversation_leaves_goes_to_the_next_ones_at_once() -> Non
     server = Server()
     holding, old = Holding(server.ask), of(1.0)
     young = [of(2.0), of(3.0), of(4.0)]
-    for resident in (old, *young):
-        holding.note(resident, "r", own(resident, 700 if resident is old else 310))
+    for life in (old, *young):
+        holding.note(life, "r", own(life, 700 if life is old else 310))
     await holding.let_in(old)
     await settle()
-    waiting = [asyncio.ensure_future(holding.let_in(resident)) for resident in young]
+    waiting = [asyncio.ensure_future(holding.let_in(life)) for life in young]
     await settle()
     assert (server.asked, [each.done() for each in waiting]) == (1, [False, False, False])
     holding.leave(old)
@@ -260,28 +260,28 @@ async def test_what_a_conversation_leaves_goes_to_the_next_ones_at_once() -> Non
 
 async def test_between_two_answers_the_room_that_was_given_is_kept_to() -> None:
     server, others = Server(), CacheNeed(1000)
-    holding, residents = Holding(server.ask), [of(1.0), of(2.0), of(3.0)]
-    for resident in residents:
-        holding.note(resident, "r", own(resident, 100))
-        await holding.let_in(resident)
-    for resident in residents[:2]:  # they come back with 160 tokens more, and may add as many again: 420 each
-        holding.rest(resident, "r")
-        holding.note(resident, "r", own(resident, 260))
-    third = asyncio.ensure_future(holding.let_in(residents[2]))
+    holding, lives = Holding(server.ask), [of(1.0), of(2.0), of(3.0)]
+    for life in lives:
+        holding.note(life, "r", own(life, 100))
+        await holding.let_in(life)
+    for life in lives[:2]:  # they come back with 160 tokens more, and may add as many again: 420 each
+        holding.rest(life, "r")
+        holding.note(life, "r", own(life, 260))
+    third = asyncio.ensure_future(holding.let_in(lives[2]))
     fourth = of(4.0)
     holding.note(fourth, "r", [1])
     waiting = asyncio.ensure_future(holding.let_in(fourth))
-    for resident in residents[:2]:
-        await holding.let_in(resident)
+    for life in lives[:2]:
+        await holding.let_in(life)
     await settle()
     assert (server.asked, third.done(), waiting.done()) == (1, False, False)
-    residents[0].leave()
+    lives[0].leave()
     await settle()
     assert (server.asked, third.done()) == (1, False)  # for one that waits there has to be room for some turns
-    residents[1].leave()
+    lives[1].leave()
     await settle()
     assert (server.asked, third.done()) == (1, True)
-    residents[2].leave()
+    lives[2].leave()
     await settle()
     assert (server.asked, waiting.done()) == (1, True)
     assert others.tell("a", [(1.0, 100)], 0.9).room == 800
@@ -294,11 +294,11 @@ async def test_what_is_left_while_the_server_is_asked_is_given_once(monkeypatch:
     server = Server()
     holding, old, second = Holding(server.ask), of(1.0), of(2.0)
     young = [of(3.0 + number) for number in range(6)]
-    for resident in (old, second, *young):
+    for life in (old, second, *young):
         for tokens in (280, 300):
-            holding.note(resident, "r", own(resident, tokens))
+            holding.note(life, "r", own(life, tokens))
     await asyncio.gather(*map(holding.let_in, (old, second)))
-    waiting = [asyncio.ensure_future(holding.let_in(resident)) for resident in young]
+    waiting = [asyncio.ensure_future(holding.let_in(life)) for life in young]
     await settle()
     assert holding._youngest == 2.0
     server.answers.clear()
@@ -315,23 +315,23 @@ async def test_what_is_left_while_the_server_is_asked_is_given_once(monkeypatch:
 
 async def test_one_that_comes_back_after_long_takes_room_as_a_new_one() -> None:
     now, server = [0.0], Server()
-    holding, residents = Holding(server.ask, lambda: now[0]), [of(1.0), of(2.0), of(3.0)]
-    for resident in residents:
-        holding.note(resident, "r", own(resident, 400))
-        holding.rest(resident, "r")
+    holding, lives = Holding(server.ask, lambda: now[0]), [of(1.0), of(2.0), of(3.0)]
+    for life in lives:
+        holding.note(life, "r", own(life, 400))
+        holding.rest(life, "r")
         now[0] += 20
     assert holding.told() == []
     holding._is_known, holding._youngest, holding._room = True, math.inf, 900
-    for resident in residents:
-        holding.note(resident, "r", own(resident, 400))
+    for life in lives:
+        holding.note(life, "r", own(life, 400))
     assert (holding._room, holding._youngest) == (100, 2.0)
 
 
 async def test_a_prompt_of_siblings_counts_at_the_oldest_that_is_there() -> None:
     now, server = [0.0], Server()
     holding, away, sibling = Holding(server.ask, lambda: now[0]), of(1.0, "g"), of(2.0, "g")
-    for resident in (sibling, away):  # the younger one came first
-        holding.note(resident, "r", list(range(500)))
+    for life in (sibling, away):  # the younger one came first
+        holding.note(life, "r", list(range(500)))
     assert holding.told() == [(1.0, 500), (2.0, 0)]
     holding._room = 400
     holding.note(away, "r", list(range(500)), 1)
@@ -346,8 +346,8 @@ async def test_a_prompt_of_siblings_counts_at_the_oldest_that_is_there() -> None
 async def test_a_turn_that_waits_from_the_beginning_is_held() -> None:
     server = Server()
     holding, old, young = Holding(server.ask), of(1.0), of(2.0)
-    for resident in (old, young):
-        holding.note(resident, "r", own(resident, 600))
+    for life in (old, young):
+        holding.note(life, "r", own(life, 600))
     waiting = asyncio.ensure_future(holding.let_in(young))
     await holding.let_in(old)
     await settle()
@@ -360,17 +360,17 @@ async def test_a_question_that_is_cancelled_is_no_answer() -> None:
     async def cancelled(_: Any) -> None:
         raise asyncio.CancelledError
 
-    holding, resident = Holding(cancelled), of(1.0)
-    holding.note(resident, "r", [1])
-    await asyncio.wait_for(holding.let_in(resident), 60)
+    holding, life = Holding(cancelled), of(1.0)
+    holding.note(life, "r", [1])
+    await asyncio.wait_for(holding.let_in(life), 60)
 
 
 async def test_one_that_waits_needs_room_for_some_turns() -> None:
     server = Server()
     holding, old, young = Holding(server.ask), of(1.0), of(2.0)
     for tokens in (100, 200):
-        for resident in (old, young):
-            holding.note(resident, "r", own(resident, tokens))
+        for life in (old, young):
+            holding.note(life, "r", own(life, tokens))
     assert holding.told() == [(1.0, 300), (2.0, 300)]
     holding._is_known, holding._youngest = True, 1.0
     assert holding.told() == [(1.0, 300), (2.0, 600)]

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from verl_multiturn.rollout.cache.leads import Lead, Leads
-from verl_multiturn.rollout.cache.residents import Resident, residing
+from verl_multiturn.rollout.life import Life, live
 
 PROMPT = list(range(200))
 
 
-def sibling(group: str = "g") -> Resident:
-    return Resident(group, 0.0)
+def sibling(group: str = "g") -> Life:
+    return Life("r", group)
 
 
 async def settle() -> None:
@@ -95,7 +95,7 @@ async def test_what_is_alike_in_part_is_waited_for_and_the_rest_is_led() -> None
 
 async def test_nothing_is_remembered_of_conversations_that_are_over() -> None:
     leads = Leads(600.0)
-    with residing("g") as first, residing("g") as second:
+    with live(Life("r", "g")) as first, live(Life("r", "g")) as second:
         lead = await leads.go_ahead(first, PROMPT)
         leads.over(lead, was_read=True)
         await leads.go_ahead(second, PROMPT)

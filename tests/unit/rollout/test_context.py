@@ -11,9 +11,10 @@ from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.data import tool_call
-from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.context import SUMMARY, Context, with_summary
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import TinyBuilder, tiny_tokenizer
 from verl_multiturn.rollout.turn import Turn
@@ -74,7 +75,7 @@ async def play(
     outcome = await conversation.run(request)
     generations = engine.take("r")
     receipts = Receipts.of_rows("r", generations, outcome.places, "u", 0, False, not outcome.valid)
-    record = record_of(Ended(outcome, generations, {}, request, uid="u"))
+    record = record_of(Life(outcome.request_id, "u", outcome=outcome, generations=generations, request=request))
     assert verify_record(record).violations == []
     assert sum(sum(row.trajectory.mask) for row in outcome.rows) == sum(
         len(receipt.ids) for receipt in engine_receipts(receipts)

@@ -20,7 +20,7 @@ from verl_multiturn import (
     ToolContractError,
 )
 from verl_multiturn.rollout import limits as limits_module
-from verl_multiturn.rollout.clock import stopped
+from verl_multiturn.rollout.life import stopped
 from verl_multiturn.rollout.limits import Progress
 
 

@@ -22,7 +22,7 @@ from verl_multiturn.config import OutageSettings
 from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.interactions.running.session import InteractionGate
 from verl_multiturn.observe.metrics import stats_of
-from verl_multiturn.rollout.clock import stopped
+from verl_multiturn.rollout.life import stopped
 from verl_multiturn.rollout.oversampling import FirstValid
 from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.loading.call_limits import ToolLimits

@@ -30,8 +30,8 @@ from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.data import tool_call
 from verl_multiturn.observe.metrics import stats_of
 from verl_multiturn.proxy.protocols.requests import RefusedError
-from verl_multiturn.rollout.clock import _clock
 from verl_multiturn.rollout.context import Context
+from verl_multiturn.rollout.life import expire
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import SessionReport
 from verl_multiturn.rollout.scripted import ScriptedEngine
@@ -113,9 +113,7 @@ class Moody(ScriptedEngine):
         if self.asked - 1 != self.at:
             return made
         if self.mood == "hang":
-            clock = _clock.get()
-            assert clock is not None
-            clock.deadline.reschedule(0)  # the time is up now, however quick the machine is
+            expire()  # the time is up now, however quick the machine is
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:

@@ -22,11 +22,12 @@ from verl_multiturn.chat.rendering import RenderingCheck
 from verl_multiturn.errors import EngineError, UnjudgedError
 from verl_multiturn.interactions.running.session import InteractionGate
 from verl_multiturn.records.comparison import differences
-from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.reader import read_back
 from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.conversation import Conversation
 from verl_multiturn.rollout.engine import Ask
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.recorded import RecordedTurns, Stage
@@ -121,7 +122,7 @@ async def record(
     tokenizer = tiny_tokenizer()
     engine = ReceiptingEngine(ScriptedEngine([tokenizer.encode(turn + END) for turn in turns]))
     outcome = await conversation(engine, limits, None, context).run(request(user, hides))
-    return from_disk(Ended(outcome, engine.take("r"), request=request(user, hides)))
+    return from_disk(Life("r", outcome=outcome, generations=engine.take("r"), request=request(user, hides)))
 
 
 async def replay(
@@ -136,7 +137,8 @@ async def replay(
     outcome = Outcome.begun("r")
     stage.begin(recorded, outcome, RecordedTurns(recorded))
     await conversation(engine, limits, stage, context).run(request(user, hides), outcome)
-    return read_back(record_of(Ended(outcome, engine.take("r"), request=request(user, hides))))
+    life = Life("r", outcome=outcome, generations=engine.take("r"), request=request(user, hides))
+    return read_back(record_of(life))
 
 
 CONVERSATIONS = {

@@ -16,15 +16,16 @@ from tests.unit.proxy.test_proxy_endpoint import ROW, serving
 from tests.unit.rollout.test_context import Counting, play
 from verl_multiturn import Outcome
 from verl_multiturn.observe.trace_writer import TraceWriter
-from verl_multiturn.observe.traces import Followed, Span, chat_of, plain, trace_of
+from verl_multiturn.observe.traces import Span, chat_of, plain, trace_of
 from verl_multiturn.rollout.context import Context
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
 from verl_multiturn.rollout.trajectory import Trajectory
 
 
-def traced(outcome: Outcome | None, began: float = 0.0, **given: Any) -> Followed:
-    made = Followed("uid", 2, 7, 3, False, "exp", "multiturn_agent", began, time.time(), outcome, **given)
-    made.score = 1.0
+def traced(outcome: Outcome, began: float = 0.0, **given: Any) -> Life:
+    made = Life("r1", "uid", 2, loop="multiturn_agent", step=3, row={"index": 7}, began=began, **given)
+    made.ended, made.outcome, made.score = time.time(), outcome, 1.0
     return made
 
 
@@ -184,7 +185,7 @@ class Sink:
             self.refuses -= 1
             raise ConnectionError("nobody there")
 
-    def write(self, traced: Followed, trace: Span) -> None:
+    def write(self, life: Life, trace: Span) -> None:
         self.goes_on.wait()
         if self.fails is not None:
             raise self.fails
@@ -194,7 +195,7 @@ class Sink:
         self.is_closed = True
 
 
-def empty() -> Followed:
+def empty() -> Life:
     outcome = Outcome.begun("r1")
     outcome.rows[0] = type(outcome.rows[0])(Trajectory(), [])
     return traced(outcome, status="cancelled")

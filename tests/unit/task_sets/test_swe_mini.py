@@ -17,7 +17,7 @@ from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.proxy.agents.runners import build_runner
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
-from verl_multiturn.rollout.clock import stopped
+from verl_multiturn.rollout.life import stopped
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.task_sets.swe import mini

@@ -36,8 +36,7 @@ from dataclasses import dataclass, field
 from verl_multiturn.describe import describe
 from verl_multiturn.rollout.cache.blocks import Blocks, Prompt
 from verl_multiturn.rollout.cache.need import AWAY_S, REMINDED_S, Conversations, Told
-from verl_multiturn.rollout.cache.residents import Resident
-from verl_multiturn.rollout.clock import stopped
+from verl_multiturn.rollout.life import Life, stopped
 
 logger = logging.getLogger(__name__)
 
@@ -122,23 +121,23 @@ class Holding:
         """Tokens that those that were let in need more than when the server was asked."""
         self._usual = 0
         """Growth of a conversation that has none of its own yet: that of the last prompt that grew."""
-        self._stays: dict[Resident, _Stay] = {}
+        self._stays: dict[Life, _Stay] = {}
         self._blocks = Blocks()
         """Those of the first prompts for which room is kept."""
-        self._held: dict[asyncio.Future[None], Resident] = {}
+        self._held: dict[asyncio.Future[None], Life] = {}
         self._asking: asyncio.Task[None] | None = None
         self._is_new = False
         """Whether something has changed that the server does not know."""
         self._is_silent = False
 
-    def note(self, resident: Resident, request_id: str, prompt: Sequence[int], sampled: int = 0) -> None:
+    def note(self, life: Life, request_id: str, prompt: Sequence[int], sampled: int = 0) -> None:
         """Note the tokens of a request that has a turn: those of its prompt, and what was sampled behind it."""
-        if resident.is_over:  # nothing would forget it again
+        if life.asks_no_more:  # nothing would forget it again
             return
-        stay = self._stays.get(resident)
+        stay = self._stays.get(life)
         if stay is None:
-            stay = self._stays[resident] = _Stay()
-            resident.ends.append(self.leave)
+            stay = self._stays[life] = _Stay()
+            life.at_last.append(self.leave)
         request = stay.requests.get(request_id)
         if request is None or len(prompt) < request.length:
             request = stay.requests[request_id] = _Request(self._blocks.prompt(prompt), len(prompt), 0)
@@ -147,43 +146,43 @@ class Holding:
         request.length, request.tokens = len(prompt), len(prompt) + sampled
         stay.turns.add(request_id)
         self._is_new = True
-        if resident.began <= self._youngest:
-            self._take(self._put_in(resident))
+        if life.began <= self._youngest:
+            self._take(self._put_in(life))
 
-    def rest(self, resident: Resident, request_id: str) -> None:
+    def rest(self, life: Life, request_id: str) -> None:
         """Note the end of a request's turn."""
-        if (stay := self._stays.get(resident)) is not None:
+        if (stay := self._stays.get(life)) is not None:
             stay.turns.discard(request_id)
             stay.since = self._clock()
 
-    def drop(self, resident: Resident, request_id: str) -> None:
+    def drop(self, life: Life, request_id: str) -> None:
         """Forget a request that goes on at another server."""
-        if (stay := self._stays.get(resident)) is not None:
+        if (stay := self._stays.get(life)) is not None:
             stay.turns.discard(request_id)
             if len(stay.requests) > 1 or request_id not in stay.requests:
                 stay.requests.pop(request_id, None)
                 self._is_new = True
             else:
-                self.leave(resident)
+                self.leave(life)
 
-    async def let_in(self, resident: Resident) -> None:
+    async def let_in(self, life: Life) -> None:
         """Wait until the conversation's next turn may be sent."""
         self._look()
-        while not self._is_known or resident.began > self._youngest:
+        while not self._is_known or life.began > self._youngest:
             waiting = asyncio.get_running_loop().create_future()
-            self._held[waiting] = resident
+            self._held[waiting] = life
             self._look()
             try:
-                with resident.held() if self._is_known else stopped():
+                with life.held() if self._is_known else stopped():
                     await waiting
             finally:
                 del self._held[waiting]
 
-    def leave(self, resident: Resident) -> None:
+    def leave(self, life: Life) -> None:
         """Forget a conversation that is over, or that goes on at another server."""
-        if resident not in self._stays:
+        if life not in self._stays:
             return
-        freed = self._take_out(self._stays.pop(resident))
+        freed = self._take_out(self._stays.pop(life))
         self._is_new = True
         if freed:
             self._take(-freed)
@@ -194,40 +193,40 @@ class Holding:
         told: list[tuple[float, int]] = []
         seen: set[int] = set()
         now = self._clock()
-        for resident, stay in sorted(self._stays.items(), key=lambda each: each[0].began):
+        for life, stay in sorted(self._stays.items(), key=lambda each: each[0].began):
             stay.is_told = stay.counts(now)
             if stay.is_told:
-                tokens = self._own(resident)
+                tokens = self._own(life)
                 for each in stay.needed():
                     known = each.first.known(seen)
                     seen.update(each.first.keys[known:])
                     tokens += each.first.beyond(known)
-                told.append((resident.began, tokens))
-            if stay.is_told and resident.began <= self._youngest:
-                self._put_in(resident)
+                told.append((life.began, tokens))
+            if stay.is_told and life.began <= self._youngest:
+                self._put_in(life)
             else:
                 self._take_out(stay)
         return told
 
-    def _own(self, resident: Resident) -> int:
+    def _own(self, life: Life) -> int:
         """Return how many tokens a conversation needs behind its first prompts, with those of its next turns."""
-        stay = self._stays[resident]
+        stay = self._stays[life]
         growth = self._usual if stay.growth is None else stay.growth
-        more = growth * (STAYS if resident.began > self._youngest else 1)
+        more = growth * (STAYS if life.began > self._youngest else 1)
         return sum(each.own() for each in stay.needed()) + more
 
-    def _needs(self, resident: Resident) -> int:
+    def _needs(self, life: Life) -> int:
         """Return how many tokens one that waits needs beside those for which room is kept."""
-        firsts = [each.first for each in self._stays[resident].needed()]
-        return sum(first.beyond(first.known(self._blocks)) for first in firsts) + self._own(resident)
+        firsts = [each.first for each in self._stays[life].needed()]
+        return sum(first.beyond(first.known(self._blocks)) for first in firsts) + self._own(life)
 
-    def _put_in(self, resident: Resident) -> int:
+    def _put_in(self, life: Life) -> int:
         """Keep room for what a conversation needs now, and return how many tokens more that is than before."""
-        stay = self._stays[resident]
+        stay = self._stays[life]
         before, stay.inside = stay.inside, stay.needed()
         more = sum(self._blocks.add(each.first) for each in stay.inside if each not in before)
         more -= sum(self._blocks.remove(each.first) for each in before if each not in stay.inside)
-        more, stay.taken = more - stay.taken, self._own(resident)
+        more, stay.taken = more - stay.taken, self._own(life)
         return more + stay.taken
 
     def _take_out(self, stay: _Stay) -> int:
@@ -255,18 +254,18 @@ class Holding:
 
     def _hand_on(self) -> None:
         """Let conversations in that fit into what others have left."""
-        for resident in sorted(set(self._held.values()), key=lambda each: each.began):
-            if resident in self._stays and self._needs(resident) > self._room:
+        for life in sorted(set(self._held.values()), key=lambda each: each.began):
+            if life in self._stays and self._needs(life) > self._room:
                 break
-            self._youngest = max(self._youngest, resident.began)
-            if resident in self._stays:
-                self._take(self._put_in(resident))
+            self._youngest = max(self._youngest, life.began)
+            if life in self._stays:
+                self._take(self._put_in(life))
         self._release()
 
     def _release(self, every: bool = False) -> None:
         """Wake the turns that may be sent, or every one, to look again; the oldest conversation first."""
-        for waiting, resident in sorted(self._held.items(), key=lambda held: held[1].began):
-            if self._is_known and (every or resident.began <= self._youngest) and not waiting.done():
+        for waiting, life in sorted(self._held.items(), key=lambda held: held[1].began):
+            if self._is_known and (every or life.began <= self._youngest) and not waiting.done():
                 waiting.set_result(None)
 
     def _look(self) -> None:
@@ -278,11 +277,11 @@ class Holding:
     def _settle(self) -> None:
         """Keep room for those that the answer lets in; it knows only those that it was told."""
         now = self._clock()
-        for resident, stay in self._stays.items():
-            if resident.began > self._youngest:
+        for life, stay in self._stays.items():
+            if life.began > self._youngest:
                 self._take_out(stay)
             elif not stay.inside and (stay.is_told or stay.counts(now)):
-                more = self._put_in(resident)
+                more = self._put_in(life)
                 self._changed += 0 if stay.is_told else more
 
     async def _keep_asking(self) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from verl_multiturn.rollout.cache.blocks import keys
-from verl_multiturn.rollout.cache.residents import Resident
+from verl_multiturn.rollout.life import Life
 
 _BLOCK = 64
 """Tokens of a block: the fewest for which a turn waits until another one has read them."""
@@ -79,26 +79,26 @@ class Leads:
     def __init__(self, bound_s: float) -> None:
         self._bound_s = bound_s
         self._of_block: dict[int, Lead] = {}
-        self._used: dict[Resident, set[Lead]] = {}
+        self._used: dict[Life, set[Lead]] = {}
 
-    async def go_ahead(self, resident: Resident, ids: Sequence[int]) -> Lead:
+    async def go_ahead(self, life: Life, ids: Sequence[int]) -> Lead:
         """Wait for the leads of a prompt that is to be sent; return its own lead, which has no blocks for a follower.
 
         Args:
-            resident: The conversation.
+            life: The conversation.
             ids: Its prompt.
         """
         loop = asyncio.get_running_loop()
         blocks, until = keys(ids, _BLOCK), loop.time() + self._bound_s
         while (unread := self._unread(blocks)) is not None and (left := until - loop.time()) > 0:
-            with resident.led():
+            with life.led():
                 await unread.wait(left)
         own = Lead()
-        for block in () if resident.is_over else blocks:
+        for block in () if life.asks_no_more else blocks:
             found = self._of_block.setdefault(block, own)
             if found is own:
                 own.blocks.append(block)
-            self._use(found, resident)
+            self._use(found, life)
         return own
 
     def over(self, lead: Lead, was_read: bool) -> None:
@@ -120,9 +120,9 @@ class Leads:
         """
         self._of_block = {} if but is None else dict.fromkeys(but.blocks, but)
 
-    def leave(self, resident: Resident) -> None:
+    def leave(self, life: Life) -> None:
         """Forget a conversation, and the prompts that no other one has."""
-        for lead in self._used.pop(resident, ()):
+        for lead in self._used.pop(life, ()):
             lead.users -= 1
             if not lead.users:
                 self._forget(lead)
@@ -137,12 +137,12 @@ class Leads:
                 return lead
         return None
 
-    def _use(self, lead: Lead, resident: Resident) -> None:
-        if resident not in self._used:
-            self._used[resident] = set()
-            resident.ends.append(self.leave)
-        if lead not in self._used[resident]:
-            self._used[resident].add(lead)
+    def _use(self, lead: Lead, life: Life) -> None:
+        if life not in self._used:
+            self._used[life] = set()
+            life.at_last.append(self.leave)
+        if lead not in self._used[life]:
+            self._used[life].add(lead)
             lead.users += 1
 
     def _forget(self, lead: Lead) -> None:

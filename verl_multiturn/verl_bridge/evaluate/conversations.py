@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig
@@ -19,15 +19,15 @@ from verl_multiturn.calls.closing import close_all
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.plan import DataRow
-from verl_multiturn.observe.traces import Followed
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.records.joins import JoinedRow
 from verl_multiturn.rollout.engine import Engine
+from verl_multiturn.rollout.life import note
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.tools.loading.registry import schema_of
 from verl_multiturn.verl_bridge.evaluate.judging import FAILED, INVALID, Judge
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
-from verl_multiturn.verl_bridge.loops.following import follow, note, note_score
+from verl_multiturn.verl_bridge.loops.life import follow, note_score
 from verl_multiturn.verl_bridge.loops.proxy_loop import build_endpoint
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
@@ -132,16 +132,14 @@ class Conversations:
         fields.pop("agent_name", None)
         fields |= {"uid": uid, "session_id": sample, "global_steps": 0}
         known = {**fields, "agent_name": loop}
-        with follow(known, self.runner.records, name=name, validation=True) as followed:
-            assert followed is not None, "an evaluation keeps records"
-            outputs = await (self._conversation if loop == AGENT_LOOP else self._session)(fields, name, followed)
-            assert followed.known is not None
-            followed.known = replace(followed.known, data_row=(row.number, row.digest), model=self._weights)
+        with follow(known, self.runner.records, name=name, validation=True) as life:
+            life.data_row, life.model = (row.number, row.digest), self._weights
+            outputs = await (self._conversation if loop == AGENT_LOOP else self._session)(fields, name)
             with during("reward"):
                 joined, raised = await self._judge.judge(fields, outputs, RowKey(uid, str(sample), "0"))
             cause = joined[-1].untrained
             if raised:
-                followed.status, followed.error = "error", f"the reward function raised {raised}"
+                life.status, life.error = "error", f"the reward function raised {raised}"
             elif cause != INVALID:
                 note_score(list(outputs))
         score = sum(each.score or 0.0 for each in joined) if cause is None else None
@@ -151,13 +149,11 @@ class Conversations:
         """Tell whether a conversation met a failure that is judged to be an outage, as far as is known now."""
         return self.runner.outages.is_judged(request_id)
 
-    async def _conversation(
-        self, fields: Mapping[str, Any], name: str, followed: Followed
-    ) -> Sequence[CertifiedOutput]:
+    async def _conversation(self, fields: Mapping[str, Any], name: str) -> Sequence[CertifiedOutput]:
         request = await self.runner.request(fields, self._sampling, name)
         return await self.runner.outputs(request, fields, 0, validation=True)
 
-    async def _session(self, fields: Mapping[str, Any], name: str, followed: Followed) -> Sequence[CertifiedOutput]:
+    async def _session(self, fields: Mapping[str, Any], name: str) -> Sequence[CertifiedOutput]:
         if self._endpoint is None:
             model = self._model
             self._endpoint = build_endpoint(

@@ -11,7 +11,7 @@ from verl_multiturn.calls.watch import CallWatch
 from verl_multiturn.chat.images import as_they_are
 from verl_multiturn.tools.loading.registry import schema_of
 from verl_multiturn.verl_bridge.closing import close_at_end
-from verl_multiturn.verl_bridge.loops.following import request_id
+from verl_multiturn.verl_bridge.loops.life import follow
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.model.processors import image_reader, plain_dict
 from verl_multiturn.verl_bridge.names import AGENT_LOOP
@@ -105,8 +105,9 @@ class MultiTurnAgentLoop(AgentLoopBase):
         """
         runner = self._runner
         sampling = runner.sampling(sampling_params)
-        request = await runner.request(row, sampling, request_id())
-        outputs = await runner.outputs(request, row, int(row.get("global_steps") or 0))
+        with follow({"agent_name": AGENT_LOOP, **row}, runner.records) as life:
+            request = await runner.request(row, sampling, life.id)
+            outputs = await runner.outputs(request, row, int(row.get("global_steps") or 0))
         return outputs[0] if len(outputs) == 1 else list(outputs)
 
 

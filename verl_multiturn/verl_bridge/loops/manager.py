@@ -30,23 +30,23 @@ from uuid import uuid4
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import RayActorError
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import RewardContractError
-from verl_multiturn.records.step_writer import clock_of
-from verl_multiturn.rollout.cache.residents import resident, residing
+from verl_multiturn.rollout.life import current
 from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, VALIDATION, clear_groups, list_prompts, put_tags
 from verl_multiturn.verl_bridge.loops.agent_loop import tool_schemas
 from verl_multiturn.verl_bridge.loops.certified_output import is_valid
 from verl_multiturn.verl_bridge.loops.finished_rows import finished_rows, kept_columns
-from verl_multiturn.verl_bridge.loops.following import follow, note_score
+from verl_multiturn.verl_bridge.loops.life import follow, note_score
 from verl_multiturn.verl_bridge.loops.near_rewards import NearRewards
+from verl_multiturn.verl_bridge.loops.news import HUNG_S, News, NewsRounds, RunNews, end_hung
 from verl_multiturn.verl_bridge.loops.recording import Recorder, recorder_of
 from verl_multiturn.verl_bridge.loops.rewards import Rewards
 from verl_multiturn.verl_bridge.loops.shared_puts import SharedPuts
@@ -64,8 +64,6 @@ _RESTARTS = 3
 _TOLD_S = 60.0
 # Seconds that workers have to tell about groups that have ended.
 _ASKED_S = 0.1
-# Seconds after which a worker that does not answer is ended; to cancel groups, it waits for their tools.
-_HUNG_S = 300.0
 # How many workers in a row may die in one place before they have started. A group that kills every worker that runs it
 # is begun four times (once, and `_RESTARTS` times again), so this many deaths have another cause.
 _STARTS = 6
@@ -73,8 +71,6 @@ _STARTS = 6
 _START_S = 1800.0
 # How many groups' ends are remembered.
 _ENDS = 10_000
-# Seconds in which a worker has to say its time. The trainer asks once a step, until it knows.
-_CLOCK_S = 2.0
 
 # verl's worker is defined as a Ray actor, which cannot be subclassed; this is the class inside.
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
@@ -137,23 +133,12 @@ class MultiTurnWorker(_VerlWorker):
         await asyncio.gather(*tasks, return_exceptions=True)
         return len(tasks)
 
-    async def take_cut(self) -> tuple[int, float]:
-        """Return how many samples were cut since the last call, and the seconds that they took."""
-        cut, self._cut = self._cut, (0, 0.0)
-        return cut
-
-    async def clock(self) -> tuple[str, float]:
-        """Return the stem of this worker's files of records, "" without any, and its time (`time.time`)."""
-        return "" if self._recorder is None else self._recorder.writer.stem, time.time()
-
-    async def schemas(self) -> list[Any] | None:
-        """Return the schemas of all tools of the run; None before the first conversation."""
-        return tool_schemas()
-
-    async def take_dropped(self) -> int:
-        """Return how many records could not be kept since the last call."""
-        recorder = self.__dict__.get("_recorder")  # none is made for the question
-        return 0 if recorder is None else recorder.take_dropped()
+    async def news(self) -> News:
+        """Return what the trainer wants to know of this worker once a step."""
+        recorder = self._recorder
+        dropped, stem = (0, "") if recorder is None else (recorder.take_dropped(), recorder.writer.stem)
+        (cut, cut_s), self._cut = self._cut, (0, 0.0)
+        return News(cut, cut_s, dropped, stem, time.time(), tool_schemas())
 
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
@@ -196,8 +181,7 @@ class MultiTurnWorker(_VerlWorker):
         recorder = self._recorder if kwargs.get("agent_name") in SAMPLING_LOOPS else None
         tracer = self._tracer if self._tracer is not None and self._tracer.wants(uid) else None
         validation, earlier = bool(kwargs["trajectory"]["validate"]), self._rerolled_from.get(uid)
-        followed_here = follow(kwargs, recorder, tracer, validation=validation, rerolled_from=earlier)
-        with residing(uid), followed_here as found:
+        with follow(kwargs, recorder, tracer, validation=validation, rerolled_from=earlier) as life:
             try:
                 await (run() if samples is None else samples.run(kwargs["session_id"], run))
             except Exception as error:  # verl logs it, and marks the group as failed
@@ -206,13 +190,13 @@ class MultiTurnWorker(_VerlWorker):
                     self._tell_end(uid, End(0.0, 0.0, mistake=str(error)))  # nobody waits for the siblings
                 raise
             finally:
-                if found is not None and samples is not None and samples.was_cut(kwargs["session_id"]):
-                    found.status = "cut"
+                if samples is not None and samples.was_cut(kwargs["session_id"]):
+                    life.status = "cut"
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, *, uid: str, **kwargs: Any) -> None:
         """Reward a finished conversation and write its rows, in the place of verl's method (`finished_rows.py`)."""
-        if (conversation := resident()) is not None:
-            conversation.leave()  # siblings or a reward may be waited for, and siblings may wait for room
+        if (life := current()) is not None:
+            life.leave()  # siblings or a reward may be waited for, and siblings may wait for room
         samples = self._oversampled.get(uid)
         if samples is not None and not await samples.stays(kwargs["session_id"], is_valid(output)):
             return
@@ -309,10 +293,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
         self._starts: dict[int, tuple[float, Any]] = {}
         """Time at which each replacement was begun, and Ray's reference that tells when it has started."""
         self._failed_starts: dict[int, int] = {}
-        self._clocked: set[Any] = set()
-        self._asked_dropped: dict[Any, Any] = {}
-        """A pending call of `take_dropped` for each worker."""
-        """Workers whose clock was told."""
+        self._news = NewsRounds()
 
     def generate_sequences(self, prompts: Any) -> None:
         """Give each worker its part of a batch of prompts, as verl does."""
@@ -357,63 +338,16 @@ class MultiTurnManager(AgentLoopManagerTQ):
         raised, self._raised = self._raised, 0
         return raised
 
-    def take_cut(self) -> tuple[int, float]:
-        """Return how many samples were cut since the last call, and the seconds that they took."""
-        samples, seconds = 0, 0.0
-        for cut, cut_s in self._ask("take_cut"):  # what a dead worker has cut is not known
-            samples, seconds = samples + cut, seconds + cut_s
-        return samples, seconds
-
-    def take_clocks(self) -> list[dict[str, Any]]:
-        """Return how far the clock of each worker is whose clock was not told yet (`schema.Clock`).
-
-        A worker that has no files of records yet, is dead or is busy is asked again with the next call.
-        """
-        clocks = []
-        for worker in self.agent_loop_workers:
-            if worker in self._clocked:
-                continue
-            with contextlib.suppress(RayActorError, GetTimeoutError):
-                clock = clock_of(lambda worker=worker: ray.get(worker.clock.remote(), timeout=_CLOCK_S))  # type: ignore[misc]
-                if clock["file"]:
-                    clocks.append(clock)
-                    self._clocked.add(worker)
-        return clocks
-
-    def schemas(self) -> list[Any] | None:
-        """Return the schemas of all tools of the run, from the first worker that knows them; None: none does yet."""
-        for worker in self.agent_loop_workers:
-            with contextlib.suppress(RayActorError, GetTimeoutError):
-                schemas: list[Any] | None = ray.get(worker.schemas.remote(), timeout=_CLOCK_S)
-                if schemas is not None:
-                    return schemas
-        return None
-
-    def take_dropped(self) -> int:
-        """Return how many records could not be kept since the last call.
-
-        What a busy worker has to say comes with a later call.
-        """
-        for worker in self.agent_loop_workers:
-            if worker not in self._asked_dropped:
-                self._asked_dropped[worker] = worker.take_dropped.remote()
-        asked = list(self._asked_dropped.values())
-        come = ray.wait(asked, num_returns=len(asked), timeout=_CLOCK_S)[0] if asked else []
-        dropped = 0
-        for worker, answer in list(self._asked_dropped.items()):
-            if answer in come:
-                del self._asked_dropped[worker]
-                with contextlib.suppress(RayActorError):
-                    dropped += ray.get(answer)
-        return dropped
+    def news(self, of_all: bool = False) -> RunNews:
+        """Return what the workers say since the last call; see `NewsRounds.take`."""
+        return self._news.take(self.agent_loop_workers, of_all)
 
     def _ask(self, method: str, *args: Any) -> list[Any]:
         """Return the answers of all workers to a call; a dead worker has none, and one that hangs is ended."""
         asked = {getattr(worker, method).remote(*args): worker for worker in self.agent_loop_workers}
-        come, late = ray.wait(list(asked), num_returns=len(asked), timeout=_HUNG_S)
+        come, late = ray.wait(list(asked), num_returns=len(asked), timeout=HUNG_S)
         for answer in late:
-            logger.error("an agent-loop worker has not answered %r for %g s and is ended", method, _HUNG_S)
-            ray.kill(asked[answer])  # the poll finds it, and replaces it
+            end_hung(asked[answer], method)
         answers = []
         for answer in come:
             with contextlib.suppress(RayActorError):

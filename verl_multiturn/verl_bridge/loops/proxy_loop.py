@@ -15,9 +15,10 @@ from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.rows import load_select
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
+from verl_multiturn.rollout.life import note
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.loops.agent_loop import shared_runner, spare_loaded
-from verl_multiturn.verl_bridge.loops.following import follow, note, note_score, request_id
+from verl_multiturn.verl_bridge.loops.life import follow, note_score
 from verl_multiturn.verl_bridge.loops.runner import Runner
 from verl_multiturn.verl_bridge.model.call_formats import reasoning_marks
 from verl_multiturn.verl_bridge.model.chat_setup import make_chat
@@ -61,9 +62,9 @@ class ProxyAgentLoop(AgentLoopBase):
         """
         runner = self._runner
         sampling = runner.sampling(sampling_params)
-        with follow({"agent_name": PROXY_LOOP, **row}, runner.records) as followed:
-            unfinished = note if followed is not None and followed.is_traced else None
-            outcome, receipts = await self._endpoint.run(request_id(), row, sampling, unfinished)
+        with follow({"agent_name": PROXY_LOOP, **row}, runner.records) as life:
+            unfinished = note if life.is_traced else None
+            outcome, receipts = await self._endpoint.run(life.id, row, sampling, unfinished)
             outputs = runner.finish(outcome, receipts, row, int(row.get("global_steps") or 0), sampling)
             note_score(outputs)
         return outputs[0] if len(outputs) == 1 else list(outputs)

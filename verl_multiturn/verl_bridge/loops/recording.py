@@ -11,16 +11,15 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.describe import describe
-from verl_multiturn.observe.traces import Followed
 from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.run_file import new_start
 from verl_multiturn.records.writer import RecordWriter
+from verl_multiturn.rollout.life import Life
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ class Recorder:
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
-        self._open: dict[Followed, None] = {}
+        self._open: dict[Life, None] = {}
         self._told = 0
         """Dropped records that were told."""
         self._look: asyncio.TimerHandle | None = None
@@ -81,27 +80,26 @@ class Recorder:
         """Write what was handed over, and stop."""
         await asyncio.to_thread(self.writer.close)
 
-    def begun(self, followed: Followed) -> None:
+    def begun(self, life: Life) -> None:
         """Write that a conversation begins."""
-        self.writer.begin({**_line(followed), "at": followed.began})
-        self._open[followed] = None
+        self.writer.begin({**_line(life), "at": life.began})
+        self._open[life] = None
         loop = asyncio.get_running_loop()
         if self._look is None or self._loop is not loop:
             self._loop, self._look = loop, loop.call_later(LOOK_S, self._looks)
 
-    def over(self, followed: Followed) -> None:
+    def over(self, life: Life) -> None:
         """Hand over the record of a conversation that ended, and write what else became of it."""
-        self._open.pop(followed, None)
-        line, known = _line(followed), followed.known
-        if known is not None:
-            known = replace(known, timeline=list(followed.timeline.spans), ended=followed.ended)
-            self.writer.keep(partial(record_of, known), {**line, "at": followed.ended})
-        if followed.status == "error":
-            self.writer.raised({**line, "why": followed.error})
-        elif followed.status in ("cancelled", "cut"):
-            self.writer.cancel({**line, "why": followed.status})
-        elif followed.score is not None:
-            self.writer.scored({**line, "score": followed.score})
+        self._open.pop(life, None)
+        line = _line(life)
+        if life.generations is not None:
+            self.writer.keep(partial(record_of, life), {**line, "at": life.ended})
+        if life.status == "error":
+            self.writer.raised({**line, "why": life.error})
+        elif life.status in ("cancelled", "cut"):
+            self.writer.cancel({**line, "why": life.status})
+        elif life.score is not None:
+            self.writer.scored({**line, "score": life.score})
 
     def take_dropped(self) -> int:
         """Return how many records could not be kept since the last call."""
@@ -110,28 +108,29 @@ class Recorder:
 
     def _looks(self) -> None:
         began = time.thread_time()
-        self.writer.snapshot([_shown(followed) for followed in self._open])
+        self.writer.snapshot([_shown(life) for life in self._open])
         pause_s = max(LOOK_S, (time.thread_time() - began) / _LOOK_SHARE)
         self._look = asyncio.get_running_loop().call_later(pause_s, self._looks) if self._open else None
 
 
-def _line(followed: Followed) -> dict[str, Any]:
+def _line(life: Life) -> dict[str, Any]:
     return {
-        "request_id": followed.request_id,
-        "uid": followed.uid,
-        "number": followed.session_id,
-        "validation": followed.validate,
-        "step": followed.step,
-        "rerolled_from": followed.rerolled_from,
+        "request_id": life.id,
+        "uid": life.group,
+        "number": life.number,
+        "validation": life.validation,
+        "step": life.step,
+        "rerolled_from": life.rerolled_from,
     }
 
 
-def _shown(followed: Followed) -> dict[str, Any]:
+def _shown(life: Life) -> dict[str, Any]:
     """Return a `schema.Open`. A conversation that waits for nothing known is with our loop, or with its agent."""
-    timeline = followed.timeline
-    doing, since = timeline.doing() or ("loop", timeline.spans[-1].end if timeline.spans else followed.began)
-    shown = {name: value for name, value in _line(followed).items() if name != "rerolled_from"}
-    return {**shown, "began": followed.began, "doing": doing, "since": since, "turn": timeline.turns}
+    timeline = life.timeline
+    assert timeline is not None, "the timeline of a conversation with a listener is kept"
+    doing, since = timeline.doing() or ("loop", timeline.spans[-1].end if timeline.spans else life.began)
+    shown = {name: value for name, value in _line(life).items() if name != "rerolled_from"}
+    return {**shown, "began": life.began, "doing": doing, "since": since, "turn": timeline.turns}
 
 
 def recorder_of(settings: MultiTurnSettings) -> Recorder | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,11 +22,10 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
-from verl_multiturn.records.encode import Ended
-from verl_multiturn.rollout.clock import stopped
 from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.conversation import Conversation
 from verl_multiturn.rollout.engine import Engine
+from verl_multiturn.rollout.life import current, note, stopped
 from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.placeholders import PlaceholderGuard
@@ -38,7 +36,7 @@ from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.recorded import RecordedGate
 from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput, OutputSettings, to_outputs
-from verl_multiturn.verl_bridge.loops.following import follow, followed, note, note_score
+from verl_multiturn.verl_bridge.loops.life import follow, note_score
 from verl_multiturn.verl_bridge.loops.recording import Recorder, recorder_of
 from verl_multiturn.verl_bridge.loops.slots import RayKeeper, RaySlots
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
@@ -158,23 +156,8 @@ class Runner:
             not outcome.valid,
             outputs[-1].stats.get("outages", []),
         )
-        if (found := followed()) is not None:
-            found.outcome, found.ended = outcome, time.time()
-            found.known = Ended(
-                outcome,
-                generations,
-                row,
-                request,
-                sampling,
-                loop=found.agent_name,
-                uid=uid,
-                number=session_id,
-                rerolled_from=found.rerolled_from,
-                validation=found.validate,
-                step=step,
-                began=found.began,
-                void=outputs[-1].void,
-            )
+        if (life := current()) is not None:
+            life.complete(outcome, generations, row, sampling, request, outputs[-1].void)
         if self.certified:
             for output, own in zip(outputs, receipts, strict=True):
                 output.receipts = own.to_bytes()

@@ -24,8 +24,9 @@ from verl_multiturn.proxy.endpoint import session_end
 from verl_multiturn.proxy.sessions.recorded import RecordedSession
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.records.comparison import differences
-from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.reader import read_back
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.recorded import RecordedTurns, Stage, with_images
@@ -176,8 +177,9 @@ class Replay:
         turns = outcome.turns[: len(receipts)]
         made = replace(outcome, turns=turns) if len(turns) < len(outcome.turns) else outcome
         void = bool(outputs) and outputs[-1].void
-        ended = Ended(made, receipts[: len(turns)], request=request, void=void, step=step)
-        now = read_back(record_of(ended))
+        life = Life(made.request_id, step=step, outcome=made, generations=receipts[: len(turns)])
+        life.request, life.void = request, void
+        now = read_back(record_of(life))
         found = differences(record, now, None if diverged is None else diverged.turn)
         if diverged is not None:
             found.append(diverged)

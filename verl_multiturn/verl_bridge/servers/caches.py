@@ -4,7 +4,8 @@
              `sent(…)`     its followers may ask the server when its prompt is read
              `ended(…)`    they need not wait any more
 
-`rollout/cache/` has the rules. Only the turns of a conversation that is announced there (`residents.py`) are looked at.
+`rollout/cache/` has the rules. Only the turns of a conversation that lives (`rollout/life.py`) in a group
+are looked at.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from verl_multiturn.describe import describe
 from verl_multiturn.rollout.cache.holding import Holding
 from verl_multiturn.rollout.cache.leads import Lead, Leads
 from verl_multiturn.rollout.cache.need import Conversations, Told
-from verl_multiturn.rollout.cache.residents import Resident, resident
+from verl_multiturn.rollout.life import Life, current
 from verl_multiturn.verl_bridge.servers.admission import PAUSED
 
 HELD = "held_s"
@@ -51,7 +52,7 @@ class _Server:
 class _Turn:
     """A generation that goes on."""
 
-    conversation: Resident
+    life: Life
     waited: tuple[float, float]
     """`held_s` and `led_s` of the conversation when it began."""
     server: _Server | None = None
@@ -87,24 +88,23 @@ class Caches:
             params: Its sampling parameters; they get `LEADS` where others may wait for it.
             led: Whether siblings go to the same server, so that one leads.
         """
-        conversation = resident()
-        if conversation is None or conversation.is_over:
+        life = current()
+        if life is None or not life.group or life.asks_no_more:
             return
-        waited = conversation.held_s, conversation.led_s
-        turn = self._turns.setdefault(request_id, _Turn(conversation, waited))
+        turn = self._turns.setdefault(request_id, _Turn(life, (life.held_s, life.led_s)))
         server = self._server(server_id, handle)
         turn.server, turn.prompt, turn.lead = server, prompt, None
-        is_first = conversation.places.get(request_id) != server_id
+        is_first = life.servers.get(request_id) != server_id
         if server.holding is not None:
-            before = self._servers.get(conversation.places.get(request_id, ""))
+            before = self._servers.get(life.servers.get(request_id, ""))
             if is_first and before is not None and before.holding is not None:
-                before.holding.drop(conversation, request_id)
-            server.holding.note(conversation, request_id, prompt)
-            await server.holding.let_in(conversation)
-        conversation.places[request_id] = server_id
+                before.holding.drop(life, request_id)
+            server.holding.note(life, request_id, prompt)
+            await server.holding.let_in(life)
+        life.servers[request_id] = server_id
         if led and (is_first or turn.is_cold) and self._settings.lead_ms:
             turn.is_cold = False
-            turn.lead = await server.leads.go_ahead(conversation, prompt)
+            turn.lead = await server.leads.go_ahead(life, prompt)
             if turn.lead.blocks:
                 params[LEADS] = True
 
@@ -130,7 +130,7 @@ class Caches:
             server.leads.over(lead, was_read=bool(tokens))
             turn.lead = None
         if tokens and server.holding is not None:
-            server.holding.note(turn.conversation, request_id, turn.prompt, len(tokens))
+            server.holding.note(turn.life, request_id, turn.prompt, len(tokens))
         if output is None:
             return
         turn.is_cold = bool(output.extra_fields.get(PAUSED))
@@ -148,10 +148,10 @@ class Caches:
             return {}
         holding, use = None if turn.server is None else turn.server.holding, math.nan
         if holding is not None:
-            holding.rest(turn.conversation, request_id)
+            holding.rest(turn.life, request_id)
             use = holding.use
         held_s, led_s = turn.waited
-        waited = {HELD: turn.conversation.held_s - held_s, LED: turn.conversation.led_s - led_s}
+        waited = {HELD: turn.life.held_s - held_s, LED: turn.life.led_s - led_s}
         return {**waited, **({} if math.isnan(use) else {USE: use})}
 
     @property

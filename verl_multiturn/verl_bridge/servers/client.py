@@ -17,7 +17,7 @@ Invariants:
 - the end of a pause is told by the server, at once: the client does not ask again and again, or after a fixed time.
   Only where no server is left does it ask once a second;
 - time in which a generation waits for a server, its cache or a sibling (`caches.py`) does not count as the
-  conversation's (`rollout/clock.py`);
+  conversation's (`rollout/life.py`);
 - a cancelled generation is stopped at its server, and what it has sampled is returned with the stop reason `abort`. A
   server that has not stopped it after half a minute is left alone.
 """
@@ -37,8 +37,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.describe import describe
-from verl_multiturn.rollout.cache.residents import resident
-from verl_multiturn.rollout.clock import stopped
+from verl_multiturn.rollout.life import current, stopped
 from verl_multiturn.tasks import keep
 from verl_multiturn.verl_bridge.servers.admission import PAUSED
 from verl_multiturn.verl_bridge.servers.caches import Caches
@@ -151,8 +150,8 @@ class RolloutClient(FullyAsyncLLMServerClient):
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
         self._attempts.pop(request_id, None)
         self._servers.pop(request_id, None)
-        conversation = resident()
-        fields = extra if conversation is None else {**extra, GROUP: conversation.group}
+        life = current()
+        fields = {**extra, GROUP: life.group} if life is not None and life.group else extra
         server_id, server = self._servers[request_id] = await super()._acquire_server(request_id, **fields)
         led = GROUP in (self._lb_require_acquire_fields or ())
         self._waiting.add(request_id)

@@ -17,7 +17,8 @@ from verl.utils.rollout_trace import RolloutTraceConfig
 from verl.utils.tracking import RLInsightLogger
 
 from verl_multiturn.observe.trace_writer import Sink
-from verl_multiturn.observe.traces import Followed, Span, chat_of
+from verl_multiturn.observe.traces import TAGS, Span, chat_of
+from verl_multiturn.rollout.life import Life
 
 _MLFLOW_TYPES = {"agent": "AGENT", "turn": "CHAIN", "generation": "LLM", "tool": "TOOL", "interaction": "CHAIN"}
 _TRACKIO_KINDS = {"generation": "generation", "tool": "tool"}
@@ -63,9 +64,9 @@ class Mlflow(_Backend):
         os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_SPAN_BATCH_SIZE", "200")
         super().open()
 
-    def write(self, traced: Followed, trace: Span) -> None:
+    def write(self, life: Life, trace: Span) -> None:
         """Write a trace; MLflow sends it in threads of its own."""
-        self._write(trace, None, {key: str(value) for key, value in traced.attributes.items()})
+        self._write(trace, None, {name: str(trace.attributes[name]) for name in TAGS})
 
     def _write(self, span: Span, above: Any, tags: dict[str, str] | None = None) -> None:
         live = self.client.start_span_no_context(
@@ -93,7 +94,7 @@ class Mlflow(_Backend):
 class Trackio(_Backend):
     """Trackio: one trace for each conversation, with its messages and spans."""
 
-    def write(self, traced: Followed, trace: Span) -> None:
+    def write(self, life: Life, trace: Span) -> None:
         """Write a trace; Trackio sends it in a thread of its own."""
         metadata = {**trace.attributes, **{key: trace.outputs[key] for key in ("stop_reason", "score")}}
         if trace.error:
@@ -101,7 +102,7 @@ class Trackio(_Backend):
         spans: list[dict[str, Any]] = []
         self._collect(trace, None, spans)
         made = self.client.Trace(messages=chat_of(trace), metadata=metadata, spans=spans)
-        self.client.log({f"rollout_trace/{trace.name}": made}, step=traced.step)
+        self.client.log({f"rollout_trace/{trace.name}": made}, step=life.step)
 
     def _collect(self, span: Span, above: str | None, spans: list[dict[str, Any]]) -> None:
         name = str(len(spans))
@@ -132,23 +133,23 @@ class Trackio(_Backend):
 class Weave(_Backend):
     """Weave: one tree of calls for each conversation."""
 
-    def write(self, traced: Followed, trace: Span) -> None:
+    def write(self, life: Life, trace: Span) -> None:
         """Write a trace; Weave sends it in threads of its own."""
-        self._write(trace, None, traced.attributes)
+        self._write(trace, None)
 
-    def _write(self, span: Span, above: Any, attributes: dict[str, Any]) -> None:
+    def _write(self, span: Span, above: Any) -> None:
         call = self.client.create_call(
             span.name,
             span.inputs,
             parent=above,
-            attributes={**attributes, **span.attributes},
+            attributes=dict(span.attributes),
             use_stack=False,
             started_at=_moment(span.began),
         )
         error = _ConversationError(span.error) if span.error else None
         try:
             for child in span.children:
-                self._write(child, call, {})
+                self._write(child, call)
         finally:
             self.client.finish_call(call, output=span.outputs, exception=error, ended_at=_moment(span.ended))
 
@@ -165,20 +166,26 @@ class RLInsight:
     """RL-Insight: a session for each conversation, and a span for each of its generations, calls and replies.
 
     The attributes are those that its dashboard of agent loops reads.
+
+    Args:
+        experiment_name: `rollout.trace.experiment_name`.
     """
 
     name = "RL-Insight"
     """Name that messages have for it."""
 
+    def __init__(self, experiment_name: str | None) -> None:
+        self._experiment_name = experiment_name
+
     def open(self) -> None:
         """Do nothing: the worker has opened it before its first conversation."""
 
-    def write(self, traced: Followed, trace: Span) -> None:
+    def write(self, life: Life, trace: Span) -> None:
         """Publish a conversation's spans and end its session."""
-        outcome = traced.outcome
-        if outcome is None or traced.session is None:
+        outcome = life.outcome
+        if outcome is None or life.session is None:
             return
-        lanes = [session_of(traced, row).identity for row in range(len(outcome.rows))]
+        lanes = [session_of(life, self._experiment_name, row).identity for row in range(len(outcome.rows))]
         for turn in trace.children:
             row = turn.attributes["row"]
             lane = lanes[row] if isinstance(row, int) else lanes[0]
@@ -188,19 +195,19 @@ class RLInsight:
         task = {
             **lanes[0],
             "monitor.trace_source": "task",
-            "task_name": traced.agent_name,
+            "task_name": life.loop,
             "status": status,
-            "reward": 0.0 if traced.score is None else traced.score,
+            "reward": 0.0 if life.score is None else life.score,
             "finished": status == "finished",
             "error": trace.error,
         }
         self._span(trace, task)
-        traced.session.finish(
+        life.session.finish(
             trajectories=[
-                SimpleNamespace(reward_score=traced.score, num_turns=row.trajectory.turns) for row in outcome.rows
+                SimpleNamespace(reward_score=life.score, num_turns=row.trajectory.turns) for row in outcome.rows
             ],
             status=status,
-            runner_name=traced.agent_name,
+            runner_name=life.loop,
             finished=status == "finished",
         )
 
@@ -242,16 +249,16 @@ def open_rl_insight(config: Any) -> None:
     RLInsightLogger.init(trace.project_name, trace.experiment_name, {"trainer": {"rl_insight": settings}})
 
 
-def session_of(traced: Followed, row: int = 0) -> Any:
+def session_of(life: Life, experiment_name: str | None, row: int = 0) -> Any:
     """Return RL-Insight's session of one row of a conversation, which begins now."""
     return RLInsightLogger.agent_loop_session(
-        experiment_name=traced.experiment_name,
-        sample=f"{traced.sample_index}-{traced.uid[:8]}",  # data may have the same index everywhere
-        session=traced.session_id,
+        experiment_name=experiment_name,
+        sample=f"{life.row.get('index')}-{life.group[:8]}",  # data may have the same index everywhere
+        session=life.number,
         traj=row,
-        uid=traced.uid,
-        global_steps=traced.step,
-        session_id=f"{traced.uid}_{traced.session_id}",
+        uid=life.group,
+        global_steps=life.step,
+        session_id=f"{life.group}_{life.number}",
     )
 
 

@@ -1,7 +1,7 @@
 """`Tracer`: chooses the conversations of a worker whose traces are written, and hands them over when they are over.
 
 verl's V1 worker never chooses any (`trace_this_sample = False`), so the trace of a conversation is ours alone.
-`loops/following.py` follows conversations to their end.
+`rollout/life.py` follows conversations to their end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from verl.utils.tracking import RLInsightLogger
 
 from verl_multiturn.describe import describe
 from verl_multiturn.observe.trace_writer import Sink, TraceWriter
-from verl_multiturn.observe.traces import Followed
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.names import SAMPLING_LOOPS
 from verl_multiturn.verl_bridge.traces.backends import RLInsight, open_rl_insight, session_of, sink_of
@@ -49,7 +49,7 @@ class Tracer:
     """
 
     def __init__(self, sinks: list[Sink], tokenizer: Any, most: int | None, experiment_name: str | None) -> None:
-        self.writer = TraceWriter(sinks, None if tokenizer is None else tokenizer.decode)
+        self.writer = TraceWriter(sinks, None if tokenizer is None else tokenizer.decode, experiment_name)
         self._has_sessions = any(isinstance(sink, RLInsight) for sink in sinks)
         self._most = most
         self._experiment_name = experiment_name
@@ -75,7 +75,7 @@ class Tracer:
         if RLInsightLogger.enabled():
             try:
                 open_rl_insight(config)
-                sinks.append(RLInsight())
+                sinks.append(RLInsight(trace.get("experiment_name")))
             except Exception as error:
                 logger.warning("RL-Insight gets no conversations: it cannot be opened: %s", describe(error))
         if not sinks:
@@ -105,21 +105,21 @@ class Tracer:
         """Forget a group that is over."""
         self._groups.discard(uid)
 
-    def begun(self, followed: Followed) -> None:
+    def begun(self, life: Life) -> None:
         """Take note of a conversation that begins and whose trace is written."""
-        followed.is_traced, followed.experiment_name = True, self._experiment_name
+        life.is_traced = True
         if self._has_sessions:
             try:
-                followed.session = session_of(followed)
+                life.session = session_of(life, self._experiment_name)
             except Exception as error:
                 logger.warning("RL-Insight gets no conversations any more: %s", describe(error))
                 self._has_sessions = False
 
-    def over(self, followed: Followed) -> None:
+    def over(self, life: Life) -> None:
         """Write the trace of a conversation that is over, unless it never began."""
-        if followed.outcome is not None:
+        if life.outcome is not None:
             self._close_at_end()
-            self.writer.put(followed)
+            self.writer.put(life)
 
     def _close_at_end(self) -> None:
         """Let the last traces be written when the run ends; needs the running loop."""

@@ -93,7 +93,6 @@ from verl_multiturn.verl_bridge.trainer.replay_buffer import (
 from verl_multiturn.verl_bridge.trainer.report import (
     PREFIX,
     cut_metrics,
-    dropped_metrics,
     observe_samples,
     prefixed,
     validated,
@@ -300,7 +299,7 @@ class MultiTurnHooks:
         with contextlib.ExitStack() as ends:
             ends.callback(close_workers, agent_loop_manager.agent_loop_workers)
             if self._joining is not None:
-                ends.enter_context(self._joining.run(self, agent_loop_manager))
+                ends.enter_context(self._joining.run(self))
             try:
                 return super().fit(agent_loop_manager)  # type: ignore[misc]
             except (ServerDied, OutageLasts, RewardContractError) as error:
@@ -424,11 +423,20 @@ class MultiTurnHooks:
         stats = conversations(rows.stats)
         self._outages.watch(stats, self.config.actor_rollout_ref.rollout.n)
         metrics.update(prefixed(PREFIX, stats))
-        if self._over_samples:
-            metrics.update(cut_metrics(self.agent_loop_manager))
-        if self._joining is not None:
-            metrics.update(dropped_metrics(self.agent_loop_manager))
+        if self._over_samples or self._joining is not None:
+            self._look_at_news(metrics)
         return batch
+
+    def _look_at_news(self, metrics: dict[str, Any]) -> None:
+        """Ask the agent-loop workers for their news, and add what counts in metrics."""
+        if not (self._over_samples or hasattr(self.agent_loop_manager, "news")):  # a manager of the user's
+            return
+        news = self.agent_loop_manager.news(of_all=self._over_samples)
+        if self._over_samples:
+            metrics.update(cut_metrics(news))
+        if self._joining is not None:
+            metrics[f"{PREFIX}records/dropped"] = news.dropped
+            self._joining.note_news(news)
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         rows = self._rows.of(batch)

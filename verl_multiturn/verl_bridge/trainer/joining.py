@@ -44,6 +44,7 @@ from verl_multiturn.rollout.staleness import Bound, too_old
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.certificate.columns import VERSIONS, fetch_some
 from verl_multiturn.verl_bridge.certificate.parts import FetchedColumns
+from verl_multiturn.verl_bridge.loops.news import RunNews
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
 from verl_multiturn.verl_bridge.trainer.run_notes import run_file
@@ -83,7 +84,6 @@ class Joining:
         self._writer, self._masks_void_rows, self._bound = writer, masks_void_rows, bound
         self._told = False
         self._validated: list[JoinedRow] = []
-        self._manager: Any = None
         self._about: Callable[..., dict[str, Any]] | None = None
         """Returns the content of the run's file, as long as the tools' schemas are not known."""
         self.began = time.time()
@@ -110,14 +110,13 @@ class Joining:
         return cls(StepWriter(settings.record_dir, start), settings.void_turn_pattern is not None, bound)
 
     @contextlib.contextmanager
-    def run(self, trainer: Any, manager: Any) -> Iterator[None]:
+    def run(self, trainer: Any) -> Iterator[None]:
         """Write the run's file; at the end of the context the line of the run's end.
 
         Args:
             trainer: Our trainer, which is set up.
-            manager: The agent-loop manager. Ours tells what is known of its workers.
         """
-        self._manager, began = manager, time.time()
+        began = time.time()
         # It is called later, in a thread, while the trainer's step goes on, which may change its configuration.
         still = SimpleNamespace(config=copy.deepcopy(trainer.config), tokenizer=getattr(trainer, "tokenizer", None))
         self._about = partial(run_file, still, self._writer.start, began, trainer.global_steps or None)
@@ -224,17 +223,17 @@ class Joining:
             metrics: All metrics of the step.
             groups: `evicted`, `filtered`, `failed`, `discarded` and `rerolled` of `schema.StepLine`.
         """
-        self._guarded(self._ask_workers)
         self._guarded(lambda: self._line("step", step, self.began, phases, metrics, groups))
 
-    def _ask_workers(self) -> None:
-        """Note the clocks of workers that started since the last call, and once the tools' schemas."""
-        if not hasattr(self._manager, "take_clocks"):  # a manager of the user's
-            return
-        for clock in self._manager.take_clocks():
+    def note_news(self, news: RunNews) -> None:
+        """Note the clocks of workers that started since the step before, and once the tools' schemas."""
+        self._guarded(lambda: self._note_news(news))
+
+    def _note_news(self, news: RunNews) -> None:
+        for clock in news.clocks:
             self._writer.other(clock)
-        if self._about is not None and (schemas := self._manager.schemas()) is not None:
-            self._writer.run(partial(self._about, schemas=schemas))
+        if self._about is not None and news.schemas is not None:
+            self._writer.run(partial(self._about, schemas=news.schemas))
             self._about = None
 
     def look_at_validation(self, rows: BatchRows, step: int) -> None:

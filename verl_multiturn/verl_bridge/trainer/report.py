@@ -14,6 +14,7 @@ from typing import Any
 
 from verl_multiturn.observe.metrics import Stats, aggregate, conversations
 from verl_multiturn.observe.pass_at_k import passed_shares
+from verl_multiturn.verl_bridge.loops.news import RunNews
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
 logger = logging.getLogger(__name__)
@@ -81,20 +82,6 @@ def _warn_of_openings() -> None:
     )
 
 
-def cut_metrics(manager: Any) -> dict[str, float]:
-    """Return how many samples over-sampling has cut since the last call, and the seconds that they took.
-
-    Args:
-        manager: Our agent-loop manager.
-    """
-    samples, seconds = manager.take_cut()
-    return {f"{ASYNC_PREFIX}cut_samples": samples, f"{ASYNC_PREFIX}cut_seconds": seconds}
-
-
-def dropped_metrics(manager: Any) -> dict[str, float]:
-    """Return how many records of conversations could not be kept since the last call; empty with another's manager.
-
-    Args:
-        manager: The agent-loop manager.
-    """
-    return {f"{PREFIX}records/dropped": manager.take_dropped()} if hasattr(manager, "take_dropped") else {}
+def cut_metrics(news: RunNews) -> dict[str, float]:
+    """Return how many samples over-sampling has cut since the step before, and the seconds that they took."""
+    return {f"{ASYNC_PREFIX}cut_samples": news.cut, f"{ASYNC_PREFIX}cut_seconds": news.cut_s}
