@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,11 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def still(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the viewer's cache apart, and name files in the order in which they are made."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    names = (f"{number:08x}" for number in itertools.count())
+    monkeypatch.setattr("verl_multiturn.records.writer.secrets.token_hex", lambda _: next(names))
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -115,9 +119,24 @@ def test_its_record_is_found_by_its_name_and_shown_everywhere(tmp_path: Path) ->
         assert (found["record"], found["row"]["fate"]) == (record, ["cancelled", "cut"][number])
         assert (found["row"]["score"], found["row"]["turns"]) == (None, None)
     assert (records.faults, documents.faults()) == ([], [])
-    late = documents.step(0, 2, False, "uid=gone")
-    assert sorted(each["request_id"] for each in late["conversations"]) == NAMES
-    assert late["late"] is None  # nobody waited for what was thrown away
+    shown = documents.step(0, 2, False, "uid=gone")
+    assert sorted(each["request_id"] for each in shown["conversations"]) == NAMES
+
+
+def test_nobody_waited_for_what_was_thrown_away(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path, START)
+    for number in range(5):
+        line = {"request_id": f"r{number}", "uid": "u", "number": number, "step": 1}
+        writer.begin({**line, "at": BEGAN})
+        if number < 4:
+            whole = sample_record(**{**line, "ended": BEGAN + 4.0 if number == 2 else BEGAN + 3.0})
+            writer.keep(lambda whole=whole: whole, {**line, "at": BEGAN + 3.0})  # type: ignore[misc]
+        else:
+            gone = {**cancelled("r4", step=1, number=4), "uid": "u", "ended": BEGAN + 100.0}
+            writer.cancel({**line, "why": "cut"}, lambda gone=gone: gone)  # type: ignore[misc]
+    writer.close()
+    found = _seen(tmp_path).step(0, 1, False)
+    assert (len(found["conversations"]), found["late"]["request_id"]) == (5, "r2")
 
 
 @pytest.mark.parametrize(
