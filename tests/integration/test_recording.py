@@ -82,9 +82,10 @@ async def test_a_validation_is_told_by_the_batch(tmp_path: Path) -> None:
     assert {line["validation"] for line in found.lines()} == {True}
 
 
-async def test_what_was_cut_cancelled_or_raised_has_a_line_and_no_record(tmp_path: Path) -> None:
+async def test_what_was_cut_cancelled_or_raised_has_a_line_and_is_none_of_the_records(tmp_path: Path) -> None:
     from benchmarks.training.oversample_world import Sample, Script
     from verl_multiturn.errors import ToolContractError
+    from verl_multiturn.records.verification import verify_record
 
     class Hanging(Script):
         async def use_tool(self, sample: Sample, call: int) -> None:
@@ -117,6 +118,19 @@ async def test_what_was_cut_cancelled_or_raised_has_a_line_and_no_record(tmp_pat
         ("raise", "ToolContractError: a tool broke its contract"): 3,
     }
     assert len(list(found.records())) == 2
+    cancelled = [line for line in found.lines() if line["event"] == "cancel"]
+    assert [line["offset"] is None for line in cancelled] == [False] * 4
+    for line in cancelled:
+        record = found.record(line["request_id"])
+        assert verify_record(record).violations == []
+        told = ("cancelled", "", False, 0.0, [], [], "multiturn_agent")
+        names = ("status", "stop_reason", "valid", "score", "rows", "generations", "loop")
+        assert tuple(record[name] for name in names) == told
+        assert record["sample"]["tools"] == ["wait"]
+        assert [call["status"] for call in record["calls"]] == []  # it was in its first one
+        roles = ["user", "assistant"]
+        assert [message["role"] for message in record["messages"]] == roles
+        assert [span["kind"] for span in record["timeline"]][:2] == ["create", "generation"]
 
 
 def _shown(life: Any) -> Any:

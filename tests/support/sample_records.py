@@ -46,6 +46,7 @@ def sample_record(**changes: Any) -> dict[str, Any]:
         "validation": False,
         "step": 1,
         "loop": "multi_turn_agent",
+        "status": "finished",
         "began": BEGAN,
         "ended": BEGAN + 3.0,
         "row": None,

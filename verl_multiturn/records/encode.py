@@ -29,13 +29,13 @@ _LARGEST = (1 << 63) - 1
 
 
 def record_of(life: Life) -> dict[str, Any]:
-    """Return the record of a conversation that has ended by itself, in the form of `schema.Record`.
+    """Return the record of a conversation that has ended by itself or was cancelled, in the form of `schema.Record`.
 
     `json_text.plain` makes JSON's types of what rows, tools, interactions and agents gave, images among it.
     """
-    outcome, generations = life.outcome, life.generations
-    assert outcome is not None
-    assert generations is not None
+    outcome = life.outcome or Outcome.begun(life.id)
+    is_whole = life.generations is not None
+    rows, generations = (outcome.rows, life.generations or ()) if is_whole else ([], ())
     return {
         "schema": SCHEMA,
         "request_id": life.id,
@@ -45,20 +45,22 @@ def record_of(life: Life) -> dict[str, Any]:
         "validation": life.validation,
         "step": life.step,
         "loop": life.loop,
+        "status": "finished" if is_whole else "cancelled",
         "began": _time(life.began),
         "ended": _time(life.ended),
         "row": None if life.data_row is None else dict(zip(("number", "digest"), life.data_row, strict=True)),
         "model": life.model,
         "sample": _sample(life),
         "sampling": life.sampling,
-        "stop_reason": str(outcome.stop_reason),
-        "valid": outcome.valid,
+        "stop_reason": str(outcome.stop_reason) if is_whole else "",
+        "valid": is_whole and outcome.valid,
         "void": life.void,
         "error": outcome.error,
         "outages": outcome.outages,
-        "rows": [_row(row) for row in outcome.rows],
+        "rows": [_row(row) for row in rows],
         "generations": [
-            _generation(turn, receipt, outcome) for turn, receipt in zip(outcome.turns, generations, strict=True)
+            _generation(turn, receipt, outcome)
+            for turn, receipt in zip(outcome.turns if is_whole else (), generations, strict=True)
         ],
         "calls": [call for turn in outcome.turns for call in _calls(turn)],
         "replies": _replies(outcome),

@@ -5,6 +5,7 @@ Invariants:
 - what is yielded fits its model, whoever wrote the file;
 - a conversation is yielded once, however many files of the folders have it;
 - only plain files are read, and none that lies elsewhere;
+- a cancelled conversation is yielded by none of the methods that yield all: `record` and `record_at` return its record;
 - a record that was written and is read back equals the one in memory (`read_back`).
 """
 
@@ -42,7 +43,7 @@ from verl_multiturn.records.oddities import are_close, score_fault
 from verl_multiturn.records.repeats import Repeats
 from verl_multiturn.records.rows import checked
 from verl_multiturn.records.schema_1 import in_form_of_2
-from verl_multiturn.records.summaries import SummaryTable, ends_of, summary_of
+from verl_multiturn.records.summaries import HAS_RECORD, SummaryTable, ends_of, summary_of
 
 _LOG = logging.getLogger(__name__)
 _OF_A_RUN = ("run-*.json", f"*{LINES}", STEPS, "join/*.parquet")
@@ -140,7 +141,7 @@ class Records:
         alone: list[int] = []
         differing: list[Placed] = []
         seen: set[str] = set()
-        for placed in self._read(file):
+        for placed in self._finished(file):
             request_id = placed.record["request_id"]
             if self._repeats.is_again(request_id, file.path, file.stem):
                 continue
@@ -173,7 +174,7 @@ class Records:
 
     def placed_from(self, file: RecordFile, start: int) -> Iterator[Placed]:
         """Yield the records of a file from a member's offset on, but those that other files have."""
-        for placed in self._read(file, start):
+        for placed in self._finished(file, start):
             if not self._repeats.is_again(placed.record["request_id"], file.path, file.stem):
                 yield placed
 
@@ -187,7 +188,7 @@ class Records:
             self._places = {
                 line["request_id"]: (line["file"], line["offset"], line["place"])
                 for line in self.lines()
-                if line["event"] == "end" and line["offset"] is not None and line["place"] is not None
+                if line["event"] in HAS_RECORD and line["offset"] is not None and line["place"] is not None
             }
         if (place := self._places.get(request_id)) is not None:
             found = self.record_at(*place)
@@ -413,6 +414,10 @@ class Records:
                     yield path, offset, fitted(model, value)
                 except CertificateError as error:
                     self._fault(path, offset, f"a line is left out: {error}")
+
+    def _finished(self, file: RecordFile, start: int = 0) -> Iterator[Placed]:
+        """Yield the records of a file, from an offset on, but those of cancelled conversations."""
+        return (placed for placed in self._read(file, start) if placed.record["status"] == "finished")
 
     def _read(self, file: RecordFile, start: int = 0) -> Iterator[Placed]:
         """Yield the records of a file from an offset on."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.records.oddities import place_fault, unbegun_fault
+from verl_multiturn.records.summaries import HAS_RECORD
 
 _BITS = {event: 1 << at for at, event in enumerate(("begin", "end", "cancel", "raise", "drop"))}
 """Events of which a conversation has one each."""
@@ -70,7 +71,7 @@ class Repeats:
                     self._note(request_id, path, str(path))
                     continue
                 seen[request_id] = before | bit
-                if line["event"] == "end" and line["offset"] is not None:
+                if line["event"] in HAS_RECORD and line["offset"] is not None:
                     at = (line["offset"] << 31) + (line["place"] or 0)
                     if places.setdefault(at, request_id) != request_id:
                         others[request_id] = None

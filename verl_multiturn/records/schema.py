@@ -276,7 +276,7 @@ class Span(_Entry):
 
 
 class Record(_Entry):
-    """One conversation that ended, or one session of an agent."""
+    """One conversation that ended or was cancelled, or one session of an agent."""
 
     schema_: Annotated[Literal[2], Field(alias="schema")] = 2
     """2."""
@@ -294,6 +294,9 @@ class Record(_Entry):
     """Step of the trainer in which it was begun. In which one it was trained, the join says."""
     loop: str
     """Name of the agent loop."""
+    status: Literal["finished", "cancelled"] = "finished"
+    """`cancelled`: it was cut off. It has no rows, no generations, no score and no stop reason; its calls, answers and
+    messages are those until then. It is in no mean, in nothing that is converted, and nobody learns from it."""
     began: Time
     """When it began."""
     ended: Time
@@ -309,7 +312,7 @@ class Record(_Entry):
     sampling: dict[str, Any]
     """Sampling parameters, under the engine's names."""
     stop_reason: str
-    """Why it ended (`rollout.limits.StopReason`)."""
+    """Why it ended (`rollout.limits.StopReason`); "" where it was cancelled."""
     valid: bool
     """Whether it says anything about the model."""
     void: bool = False
@@ -369,9 +372,9 @@ class Line(_Entry):
     """Why it was cancelled (`cut`: enough siblings had ended; `cancelled`: the trainer no longer wanted it; `killed`),
     what it raised, why its record was dropped."""
     offset: Annotated[int, Field(ge=0, lt=1 << 62)] | None = None
-    """Of `end`: position of the gzip member that holds its record; null: there is none (`record_share`)."""
+    """Of `end` and `cancel`: position of the gzip member with its record; null: there is none (`record_share`)."""
     place: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
-    """Of `end`: number of the record in its member."""
+    """Of `end` and `cancel`: number of the record in its member."""
     summary: Summary | None = None
     """Of `end`: what a table shows of it."""
     score: Number | None = None

@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+HAS_RECORD = ("end", "cancel")
+"""Events of lines that name the place of a record."""
 _OF_LINE = ("request_id", "uid", "number", "validation", "step", "rerolled_from")
 _SUMMARY = pa.schema(
     [
@@ -87,7 +89,8 @@ class SummaryTable:
         else:
             row = self._begun.pop(request_id, {}) or {name: line[name] for name in _OF_LINE}
             row |= {"event": event, "ended": line["at"], "why": line["why"] or None, "file": self._file}
-            row |= {"offset": line["offset"], "place": line["place"]}
+            if event != "cancel":  # whose record is none of the finished ones
+                row |= {"offset": line["offset"], "place": line["place"]}
             if (summary := line["summary"]) is not None:
                 row |= summary
                 row["index"] = _as_text(summary["index"])
@@ -140,5 +143,5 @@ def ends_of(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[int, int], Mapping
     return {
         (line["offset"], line["place"]): line
         for line in lines
-        if line["event"] == "end" and line["offset"] is not None and line["place"] is not None
+        if line["event"] in HAS_RECORD and line["offset"] is not None and line["place"] is not None
     }

@@ -106,12 +106,21 @@ class _Verification:
         for row, own in zip(self._rows, self.receipts, strict=True):
             self._found += verify(row, own)
         self._found += unjoined({RowKey(own.uid, str(own.session_id), str(own.row)): own for own in self.receipts})
-        self._links()
-        self._ends()
-        if not self._rows:
-            self._add(None, "it has no row")
+        if self._record["status"] == "cancelled":
+            self._cancelled()
+        else:
+            self._links()
+            self._ends()
+            if not self._rows:
+                self._add(None, "it has no row")
         sampled = sum(len(receipt.ids) for own in self.receipts for receipt in own.generations)
         return VerifiedRecord(sampled, self._found)
+
+    def _cancelled(self) -> None:
+        """Find what a conversation that was cancelled has, and only one that ended by itself may have."""
+        for name in ("rows", "generations", "stop_reason", "valid", "void", "score"):
+            if self._record[name]:
+                self._add(None, f"it was cancelled, and its {name} is {show(self._record[name], 60)}")
 
     def _add(self, turn: int | None, what: str) -> None:
         self._found.append(Violation(self._name, turn, None, what))

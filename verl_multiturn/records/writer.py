@@ -106,9 +106,14 @@ class RecordWriter:
         """Note that a conversation begins."""
         self._hand(_Item(_with("begin", line), None))
 
-    def cancel(self, line: Line) -> None:
-        """Note that a conversation was cancelled; its `why` says for what cause."""
-        self._hand(_Item(_with("cancel", line), None))
+    def cancel(self, line: Line, make: Callable[[], dict[str, Any]] | None = None) -> None:
+        """Note that a conversation was cancelled; its `why` says for what cause.
+
+        Args:
+            line: The line that says so.
+            make: As in `keep`; None: its record was handed over before.
+        """
+        self._hand(_Item(_with("cancel", line), make))
 
     def raised(self, line: Line) -> None:
         """Note that a conversation raised; its `why` says what."""
@@ -169,7 +174,9 @@ class RecordWriter:
             if not self._lost:
                 _LOG.warning("records of conversations are lost: %s: %s; the run goes on", self._records, why)
             self._lost = True
-        return _Item(item.line if item.make is None else {**item.line, "event": "drop", "why": why}, None)
+        if item.make is None or item.line["event"] == "cancel":  # what became of it is known without its record
+            return _Item(item.line, None)
+        return _Item({**item.line, "event": "drop", "why": why}, None)
 
     def _run(self) -> None:
         while not self._closing or self._queue:
@@ -208,7 +215,8 @@ class RecordWriter:
         """Make a record and fill in the line of its end; None: the record is not kept."""
         try:
             record = self._redact(plain(make()))
-            line["summary"] = summary_of(record)
+            if line["event"] == "end":
+                line["summary"] = summary_of(record)
             if not in_share(record["uid"], self._share):
                 return None
             text = dumps(record)

@@ -212,10 +212,10 @@ def current() -> Life | None:
     return life if life.id else None
 
 
-def note(outcome: Outcome) -> None:
+def note(outcome: Outcome, request: Request | None = None) -> None:
     """Note the running conversation's outcome; a loop calls it before the outcome is complete, or after."""
     if (life := current()) is not None:
-        life.outcome = outcome
+        life.outcome, life.request = outcome, request
 
 
 @asynccontextmanager

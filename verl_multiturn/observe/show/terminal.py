@@ -223,6 +223,7 @@ def _conversation(document: Mapping[str, Any], console: Console) -> None:
     seconds = record["ended"] - record["began"]
     times = ", ".join(f"{name} {record[f'{name}_s']:.2f} s" for name in ("generate", "tools", "interaction"))
     end = f"ended: {record['stop_reason']}{'' if record['valid'] else ', invalid'}"
+    end = end if record["status"] == "finished" else f"was {record['status']}"
     _say(console, f"{end}, after {seconds:.2f} s ({times})" + (f"; {record['error']}" if record["error"] else ""))
     for message in record["messages"]:
         _message(message, console)

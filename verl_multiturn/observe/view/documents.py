@@ -259,7 +259,8 @@ class Documents:
         stem = self.indices[row["dir"]].stem(row["file"])
         found: dict[str, Any] | None = self._each[row["dir"]].record_at(stem, row["offset"], row["place"] or 0)
         if found is not None and found["request_id"] == row["request_id"]:
-            self._correct(row, found)
+            if found["status"] == "finished":  # of a cancelled one a line says nothing more
+                self._correct(row, found)
             return found
         what = "cannot be read" if found is None else f"is that of {found['request_id']!r}"
         self._fault(f"{stem}, offset {row['offset']}: the record of {row['request_id']!r} {what}")

@@ -51,7 +51,7 @@ _VALIDATION, _BEGAN, _ENDED, _EVENT, _SAID, _WHY = (
 _INDEX, _SCORE, _FILE, _OFFSET, _PLACE, _JOIN, _FATE = (
     _AT[name] for name in ("index", "score", "file", "offset", "place", "join", "fate")
 )
-_OVER = ("end", "drop")
+_OVER = ("end", "drop", "cancel")
 
 
 def fate_row(request_id: str, fate: str, why: str) -> Row:

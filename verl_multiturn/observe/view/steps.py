@@ -123,7 +123,7 @@ def step_document(
         over = max([ended or began, *(float(span["end"]) for span in spans)])
         parts = critical_path(spans, began, over) if record is not None else {}
         told = {part: round(took, 4) for part, took in parts.items()}
-        if record is not None and row["fate"] != "open":
+        if record is not None and record["status"] == "finished" and row["fate"] != "open":
             generated = sum(each["tokens"] for each in record["generations"])
             timed.append(_Timed(row["request_id"], began + offset, over + offset, parts, generated))
         entry = {name: row[name] for name in ("request_id", "uid", "number", "score", "fate", "stop_reason")}

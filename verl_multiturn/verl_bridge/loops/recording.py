@@ -39,8 +39,8 @@ class Writer(Protocol):
     def begin(self, line: dict[str, Any]) -> None:
         """Note that a conversation begins."""
 
-    def cancel(self, line: dict[str, Any]) -> None:
-        """Note that a conversation was cancelled."""
+    def cancel(self, line: dict[str, Any], make: Callable[[], dict[str, Any]] | None = None) -> None:
+        """Note that a conversation was cancelled, and take over its record."""
 
     def raised(self, line: dict[str, Any]) -> None:
         """Note that a conversation raised."""
@@ -91,13 +91,13 @@ class Recorder:
     def over(self, life: Life) -> None:
         """Hand over the record of a conversation that ended, and write what else became of it."""
         self._open.pop(life, None)
-        line = _line(life)
-        if life.generations is not None:
-            self.writer.keep(partial(record_of, life), {**line, "at": life.ended})
+        line, make, is_whole = _line(life), partial(record_of, life), life.generations is not None
+        if is_whole:
+            self.writer.keep(make, {**line, "at": life.ended})
         if life.status == "error":
             self.writer.raised({**line, "why": life.error})
         elif life.status in ("cancelled", "cut"):
-            self.writer.cancel({**line, "why": life.status})
+            self.writer.cancel({**line, "why": life.status}, None if is_whole else make)
         elif life.score is not None:
             self.writer.scored({**line, "score": life.score})
 

@@ -96,7 +96,7 @@ class Runner:
                 the configuration made a mistake.
         """
         outcome = Outcome.begun(request.request_id)
-        note(outcome)  # before it runs, for the trace of one that is cancelled
+        note(outcome, request)  # before it runs, for the trace and the record of one that is cancelled
         try:
             await self.conversation.run(request, outcome)
         finally:
