@@ -293,7 +293,7 @@ class Records:
 
     def joined(self) -> pa.Table:
         """Return the rows of all joins as one table (`schema.JOINED`); of a conversation, those of its last join."""
-        tables = []
+        tables: list[pa.Table] = []
         seen: set[str] = set()
         for _, table in sorted(self.joins(), key=lambda joined: joins.order(joined[0]), reverse=True):
             found = set(table["request_id"].to_pylist()) - {None}

@@ -61,9 +61,8 @@ def load_model(section: Mapping[str, Any], remedy: str, data: Any = None) -> Loa
         named = weights if (Path(weights) / "config.json").is_file() else local
         model_type = AutoConfig.from_pretrained(named, trust_remote_code=trust, local_files_only=True).model_type
     except Exception as error:  # the files of a model may be damaged in any way
-        raise ConfigError(
-            f"no tokenizer and config.json of {path!r} on this machine ({describe(error)[:300]}); {remedy}"
-        ) from None
+        why = " ".join(describe(error).split())[:300]
+        raise ConfigError(f"no tokenizer and config.json of {path!r} on this machine ({why}); {remedy}") from None
     processor = load_processor(local, model_type, trust)
     if template := section.get("custom_chat_template"):
         tokenizer.chat_template = template
