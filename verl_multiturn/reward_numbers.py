@@ -112,7 +112,12 @@ def score_of(result: Any) -> float:
 
 def are_equal(scores: Sequence[float]) -> bool:
     """Tell whether rewards are the same: they differ by no more than float32 sums in another order do."""
-    return max(scores) - min(scores) <= ROUNDING * max(map(abs, scores))
+    return bool(within_rounding(min(scores), max(scores)))
+
+
+def within_rounding(low: Any, high: Any) -> Any:
+    """Tell whether rewards from `low` to `high` are the same; of arrays, one beside the other."""
+    return (high - low <= ROUNDING * abs(low)) | (high - low <= ROUNDING * abs(high))
 
 
 @dataclass

@@ -16,12 +16,12 @@ Invariant: nothing else of the package adds scores of a join up to what a conver
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -74,9 +74,18 @@ class Reward(NamedTuple):
 def parts_of(text: str | None) -> dict[str, float]:
     """Return the finite numbers in the column `parts` by name, those of an object within it as `outer/inner`."""
     found: dict[str, float] = {}
-    with contextlib.suppress(ValueError, RecursionError):  # a join of a stranger
-        _flatten("", json.loads(text or "{}"), found)
+    _flatten("", _read(text), found)
     return found
+
+
+def _read(text: str | None) -> Any:
+    try:
+        return orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        pass  # it knows no NaN
+    with contextlib.suppress(ValueError, RecursionError):  # a join of a stranger
+        return json.loads(text or "{}")
+    return {}
 
 
 def _flatten(prefix: str, value: Any, found: dict[str, float]) -> None:
@@ -87,10 +96,13 @@ def _flatten(prefix: str, value: Any, found: dict[str, float]) -> None:
         found[prefix] = float(value)
 
 
-@functools.lru_cache(maxsize=4096)
 def acc_of(text: str | None) -> float | None:
-    """Return the number `acc` in the column `parts`; None: there is none."""
-    return parts_of(text).get("acc")
+    """Return the finite number `acc` in the column `parts`; None: there is none."""
+    if text is None or '"acc"' not in text:
+        return None
+    value = _read(text)
+    acc = value.get("acc") if isinstance(value, dict) else None
+    return float(acc) if isinstance(acc, int | float) and math.isfinite(acc) else None
 
 
 def sum_of_rows(scores: Iterable[float | None]) -> float | None:

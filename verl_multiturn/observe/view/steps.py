@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from verl_multiturn.observe.explain.lateness import critical_path, late_of_step
 from verl_multiturn.records.json_text import plain
 from verl_multiturn.records.scores import are_right
-from verl_multiturn.reward_numbers import ScoreRange, are_equal
+from verl_multiturn.reward_numbers import ScoreRange, within_rounding
 
 _SPANS = 400
 """The most spans of a conversation in a step's timeline."""
@@ -80,21 +80,22 @@ def _by_step(own: pa.Table, undone: Collection[int]) -> list[dict[str, Any]]:
     )
     scored = table.filter(pc.is_valid(table["score"])).group_by([*keys, "uid"])
     groups = scored.aggregate([("score", "min"), ("score", "max"), ("score", "count"), ("right", "all")])
-    columns = (groups[name].to_pylist() for name in (*keys, "score_min", "score_max", "score_count", "right_all"))
-    found: dict[tuple[int, bool], Counter[str]] = {}
-    for at, validation, low, high, count, right in zip(*columns, strict=True):
-        if count > 1:
-            equal = are_equal((low, high))
-            counted = found.setdefault((at, validation), Counter())
-            counted.update(groups=1, equal_groups=equal, all_right=equal and right)
+    groups = groups.filter(pc.greater(groups["score_count"], 1))
+    low, high, right = (groups[name].to_numpy() for name in ("score_min", "score_max", "right_all"))
+    equal = within_rounding(low, high)
+    for name, values in (("equal", equal), ("all_right", equal & right.astype(bool))):
+        groups = groups.append_column(name, pa.array(values.astype(np.int32)))
+    by_groups = groups.group_by(keys).aggregate([([], "count_all"), ("equal", "sum"), ("all_right", "sum")])
+    found = {(row["at"], row["validation"]): row for row in by_groups.to_pylist()}
     made = []
     for row in sums.to_pylist():
-        own_groups: Mapping[str, int] = found.get((row["at"], row["validation"]), {})
+        own_groups = found.get((row["at"], row["validation"]), {})
         made.append({
             "at": row["at"], "validation": row["validation"], "count": row["count_all"],
             "mean_score": row["score_mean"],
             "mean_tokens": row["tokens_mean"], "mean_seconds": row["seconds_mean"], "max_seconds": row["seconds_max"],
-            **{name: own_groups.get(name) for name in ("groups", "equal_groups", "all_right")},
+            "groups": own_groups.get("count_all"), "equal_groups": own_groups.get("equal_sum"),
+            "all_right": own_groups.get("all_right_sum"),
         })  # fmt: skip
     return made
 
