@@ -66,6 +66,7 @@ COVERED: dict[str, list[str]] = {
         f"{UNIT}chat/test_images",
     ],
     "reward_numbers": [f"{UNIT}rewards/test_reward_numbers"],
+    "records/scores": [f"{UNIT}records/test_scores", f"{UNIT}records/test_one_answer"],
     "rollout/turn_rewards": [f"{UNIT}trainer/test_metrics", f"{UNIT}rollout/test_context"],
     "rollout/trajectory": [
         f"{UNIT}rollout/test_trajectory",
@@ -151,6 +152,7 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/model/suffix_builder": [f"{STACK}suffix_builder", f"{STACK}families"],
     "verl_bridge/servers/verl_engine": [f"{UNIT}rollout/test_below_receipts", f"{STACK}agent_loop"],
     "verl_bridge/trainer/groups": [f"{STACK}invalid", f"{STACK}otc"],
+    "verl_bridge/model/loading": [f"{STACK}start_up_paths", f"{STACK}codec", f"{STACK}vision_setup"],
     "verl_bridge/model/processors": [f"{STACK}vision_setup", f"{STACK}vision"],
     "verl_bridge/trainer/report": [f"{STACK}metrics", f"{STACK}otc", f"{STACK}trainer_hooks"],
     "verl_bridge/trainer/otc": [f"{STACK}otc"],

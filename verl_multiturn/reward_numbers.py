@@ -1,6 +1,8 @@
-"""`as_reward`: the one rule for every number that becomes a reward; `score_of`: that for results of reward functions.
+"""The rules for rewards: which numbers are rewards, which rewards are equal, and which conversations are right.
 
-It holds for what tools, interactions, environments, agents and reward functions return.
+    as_reward, score_of    what tools, interactions, environments, agents and reward functions return
+    are_equal              whether the rewards of a group are the same, so that nothing is learned from it
+    ScoreRange.is_right    whether a conversation solved its task
 
 Invariants:
 - nothing else turns somebody's reward into a float that is trained;
@@ -10,7 +12,9 @@ Invariants:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Real
 from typing import Any
@@ -29,8 +33,10 @@ LARGEST_SCORE = 1e3 * LARGEST_REWARD
 USABLE = f"finite number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
 """What a reward has to be, for messages."""
 _ON_EVERY_PATH = "return a number on every path, or raise UnjudgedError where there is no verdict"
-_ROUNDING = 1e-6
+ROUNDING = 1e-6
 """Largest difference of two equal rewards, relative to the larger one."""
+RIGHT_ACC = 0.5
+"""A conversation whose reward reports more than this as `acc` is right."""
 
 
 class NoNumberError(TypeError):
@@ -106,4 +112,61 @@ def score_of(result: Any) -> float:
 
 def are_equal(scores: Sequence[float]) -> bool:
     """Tell whether rewards are the same: they differ by no more than float32 sums in another order do."""
-    return max(scores) - min(scores) <= _ROUNDING * max(map(abs, scores))
+    return bool(within_rounding(min(scores), max(scores)))
+
+
+def within_rounding(low: Any, high: Any) -> Any:
+    """Tell whether rewards from `low` to `high` are the same; of arrays, one beside the other."""
+    return (high - low <= ROUNDING * abs(low)) | (high - low <= ROUNDING * abs(high))
+
+
+@dataclass
+class ScoreRange:
+    """The lowest and the highest reward of a run, which decide who is right where no `acc` was reported.
+
+    Training and validation have a range each. Only valid conversations with a reward are in it.
+    """
+
+    low: float = math.inf
+    high: float = -math.inf
+
+    @classmethod
+    def of(cls, scores: Iterable[float | None]) -> ScoreRange:
+        """Return the range of rewards; None, for a conversation without one, is passed over."""
+        made = cls()
+        made.add(scores)
+        return made
+
+    def add(self, scores: Iterable[float | None]) -> None:
+        """Widen the range by further rewards; None is passed over."""
+        for score in scores:
+            if score is not None:
+                self.low, self.high = min(self.low, score), max(self.high, score)
+
+    def __or__(self, other: ScoreRange) -> ScoreRange:
+        """Return the range of the rewards of both."""
+        return ScoreRange(min(self.low, other.low), max(self.high, other.high))
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """Return both ends; nothing of a run without a reward."""
+        return () if self.low > self.high else (self.low, self.high)
+
+    @property
+    def bar(self) -> float:
+        """Return the reward from which on a conversation without `acc` is right.
+
+        It is the middle of the range. In a run of one reward it is the smallest number above 0.
+        """
+        if not self.ends or are_equal(self.ends):
+            return math.ulp(0.0)
+        return (self.low + self.high) / 2 - ROUNDING * max(abs(self.low), abs(self.high))
+
+    def is_right(self, score: float, acc: float | None = None) -> bool:
+        """Tell whether a valid conversation solved its task.
+
+        Args:
+            score: Its reward.
+            acc: What its reward reported as `acc`; None: nothing, so that `score` decides.
+        """
+        return acc > RIGHT_ACC if acc is not None else score >= self.bar

@@ -36,6 +36,7 @@ import yaml
 from benchmarks.quickstart_runs import ROOT, folder, start
 from verl_multiturn.launch.checkpoints import checkpoint_folder, is_complete
 from verl_multiturn.observe.pass_at_k import MOST_PROMPTS, passed_shares
+from verl_multiturn.reward_numbers import ScoreRange
 
 _PARTS = "benchmarks.verl_feature_parts"
 _HYBRID = "trainer.v1.separate_async.hybrid_rollout"
@@ -57,12 +58,12 @@ def pass_at_k(draws: int = 1000, seed: int = 0) -> dict[str, Any]:
     for _ in range(draws):
         samples = [_draw_group(rng) for _ in range(rng.randint(1, 4))]
         stats = [
-            {"group": f"u{number}", "valid": valid, "score": float(passed), "reported": {}}
+            {"group": f"u{number}", "valid": valid, "conversation": {"score": float(passed)}, "reported": {}}
             for number, group in enumerate(samples)
             for valid, passed in group
         ]
         counted = _counted([[passed for valid, passed in group if valid] for group in samples], samples)
-        found = passed_shares(stats)
+        found = passed_shares(stats, ScoreRange())
         if found.keys() != counted.keys():
             return {"draws": draws, "pass_at_k_error": f"{sorted(found)} where {sorted(counted)} can be estimated"}
         worst = max([worst, *(abs(found[name] - value) for name, value in counted.items())])

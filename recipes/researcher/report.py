@@ -19,6 +19,7 @@ from recipes.researcher.reward import PENALTY
 from verl_multiturn.launch.last_table import figure_text, print_last
 from verl_multiturn.records.reader import Records, read_records
 from verl_multiturn.records.rows import columns
+from verl_multiturn.records.scores import joined_rewards
 from verl_multiturn.trust.settings import read_settings
 
 TOLERANCE = 1e-6
@@ -30,7 +31,7 @@ class Trained:
 
     record: Mapping[str, Any]
     score: float
-    """Sum of the scores of its rows."""
+    """Its reward."""
     advantages: Sequence[Sequence[float]]
     """For each row those of its sampled tokens."""
 
@@ -78,16 +79,20 @@ def trained(folder: Path) -> list[list[Trained]]:
     Raises:
         KeyError: Of a conversation that was trained, a row is not in the join.
     """
-    rows = {}
-    for _, table in Records(folder).joins(["request_id", "row", "score", "advantages"], {"validation": False}):
-        rows |= {(row["request_id"], row["row"]): row for row in table.to_pylist()}
+    records = Records(folder)
+    rewards, joined = (
+        joined_rewards(records),
+        records.joined().select(["request_id", "row", "validation", "advantages"]),
+    )
+    rows = {(row["request_id"], row["row"]): row for row in joined.to_pylist() if not row["validation"]}
     groups: dict[str, list[Trained]] = defaultdict(list)
     for record in read_records(folder):
-        if record["validation"] or not record["valid"] or (record["request_id"], 0) not in rows:
+        request_id = record["request_id"]
+        score = rewards[request_id].score if request_id in rewards and record["valid"] else None
+        if record["validation"] or score is None:
             continue  # also what no step has trained, as where a run was stopped
-        own = [rows[record["request_id"], number] for number in range(len(record["rows"]))]
-        scores, advantages = [row["score"] for row in own], [row["advantages"] for row in own]
-        groups[record["uid"]].append(Trained(record, sum(scores), advantages))
+        advantages = [rows[request_id, number]["advantages"] for number in range(len(record["rows"]))]
+        groups[record["uid"]].append(Trained(record, score, advantages))
     return list(groups.values())
 
 

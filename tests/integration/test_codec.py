@@ -103,6 +103,7 @@ def test_the_variables_of_the_template_reach_the_prompt(tokenizer: Any) -> None:
 
 def test_a_prompt_is_measured_with_its_tools(tokenizer: Any) -> None:
     from verl_multiturn.verl_bridge.model.chat_setup import PromptMeasure
+    from verl_multiturn.verl_bridge.model.loading import load_model
 
     tools = load_tools(ROOT / "tool_configs" / "calculator.yaml")
     schemas = [tool.tool_schema.as_dict() for tool in tools.values()]
@@ -111,13 +112,16 @@ def test_a_prompt_is_measured_with_its_tools(tokenizer: Any) -> None:
         whole = tokenizer.apply_chat_template(
             prompt, tools=shown or None, add_generation_prompt=True, return_dict=False
         )
-        assert PromptMeasure(str(MODEL), given, tool_format)({"prompt": prompt}) == len(whole)
+        model = load_model({"path": str(MODEL)}, "")
+        assert PromptMeasure(model, given, tool_format)({"prompt": prompt}) == len(whole)
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     from verl_multiturn import ConfigError
-    from verl_multiturn.verl_bridge.model.chat_setup import load_chat
+    from verl_multiturn.verl_bridge.model.loading import load_model
 
     for model in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(ConfigError, match=f"no tokenizer and config.json of '{model}' on this machine: "):
-            load_chat(str(model))
+        with pytest.raises(
+            ConfigError, match=rf"no tokenizer and config.json of '{model}' on this machine \(.*; mend it"
+        ):
+            load_model({"path": str(model)}, "mend it")

@@ -288,7 +288,7 @@ async def test_a_disk_that_was_full_for_a_moment_loses_no_later_score(
 
 def test_other_tools_than_the_models_run_had_are_refused(tmp_path: Path, rows: Path, server: Server) -> None:
     origin = {"schemas": [{"type": "function", "function": {"name": "search"}}]}
-    with pytest.raises(ConfigError, match=r"tools are \['calculator'\], and those of the model's run \['search'\]"):
+    with pytest.raises(ConfigError, match=r"the tools are \['calculator'\], the run's \['search'\]; say --anyway"):
         evaluate(job(tmp_path, rows, server, origin=origin), quiet, quiet)
     assert server.asked == 0
 

@@ -13,6 +13,7 @@ from tests.integration.trainer_rows import CALL, WritableStore, make_output, mak
 from verl_multiturn.records.joins import figures
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.schema import JOINED, End, RunFile, StepLine
+from verl_multiturn.records.scores import joined_rewards
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -328,7 +329,10 @@ def test_a_validation(store: WritableStore, folder: Path) -> None:
     assert line["join"] == f"validation-000004-{line['start']}.parquet"
     assert {(row["validation"], row["trained"], row["advantages"]) for row in rows.values()} == {(True, 0, None)}
     assert [rows[f"u_{i}_0"]["score"] for i in range(4)] == [1.0, 0.0, 0.0, 1.0]
+    assert [rows[f"u_{i}_0"]["untrained"] for i in range(4)] == [None, None, "invalid", None]
     assert rows["u_0_0"]["group_mean"] == pytest.approx(2 / 3)
+    earned = joined_rewards(Records(folder)).values()
+    assert sorted((each.number, each.score) for each in earned) == [(0, 1.0), (1, 0.0), (2, None), (3, 1.0)]
 
 
 def test_a_run_leaves_its_file_its_clocks_and_its_end(store: WritableStore, folder: Path) -> None:

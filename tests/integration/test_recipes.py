@@ -64,10 +64,11 @@ def test_a_smoke_run_trains_in_a_world(tmp_path: Path) -> None:
 
 def test_torls_prompt_without_turns_can_be_trained_on() -> None:
     from verl_multiturn.verl_bridge.model.chat_setup import examine_model
+    from verl_multiturn.verl_bridge.model.loading import load_model
 
     template = composed("torl").actor_rollout_ref.model.custom_chat_template
-    model = str(ROOT / "recipes" / "common" / "model")
-    found = {rule.name: rule for rule in examine_model(model, "tir", custom_chat_template=template)}
+    model = {"path": str(ROOT / "recipes" / "common" / "model"), "custom_chat_template": template}
+    found = {rule.name: rule for rule in examine_model(load_model(model, ""), "tir")}
     assert {str(rule.verdict) for rule in found.values()} == {"kept", "known"}
     assert "in text mode the model alone ends its message" in found["a turn ends with an end token"].found
 

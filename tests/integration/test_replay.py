@@ -225,7 +225,7 @@ def test_a_mistaken_setting_is_refused(folder: Path) -> None:
     [
         ("tokenizer", {"digest": "0"}, "is another than the run's; say --set actor_rollout_ref.model.path=FOLDER"),
         ("template", {"digest": "0"}, "the chat template of"),
-        ("schemas", [], "there are 1 tools, the run had 0"),
+        ("schemas", [], "the tools are ['calculator'], the run's []; say --set"),
     ],
 )
 def test_another_model_or_schema_is_refused(folder: Path, tmp_path: Path, entry: str, value: Any, said: str) -> None:

@@ -1,6 +1,7 @@
 """Groups without signal: `custom.multiturn.filter`, and the rows that leave the update (`spared.py`)."""
 
 import logging
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -259,6 +260,32 @@ def test_a_filter_that_leaves_nothing_says_so_and_goes_on(is_async: bool, caplog
     trainer.replay_buffer = world.buffer
     assert len(trainer._take_evicted()) == 10 * BATCH  # which the checkpoint's file names
     assert "the most that a step replaces, and those that come now teach nothing; take harder rows" in caplog.text
+
+
+def test_a_group_is_all_right_by_its_accuracies_else_by_the_rewards_so_far(store: WritableStore) -> None:
+    from verl_multiturn.reward_numbers import ScoreRange
+    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+    from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
+
+    for uid, scores, acc in (("u", [0.3, 0.1 + 0.2], None), ("v", [0.9, 0.9], None), ("w", [0.2, 0.2], 1.0),
+                             ("x", [0.0, 1.0], None)):  # fmt: skip
+        add(store, uid, list(scores))
+        for number in (0, 1):
+            reported = store.rows[f"{uid}_{number}_0"]["metrics"]["rollout"]["reported"]
+            reported.clear()
+            reported |= {} if acc is None else {"acc": acc}
+    buffer = SignalFilter.__new__(SignalFilter)
+    buffer.mode, buffer.pools, buffer.scores = "skip", None, ScoreRange()
+    buffer._counts, buffer.totals = Counter(), Counter()
+    buffer._judge(BatchRows(store.batch()), 1)
+    assert buffer.silent == {"u", "v", "w"}
+    assert {name: buffer._counts[name] for name in ("no_signal", "all_right", "all_wrong")} == {
+        "no_signal": 3, "all_right": 2, "all_wrong": 1,
+    }  # fmt: skip
+    kept = buffer.state()
+    buffer.scores = ScoreRange()
+    buffer.restore(kept)
+    assert buffer.scores == ScoreRange(0.0, 1.0)
 
 
 FILTER = "+actor_rollout_ref.rollout.custom.multiturn.filter"

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import json
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from tests.conftest import ROOT
-from tests.integration.test_refusals import RIGHT, ROLLOUT
+from tests.integration.test_refusals import NO_NAME, RIGHT, ROLLOUT
 from tests.support.warm_python import variables, warm_python
 from tests.trainer_config import compose_config
 
@@ -99,6 +100,31 @@ def test_a_model_path_is_one_that_transformers_can_open(
     for given in ("'~/m'", "./m", f"{tmp_path}/m/"):  # verl fails at `~`, and at a slash at the end
         config = started(composed(rows, **{f"{MODEL}.path": given}))
         assert config.actor_rollout_ref.model.path == str(tmp_path / "m")
+
+
+def test_a_model_with_code_of_its_own_needs_its_own_setting_alone(
+    rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from verl_multiturn.verl_bridge.model.chat_setup import model_end_ids
+    from verl_multiturn.verl_bridge.model.loading import load_model
+
+    folder = tmp_path / "m"
+    shutil.copytree(ROOT / "recipes" / "quickstart" / "model", folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own_model", "auto_map": {"AutoConfig": "own.OwnConfig"}, "eos_token_id": [2, 3]}
+    (folder / "config.json").write_text(json.dumps(config))
+    code = "from transformers import Qwen2Config\n\n\nclass OwnConfig(Qwen2Config):\n    model_type = 'own_model'\n"
+    (folder / "own.py").write_text(code)
+    tools = tmp_path / "tools.yaml"  # the name of a listed value, which a model could only write in other tokens
+    tools.write_text(NO_NAME.replace("<tool_call>", "a/b"))
+    changes = {f"{MODEL}.path": str(folder), f"{ROLLOUT}.multi_turn.tool_config_path": str(tools)}
+
+    said = refused(composed(rows, **changes), capsys)
+    assert f"no tokenizer and config.json of '{folder}' on this machine" in said
+    assert "set model.trust_remote_code" in said
+    started(composed(rows, **changes, **{f"{MODEL}.trust_remote_code": "true"}))
+    model = load_model({"path": str(folder), "trust_remote_code": True}, "")
+    assert (model.model_type, model_end_ids(model.tokenizer)) == ("own_model", [2, 3])
 
 
 @pytest.mark.parametrize("given", ["/nowhere/model", "./model", "../model", "'~/model'", "models/a/b"])

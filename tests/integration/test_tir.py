@@ -324,9 +324,10 @@ def plain_model(tmp_path: Path) -> str:
 def test_a_template_without_a_place_for_tools(plain_model: str) -> None:
     from verl_multiturn.chat.template_rules import refusals
     from verl_multiturn.verl_bridge.model.chat_setup import examine_model
+    from verl_multiturn.verl_bridge.model.loading import load_model
     from verl_multiturn.verl_bridge.startup import configuration
 
-    rules = examine_model(plain_model, "tir")
+    rules = examine_model(load_model({"path": plain_model}, ""), "tir")
     assert [(rule.name, str(rule.verdict)) for rule in rules] == [
         ("renders a prompt", "kept"),
         ("system message rendered", "kept"),
@@ -334,7 +335,7 @@ def test_a_template_without_a_place_for_tools(plain_model: str) -> None:
         ("a turn ends with an end token", "known"),
         ("generation prompt", "kept"),
     ]
-    assert refusals(examine_model(plain_model, "hermes"))
+    assert refusals(examine_model(load_model({"path": plain_model}, ""), "hermes"))
     configuration.prepare_config(composed(**{"actor_rollout_ref.model.path": plain_model}))
 
 

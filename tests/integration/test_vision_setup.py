@@ -102,11 +102,12 @@ async def test_mm_processor_kwargs_reach_the_prompt_and_the_trainer(processors: 
 
 def test_prompts_with_images_are_measured(models: Path) -> None:
     from verl_multiturn.verl_bridge.model.chat_setup import PromptMeasure
+    from verl_multiturn.verl_bridge.model.loading import load_model
 
     packed = io.BytesIO()
     picture(28, 4, 4).save(packed, "PNG")
     row = {"prompt": [{"role": "user", "content": "<image>What?"}], "images": [{"bytes": packed.getvalue()}]}
-    measure = PromptMeasure(str(models / "qwen2_5_vl"), {})
+    measure = PromptMeasure(load_model({"path": str(models / "qwen2_5_vl")}, ""), {})
     assert measure(row) - measure({"prompt": [{"role": "user", "content": "What?"}]}) == 18
     with pytest.raises(ConfigError, match="its images do not fit its prompt"):
         measure({**row, "images": []} | {"images": [row["images"][0]] * 2})

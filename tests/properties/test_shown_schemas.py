@@ -76,13 +76,15 @@ def test_such_a_name_ends_the_start_up(tmp_path: Path) -> None:
 
     from tests.support.rollout_config import MODEL, make_config
     from verl_multiturn.verl_bridge.startup.refusals.loops import check_tool_names
+    from verl_multiturn.verl_bridge.startup.view import RunView
 
     config = make_config(100)
     config.actor_rollout_ref.model = OmegaConf.create({"path": str(MODEL)})
     tool = EchoTool(tool_schema=ToolSchema.read(schema(enum=["<tool_call>"]), "test"))
     with pytest.raises(ConfigError, match="'<tool_call>' in its schema"):
-        check_tool_names(config, {"f": tool})
-    check_tool_names(config, {"f": EchoTool(tool_schema=ToolSchema.read(schema(enum=["a/b"]), "test"))})
+        check_tool_names(RunView(config), {"f": tool})
+    harmless = EchoTool(tool_schema=ToolSchema.read(schema(enum=["a/b"]), "test"))
+    check_tool_names(RunView(config), {"f": harmless})
 
 
 async def test_a_conversation_shows_cleaned_schemas_and_says_which_answer_it_changed() -> None:

@@ -61,7 +61,9 @@ def write_evaluation(
     """
     records = folder / "records"
     writer = RecordWriter(records, start)
-    path_of(records, start).write_text(json.dumps(sample_run_file(start=start)))
+    run = sample_run_file(start=start)
+    run["settings"]["evaluation"] = {}
+    path_of(records, start).write_text(json.dumps(run))
     joined = []
     for number, own in samples.items():
         said = data_row(number) if rows is None else rows[number]

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_multiturn.chat.template_rules import refusals
-from verl_multiturn.cli.ends import NO_STACK, fail, refuse
+from verl_multiturn.cli.ends import NAME_A_MODEL, NO_STACK, fail, refuse
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.observe.doctor import Finding
 from verl_multiturn.observe.doctor import examine as examine_environment
@@ -66,8 +66,9 @@ def _examine(model: str, tool_format: str, tools: bool) -> None:
     try:
         require_plain_folder(Path(model))
         from verl_multiturn.verl_bridge.model.chat_setup import examine_model
+        from verl_multiturn.verl_bridge.model.loading import load_model
 
-        rules = examine_model(model, tool_format, tools)
+        rules = examine_model(load_model({"path": model}, NAME_A_MODEL), tool_format, tools)
     except MultiTurnError as error:
         refuse(error)
     except ImportError as error:

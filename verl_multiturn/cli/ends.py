@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from verl_multiturn.records.reader import Records
 
 NO_STACK = "--model needs verl and transformers ({error}); run it in the environment that trains"
+NAME_A_MODEL = "name a folder with both, or a model in Hugging Face's cache"
 _WIDTH = 160
 """Characters of a line that goes into a file or another program."""
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from verl_multiturn.cli.ends import NO_STACK, fail, refuse
+from verl_multiturn.cli.ends import NAME_A_MODEL, NO_STACK, fail, refuse
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.interactions.running.registry import check_row, load_interactions
 from verl_multiturn.row_scores import check_agent_name, check_scored
@@ -70,8 +70,9 @@ def validate(
         try:
             require_plain_folder(Path(model))
             from verl_multiturn.verl_bridge.model.chat_setup import PromptMeasure
+            from verl_multiturn.verl_bridge.model.loading import load_model
 
-            measure = PromptMeasure(model, tools, tool_format, interactions)
+            measure = PromptMeasure(load_model({"path": model}, NAME_A_MODEL), tools, tool_format, interactions)
         except MultiTurnError as error:
             refuse(error)
         except ImportError as error:

@@ -2,6 +2,7 @@
 
 Invariants:
 - rows or rewards that are not the same in both are refused, never left out in silence;
+- where no `acc` was reported, the rewards of both evaluations together say who is right;
 - of evaluations that are not over, rows count that both may show (`Results.shown`).
 """
 
@@ -90,6 +91,8 @@ def compare(first: Results, second: Results) -> Comparison:
         ConfigError: They are of other rows or rewards, or have no row in common that both may show.
     """
     _check_same(first, second)
+    both = first.scores | second.scores
+    first, second = first.judged(both), second.judged(both)
     others = {row.number: row for row in second.shown}
     pairs = tuple(Pair(row, others[row.number]) for row in first.shown if row.number in others)
     if not pairs:

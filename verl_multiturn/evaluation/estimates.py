@@ -18,12 +18,13 @@ from statistics import fmean
 from typing import NamedTuple
 
 from verl_multiturn.evaluation.student import t_quantile, two_sided_p
+from verl_multiturn.reward_numbers import are_equal
 
 CONFIDENCE = 0.95
 FEWEST_VARIED = 8
 """Rows that must differ before rewards outside [0, 1] have an interval: nothing but the rows tells their spread."""
-_ROUNDING = 1e-9
-"""Numbers that are no further apart are equal; of large numbers, this share of them."""
+_NOTHING = 1e-9
+"""A gain that is no larger is none: differences of small numbers have no size to be compared with."""
 _TOO_LARGE = "the rewards are too large for a float's square"
 
 
@@ -79,16 +80,6 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
             f"{passed} of {samples} samples and k={k}: expected 0 <= passed <= samples and 1 <= k <= samples"
         )
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
-
-
-def is_right(score: float, acc: float = 1.0) -> bool:
-    """Tell whether a valid conversation solved its task: its score is more than 0, and so is what it reported as `acc`.
-
-    Args:
-        score: Its reward.
-        acc: The `acc` that its reward function reported, if any.
-    """
-    return score > 0 and acc > 0
 
 
 def is_share(rewards: Sequence[float]) -> bool:
@@ -204,8 +195,8 @@ def paired(first_R: Sequence[float], second_R: Sequence[float], *, share: bool =
 
 
 def gain(first: float, second: float) -> float:
-    """Return by how much a second value is larger; 0 where both are the same but for rounding."""
-    return 0.0 if math.isclose(first, second, rel_tol=_ROUNDING, abs_tol=_ROUNDING) else second - first
+    """Return by how much a second value is larger; 0 where both are the same but for rounding (`are_equal`)."""
+    return 0.0 if abs(second - first) <= _NOTHING or are_equal((first, second)) else second - first
 
 
 def _variance(values: Sequence[float], mean: float) -> float:

@@ -2,7 +2,7 @@
 
     evaluation.json        Evaluation   what was asked
     records/               Sample       a conversation for each row and sample: the one that counts
-    records/join/          its reward   `score`, and `acc` among its parts
+    records/join/          its reward   `records.scores` says what it is, and who is right
 
 Invariants:
 - a figure is made of whole rows: those of which each sample ended, is valid and has a reward;
@@ -13,10 +13,9 @@ Invariants:
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +23,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.evaluation.estimates import is_right
 from verl_multiturn.evaluation.paths import Paths, paths_of
 from verl_multiturn.evaluation.plan import MANIFEST
 from verl_multiturn.paths import read_regular
 from verl_multiturn.records.fates import start_of
 from verl_multiturn.records.lines import flaw_of
 from verl_multiturn.records.reader import Records
+from verl_multiturn.records.scores import Reward, joined_rewards
+from verl_multiturn.reward_numbers import ScoreRange
 
 
 class Weights(BaseModel):
@@ -76,7 +76,7 @@ class Sample(NamedTuple):
     score: float | None
     """Its whole reward; None: it is invalid, or its reward function failed or returned no finite number."""
     right: bool
-    """Whether it solved its task (`estimates.is_right`); False without a score."""
+    """Whether it solved its task (`ScoreRange.is_right`); False without a score."""
     calls: int
     prompt_tokens: int
     """Tokens that the engine was given, all generations together."""
@@ -90,6 +90,8 @@ class Sample(NamedTuple):
     """Start of the evaluation in which it ran."""
     paths: Paths = Paths()
     """Which tools it could call, and which ways it took."""
+    acc: float | None = None
+    """What its reward reported as `acc`; None: nothing."""
 
     @property
     def state(self) -> str:
@@ -130,6 +132,14 @@ class EvaluatedRow:
         """Share of the conversations with a reward that solved the task."""
         return self.right / len(self.scored)
 
+    def judged(self, scores: ScoreRange) -> EvaluatedRow:
+        """Return this row, in which a range of rewards says who is right."""
+        samples = (
+            each._replace(right=each.score is not None and scores.is_right(each.score, each.acc))
+            for each in self.samples
+        )
+        return replace(self, samples=tuple(samples))
+
 
 @dataclass(frozen=True)
 class Results:
@@ -163,6 +173,17 @@ class Results:
         return sum(sample.state == state for row in self.rows for sample in row.samples)
 
     @property
+    def scores(self) -> ScoreRange:
+        """The range of the rewards, which says who is right."""
+        return ScoreRange.of(sample.score for row in self.rows for sample in row.samples)
+
+    def judged(self, scores: ScoreRange) -> Results:
+        """Return these results, in which a range of rewards says who is right."""
+        rows = {row.number: row.judged(scores) for row in self.rows}
+        shown = tuple(rows[row.number] for row in self.shown)
+        return replace(self, rows=tuple(rows.values()), shown=shown)
+
+    @property
     def is_over(self) -> bool:
         """Whether every conversation that was asked for has ended."""
         asked = self.evaluation.rows * self.evaluation.samples
@@ -189,9 +210,10 @@ def read_results(folder: Path) -> Results:
             f"{evaluation.samples}; it is none of this evaluation: evaluate again into another folder"
         )
     made = Results(folder, evaluation, tuple(rows), (), ())
-    whole = [row for row in rows if made.is_whole(row)]
+    made = made.judged(made.scores)
+    whole = [row for row in made.rows if made.is_whole(row)]
     shown = whole if made.is_over else _unchosen(made, _Times.of(records))
-    return Results(folder, evaluation, tuple(rows), tuple(shown), tuple(records.faults))
+    return replace(made, shown=tuple(shown), faults=tuple(records.faults))
 
 
 def _evaluation(folder: Path) -> Evaluation:
@@ -210,7 +232,7 @@ def _evaluation(folder: Path) -> Evaluation:
 
 def _samples(records: Records, model: str) -> tuple[dict[int, dict[int, Sample]], dict[int, tuple[str, str]]]:
     """Return the conversations that count by row and sample, and of each row its digest and data source."""
-    scores = _scores(records)
+    rewards = joined_rewards(records)
     starts = _starts(records)
     found: dict[int, dict[int, Sample]] = defaultdict(dict)
     names: dict[int, tuple[str, str]] = {}
@@ -232,7 +254,7 @@ def _samples(records: Records, model: str) -> tuple[dict[int, dict[int, Sample]]
                     f"row {row['number']} is {names[row['number']][0]} in one record and {row['digest']} in "
                     f"{record['request_id']!r}: the rows changed meanwhile; evaluate into another folder"
                 )
-            sample = _sample(record, start, scores.get(record["request_id"]))
+            sample = _sample(record, start, rewards.get(record["request_id"], Reward()))
             best = found[row["number"]].get(sample.number)
             if best is None or _worth(sample) > _worth(best):
                 found[row["number"]][sample.number] = sample
@@ -252,18 +274,17 @@ def _worth(sample: Sample) -> tuple[bool, float]:
     return sample.score is not None, -sample.began
 
 
-def _sample(record: Mapping[str, Any], start: str, scored: tuple[float, bool] | None) -> Sample:
+def _sample(record: Mapping[str, Any], start: str, reward: Reward) -> Sample:
     generations = record["generations"]
     cached = [each["cached_tokens"] for each in generations if each["cached_tokens"] is not None]
-    score, right = (None, False) if scored is None or not record["valid"] else scored
     return Sample(
         request_id=record["request_id"],
         row=record["row"]["number"],
         number=record["number"],
         valid=record["valid"],
         stop_reason=record["stop_reason"],
-        score=score,
-        right=right,
+        score=reward.score if record["valid"] else None,
+        right=False,  # the range of all rewards says so, which is known once all are read
         # An agent answers its calls itself; the completions have their ids.
         calls=len(record["calls"]) or sum(len(each["call_ids"]) for each in generations),
         prompt_tokens=sum(each["prompt_tokens"] for each in generations),
@@ -273,38 +294,8 @@ def _sample(record: Mapping[str, Any], start: str, scored: tuple[float, bool] | 
         seconds=max(0.0, record["ended"] - record["began"]),
         start=start,
         paths=paths_of(record),
+        acc=reward.acc,
     )
-
-
-def _scores(records: Records) -> dict[str, tuple[float, bool]]:
-    """Return of each conversation that has a reward by its join the reward, and whether it solved its task.
-
-    A conversation of several rows has their sum, if each has a reward. One that was joined again, by a later start, has
-    its last join.
-    """
-    found: dict[str, dict[str, dict[int, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
-    columns = ["request_id", "row", "score", "parts", "untrained"]
-    for name, table in records.joins(columns, {"validation": True}):
-        for row in table.to_pylist():
-            found[row["request_id"]][name.start][row["row"]] = row
-    last = {request_id: list(by_start[max(by_start)].values()) for request_id, by_start in found.items()}
-    return {request_id: _scored(rows) for request_id, rows in last.items() if all(map(_is_scored, rows))}
-
-
-def _is_scored(row: Mapping[str, Any]) -> bool:
-    return row["untrained"] is None and row["score"] is not None and math.isfinite(row["score"])
-
-
-def _scored(rows: Sequence[Mapping[str, Any]]) -> tuple[float, bool]:
-    score, parts = sum(row["score"] for row in rows), _parts(max(rows, key=lambda row: row["row"])["parts"])
-    return score, is_right(parts.get("compute_score", score), parts.get("acc", 1.0))
-
-
-def _parts(text: str | None) -> dict[str, float]:
-    try:
-        return {name: float(value) for name, value in json.loads(text or "{}").items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):  # a join of a stranger
-        return {}
 
 
 class _Times(NamedTuple):

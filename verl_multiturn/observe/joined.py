@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 from typing import Any
 
@@ -16,16 +14,14 @@ class Joined:
     """The rows of a join.
 
     Args:
-        table: A table of `schema.JOINED`. Of a row that stands there twice, as in a step done again, the last counts.
+        table: The table of `Records.joined`. Of a row that stands there twice, the last counts.
     """
 
     def __init__(self, table: Any) -> None:
         table = table.combine_chunks()
         names = set(table.column_names)
         plain = [
-            name
-            for name in ("request_id", "row", "uid", "validation", "step", "score", "parts", "trained", "untrained")
-            if name in names
+            name for name in ("request_id", "row", "uid", "validation", "step", "trained", "untrained") if name in names
         ]
         self._plain = {name: table.column(name).to_pylist() for name in plain}
         self._lists = {name: _lists(table.column(name)) for name in _FLOATS if name in names}
@@ -59,16 +55,6 @@ class Joined:
         """Return a text."""
         return self._plain[column][at] if column in self._plain else None
 
-    def parts(self, at: int) -> dict[str, float]:
-        """Return the numbers in the column `parts` by name, those of an object within it as `outer/inner`."""
-        text = self.text("parts", at)
-        if not text:
-            return {}
-        found: dict[str, float] = {}
-        with contextlib.suppress(ValueError, RecursionError):
-            _flatten("", json.loads(text), found)
-        return found
-
     def floats(self, column: str, at: int) -> Any:
         """Return a row's values of its tokens as an array; None where the trainer has none."""
         if column not in self._lists:
@@ -85,11 +71,3 @@ def _lists(column: Any) -> tuple[Any, Any, Any]:
     values = chunk.values.to_numpy(zero_copy_only=False)
     values = values.astype(np.int64 if values.dtype.kind == "i" else np.float64)
     return chunk.offsets.to_numpy(), np.asarray(chunk.is_valid()), values
-
-
-def _flatten(prefix: str, value: Any, found: dict[str, float]) -> None:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _flatten(f"{prefix}/{key}" if prefix else str(key), item, found)
-    elif isinstance(value, int | float) and math.isfinite(value):
-        found[prefix] = float(value)

@@ -122,6 +122,15 @@ def conversations(rows: Mapping[RowKey, Stats]) -> list[Stats]:
     return list(joined.values())
 
 
+def earned(stats: Stats) -> float | None:
+    """Return what a conversation earned in all its rows; None: it is invalid, so that this says nothing of the model.
+
+    Args:
+        stats: Those of the conversation, once its reward is there.
+    """
+    return float(stats["conversation"]["score"]) if stats["valid"] else None
+
+
 def aggregate(stats: Sequence[Stats]) -> dict[str, float]:
     """Return the metrics of a batch by name; an empty batch has none.
 
@@ -214,8 +223,8 @@ def _of_groups(stats: Sequence[Stats]) -> dict[str, float]:
     """Return how many groups teach nothing; nothing where no group has two valid conversations."""
     scores: dict[str, list[float]] = defaultdict(list)
     for each in stats:
-        if each["valid"] and "group" in each and "score" in each.get("conversation", {}):
-            scores[each["group"]].append(each["conversation"]["score"])
+        if "group" in each and "score" in each.get("conversation", {}) and (score := earned(each)) is not None:
+            scores[each["group"]].append(score)
     compared = [group for group in scores.values() if len(group) > 1]
     return {"groups_equal": sum(are_equal(group) for group in compared)} if compared else {}
 

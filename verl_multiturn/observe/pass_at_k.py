@@ -5,27 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from verl_multiturn.evaluation.estimates import is_right, pass_at_k
-from verl_multiturn.observe.metrics import Stats
+from verl_multiturn.evaluation.estimates import pass_at_k
+from verl_multiturn.observe.metrics import Stats, earned
+from verl_multiturn.reward_numbers import ScoreRange
 
 MOST_PROMPTS = 0.95
 """Share of the prompts that must have k valid conversations, so that pass@k is a figure of all of them."""
 
 
-def passes(stats: Stats) -> bool:
-    """Tell whether a valid conversation solved its task.
-
-    Its score must be more than 0, and so must the `acc` that its reward reported, if any. The score is that of
-    `compute_score`; where the rewards of tools, of an interaction or of an agent take its place, it is what the
-    conversation earned in all.
-    """
-    score = stats.get("score")
-    if score is None:
-        score = stats.get("conversation", {}).get("score", 0.0)
-    return is_right(score, stats.get("reported", {}).get("acc", 1.0))
-
-
-def passed_shares(stats: Sequence[Stats]) -> dict[str, float]:
+def passed_shares(stats: Sequence[Stats], scores: ScoreRange) -> dict[str, float]:
     """Return pass@k of a validation by name: `pass@1`, `pass@2`, `pass@4`, … and that of all samples of a prompt.
 
     Each is a mean over the prompts that have k valid conversations; an invalid one is not a sample. Long and hard
@@ -35,10 +23,12 @@ def passed_shares(stats: Sequence[Stats]) -> dict[str, float]:
 
     Args:
         stats: A dictionary for each conversation, with its `group`, as `observe.metrics.conversations` returns it.
+        scores: The range of the rewards of the run's validations so far; those of this one are added.
     """
+    scores.add(earned(each) for each in stats)
     groups: dict[str, list[bool | None]] = {}
     for each in stats:
-        groups.setdefault(each["group"], []).append(passes(each) if each["valid"] else None)
+        groups.setdefault(each["group"], []).append(_passes(each, scores))
     most = max(map(len, groups.values()), default=0)
     if most < 2:
         return {}
@@ -50,3 +40,9 @@ def passed_shares(stats: Sequence[Stats]) -> dict[str, float]:
             shares[f"pass@{k}"] = math.fsum(known) / len(known)
         shares[f"pass@{k}/prompts"] = len(known)
     return shares
+
+
+def _passes(stats: Stats, scores: ScoreRange) -> bool | None:
+    """Tell whether a conversation solved its task; None: it is invalid."""
+    score = earned(stats)
+    return None if score is None else scores.is_right(score, stats.get("reported", {}).get("acc"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -92,6 +92,37 @@ def parse_name(name: str) -> JoinName | None:
     """Return what the name of a join's file says; None: it is none of ours."""
     found = _NAME.fullmatch(name)
     return None if found is None else JoinName(found[1] == "validation", int(found[2]), found[3])
+
+
+def order(name: JoinName) -> tuple[str, int, bool]:
+    """Return the place of a join among others: of those that have the same conversation, the last one counts.
+
+    The names of starts order by time. A start that trains a step again goes on from weights before it.
+    """
+    return name.start, name.step, name.validation
+
+
+def counting(names: Iterable[JoinName], evaluations: Collection[str] = ()) -> set[JoinName]:
+    """Return the joins that say what a step or a validation was: where several starts did it, that of the last one.
+
+    Args:
+        names: The joins of one folder.
+        evaluations: Starts of an evaluation, all of which count: each adds to those before.
+    """
+    last: dict[tuple[bool, int, str], JoinName] = {}
+    for name in sorted(names, key=order):
+        last[name.validation, name.step, name.start if name.start in evaluations else ""] = name
+    return set(last.values())
+
+
+def filled(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return some columns of a join, of their types; one that it does not have is null."""
+    fields = [JOINED.field(name) for name in names]
+    columns = [
+        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
+        for field in fields
+    ]
+    return pa.table(columns, pa.schema(fields))
 
 
 def table_of(rows: Sequence[JoinedRow]) -> pa.Table:

@@ -22,13 +22,11 @@ from typing import Any
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import CertificateError, ConfigError
+from verl_multiturn.records.origin import refuse_other
 from verl_multiturn.records.reader import Placed, Records
-from verl_multiturn.records.run_file import digest_of_vocabulary
+from verl_multiturn.records.scores import Reward, joined_rewards
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.trajectory import NO_VERSION
-
-NO_SCORE = ("invalid", "outage", "reward_outage", "failed", "unsampled")
-"""Causes in the join's column `untrained` for which the score of a row says nothing."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ def choose(folders: Sequence[str | Path], choice: Choice) -> Selection:
     seen: dict[str, str] = {}
     for folder in folders:
         records = Records(folder).require()
-        scores = scores_of(records)
+        rewards = joined_rewards(records)
         for placed in _placed(records):
             request_id = placed.record["request_id"]
             if (other := seen.get(request_id)) is not None:
@@ -171,12 +169,13 @@ def choose(folders: Sequence[str | Path], choice: Choice) -> Selection:
                     f"request {show(request_id)} is in {where}, and would be learned from twice; name each folder once"
                 )
             seen[request_id] = str(placed.path)
-            cause, problem = _refusal(placed.record, scores.get(request_id), choice)
-            if cause:
+            score = rewards.get(request_id, Reward()).score
+            cause, problem = _refusal(placed.record, score, choice)
+            if cause or score is None:
                 left_out[cause] += 1
                 faults += [f"{placed.path}, offset {placed.offset}: {problem}"] if problem else []
             else:
-                chosen = _chosen(placed, scores[request_id])
+                chosen = _chosen(placed, score)
                 found.setdefault(_row_of(chosen), []).append(chosen)
         torn = [fault for fault in records.faults if "left out" in fault or "cannot be read" in fault]
         faults += torn
@@ -198,41 +197,20 @@ def check_vocabulary(folders: Sequence[str | Path], vocabulary: Mapping[str, int
     Raises:
         ConfigError: A run's tokenizer has another vocabulary, or its file does not say which one it had.
     """
-    own = digest_of_vocabulary(vocabulary)
     for folder in folders:
-        known = {run["tokenizer"].get("digest") for run in Records(folder).runs} or {None}
-        if known != {own}:
+        remedy = f"name records of this model in the place of {str(folder)!r}, or the model that these are of"
+        runs = Records(folder).runs
+        if not runs or any(run["tokenizer"].get("digest") is None for run in runs):
             raise ConfigError(
                 f"{str(folder)!r}: no run-*.json says which tokenizer its ids are of; name the folder that a run wrote"
-                if None in known
-                else f"{str(folder)!r}: its ids are of another tokenizer than that of {name!r}; name records of this "
-                "model, or the model that they are of"
             )
+        for run in runs:
+            refuse_other(run, {"tokenizer": remedy}, vocabulary=vocabulary, model=repr(name))
 
 
 def _placed(records: Records) -> Iterator[Placed]:
     for file in records.files:
         yield from records.placed(file)
-
-
-def scores_of(records: Records) -> dict[str, float]:
-    """Return the reward of each conversation that has one by its join; of several rows, their sum.
-
-    One that was joined again by a later start has its last join. A reward that is NaN or infinite is none.
-    """
-    found: dict[str, dict[str, dict[int, float | None]]] = {}
-    for name, table in records.joins(["request_id", "row", "score", "untrained"]):
-        for row in table.to_pylist():
-            score = None if row["untrained"] in NO_SCORE else row["score"]
-            if row["request_id"] is not None:
-                found.setdefault(row["request_id"], {}).setdefault(name.start, {})[row["row"]] = score
-    last = {request_id: by_start[max(by_start)] for request_id, by_start in found.items()}
-    sums = {
-        request_id: sum(score for score in rows.values() if score is not None)
-        for request_id, rows in last.items()
-        if None not in rows.values()
-    }
-    return {request_id: score for request_id, score in sums.items() if math.isfinite(score)}
 
 
 def _refusal(record: Mapping[str, Any], score: float | None, choice: Choice) -> tuple[str, str]:
@@ -251,6 +229,7 @@ def _refusal(record: Mapping[str, Any], score: float | None, choice: Choice) -> 
         "of another model": choice.models is not None and record["model"] not in choice.models,
         "invalid": not record["valid"],
         "without a reward": score is None,
+        "with a row of which no token was sampled": any(not row["logprobs"] for row in record["rows"]),
         "with images, which records do not hold": any(row["images"] for row in record["rows"]),
         f"with a reward below {choice.min_score}": None not in (choice.min_score, score) and score < choice.min_score,  # type: ignore[operator]
         "too long": any(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel
 
 from verl_multiturn.describe import one_line, show
@@ -111,6 +112,11 @@ class Records:
             if len(names) > 1:
                 self._fault(folder, None, f"it holds {len(names)} starts of a run: {', '.join(names)}")
         return sorted((value for _, value in found), key=lambda run: run["began"])
+
+    @property
+    def evaluations(self) -> set[str]:
+        """The starts of an evaluation. Each of them adds to those before, and does nothing again."""
+        return {str(run["start"]) for _, run in self._run_files() if "evaluation" in run["settings"]}
 
     def _run_files(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         for path in self._files("run-*.json"):
@@ -287,10 +293,15 @@ class Records:
         return [line for _, _, line in self._step_lines(("clock",), schema.Clock)]
 
     def joined(self) -> pa.Table:
-        """Return all joins as one table (`schema.JOINED`)."""
-        tables = []
-        for _, table in self.joins():
-            tables.append(pa.table([_column(table, field) for field in schema.JOINED], schema=schema.JOINED))
+        """Return the rows of all joins as one table (`schema.JOINED`); of a conversation, those of its last join."""
+        tables: list[pa.Table] = []
+        seen: set[str] = set()
+        for _, table in sorted(self.joins(), key=lambda joined: joins.order(joined[0]), reverse=True):
+            found = set(table["request_id"].to_pylist()) - {None}
+            if again := found & seen:
+                table = table.filter(pc.invert(pc.is_in(table["request_id"], pa.array(again, pa.string()))))
+            seen |= found
+            tables.insert(0, joins.filled(table, schema.JOINED.names))
         for folder in self.folders:
             has_records, has_join = bool(record_files(folder)), any(folder.glob("join/*.parquet"))
             if has_join and not has_records:
@@ -508,9 +519,3 @@ def _refuse_newer(value: Mapping[str, Any]) -> None:
         raise CertificateError(
             f"it is of schema {number}; this version reads up to {schema.SCHEMA}, install a newer one"
         )
-
-
-def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:
-    if field.name not in table.column_names:
-        return pa.nulls(len(table), field.type)
-    return table[field.name].cast(field.type)

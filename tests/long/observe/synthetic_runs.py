@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tests.long.observe.synthetic_records import AT_ONCE, BEGAN, Called, Played, Size, record_of, write_records
 from verl_multiturn.records import schema
+from verl_multiturn.records.joins import JoinName
 
 
 class Fault:
@@ -52,6 +54,8 @@ class Run:
         seed: Seed of all draws.
         fault: The fault that is planted.
     """
+
+    evaluations: frozenset[str] = frozenset()
 
     def __init__(self, size: Size, seed: int, fault: Fault | None = None) -> None:
         self._size, self._fault = size, fault or Fault()
@@ -99,6 +103,14 @@ class Run:
     def joined(self) -> pa.Table:
         """Return the join."""
         return pa.Table.from_pylist(self._rows, schema.JOINED)
+
+    def joins(self, columns: Any) -> Iterator[tuple[JoinName, pa.Table]]:
+        """Yield the join of each step and validation."""
+        table = self.joined()
+        for line in self._steps:
+            validation = line["event"] == "validation"
+            chosen = pc.and_(pc.equal(table["step"], line["step"]), pc.equal(table["validation"], validation))
+            yield JoinName(validation, line["step"], "20261126T101500_000001"), table.filter(chosen)
 
     def write(self, folder: Path) -> None:
         """Write it as a run does."""

@@ -12,7 +12,6 @@ from verl_multiturn.evaluation.estimates import (
     effective_rows,
     estimate,
     gain,
-    is_right,
     is_share,
     paired,
     pass_at_k,
@@ -240,14 +239,6 @@ def test_rows_that_all_gain_the_same_have_the_p_of_their_signs() -> None:
     assert (round(found.mean, 12), found.p) == (0.2, 0.125)
     assert found.interval is not None
     assert found.interval.low < 0.0 < found.interval.high
-
-
-@pytest.mark.parametrize(
-    ("score", "acc", "right"),
-    [(1.0, 1.0, True), (0.1, 1.0, True), (0.0, 1.0, False), (0.9, 0.0, False), (-1, 1, False)],
-)
-def test_who_is_right(score: float, acc: float, right: bool) -> None:
-    assert is_right(score, acc) is right
 
 
 shares = st.lists(st.sampled_from([i / 8 for i in range(9)]), min_size=1, max_size=40)

@@ -19,7 +19,6 @@ from verl_multiturn.observe.convert.parquet import COLUMNS, write_parquet
 from verl_multiturn.observe.convert.perfetto import write_perfetto
 from verl_multiturn.observe.convert.source import Source
 from verl_multiturn.observe.spans import calls_of, spans_of
-from verl_multiturn.records import schema
 
 HOSTILE = "\x00\u202e</script><img onerror=alert(1)>\ud83d"
 CLEAN = HOSTILE.replace("\ud83d", "\ufffd")
@@ -31,6 +30,7 @@ class Held:
     def __init__(self, *records: dict[str, Any], lines: Any = (), clocks: Any = (), steps: Any = ()) -> None:
         self._records, self._lines, self._clocks, self._steps = records, lines, clocks, steps
         self.runs = [sample_run_file()]
+        self.evaluations: set[str] = set()
 
     def records(self) -> Any:
         return iter(self._records)
@@ -44,8 +44,8 @@ class Held:
     def clocks(self) -> Any:
         return list(self._clocks)
 
-    def joined(self) -> Any:
-        return schema.JOINED.empty_table()
+    def joins(self, columns: Any) -> Any:
+        return []
 
 
 def test_a_conversation_is_a_row_of_scouts_table(tmp_path: Path) -> None:

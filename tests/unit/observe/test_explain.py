@@ -1,6 +1,7 @@
 """What `verl-multiturn explain` says of records: made by hand here; `tests/long/observe` has whole runs."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.observe.explain.facts import CallFacts, read_facts
 from verl_multiturn.observe.explain.finding import SYMPTOMS
 from verl_multiturn.records import schema
+from verl_multiturn.records.joins import JoinName
 from verl_multiturn.records.reader import Records
 
 
@@ -24,6 +26,7 @@ class Held:
     def __init__(self, records: list[dict[str, Any]], rows: list[dict[str, Any]] | None = None, **more: Any) -> None:
         self._records, self._rows, self._more = records, rows or [], more
         self.runs: list[dict[str, Any]] = more.get("runs", [])
+        self.evaluations: set[str] = set()
 
     def records(self) -> list[dict[str, Any]]:
         return self._records
@@ -36,6 +39,9 @@ class Held:
 
     def joined(self) -> pa.Table:
         return pa.Table.from_pylist(self._rows, schema.JOINED)
+
+    def joins(self, columns: Any) -> Iterator[tuple[JoinName, pa.Table]]:
+        yield JoinName(False, 1, "start"), self.joined()
 
 
 def kinds(records: Any) -> dict[str, str]:

@@ -73,6 +73,7 @@ def test_a_row_has_line_summary_score_and_join(run: Path) -> None:
         "prompt_tokens": 6, "response_tokens": 10, "sampled_tokens": 7, "seconds": 3.0, "generate_s": 2.0,
         "tools_s": 0.5, "interaction_s": 0.0, "score": 1.0, "file": 0, "trained_step": 2, "update": 0,
         "trained_tokens": 7, "untrained": "", "group_mean": 0.25, "group_std": 0.5, "join": 1, "fate": "trained",
+        "acc": 1.0,
     }  # fmt: skip
 
 

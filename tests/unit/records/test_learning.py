@@ -12,9 +12,10 @@ import pytest
 from tests.support.sample_records import START, joined_row, sample_record, sample_run, sample_session, unproven_record
 from verl_multiturn import CertificateError, ConfigError
 from verl_multiturn.records import joins, schema
-from verl_multiturn.records.learning import Choice, Shelf, check_vocabulary, choose, scores_of
+from verl_multiturn.records.learning import Choice, Shelf, check_vocabulary, choose
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.run_file import digest_of_vocabulary
+from verl_multiturn.records.scores import joined_rewards
 from verl_multiturn.records.verification import verify_record
 
 
@@ -187,7 +188,7 @@ def test_the_last_join_of_a_conversation_counts_and_rows_add_up(tmp_path: Path) 
     for start, scores in (("a", [1.0, 1.0]), ("b", [0.5, 0.25])):
         rows = [joined_row(record, row=row, score=score) for row, score in enumerate(scores)]
         joins.write(tmp_path, joins.name_of(False, 1, start), pa.Table.from_pylist(rows, schema.JOINED))
-    assert scores_of(Records(tmp_path)) == {"r-0": 0.75}
+    assert {key: each.score for key, each in joined_rewards(Records(tmp_path)).items()} == {"r-0": 0.75}
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,9 @@ def test_a_record_that_is_twice_in_its_folder_is_learned_from_once(tmp_path: Pat
 def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     vocabulary = {"a": 0, "b": 1}
     sample_run(tmp_path)
-    with pytest.raises(ConfigError, match="its ids are of another tokenizer than that of 'mine'"):
+    with pytest.raises(
+        ConfigError, match="the tokenizer of 'mine' is another than the run's; name records of this model"
+    ):
         check_vocabulary([tmp_path], vocabulary, "mine")
     [run] = tmp_path.glob("run-*.json")
     run.write_text(

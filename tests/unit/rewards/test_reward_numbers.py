@@ -19,6 +19,7 @@ from verl_multiturn.proxy.agents.end import read_result
 from verl_multiturn.reward_numbers import (
     LARGEST_REWARD,
     NoNumberError,
+    ScoreRange,
     UnusableNumberError,
     are_equal,
     as_reward,
@@ -282,6 +283,40 @@ async def test_in_every_room_an_unusable_number_is_none(room: Callable[..., Any]
 )
 def test_rewards_are_equal_but_for_how_their_sums_were_rounded(scores: list[float], equal: bool) -> None:
     assert are_equal(scores) is equal
+
+
+@pytest.mark.parametrize(
+    ("scores", "bar", "below"),
+    [
+        ([0.0, 1.0], 0.5, 0.49),
+        ([-1.0, None, 1.0], 0.0, -0.01),
+        ([0.1, 0.5], 0.3, 0.29),  # (0.1 + 0.5) / 2 is more than 0.3
+        ([0.9, 0.9000000001], 0.9, 0.0),  # a run of one reward
+        ([0.0], 1e-9, 0.0),
+        ([], 1e-9, 0.0),
+    ],
+)
+def test_who_is_right_without_an_accuracy(scores: list[float | None], bar: float, below: float) -> None:
+    found = ScoreRange.of(scores)
+    assert found.is_right(bar)
+    assert not found.is_right(below)
+
+
+def test_an_accuracy_decides_whatever_was_earned() -> None:
+    found = ScoreRange.of([0.0, 1.0])
+    assert found.is_right(0.0, acc=1.0)
+    assert found.is_right(-1.0, acc=0.51)
+    assert not found.is_right(1.0, acc=0.5)
+    assert not found.is_right(1.0, acc=0.0)
+
+
+def test_a_range_is_kept_and_joined() -> None:
+    found = ScoreRange.of([0.25, None, -1.0])
+    assert found.ends == (-1.0, 0.25)
+    assert ScoreRange.of(found.ends) == found
+    assert found | ScoreRange.of([2.0]) == ScoreRange(-1.0, 2.0)
+    assert ScoreRange.of([None]).ends == ()
+    assert found | ScoreRange() == found
 
 
 def is_json(value: Any) -> bool:

@@ -4,17 +4,21 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.observe.pass_at_k import passed_shares, passes
+from verl_multiturn.observe.pass_at_k import passed_shares
+from verl_multiturn.reward_numbers import ScoreRange
 
 
 def stats(group: str, *scores: float | None) -> list[dict[str, Any]]:
     """Return conversations of a prompt; None stands for an invalid one."""
-    return [{"group": group, "valid": score is not None, "score": score or 0.0, "reported": {}} for score in scores]
+    return [
+        {"group": group, "valid": score is not None, "conversation": {"score": score or 0.0}, "reported": {}}
+        for score in scores
+    ]
 
 
 def shares(*groups: list[dict[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
     """Return pass@k, and the number of prompts that have k."""
-    found = passed_shares([each for group in groups for each in group])
+    found = passed_shares([each for group in groups for each in group], ScoreRange())
     return (
         {name: value for name, value in found.items() if not name.endswith("/prompts")},
         {name: value for name, value in found.items() if name.endswith("/prompts")},
@@ -59,23 +63,21 @@ def test_the_share_of_prompts_that_must_have_k(lost: int, is_shown: bool) -> Non
 
 
 def test_one_sample_of_each_prompt_says_nothing_new() -> None:
-    assert passed_shares([*stats("u", 1.0), *stats("v", 0.0)]) == {}
-    assert passed_shares([]) == {}
+    assert passed_shares([*stats("u", 1.0), *stats("v", 0.0)], ScoreRange()) == {}
+    assert passed_shares([], ScoreRange()) == {}
 
 
-@pytest.mark.parametrize(
-    ("known", "expected"),
-    [
-        ({"score": 0.5}, True),
-        ({"score": 0.0}, False),
-        ({"score": -1.0}, False),
-        ({"score": 1.0, "reported": {"acc": 0.0}}, False),
-        ({"score": 1.0, "reported": {"acc": 1.0}}, True),
-        # The rewards of an agent, a user or tools in the place of compute_score.
-        ({"score": None, "conversation": {"score": 0.25}}, True),
-        ({"score": None, "conversation": {"score": 0.0}}, False),
-        ({"score": None}, False),
-    ],
-)
-def test_what_counts_as_a_pass(known: dict[str, Any], expected: bool) -> None:
-    assert passes(known) is expected
+def test_who_passes_is_decided_by_the_validations_so_far() -> None:
+    seen = ScoreRange()
+    assert passed_shares(stats("u", 0.1, 0.1), seen)["pass@1"] == 1.0  # a run of one score, above 0
+    assert passed_shares(stats("u", 0.1, 1.0), seen)["pass@1"] == 0.5
+    assert passed_shares(stats("u", 0.1, 0.1), seen)["pass@1"] == 0.0
+
+
+def test_what_the_reward_reported_says_who_passes() -> None:
+    conversations = stats("u", 1.0, 0.0)
+    for each, acc in zip(conversations, (0.0, 1.0), strict=True):
+        each["reported"] = {"acc": acc}
+    conversations[0]["conversation"]["score"] = 2.0  # what tools earned is in it
+    assert passed_shares(conversations, ScoreRange())["pass@2"] == 1.0
+    assert passed_shares(conversations, ScoreRange())["pass@1"] == 0.5

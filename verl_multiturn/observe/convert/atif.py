@@ -54,7 +54,7 @@ def trajectory(record: dict[str, Any], source: Source) -> dict[str, Any]:
         record: A `schema.Record`.
         source: The run that it is of.
     """
-    verdict = source.verdict(record)
+    reward = source.reward(record)
     sample = record.get("sample") or {}
     generations = record.get("generations") or []
     cached = [each["cached_tokens"] for each in generations if each.get("cached_tokens") is not None]
@@ -65,7 +65,7 @@ def trajectory(record: dict[str, Any], source: Source) -> dict[str, Any]:
         agent["tool_definitions"] = tools
     named = ("uid", "number", "validation", "step", "stop_reason", "valid", "void", "error", "sampling", "calc_rewards")
     ours = {name: record.get(name) for name in named}
-    ours |= {"score": verdict.score, "score_parts": verdict.parts, "trained_step": verdict.step, "sample": sample}
+    ours |= {"score": reward.score, "score_parts": reward.parts, "trained_step": reward.step, "sample": sample}
     ours["rows"] = [{"prompt_length": row["prompt_length"], **columns(row)} for row in record.get("rows") or []]
     return {
         "schema_version": VERSION,

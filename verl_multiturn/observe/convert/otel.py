@@ -86,7 +86,7 @@ def _spans(record: dict[str, Any], source: Source) -> list[dict[str, Any]]:
 
 
 def _of_conversation(record: dict[str, Any], source: Source) -> dict[str, Any]:
-    verdict = source.verdict(record)
+    reward = source.reward(record)
     sample, asked = record.get("sample") or {}, int(record.get("asked") or 0)
     messages = record.get("messages") or []
     generations = record.get("generations") or []
@@ -105,9 +105,9 @@ def _of_conversation(record: dict[str, Any], source: Source) -> dict[str, Any]:
         "verl_multiturn.number": record.get("number"),
         "verl_multiturn.validation": bool(record.get("validation")),
         "verl_multiturn.step": record.get("step"),
-        "verl_multiturn.trained_step": verdict.step,
+        "verl_multiturn.trained_step": reward.step,
         "verl_multiturn.stop_reason": record.get("stop_reason"),
-        "verl_multiturn.score": verdict.score,
+        "verl_multiturn.score": reward.score,
         "verl_multiturn.data_source": sample.get("data_source"),
         "verl_multiturn.sample_index": sample.get("index"),
     }

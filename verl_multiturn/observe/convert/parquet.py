@@ -95,12 +95,11 @@ def _batches(source: Source) -> Iterator[list[dict[str, Any]]]:
 
 
 def _row(record: dict[str, Any], source: Source) -> dict[str, Any]:
-    verdict = source.verdict(record)
+    reward = source.reward(record)
     sample = record.get("sample") or {}
     stop = str(record.get("stop_reason") or "")
     full = [columns(row) for row in record.get("rows") or []]
     messages = [_message(message) for message in record.get("messages") or []]
-    accuracy = verdict.parts.get("acc", verdict.score)
     generations = record.get("generations") or []
     return {
         "transcript_id": _text(record["request_id"]),
@@ -113,8 +112,8 @@ def _row(record: dict[str, Any], source: Source) -> dict[str, Any]:
         "agent": _text(record.get("loop")),
         "model": _text(source.model),
         "model_options": as_json(record.get("sampling")),
-        "score": None if verdict.score is None else as_json(verdict.score),
-        "success": None if accuracy is None else accuracy > 0,
+        "score": None if reward.score is None else as_json(reward.score),
+        "success": source.is_right(reward),
         "message_count": len(messages),
         "total_time": float(record["ended"]) - float(record["began"]),
         "total_tokens": sum(int(each.get("prompt_tokens") or 0) + int(each.get("tokens") or 0) for each in generations),
@@ -124,12 +123,12 @@ def _row(record: dict[str, Any], source: Source) -> dict[str, Any]:
         "uid": _text(record.get("uid")),
         "validation": bool(record.get("validation")),
         "step": record.get("step"),
-        "trained_step": None if record.get("validation") else verdict.step,
-        "trained_tokens": verdict.trained,
+        "trained_step": None if record.get("validation") else reward.step,
+        "trained_tokens": reward.trained,
         "stop_reason": stop,
         "valid": bool(record.get("valid", True)),
-        "score_value": verdict.score,
-        "score_parts": as_json(verdict.parts) if verdict.parts else None,
+        "score_value": reward.score,
+        "score_parts": as_json(reward.parts) if reward.parts else None,
         "ground_truth": as_json(sample.get("ground_truth")),
         "calls": as_json(record.get("calls") or []),
         "prompt_lengths": [row["prompt_length"] for row in record.get("rows") or []],

@@ -84,7 +84,7 @@ def _of_conversation(
         "request_id": request,
         "uid": record.get("uid"),
         "stop_reason": record.get("stop_reason"),
-        "score": source.verdict(record).score,
+        "score": source.reward(record).score,
     }
     whole = {"cat": "conversation", "name": f"conversation {record.get('number')}", "id": f"{name}/0"}
     yield from _pair(whole, process, thread, float(record["began"]) + offset, ended + offset, args)

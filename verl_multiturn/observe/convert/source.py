@@ -3,51 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from verl_multiturn.observe.joined import Joined
-
-
-class ConvertedRecords(Protocol):
-    """What is read of `records.reader.Records`."""
-
-    @property
-    def runs(self) -> Sequence[dict[str, Any]]:
-        """Run files, as `schema.RunFile`."""
-        ...
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the conversations, as `schema.Record`."""
-        ...
-
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines beside them, each with `file`."""
-        ...
-
-    def steps(self) -> list[dict[str, Any]]:
-        """Return the trainer's steps."""
-        ...
-
-    def clocks(self) -> list[dict[str, Any]]:
-        """Return how far the workers' clocks are from the trainer's."""
-        ...
-
-    def joined(self) -> Any:
-        """Return the table of `schema.JOINED`."""
-        ...
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a conversation earned, and what became of it."""
-
-    score: float | None
-    parts: dict[str, float]
-    step: int | None
-    """Step that trained or validated it; None: it is not known."""
-    trained: int | None
-    """Its tokens that the loss counted; None: it is not known."""
+from verl_multiturn.records.reader import Records
+from verl_multiturn.records.scores import Reward, is_right, ranges_of, rewards_of
 
 
 class Source:
@@ -57,19 +16,17 @@ class Source:
         records: Its records.
     """
 
-    def __init__(self, records: ConvertedRecords) -> None:
+    def __init__(self, records: Records) -> None:
         self._records = records
-        self._joined = Joined(records.joined())
+        self._rewards = rewards_of(records)
+        self._ranges = ranges_of(self._rewards.values())
         self.runs = list(records.runs)
         self.steps = [step for step in records.steps() if step.get("event") in ("step", "validation")]
         offsets = {clock["file"]: float(clock["offset_s"]) for clock in records.clocks()}
         self._offsets: dict[str, float] = {}
-        self._scores: dict[str, float] = {}
         for line in records.lines():
             if offset := offsets.get(line.get("file", "")):
                 self._offsets[line["request_id"]] = offset
-            if line.get("event") == "score" and line.get("score") is not None:
-                self._scores[line["request_id"]] = float(line["score"])
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the conversations."""
@@ -79,22 +36,14 @@ class Source:
         """Return what to add to a conversation's times to get the trainer's."""
         return self._offsets.get(request_id, 0.0)
 
-    def verdict(self, record: dict[str, Any]) -> Verdict:
+    def reward(self, record: dict[str, Any]) -> Reward:
         """Return what a conversation earned."""
-        request_id = record["request_id"]
-        at = [
-            at for row in range(len(record.get("rows") or [])) if (at := self._joined.find(request_id, row)) is not None
-        ]
-        if not at:
-            return Verdict(self._scores.get(request_id), {}, None, None)
-        scores = [score for each in at if (score := self._joined.number("score", each)) is not None]
-        trained = sum(int(self._joined.number("trained", each) or 0) for each in at)
-        return Verdict(
-            sum(scores) if scores else self._scores.get(request_id),
-            self._joined.parts(at[-1]),
-            self._joined.step(at[-1], int(record.get("step") or 0)),
-            trained,
-        )
+        found = self._rewards.get(record["request_id"], Reward())
+        return found if record.get("valid", True) else found._replace(score=None)
+
+    def is_right(self, reward: Reward) -> bool | None:
+        """Tell whether a conversation solved its task; None: it has no reward."""
+        return None if reward.score is None else is_right(reward, self._ranges)
 
     @property
     def model(self) -> str:

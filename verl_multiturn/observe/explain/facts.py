@@ -12,42 +12,19 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from verl_multiturn.observe.explain.lateness import critical_path
 from verl_multiturn.observe.joined import Joined
 from verl_multiturn.observe.spans import spans_of
+from verl_multiturn.records.reader import Records
+from verl_multiturn.records.scores import Reward, is_right, ranges_of, rewards_of
 
 _ANSWER = re.compile(r"(?:####|\\boxed\{|<answer>|\banswer\s*(?:is\b|:))", re.IGNORECASE)
 _LONGEST_ANSWER = 200
 _NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*")
-
-
-class RunRecords(Protocol):
-    """What is read of `records.reader.Records`."""
-
-    @property
-    def runs(self) -> Sequence[dict[str, Any]]:
-        """Run files, as `schema.RunFile`."""
-        ...
-
-    def records(self) -> Iterable[dict[str, Any]]:
-        """Return the conversations, as `schema.Record`."""
-        ...
-
-    def lines(self) -> Iterable[dict[str, Any]]:
-        """Return the lines beside them, as `schema.Line`."""
-        ...
-
-    def steps(self) -> Iterable[dict[str, Any]]:
-        """Return the trainer's steps, as `schema.StepLine`."""
-        ...
-
-    def joined(self) -> Any:
-        """Return the table of `schema.JOINED`."""
-        ...
 
 
 @dataclass(slots=True)
@@ -106,6 +83,8 @@ class Talk:
     joined: bool = False
     """Whether the trainer's side was recorded."""
     score: float | None = None
+    right: bool = False
+    """Whether it solved its task; False without a score."""
     advantage: float | None = None
     """Mean over its sampled tokens."""
     parts: dict[str, float] = field(default_factory=dict)
@@ -183,20 +162,21 @@ def setting(settings: dict[str, Any], path: str) -> Any:
     return value
 
 
-def read_facts(records: RunRecords) -> Facts:
-    """Return the facts of a run.
+def read_facts(records: Records) -> Facts:
+    """Return the facts of a run, without the conversations of a step that a later start did again.
 
     Args:
         records: Its records.
     """
-    joined = Joined(records.joined())
-    scored: dict[str, tuple[float, float | None]] = {}
+    joined, rewards = Joined(records.joined()), rewards_of(records)
+    ranges = ranges_of(rewards.values())
+    scored: dict[str, float] = {}
     ends: dict[str, list[str]] = defaultdict(list)
     for line in records.lines():
         if line.get("event") not in ("begin", "score"):
             ends[str(line.get("event"))].append(line["request_id"])
         if line.get("event") == "score":
-            scored[line["request_id"]] = number(line.get("at")), optional(line.get("score"))
+            scored[line["request_id"]] = number(line.get("at"))
     facts = Facts(
         list(records.runs),
         [step for step in records.steps() if step.get("event") == "step"],
@@ -209,7 +189,13 @@ def read_facts(records: RunRecords) -> Facts:
         joined.trained_groups,
     )
     for record in records.records():
+        reward = rewards.get(record["request_id"], Reward())
+        if reward.undone:
+            continue
         talk = _talk(record, scored.get(record["request_id"]))
+        if talk.valid:
+            talk.score, talk.right = reward.score, is_right(reward, ranges)
+        talk.parts = reward.parts
         _join(talk, record, joined, facts)
         facts.timeline |= bool(talk.parts_s)
         facts.begun[talk.uid] = talk.row
@@ -217,14 +203,14 @@ def read_facts(records: RunRecords) -> Facts:
     return facts
 
 
-def _talk(record: dict[str, Any], scored: tuple[float, float | None] | None) -> Talk:
+def _talk(record: dict[str, Any], scored: float | None) -> Talk:
     sample = record.get("sample") or {}
     generations = record.get("generations") or []
     session = record.get("session")
     began, ended = number(record.get("began")), number(record.get("ended"))
     spans = spans_of(record)
-    if scored is not None and scored[0] > ended and not any(span.get("kind") == "reward" for span in spans):
-        spans = [*spans, {"kind": "reward", "name": "", "start": ended, "end": scored[0]}] if spans else spans
+    if scored is not None and scored > ended and not any(span.get("kind") == "reward" for span in spans):
+        spans = [*spans, {"kind": "reward", "name": "", "start": ended, "end": scored}] if spans else spans
     if spans:
         ended = max(ended, max(number(span.get("end")) for span in spans))
     unplaced: Counter[str] = Counter()
@@ -261,23 +247,18 @@ def _talk(record: dict[str, Any], scored: tuple[float, float | None] | None) -> 
         attempts=_most(_NUMBER.sub("#", text) for text in set(asked) | set(said)),
         identical=_most(asked),
         agent_end=None if session is None else str(session.get("end") or ""),
-        score=None if scored is None else scored[1],
     )
 
 
 def _join(talk: Talk, record: dict[str, Any], joined: Joined, facts: Facts) -> None:
     """Add what the trainer made of a conversation's rows."""
     advantages: list[Any] = []
-    scores: list[float] = []  # of a conversation with several rows one row has the score, or each a part of it
     for number_of_row, row in enumerate(record.get("rows") or []):
         at = joined.find(talk.request_id, number_of_row)
         if at is None:
             continue
         talk.joined = True
         talk.step = joined.step(at, talk.step)
-        if (score := joined.number("score", at)) is not None:
-            scores.append(score)
-        talk.parts |= joined.parts(at)
         talk.trained += int(joined.number("trained", at) or 0)
         talk.untrained = joined.text("untrained", at) or talk.untrained
         turns, versions = _sampled(row.get("runs") or [])
@@ -296,8 +277,6 @@ def _join(talk: Talk, record: dict[str, Any], joined: Joined, facts: Facts) -> N
             )  # as the trainer has them
             if len(rollout) == len(trainer):
                 _add_drift(talk, trainer - rollout, turns, versions, facts.drift)
-    if scores:
-        talk.score = sum(scores)
     if advantages:
         values = np.concatenate(advantages)
         talk.advantage = float(values.mean()) if len(values) else None

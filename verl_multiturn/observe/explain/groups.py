@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from verl_multiturn.observe.explain.facts import Facts, Talk
 from verl_multiturn.observe.explain.finding import Finding, Kind, percent
+from verl_multiturn.reward_numbers import are_equal
 
 _FEWEST = 8
 _ALARM = 0.5
@@ -46,13 +47,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def groups_of(talks: Sequence[Talk]) -> list[_Group]:
-    """Return the groups of two or more scored conversations.
-
-    A group is right where its reported `acc` is above 0; without one, where its score lies in the upper half of those
-    of the run, or above 0 in a run of one score.
-    """
-    scores = [talk.score for talk in talks if talk.score is not None]
-    low, high = min(scores), max(scores)
+    """Return the groups of two or more scored conversations; one is right where each of them is."""
     by_uid: dict[str, list[Talk]] = defaultdict(list)
     for talk in talks:
         by_uid[talk.uid].append(talk)
@@ -61,14 +56,8 @@ def groups_of(talks: Sequence[Talk]) -> list[_Group]:
         own = [talk.score for talk in group if talk.score is not None]
         if len(own) < 2:
             continue
-        level = sum(own) / len(own)
-        accuracies = [talk.parts["acc"] for talk in group if "acc" in talk.parts]
-        if len(accuracies) == len(group):
-            right = sum(accuracies) / len(accuracies) > 0.5
-        else:
-            right = level > (low + high) / 2 if high - low > 1e-6 * max(1.0, abs(high)) else level > 0
-        equal = max(own) - min(own) <= 1e-6 * max(1.0, abs(high), abs(low))
-        found.append(_Group(max(talk.step for talk in group), group, equal, right))
+        right = all(talk.right for talk in group)
+        found.append(_Group(max(talk.step for talk in group), group, are_equal(own), right))
     return found
 
 

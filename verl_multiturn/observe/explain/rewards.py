@@ -9,6 +9,7 @@ import numpy as np
 
 from verl_multiturn.observe.explain.facts import Facts, Talk, setting
 from verl_multiturn.observe.explain.finding import Finding, Kind, examples, level, percent
+from verl_multiturn.reward_numbers import are_equal
 
 _OUTCOMES = ("acc", "accuracy", "correct", "compute_score")
 """Numbers that say whether the answer is right, the first that varies."""
@@ -98,7 +99,7 @@ def _contradictions(facts: Facts) -> Iterator[Finding]:
     compared = 0
     for group in groups.values():
         scores = np.array([talk.score for talk in group], float)
-        if len(group) > 1 and scores.std() > 1e-6 * max(1.0, float(np.abs(scores).max())):
+        if len(group) > 1 and not are_equal(scores.tolist()):
             compared += 1
             advantages = np.array([talk.advantage for talk in group], float)
             if _correlation(scores - scores.mean(), advantages - advantages.mean()) < _AGAINST:

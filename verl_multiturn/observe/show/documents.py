@@ -22,8 +22,10 @@ import pyarrow.compute as pc
 from verl_multiturn.describe import one_line, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.points import read_points
+from verl_multiturn.records import joins
 from verl_multiturn.records.fates import Fate, count, fates_of, start_of
 from verl_multiturn.records.reader import Records
+from verl_multiturn.records.scores import Reward, key_of, rewards_of
 from verl_multiturn.reward_numbers import are_equal
 
 _NO_LISTS = ["request_id", "uid", "number", "row", "validation", "step", "update", "score", "parts", "otc_factor",
@@ -49,12 +51,13 @@ class Shown:
 
     @cached_property
     def _lines(self) -> list[dict[str, Any]]:
-        return self._records.steps()
+        """The lines of steps and validations; one that was done again is as it was the last time."""
+        return list({(line["step"], line["event"]): line for line in self._records.steps()}.values())
 
     @cached_property
-    def _of_evaluation(self) -> set[str]:
-        """The starts of an evaluation."""
-        return {str(run["start"]) for run in self._records.runs if "evaluation" in run["settings"]}
+    def _rewards(self) -> dict[str, Reward]:
+        """What each conversation earned, by its key."""
+        return rewards_of(self._records)
 
     def run(self) -> dict[str, Any]:
         """Return what is to be said of the whole run."""
@@ -64,7 +67,7 @@ class Shown:
             | {"ended": ended.get(run["start"], {}).get("at"), "error": ended.get(run["start"], {}).get("error")}
             for run in self._records.runs
         ]
-        rows = self._rows({})
+        rows = self._rows_of_steps({})
         fates = self.fates.values()
         faults: list[str] = []
         points = [point for folder in self._records.folders for point in read_points(folder.parent, faults.append)]
@@ -73,7 +76,7 @@ class Shown:
             "folders": [str(folder) for folder in self._records.folders],
             "starts": runs,
             "steps": [
-                _step_line(line, rows) for line in sorted([*self._lines, *_unsaid(self._lines, rows)], key=_order)
+                self._step_line(line, rows) for line in sorted([*self._lines, *_unsaid(self._lines, rows)], key=_order)
             ],
             "evaluations": [point.model_dump() for point in points],
             "fates": {"training": count(fates, validation=False), "validation": count(fates, validation=True)},
@@ -92,9 +95,9 @@ class Shown:
             ConfigError: Nothing is known of the step.
         """
         lines = [line for line in self._lines if line["step"] == step]
-        rows = self._rows({"step": step})
+        rows = self._rows_of_steps({"step": step})
         if not lines and not rows:
-            known = sorted({line["step"] for line in self._lines} | {row["step"] for row in self._rows({})})
+            known = sorted({line["step"] for line in self._lines} | {row["step"] for row in self._rows_of_steps({})})
             there = f"there are {known[0]} to {known[-1]}" if known else "there is none"
             raise ConfigError(f"--step {step}: nothing is known of this step; {there}")
         begun = [fate for fate in self.fates.values() if fate.begun == step]
@@ -103,7 +106,7 @@ class Shown:
             own = [line for line in lines if (line["event"] == "validation") == validation]
             found = [row for row in rows if row["validation"] == validation]
             if own or found:
-                parts.append(_step_part(own[-1] if own else None, found))
+                parts.append(self._step_part(own[-1] if own else None, found))
         return {
             "kind": "step",
             "step": step,
@@ -122,9 +125,11 @@ class Shown:
         members = sorted(
             (fate for fate in self.fates.values() if fate.uid == uid), key=lambda fate: (fate.number, fate.request_id)
         )
-        rows = self._by_request(self._rows({"uid": uid}, with_lists=True))
+        rows = self._by_request(self._rows({"uid": uid}))
         known = {summary["request_id"]: summary for summary in self._summaries(uid)}
-        conversations = [_member(fate, known.get(fate.request_id), rows.get(fate.request_id, [])) for fate in members]
+        conversations = [
+            self._member(fate, known.get(fate.request_id), rows.get(fate.request_id, [])) for fate in members
+        ]
         first = next((row for own in rows.values() for row in own), None)
         return {
             "kind": "group",
@@ -152,7 +157,7 @@ class Shown:
             "request_id": request_id,
             "fate": _fate(self.fates[request_id]),
             "record": record,
-            "joined": self._rows({"request_id": request_id}, with_lists=True),
+            "joined": self._rows({"request_id": request_id}),
             "faults": self._records.faults,
         }
 
@@ -161,18 +166,20 @@ class Shown:
         own = map(self._records.corrected, table.filter(pc.equal(table["uid"], uid)).to_pylist())
         return [{name: row[name] for name in _OF_SUMMARY} for row in own]
 
-    def _rows(self, where: Mapping[str, Any], with_lists: bool = False) -> list[dict[str, Any]]:
-        """Return the rows of joins with these values; of a step that was done again, those of the last start alone.
+    def _rows(self, where: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the rows of joins with these values; of each conversation those of the join that counts."""
+        return [
+            _plain(row)
+            for name, table in self._records.joins(None, where)
+            for row in table.to_pylist()
+            if self._rewards[key_of(row)].join == name
+        ]
 
-        An evaluation does nothing again that it has done: each of its starts adds to those before.
-        """
-        columns = None if with_lists else _NO_LISTS
-        found: dict[tuple[bool, int, str], tuple[str, list[dict[str, Any]]]] = {}
-        for name, table in self._records.joins(columns, where):
-            key = name.validation, name.step, name.start if name.start in self._of_evaluation else ""
-            if len(table) and name.start >= found.get(key, ("",))[0]:
-                found[key] = name.start, [_plain(row) for row in table.to_pylist()]
-        return [row for _, rows in found.values() for row in rows]
+    def _rows_of_steps(self, where: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the rows of joins with these values, without their lists, of the joins that count."""
+        tables = list(self._records.joins(_NO_LISTS, where))
+        counting = joins.counting((name for name, _ in tables), self._records.evaluations)
+        return [row for name, table in tables if name in counting for row in table.to_pylist()]
 
     @staticmethod
     def _by_request(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -180,6 +187,68 @@ class Shown:
         for row in rows:
             found[str(row["request_id"])].append(row)
         return found
+
+    def _step_line(self, line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        validation = line["event"] == "validation"
+        own = [row for row in rows if row["step"] == line["step"] and row["validation"] == validation]
+        return {
+            **{name: line[name] for name in ("event", "step", "start", "began", "ended", "phases", "join")},
+            **self._figures(own),
+            **{name: len(line[name]) for name in _LEFT},
+        }
+
+    def _figures(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return numbers of the rows of a step or a validation."""
+        groups = self._groups(rows)
+        scores = [score for group in groups for score in group["scores"] if score is not None]
+        return {
+            "rows": len(rows),
+            "conversations": len({(row["uid"], row["number"]) for row in rows}),
+            "score": math.fsum(scores) / len(scores) if scores else None,
+            "groups": len(groups),
+            "equal_groups": sum(group["equal"] for group in groups),
+            "trained_tokens": sum(row["trained"] or 0 for row in rows),
+            "untrained": dict(Counter(row["untrained"] for row in rows if row["untrained"]).most_common()),
+        }
+
+    def _groups(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        by_uid: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for row in rows:
+            by_uid[row["uid"]].append(row)
+        found = []
+        for uid, own in by_uid.items():
+            numbers = {key_of(row): row["number"] for row in own}
+            scores = [self._rewards[key].score for key in sorted(numbers, key=lambda key: (numbers[key], key))]
+            known = [score for score in scores if score is not None]
+            equal = len(known) > 1 and are_equal(known)
+            kept = {"uid": uid, "mean": own[0]["group_mean"], "std": own[0]["group_std"], "equal": equal}
+            untrained = dict(Counter(row["untrained"] for row in own if row["untrained"]))
+            found.append({**kept, "scores": scores, "untrained": untrained})
+        return found
+
+    def _step_part(self, line: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what is to be said of a step or a validation.
+
+        Args:
+            line: Its line in `steps.jsonl`; None: there is none.
+            rows: Its rows in the join.
+        """
+        event = line["event"] if line is not None else "validation" if rows[0]["validation"] else "step"
+        said = {} if line is None else {name: value for name, value in line.items() if name not in ("event", "rows")}
+        return {"event": event, **said, **self._figures(rows), "groups": self._groups(rows)}
+
+    def _member(
+        self, fate: Fate, summary: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        advantages = [value for row in rows for value in row["advantages"] or ()]
+        known = dict.fromkeys(_OF_SUMMARY) if summary is None else dict(summary)
+        return {
+            **known,
+            **_fate(fate),
+            "score": self._rewards.get(fate.request_id, Reward()).score,
+            "parts": next((row["parts"] for row in reversed(rows) if row["parts"]), None),
+            "advantage": math.fsum(advantages) / len(advantages) if advantages else None,
+        }
 
 
 def summed(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,73 +302,6 @@ def _unsaid(lines: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]
 def _order(line: Mapping[str, Any]) -> tuple[int, bool]:
     """Return the place of a line: a validation comes after the step of its number."""
     return line["step"], line["event"] == "validation"
-
-
-def _step_line(line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    validation = line["event"] == "validation"
-    own = [row for row in rows if row["step"] == line["step"] and row["validation"] == validation]
-    return {
-        **{name: line[name] for name in ("event", "step", "start", "began", "ended", "phases", "join")},
-        **_figures(own),
-        **{name: len(line[name]) for name in _LEFT},
-    }
-
-
-def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return numbers of the rows of a step or a validation."""
-    groups = _groups(rows)
-    scores = [row["score"] for row in rows if row["score"] is not None]
-    return {
-        "rows": len(rows),
-        "conversations": len({(row["uid"], row["number"]) for row in rows}),
-        "score": math.fsum(scores) / len(scores) if scores else None,
-        "groups": len(groups),
-        "equal_groups": sum(group["equal"] for group in groups),
-        "trained_tokens": sum(row["trained"] or 0 for row in rows),
-        "untrained": dict(Counter(row["untrained"] for row in rows if row["untrained"]).most_common()),
-    }
-
-
-def _groups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    by_uid: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
-        by_uid[row["uid"]].append(row)
-    found = []
-    for uid, own in by_uid.items():
-        scores: dict[int, float] = defaultdict(float)
-        for row in own:
-            scores[row["number"]] += row["score"] or 0.0
-        mean, std = own[0]["group_mean"], own[0]["group_std"]
-        equal = std is not None and mean is not None and are_equal([mean - std, mean + std])
-        kept = {"uid": uid, "mean": mean, "std": std, "equal": equal}
-        untrained = dict(Counter(row["untrained"] for row in own if row["untrained"]))
-        found.append({**kept, "scores": [scores[number] for number in sorted(scores)], "untrained": untrained})
-    return found
-
-
-def _step_part(line: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what is to be said of a step or a validation.
-
-    Args:
-        line: Its line in `steps.jsonl`; None: there is none.
-        rows: Its rows in the join.
-    """
-    event = line["event"] if line is not None else "validation" if rows[0]["validation"] else "step"
-    said = {} if line is None else {name: value for name, value in line.items() if name not in ("event", "rows")}
-    return {"event": event, **said, **_figures(rows), "groups": _groups(rows)}
-
-
-def _member(fate: Fate, summary: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    advantages = [value for row in rows for value in row["advantages"] or ()]
-    scores = [row["score"] for row in rows if row["score"] is not None]
-    known = dict.fromkeys(_OF_SUMMARY) if summary is None else dict(summary)
-    return {
-        **known,
-        **_fate(fate),
-        "score": math.fsum(scores) if scores else known["score"],
-        "parts": next((row["parts"] for row in reversed(rows) if row["parts"]), None),
-        "advantage": math.fsum(advantages) / len(advantages) if advantages else None,
-    }
 
 
 def _fate(fate: Fate) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def _print_groups(groups: Sequence[Mapping[str, Any]], console: Console) -> None
         return
     table = _table("groups", ("group", "mean", "std", "equal", "scores", "not trained"), ("mean", "std"))
     for group in groups[:_MOST_GROUPS]:
-        scores = " ".join(_shown(float(score)) for score in group["scores"])
+        scores = " ".join("–" if score is None else _shown(float(score)) for score in group["scores"])
         _add(table, group["uid"], group["mean"], group["std"], group["equal"], scores, _counts(group["untrained"]))
     console.print(table)
     if len(groups) > _MOST_GROUPS:

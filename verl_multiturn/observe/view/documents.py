@@ -34,6 +34,7 @@ from verl_multiturn.records.joins import first_line, open_join, parse_name
 from verl_multiturn.records.json_text import plain
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.schema import JOINED
+from verl_multiturn.reward_numbers import ROUNDING
 
 _BATCH = 64
 """Rows of a join that are read at a time, so that a large one does not fill the memory."""
@@ -96,6 +97,7 @@ class Documents:
             "runs": runs,
             "columns": {field.name: _kind(field.type) for field in self.table.whole.schema if field.name not in HIDDEN},
             "excerpts": list(EXCERPTS),
+            "rounding": ROUNDING,
             "count": len(self.table.whole),
             "texts": [self.pieces(number) is not None for number in range(len(self.folders))],
             "faults": self.faults(),
@@ -186,7 +188,7 @@ class Documents:
                 for folder in each.folders
                 for point in read_points(folder.parent, self._fault)
             ]
-            steps = steps_document(self.table.whole, number, each.steps())
+            steps = steps_document(self.table.whole, number, each.steps(), self.indices[number].undone())
             made.append(steps | {"settings": settings, "evaluations": points})
         count = len(self.table.whole)
         if self._flips is None or self._flips[0] != count:

@@ -44,6 +44,7 @@ from verl_multiturn.observe.view.index_joins import (
     oddities,
     otherwise_scored,
     undecided,
+    without_invalid,
 )
 from verl_multiturn.observe.view.index_rows import (
     COLUMNS,
@@ -58,6 +59,7 @@ from verl_multiturn.observe.view.index_rows import (
     table_of,
 )
 from verl_multiturn.paths import open_regular
+from verl_multiturn.records import joins
 from verl_multiturn.records.fates import fates, start_of
 from verl_multiturn.records.files import LINES as LINES_END
 from verl_multiturn.records.files import STEPS, RecordFile
@@ -67,7 +69,7 @@ from verl_multiturn.records.oddities import score_fault
 from verl_multiturn.records.reader import Placed, Records
 from verl_multiturn.records.repeats import repeat_fault
 
-_VERSION = "5"
+_VERSION = "6"
 _PART = 100_000
 """Rows of one part. Only parts that change are copied."""
 _SLICE = 100_000
@@ -148,6 +150,12 @@ class Index:
     def join(self, number: int) -> Path:
         """Return the join that the column `join` names."""
         return self.folder / FOLDER / self._joins[number]
+
+    def undone(self) -> list[int]:
+        """Return the numbers of joins of steps that a later start did again, as the column `join` has them."""
+        names = [parse_name(name) for name in self._joins]
+        counting = joins.counting(filter(None, names), self._records.evaluations)
+        return [number for number, name in enumerate(names) if name not in counting]
 
     def refresh(self) -> bool:
         """Read what was written since, and tell whether anything was."""
@@ -413,7 +421,7 @@ class Index:
                     changed[row["request_id"]] = before
                 self._parts[place] = part.filter(pc.invert(known))
         self._parts = [part for part in self._parts if len(part)]
-        made = table_of(list(changed.values()))
+        made = without_invalid(table_of(list(changed.values())))
         self._touched.update(made["uid"].to_pylist())
         self._append(made)
 
@@ -468,7 +476,7 @@ class Index:
             for name in GIVEN:
                 values = pc.if_else(known, joined[name].take(at), part[name]).combine_chunks()
                 part = part.set_column(part.schema.get_field_index(name), SCHEMA.field(name), values)
-            self._parts[place] = part
+            self._parts[place] = without_invalid(part)
         rest = joined.filter(left)
         if len(rest):
             columns = [rest[name] if name in rest.column_names else pa.nulls(len(rest), kind) for name, kind in COLUMNS]

@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from verl_multiturn.observe.view.index_rows import JOIN, SCHEMA
 from verl_multiturn.records import schema
 from verl_multiturn.records.oddities import are_close, place_fault, unbegun_fault
+from verl_multiturn.records.scores import acc_of, rewards_in
 
 OF_JOIN = (
-    "request_id", "uid", "number", "row", "validation", "step", "update", "score", "trained", "untrained", "group_mean",
-    "group_std", "otc_factor",
+    "request_id", "uid", "number", "row", "validation", "step", "update", "score", "parts", "trained", "untrained",
+    "group_mean", "group_std", "otc_factor",
 )  # fmt: skip
 GIVEN = [*(name for name, _ in JOIN), "score", "why"]
 """Columns that a join decides."""
@@ -42,12 +43,15 @@ OF_FATES += ["trained_step", "trained_tokens", "untrained", "why"]
 
 def joined(rows: pa.Table, number: int) -> pa.Table:
     """Return what a join has of its conversations, a row for each: the columns `GIVEN` and its names."""
-    names = [name for name in OF_JOIN if name not in ("request_id", "trained")]
+    names = [name for name in OF_JOIN if name not in ("request_id", "trained", "score", "parts")]
     first = rows.sort_by([("row", "ascending")]).group_by("request_id", use_threads=False)
     found = first.aggregate([*((name, "first") for name in names), ("trained", "sum"), _ROWS])
     made = {name: found[f"{name}_first"] for name in names} | {"request_id": found["request_id"]}
     made |= {"trained_step": made.pop("step"), "trained_tokens": found["trained_sum"]}
     made |= {"join": pa.array([number] * len(found)), "why": pa.array([""] * len(found))}
+    earned = rewards_in(rows)
+    earned = earned.take(pc.index_in(found["request_id"], earned["request_id"].combine_chunks()).combine_chunks())
+    made |= {"score": earned["score"], "acc": _accs(earned["parts"])}
     whole = pc.and_(pc.equal(found["trained_count"], 1), pc.equal(pc.fill_null(made.pop("otc_factor"), 1.0), 1.0))
     made["untrained"] = pc.fill_null(made["untrained"], "")
     trained = pc.if_else(pc.greater(pc.fill_null(made["trained_tokens"], 0), 0), "trained", "untrained")
@@ -57,6 +61,21 @@ def joined(rows: pa.Table, number: int) -> pa.Table:
     kept = [field for field in SCHEMA if field.name in made]
     table = pa.table([made[field.name].cast(field.type) for field in kept], pa.schema(kept))
     return table.append_column(WHOLE, whole)
+
+
+def _accs(parts: pa.ChunkedArray) -> pa.Array:
+    """Return the `acc` of each text of a reward's parts, of which many are the same."""
+    encoded = parts.combine_chunks().dictionary_encode()
+    return pa.array([acc_of(text) for text in encoded.dictionary.to_pylist()], pa.float64()).take(encoded.indices)
+
+
+def without_invalid(part: pa.Table) -> pa.Table:
+    """Return rows of the index, of which an invalid conversation has no score: it says nothing of the model."""
+    valid = pc.fill_null(part["valid"], True)
+    if pc.all(valid, min_count=0).as_py():
+        return part
+    scores = pc.if_else(valid, part["score"], pa.scalar(None, pa.float64()))
+    return part.set_column(part.schema.get_field_index("score"), SCHEMA.field("score"), scores)
 
 
 def otherwise_scored(part: pa.Table, score: pa.Array, whole: pa.Array) -> list[str]:

@@ -31,11 +31,12 @@ LINES = [
 ]  # fmt: skip
 JOIN = [
     ("trained_step", _INT), ("update", _INT), ("trained_tokens", _INT), ("untrained", _TEXT), ("group_mean", _REAL),
-    ("group_std", _REAL), ("join", _INT), ("fate", _TEXT),
+    ("group_std", _REAL), ("join", _INT), ("fate", _TEXT), ("acc", _REAL),
 ]  # fmt: skip
 SCHEMA = pa.schema(LINES + JOIN)
-HIDDEN = ("file", "offset", "place", "join", "event", "said")
-"""Columns that no table shows: where a conversation is stored, and why it ended by its line (`why` is the fate's)."""
+HIDDEN = ("file", "offset", "place", "join", "event", "said", "acc")
+"""Columns that no table shows: where a conversation is stored, why it ended by its line (`why` is the fate's), and what
+its reward reported as `acc`, from which steps count who is right."""
 COLUMNS = LINES + JOIN
 _WIDTH = len(COLUMNS)
 _AT = {name: at for at, (name, _) in enumerate(COLUMNS)}

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from verl_multiturn.observe.explain.lateness import critical_path, late_of_step
 from verl_multiturn.records.json_text import plain
+from verl_multiturn.records.scores import are_right
+from verl_multiturn.reward_numbers import ScoreRange, within_rounding
 
 _SPANS = 400
 """The most spans of a conversation in a step's timeline."""
 
 
-def steps_document(whole: pa.Table, number: int, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def steps_document(
+    whole: pa.Table, number: int, lines: Sequence[Mapping[str, Any]], undone: Collection[int] = ()
+) -> dict[str, Any]:
     """Return the steps of a folder: what the trainer said of each, and what its conversations say.
 
     Args:
         whole: The index.
         number: Number of the folder in it.
         lines: Its lines in `steps.jsonl`.
+        undone: Numbers of joins of steps that a later start did again; their conversations count in no step.
     """
     own = whole.filter(pc.equal(whole["dir"], number)) if pc.any(pc.not_equal(whole["dir"], number)).as_py() else whole
     steps: dict[tuple[int, bool], dict[str, Any]] = {}
@@ -30,7 +36,7 @@ def steps_document(whole: pa.Table, number: int, lines: Sequence[Mapping[str, An
         if line.get("event") in ("step", "validation"):
             key = (line["step"], line["event"] == "validation")
             steps[key] = {**line, **_EMPTY}  # a step that was done again counts as it was the last time
-    for entry in _by_step(own):
+    for entry in _by_step(own, undone):
         key = (entry.pop("at"), entry["validation"])
         steps[key] = {**steps.get(key, {"step": key[0], **_EMPTY}), **entry}
     fates = [
@@ -53,29 +59,33 @@ def _counted(table: pa.Table, names: list[str]) -> list[tuple[Any, ...]]:
     return sorted(zip(*(made[name] for name in names), made["count_all"], strict=True), key=lambda row: -row[-1])
 
 
-def _by_step(own: pa.Table) -> list[dict[str, Any]]:
+def _by_step(own: pa.Table, undone: Collection[int]) -> list[dict[str, Any]]:
     """Return counts, scores and groups of each step: of what it trained; without a join, of what began in it."""
     joined = pc.is_valid(own["trained_step"])
     known = pc.unique(own["trained_step"].filter(joined))
     # What is filtered is copied: of a million conversations all columns would be 250 MB.
-    own = own.select(["trained_step", "step", "validation", "uid", "score", "response_tokens", "seconds"])
-    own = own.filter(pc.or_(joined, pc.invert(pc.is_in(own["step"], known))))
-    score = pc.if_else(pc.is_nan(own["score"]), None, own["score"])
+    names = ["trained_step", "step", "validation", "uid", "score", "acc", "response_tokens", "seconds", "join"]
+    counts = pc.or_(joined, pc.invert(pc.is_in(own["step"], known)))
+    if undone:
+        counts = pc.and_(counts, pc.invert(pc.is_in(own["join"], pa.array(undone, own["join"].type))))
+    own = own.select(names).filter(counts)
+    score = pc.if_else(pc.is_finite(own["score"]), own["score"], None)
     table = pa.table({
         "at": pc.coalesce(own["trained_step"], own["step"]), "validation": own["validation"], "uid": own["uid"],
-        "score": score, "tokens": own["response_tokens"], "seconds": own["seconds"],
+        "score": score, "right": _rights(own, score), "tokens": own["response_tokens"], "seconds": own["seconds"],
     })  # fmt: skip
     keys = ["at", "validation"]
     sums = table.group_by(keys).aggregate(
         [([], "count_all"), ("score", "mean"), ("tokens", "mean"), ("seconds", "mean"), ("seconds", "max")]
     )
-    groups = table.group_by([*keys, "uid"]).aggregate([("score", "min"), ("score", "max"), ("score", "count")])
+    scored = table.filter(pc.is_valid(table["score"])).group_by([*keys, "uid"])
+    groups = scored.aggregate([("score", "min"), ("score", "max"), ("score", "count"), ("right", "all")])
     groups = groups.filter(pc.greater(groups["score_count"], 1))
-    equal = pc.equal(groups["score_min"], groups["score_max"])
-    groups = groups.append_column("equal", pc.cast(equal, pa.int32()))
-    right = pc.and_(equal, pc.greater_equal(groups["score_min"], 1.0))
-    groups = groups.append_column("right", pc.cast(right, pa.int32()))
-    by_groups = groups.group_by(keys).aggregate([([], "count_all"), ("equal", "sum"), ("right", "sum")])
+    low, high, right = (groups[name].to_numpy() for name in ("score_min", "score_max", "right_all"))
+    equal = within_rounding(low, high)
+    for name, values in (("equal", equal), ("all_right", equal & right.astype(bool))):
+        groups = groups.append_column(name, pa.array(values.astype(np.int32)))
+    by_groups = groups.group_by(keys).aggregate([([], "count_all"), ("equal", "sum"), ("all_right", "sum")])
     found = {(row["at"], row["validation"]): row for row in by_groups.to_pylist()}
     made = []
     for row in sums.to_pylist():
@@ -85,9 +95,18 @@ def _by_step(own: pa.Table) -> list[dict[str, Any]]:
             "mean_score": row["score_mean"],
             "mean_tokens": row["tokens_mean"], "mean_seconds": row["seconds_mean"], "max_seconds": row["seconds_max"],
             "groups": own_groups.get("count_all"), "equal_groups": own_groups.get("equal_sum"),
-            "all_right": own_groups.get("right_sum"),
+            "all_right": own_groups.get("all_right_sum"),
         })  # fmt: skip
     return made
+
+
+def _rights(own: pa.Table, score: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return who is right; training and validations have a range of scores each."""
+    found = []
+    for validation in (False, True):
+        known = pc.min_max(score.filter(pc.equal(own["validation"], validation))).as_py()
+        found.append(are_right(score, own["acc"], ScoreRange.of([known["min"], known["max"]])))
+    return pc.if_else(own["validation"], found[1], found[0])
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class _Evaluation:
                 log = self._job.out / "sglang.log"
                 self._child = SglangChild(self._arguments(), log)
                 self._say(f"SGLang starts, in half a minute or more; it prints into {log}")
-            model = load_model(self._config, _REMEDY)
+            model = load_model(self._config.actor_rollout_ref.model, _REMEDY, self._config.data)
             engine = self._engine(model)
             try:
                 return await self._with(engine, model)

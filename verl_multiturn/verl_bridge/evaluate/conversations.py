@@ -21,6 +21,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.plan import DataRow
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.records.joins import JoinedRow
+from verl_multiturn.records.scores import sum_of_rows
 from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.life import note
 from verl_multiturn.row_keys import RowKey
@@ -142,7 +143,7 @@ class Conversations:
                 life.status, life.error = "error", f"the reward function raised {raised}"
             elif cause != INVALID:
                 note_score(list(outputs))
-        score = sum(each.score or 0.0 for each in joined) if cause is None else None
+        score = sum_of_rows(each.score for each in joined) if cause is None else None
         return Judged(joined, score, cause, bool(outputs[-1].stats.get("outages")), raised)
 
     def is_judged(self, request_id: str) -> bool:

@@ -16,7 +16,8 @@ from verl_multiturn.evaluation.chat_address import ChatAddress, chat_address
 from verl_multiturn.evaluation.plan import DataRow, numbered
 from verl_multiturn.launch.compose import compose_run
 from verl_multiturn.launch.plan import RunPlan
-from verl_multiturn.records.run_file import digest, digest_of_vocabulary
+from verl_multiturn.records.origin import refuse_other
+from verl_multiturn.records.run_file import digest
 from verl_multiturn.row_files import read_rows, row_digest
 from verl_multiturn.verl_bridge.evaluate import chat_level
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
@@ -32,10 +33,9 @@ from verl_multiturn.verl_bridge.startup.view import RunView
 from verl_multiturn.verl_bridge.trainer.run_notes import reward_function
 
 _ROLLOUT = "actor_rollout_ref.rollout"
-_MODEL_CODE = ("actor_rollout_ref.model.trust_remote_code", "data.trust_remote_code")
+_MODEL_CODE = "actor_rollout_ref.model.trust_remote_code"
 _READ = (".parquet", ".jsonl", ".json")
 _VOLATILE = ("record_dir", "record_start", "record_share", "record_max_gb", "record_redact")
-_ANYWAY = "say --anyway to evaluate it all the same"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def config_of(job: Job, start: str) -> DictConfig:
     # An exported model holds its adapter.
     values |= {key: 0 for key in ADAPTER_RANKS if OmegaConf.select(config, key)}
     if job.runs_code is not None:  # the recipe speaks of its own model
-        values |= dict.fromkeys(_MODEL_CODE, job.runs_code)
+        values[_MODEL_CODE] = job.runs_code
     if job.rows is not None:
         files = [str(path) for path in job.rows]
         values |= {"data.val_files": files, "data.train_files": files}
@@ -175,13 +175,5 @@ def check_origin(origin: Mapping[str, Any], model: LoadedModel, schemas: Sequenc
     Raises:
         ConfigError: One is another.
     """
-    known = (origin.get("tokenizer") or {}).get("digest")
-    if known is not None and digest_of_vocabulary(model.tokenizer.get_vocab()) != known:
-        raise ConfigError(f"the model's tokenizer is another than its run's; {_ANYWAY}")
-    known = (origin.get("template") or {}).get("digest")
-    if known is not None and digest(model.template.encode()) != known:
-        raise ConfigError(f"the model's chat template is another than its run's; {_ANYWAY}")
-    if (trained := origin.get("schemas")) is not None and list(schemas) != list(trained):
-        now, then = ([schema["function"]["name"] for schema in each] for each in (schemas, trained))
-        what = f"tools are {now}, and those of the model's run {then}" if now != then else "tools have other schemas"
-        raise ConfigError(f"the recipe's {what}; {_ANYWAY}")
+    remedies = dict.fromkeys(("tokenizer", "template", "tools"), "say --anyway to evaluate the model all the same")
+    refuse_other(origin, remedies, vocabulary=model.tokenizer.get_vocab(), template=model.template, schemas=schemas)

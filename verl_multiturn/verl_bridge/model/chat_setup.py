@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from verl.utils.tokenizer.chat_template import initialize_turn_separator
 from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, VLContinuousTokenBuilder
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
@@ -27,17 +26,11 @@ from verl_multiturn.chat.template_rules import Rule
 from verl_multiturn.chat.tir import TIR, TirCodec
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.row_files import refuse_pointer
 from verl_multiturn.tools.loading.kwargs import hidden_tools
 from verl_multiturn.tools.loading.registry import schema_of
 from verl_multiturn.verl_bridge.model.call_formats import check_format, make_parser
-from verl_multiturn.verl_bridge.model.processors import (
-    image_reader,
-    load_processor,
-    own_processor,
-    row_messages,
-    vision_of,
-)
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
+from verl_multiturn.verl_bridge.model.processors import own_processor, row_messages, vision_of
 from verl_multiturn.verl_bridge.model.suffix_builder import suffix_builder
 from verl_multiturn.verl_bridge.rows import make_request
 
@@ -126,56 +119,48 @@ def make_chat(
     return ModelChat(codec, ends, generation_prompt, check, processor)
 
 
-def load_chat(model: str, template_kwargs: Mapping[str, Any] | None = None, **settings: Any) -> tuple[Any, ModelChat]:
-    """Load the tokenizer and the codec of a model from this machine; nothing is downloaded.
+def chat_of(model: LoadedModel, template_kwargs: Mapping[str, Any] | None = None, **settings: Any) -> ModelChat:
+    """Build the codec of a model that was loaded, and what belongs to it.
 
     Args:
-        model: Folder of the model, or its name in Hugging Face's cache.
+        model: The model.
         template_kwargs: `data.apply_chat_template_kwargs`.
-        settings: `custom_chat_template`, `trust_remote_code`, `mm_processor_kwargs`, as in `actor_rollout_ref.model`
-            and `data`; `text_mode` as for `make_chat`.
+        settings: `mm_processor_kwargs` and `text_mode`, as for `make_chat`.
 
     Raises:
-        ConfigError: The model is not on this machine, has no chat template, or verl has no builder for it.
+        ConfigError: The model has no chat template, or verl has no builder for it.
     """
-    path = str(Path(model).expanduser())
-    refuse_pointer(Path(path))
-    trust = bool(settings.get("trust_remote_code"))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
-        model_type = AutoConfig.from_pretrained(path, trust_remote_code=trust, local_files_only=True).model_type
-    except Exception as error:  # the files of a model may be damaged in any way
-        raise ConfigError(f"no tokenizer and config.json of {model!r} on this machine: {error}"[:500]) from None
-    processor = load_processor(path, model_type, trust)
-    kind, template = ("tokenizer", tokenizer) if processor is None else ("processor", processor)
-    if settings.get("custom_chat_template"):
-        template.chat_template = settings["custom_chat_template"]
+    path, processor = model.tokenizer.name_or_path, model.processor
+    kind, template = ("tokenizer", model.tokenizer) if processor is None else ("processor", processor)
     if not template.chat_template:
-        raise ConfigError(f"the {kind} of {model!r} has no chat template; set model.custom_chat_template")
-    given = {key: settings[key] for key in ("mm_processor_kwargs", "text_mode") if key in settings}
+        raise ConfigError(f"the {kind} of {path!r} has no chat template; set model.custom_chat_template")
     try:
-        return tokenizer, make_chat(tokenizer, model_type, template_kwargs, processor=processor, **given)
+        return make_chat(model.tokenizer, model.model_type, template_kwargs, processor=processor, **settings)
     except ValueError as error:
-        raise ConfigError(f"{model!r} (model_type {model_type!r}): {error}") from None
+        raise ConfigError(f"{path!r} (model_type {model.model_type!r}): {error}") from None
 
 
 def examine_model(
-    model: str, tool_format: str, tools: bool = True, template_kwargs: Mapping[str, Any] | None = None, **settings: Any
+    model: LoadedModel,
+    tool_format: str,
+    tools: bool = True,
+    template_kwargs: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> list[Rule]:
     """Examine which rules of multi-turn training a model's template keeps, with `chat.template.examine_template`.
 
     Args:
-        model: Folder of the model, or its name in Hugging Face's cache.
+        model: The model.
         tool_format: `multi_turn.format`; in text mode only the rules about prompts are examined.
         tools: Whether the run has tools.
         template_kwargs: `data.apply_chat_template_kwargs`.
-        settings: As for `load_chat`.
+        settings: `mm_processor_kwargs`, as for `make_chat`.
 
     Raises:
-        ConfigError: The model cannot be loaded from this machine, or there is no such format.
+        ConfigError: The model has no chat template, verl has no builder for it, or there is no such format.
     """
     text_mode = tool_format == TIR
-    tokenizer, chat = load_chat(model, template_kwargs, text_mode=text_mode, **settings)
+    tokenizer, chat = model.tokenizer, chat_of(model, template_kwargs, text_mode=text_mode, **settings)
     parser = make_parser(tool_format, tokenizer, chat.end_ids)
     template = Template(tokenizer, chat.codec, chat.check, parser, chat.end_ids, chat.generation_prompt)
     return asyncio.run(examine_template(template, tools and not text_mode, prompt_only=text_mode))
@@ -188,27 +173,26 @@ class PromptMeasure:
     first message of an interaction, which only a conversation shows.
 
     Args:
-        model: Folder of the model, or its name in Hugging Face's cache.
+        model: The model.
         tools: All tools of the run, by name.
         tool_format: `multi_turn.format`.
         interactions: All interactions of the run, by name; None: it has none.
 
     Raises:
-        ConfigError: The model cannot be loaded from this machine, or there is no such format. A call raises it for a
-            row that cannot be rendered, or that the template does not show whole.
+        ConfigError: The model has no chat template, verl has no builder for it, or there is no such format. A call
+            raises it for a row that cannot be rendered, or that the template does not show whole.
     """
 
     def __init__(
         self,
-        model: str,
+        model: LoadedModel,
         tools: Mapping[str, Any],
         tool_format: str = "hermes",
         interactions: Mapping[str, Interaction] | None = None,
     ) -> None:
         check_format(tool_format)
-        self._tokenizer, self._chat = load_chat(model, text_mode=tool_format == TIR)
-        self._tools, self._interactions = tools, interactions
-        self._read = image_reader(self._chat.processor, {})
+        self._tokenizer, self._chat = model.tokenizer, chat_of(model, text_mode=tool_format == TIR)
+        self._tools, self._interactions, self._read = tools, interactions, model.read_images
         self.reasoning_left_out = 0
         """Messages so far whose reasoning the template leaves out."""
 
@@ -267,11 +251,25 @@ def model_end_ids(tokenizer: Any) -> list[int]:
     They are the tokenizer's, and those in the model's config.json and generation_config.json (Llama 3 and Qwen have
     two). SGLang knows only the model's, since verl starts it without a tokenizer. So `Runner.sampling` names them all.
     """
-    found = {tokenizer.eos_token_id}
-    for source in (AutoConfig, GenerationConfig):
-        try:
-            listed = getattr(source.from_pretrained(tokenizer.name_or_path), "eos_token_id", None)
-        except (OSError, ValueError):
-            continue  # the model lacks that file
+    name, found = tokenizer.name_or_path, {tokenizer.eos_token_id}
+    for listed in (_of_config(name), _of_generation(name)):
         found |= set(listed) if isinstance(listed, list) else {listed}
     return sorted(found - {None})
+
+
+def _of_config(name: str) -> Any:
+    """Return `eos_token_id` of a model's config.json; None: it has none."""
+    try:
+        return getattr(AutoConfig.from_pretrained(name, trust_remote_code=False), "eos_token_id", None)
+    except OSError:
+        return None
+    except ValueError:  # it needs code of the model's own, which says nothing else of the ids
+        return PreTrainedConfig.get_config_dict(name)[0].get("eos_token_id")
+
+
+def _of_generation(name: str) -> Any:
+    """Return `eos_token_id` of a model's generation_config.json; None: it has none."""
+    try:
+        return GenerationConfig.from_pretrained(name).eos_token_id
+    except (OSError, ValueError):
+        return None

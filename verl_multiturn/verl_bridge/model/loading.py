@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
 from transformers import AutoConfig
 from verl.utils import hf_tokenizer
 from verl.utils.dataset.rl_dataset import get_dataset_class
@@ -37,34 +37,40 @@ class LoadedModel:
         return str(shown.get("default") if isinstance(shown, dict) else shown)
 
 
-def load_model(config: DictConfig, remedy: str) -> LoadedModel:
-    """Load what conversations need of a run's model.
+def load_model(section: Mapping[str, Any], remedy: str, data: Any = None) -> LoadedModel:
+    """Load what conversations need of a model from this machine, as verl's workers do; nothing is downloaded.
+
+    The start-up check, an evaluation, a replay and the commands that examine a model call it.
 
     Args:
-        config: verl's whole configuration.
+        section: `actor_rollout_ref.model`, or the part of it that is known: `path`, `tokenizer_path`,
+            `trust_remote_code`, `custom_chat_template`.
         remedy: What to do where it is not here, for the error.
+        data: The section `data`, by which images of rows are read; None: those of verl's own data set.
 
     Raises:
         ConfigError: The tokenizer, config.json or processor is not here.
     """
-    model = config.actor_rollout_ref.model
-    path, trust = str(model.get("tokenizer_path") or model.path), bool(model.get("trust_remote_code"))
-    local = str(Path(path).expanduser())
+    path, trust = str(section.get("tokenizer_path") or section["path"]), bool(section.get("trust_remote_code"))
+    local, weights = str(Path(path).expanduser()), str(Path(str(section["path"])).expanduser())
     refuse_pointer(Path(local))
-    refuse_pointer(Path(model.path).expanduser())
+    refuse_pointer(Path(weights))
     try:
-        tokenizer = hf_tokenizer(local, trust_remote_code=trust)
-        model_type = AutoConfig.from_pretrained(str(Path(model.path).expanduser()), trust_remote_code=trust).model_type
+        tokenizer = hf_tokenizer(local, trust_remote_code=trust, local_files_only=True)
+        # Weights that verl will fetch have no config.json here; the tokenizer's folder may have it.
+        named = weights if (Path(weights) / "config.json").is_file() else local
+        model_type = AutoConfig.from_pretrained(named, trust_remote_code=trust, local_files_only=True).model_type
     except Exception as error:  # the files of a model may be damaged in any way
-        raise ConfigError(
-            f"the tokenizer or config.json of {path!r} is not here ({describe(error)[:300]}); {remedy}"
-        ) from None
+        why = " ".join(describe(error).split())[:300]
+        raise ConfigError(f"no tokenizer and config.json of {path!r} on this machine ({why}); {remedy}") from None
     processor = load_processor(local, model_type, trust)
-    if template := model.get("custom_chat_template"):
+    if template := section.get("custom_chat_template"):
         tokenizer.chat_template = template
         if processor is not None:
             processor.chat_template = template
-    read = as_they_are if processor is None else image_reader(processor, config.data, get_dataset_class(config.data))
+    if processor is None:
+        return LoadedModel(tokenizer, model_type)
+    read = image_reader(processor, {}) if data is None else image_reader(processor, data, get_dataset_class(data))
     return LoadedModel(tokenizer, model_type, processor, read)
 
 

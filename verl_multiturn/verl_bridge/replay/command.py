@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,12 +15,12 @@ from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.observe.show.documents import one_of
 from verl_multiturn.records.reader import Records
+from verl_multiturn.reward_numbers import are_equal
 from verl_multiturn.verl_bridge.replay.conversations import Played
 from verl_multiturn.verl_bridge.replay.loading import Changes, load_replay
 from verl_multiturn.verl_bridge.replay.scores import Scores, UnrepeatableError
 
 _SHOWN = 80
-_NEAR = 1e-6
 
 
 @dataclass
@@ -143,7 +142,7 @@ async def _scored(
         tally.why[f"its reward is not computed again: {error}"] += 1
         return played
     tally.scored += 1
-    if math.isclose(float(recorded), now, rel_tol=_NEAR, abs_tol=_NEAR):
+    if are_equal((float(recorded), now)):
         return played
     differences = [*played.differences, Difference(None, "reward", None, recorded, now)]
     return Played(played.request_id, differences, outputs=played.outputs)

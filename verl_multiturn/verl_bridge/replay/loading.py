@@ -19,14 +19,14 @@ from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import build_interaction, load_interactions
-from verl_multiturn.records.run_file import digest, digest_of_vocabulary
+from verl_multiturn.records.origin import refuse_other
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.loading.call_limits import ToolLimits
 from verl_multiturn.tools.loading.registry import build_tools, schema_of
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.trust.settings import as_texts
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
-from verl_multiturn.verl_bridge.model.loading import LoadedModel, load_model
+from verl_multiturn.verl_bridge.model.loading import load_model
 from verl_multiturn.verl_bridge.replay.conversations import Replay
 from verl_multiturn.verl_bridge.settings import settings_of
 
@@ -44,6 +44,11 @@ _TOOLS = (
     f"{PATH}.tool_config_path",
 )
 _INTERACTIONS = (f"{PATH}.interaction_config_path",)
+_REMEDIES = {
+    "tokenizer": f"say --set {_MODEL}.path=FOLDER to replay with another one",
+    "template": f"say --set {_MODEL}.path=FOLDER or --set {_MODEL}.custom_chat_template=TEXT to replay with another",
+    "tools": f"say --set {_TOOLS[0]}=FILE to replay with the tools of a file",
+}
 
 
 def load_replay(run: Mapping[str, Any], changes: Changes = (), is_live: bool = False) -> Replay:
@@ -59,7 +64,8 @@ def load_replay(run: Mapping[str, Any], changes: Changes = (), is_live: bool = F
             setting; or something that the run needs is not here.
     """
     config, changed = changed_settings(run["settings"], changes)
-    model = _load_model(config, run, changed)
+    section = config.actor_rollout_ref.model
+    model = load_model(section, f"say where they are with --set {_MODEL}.path=FOLDER", config.data)
     if is_live or changed & {*_TOOLS}:
         rollout = config.actor_rollout_ref.rollout
         multi_turn = rollout.multi_turn
@@ -67,13 +73,14 @@ def load_replay(run: Mapping[str, Any], changes: Changes = (), is_live: bool = F
         tools = load_run_tools(path, multi_turn.get("function_tool_path"))
     else:
         tools = recorded_tools(run["tools"], run["schemas"])
-    schemas = [schema_of(tool).as_dict() for tool in tools.values()]
-    if schemas != run["schemas"] and not changed & {*_TOOLS}:
-        pairs = zip(schemas, run["schemas"], strict=False)
-        name = next((old["function"]["name"] for new, old in pairs if new != old), None)
-        what = f"the schema of {name!r} is another" if name else f"there are {len(schemas)} tools, the run had "
-        what += "" if name else str(len(run["schemas"]))
-        raise ConfigError(f"{what} than the run's; say --set {_TOOLS[0]}=FILE to replay with the tools of a file")
+    refuse_other(
+        run,
+        _REMEDIES,
+        vocabulary=None if changed & {*_TOKENIZER} else model.tokenizer.get_vocab(),
+        template=None if changed & {*_TEMPLATE} else model.template,
+        schemas=None if changed & {*_TOOLS} else [schema_of(tool).as_dict() for tool in tools.values()],
+        model=repr(str(section.get("tokenizer_path") or section.path)),
+    )
     if is_live or changed & {*_INTERACTIONS}:
         path = settings_of(config.actor_rollout_ref.rollout).interaction_config_path
         interactions = load_interactions(path) if path else {}
@@ -115,28 +122,6 @@ def _whole_name(config: DictConfig, key: str) -> str:
     if "." not in key:
         return f"{PATH}.{key}"
     raise ConfigError(f"--set {key}: the run has no such setting; name one as verl's configuration has it")
-
-
-def _load_model(config: DictConfig, run: Mapping[str, Any], changed: set[str]) -> LoadedModel:
-    model = load_model(config, f"say where they are with --set {_MODEL}.path=FOLDER")
-    section = config.actor_rollout_ref.model
-    _check_model(str(section.get("tokenizer_path") or section.path), model, run, changed)
-    return model
-
-
-def _check_model(path: str, model: LoadedModel, run: Mapping[str, Any], changed: set[str]) -> None:
-    recorded, is_known = run["tokenizer"].get("digest"), not changed & {*_TOKENIZER}
-    if is_known and recorded is not None and digest_of_vocabulary(model.tokenizer.get_vocab()) != recorded:
-        raise ConfigError(
-            f"the tokenizer in {path!r} is another than the run's; say --set {_MODEL}.path=FOLDER to replay with "
-            "another one"
-        )
-    recorded = run["template"].get("digest")
-    if recorded is not None and not changed & {*_TEMPLATE} and digest(model.template.encode()) != recorded:
-        raise ConfigError(
-            f"the chat template of {path!r} is another than the run's; say --set {_MODEL}.path=FOLDER or --set "
-            f"{_MODEL}.custom_chat_template=TEXT to replay with another one"
-        )
 
 
 def recorded_tools(yaml_file: Any, schemas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

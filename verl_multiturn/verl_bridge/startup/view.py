@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -37,6 +37,9 @@ from verl_multiturn.verl_bridge.names import (
 )
 from verl_multiturn.verl_bridge.settings import agent_loops, estimator_of, own_manager, runs_our_server, settings_of
 from verl_multiturn.verl_bridge.startup import verl_classes, verl_keys
+
+if TYPE_CHECKING:
+    from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
 TRAINERS = ("sync", "colocate_async", "separate_async")
 """verl's trainers that ours extend."""
@@ -235,9 +238,22 @@ class RunView:
         from verl_multiturn.verl_bridge.model.processors import engine_image_settings, load_processor, plain_dict
 
         model_type = json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type")
-        processor = load_processor(str(path), model_type, bool(self.config.data.get("trust_remote_code")))
+        trust = bool(self.config.actor_rollout_ref.model.get("trust_remote_code"))
+        processor = load_processor(str(path), model_type, trust)
         kwargs = plain_dict(self.config.data.get("mm_processor_kwargs"))
         return {} if processor is None else engine_image_settings(kwargs)
+
+    @cached_property
+    def model(self) -> LoadedModel:
+        """The tokenizer, template and processor of the run's model.
+
+        Raises ConfigError where they are not on this machine, or cannot be loaded.
+        """
+        self.require_stack()
+        from verl_multiturn.verl_bridge.model.loading import load_model
+
+        remedy = "name a folder with both; set model.trust_remote_code for a model with Python files of its own"
+        return load_model(self.config.actor_rollout_ref.model, remedy)
 
     @cached_property
     def model_tokens(self) -> int | None:

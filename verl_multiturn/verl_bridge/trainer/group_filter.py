@@ -88,11 +88,21 @@ def verdicts(
     Raises:
         ConfigError: The reward function does not report the metric.
     """
+    groups = numbers_of(rows_of(uids, partition, partition_id), metric, left_out)
+    return {uid: verdict([*groups.get(uid, {}).values()]) for uid in uids}
+
+
+def rows_of(uids: Collection[str], partition: Mapping[str, Mapping[str, Any]], partition_id: str) -> BatchRows:
+    """Return the rows of finished groups.
+
+    Args:
+        uids: The groups.
+        partition: The tags of all rows of the partition, by name.
+        partition_id: TransferQueue's partition.
+    """
     names = [name for name in partition if RowKey.parse(name).uid in uids]
     tags = [partition[name] for name in names]
-    rows = BatchRows(SimpleNamespace(keys=names, tags=tags, partition_id=partition_id))
-    groups = numbers_of(rows, metric, left_out)
-    return {uid: verdict([*groups.get(uid, {}).values()]) for uid in uids}
+    return BatchRows(SimpleNamespace(keys=names, tags=tags, partition_id=partition_id))
 
 
 def numbers_of(rows: BatchRows, metric: str, left_out: LeftOut = _nobody) -> dict[str, dict[str, float | None]]:

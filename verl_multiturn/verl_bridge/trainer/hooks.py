@@ -62,6 +62,7 @@ from verl_multiturn.errors import RewardContractError
 from verl_multiturn.launch.checkpoints import checkpoint_folder, mend_tracker
 from verl_multiturn.launch.stop_request import StopRequest
 from verl_multiturn.observe.metrics import Stats, conversations
+from verl_multiturn.reward_numbers import ScoreRange
 from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.closing import close_workers
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, list_prompts
@@ -162,6 +163,7 @@ class MultiTurnHooks:
         self._rows = StepRows()
         self._outages = Outages(AskedKeeper(), settings.outage.stop_s)
         self._scored = Scored(self._outages.causes)
+        self._validation_scores = ScoreRange()
         self._masks_void_rows = settings.void_turn_pattern is not None
         self._otc = OtcScores(settings.otc)
         self._engines = EngineLogProbs(settings.old_log_prob_bound, config)
@@ -532,7 +534,7 @@ class MultiTurnHooks:
         began, self._scored = time.time(), Scored(self._outages.causes)
         with observe_samples(self.replay_buffer, stats, self._look_at_validation):
             metrics: dict[str, Any] = super()._validate()  # type: ignore[misc]
-        metrics |= validated(stats)
+        metrics |= validated(stats, self._validation_scores)
         if self._joining is not None:
             self._joining.end_validation(self.global_steps, began, metrics)
         return metrics

@@ -38,6 +38,7 @@ from verl_multiturn.describe import describe
 from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.records.joins import JoinedRow, table_of
 from verl_multiturn.records.run_file import new_start
+from verl_multiturn.records.scores import sum_of_rows
 from verl_multiturn.records.step_writer import StepWriter
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.staleness import Bound, too_old
@@ -247,9 +248,7 @@ class Joining:
         for key, fields in zip(rows.real, fetch_some(rows.real, rows.partition_id, ["rm_scores"]), strict=True):
             stats = rows.stats.get(key)
             row = joined[key] = joined_row(key, stats, fields, step, validation=True)
-            row.untrained = rows.left_out.get(key.conversation)
-            if row.untrained is None and stats is not None and stats.get("stop") == StopReason.OUTAGE:
-                row.untrained = "outage"
+            row.untrained = _no_score(rows.left_out, key, stats)
         _add_groups(rows.groups, rows.stats, joined)
         self._validated += joined.values()
 
@@ -328,7 +327,7 @@ class _Batch:
         trained = mask[places]
         row.trained = int(trained.sum())
         if row.trained == len(places):
-            row.untrained = None if len(places) else "unsampled"
+            row.untrained = None if len(places) else _no_score(self.left_out, key, stats) or "unsampled"
             return row
         row.untrained = self._cause(key, stats, fields, places[~trained])
         if row.trained:
@@ -337,16 +336,29 @@ class _Batch:
 
     def _cause(self, key: RowKey, stats: Stats | None, fields: Fields, places: NDArray[np.intp]) -> str:
         """Return why the sampled tokens at these places of a row are not in the loss."""
-        if (cause := self.left_out.get(key.conversation)) is not None:
+        if (cause := _no_score(self.left_out, key, stats)) is not None:
             return cause
-        if stats is not None and not stats["valid"]:
-            return "outage" if stats.get("stop") == StopReason.OUTAGE else "invalid"
         if stats is not None and stats.get("void") and self.masks_void_rows:
             return "void"
         versions, bound = fields.get(VERSIONS), self.bound
         if bound is None or versions is None:
             return "rejected"
         return "too_old" if too_old(np.asarray(versions)[places], self.step, bound).any() else "rejected"
+
+
+def _no_score(left_out: Mapping[str, str], key: RowKey, stats: Stats | None) -> str | None:
+    """Return why the score of a row says nothing (`records.scores.NO_SCORE`); None: it counts.
+
+    Args:
+        left_out: The causes of conversations that the trainer leaves out, by their names.
+        key: The row's name.
+        stats: Its stats; None for a row of another agent loop.
+    """
+    if (cause := left_out.get(key.conversation)) is not None:
+        return cause
+    if stats is None or stats["valid"]:
+        return None
+    return "outage" if stats.get("stop") == StopReason.OUTAGE else "invalid"
 
 
 def joined_row(key: RowKey, stats: Stats | None, fields: Fields, step: int, validation: bool) -> JoinedRow:
@@ -388,9 +400,9 @@ def _add_groups(
     for group in groups.values():
         scores = []
         for keys in group.values():
-            own = [joined[key].score for key in keys]
-            if all(stats.get(key, {"valid": True})["valid"] for key in keys) and None not in own:
-                scores.append(math.fsum(score for score in own if score is not None))
+            score = sum_of_rows(joined[key].score for key in keys)
+            if score is not None and all(stats.get(key, {"valid": True})["valid"] for key in keys):
+                scores.append(score)
         mean = math.fsum(scores) / len(scores) if scores else None
         std = float(np.std(scores, ddof=1)) if len(scores) > 1 else None
         for key in (key for keys in group.values() for key in keys):

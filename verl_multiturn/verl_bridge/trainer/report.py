@@ -14,6 +14,7 @@ from typing import Any
 
 from verl_multiturn.observe.metrics import Stats, aggregate, conversations
 from verl_multiturn.observe.pass_at_k import passed_shares
+from verl_multiturn.reward_numbers import ScoreRange
 from verl_multiturn.verl_bridge.loops.news import RunNews
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 
@@ -67,9 +68,14 @@ def prefixed(prefix: str, stats: list[Stats]) -> dict[str, float]:
     return {prefix + key: value for key, value in metrics.items()}
 
 
-def validated(stats: list[Stats]) -> dict[str, float]:
-    """Return the metrics of a validation's conversations: those of `prefixed`, and pass@k."""
-    passed = {VALIDATION_PREFIX + key: value for key, value in passed_shares(stats).items()}
+def validated(stats: list[Stats], scores: ScoreRange) -> dict[str, float]:
+    """Return the metrics of a validation's conversations: those of `prefixed`, and pass@k.
+
+    Args:
+        stats: The conversations.
+        scores: The range of the rewards of the run's validations so far; those of this one are added.
+    """
+    passed = {VALIDATION_PREFIX + key: value for key, value in passed_shares(stats, scores).items()}
     return prefixed(VALIDATION_PREFIX, stats) | passed
 
 

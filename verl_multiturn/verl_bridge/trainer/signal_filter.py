@@ -9,6 +9,7 @@ all its advantages are 0, and its rollouts teach nothing.
 
 Invariants:
 - validation is not looked at;
+- who is right is decided by the rewards of the run so far (`reward_numbers.ScoreRange`), a checkpoint's among them;
 - a group is judged once: when it is sampled, or when it is evicted. Those that the trainer will leave out
   (`left_out`) do not count;
 - of `refill`: for each group that is evicted exactly one is submitted, so that none is generated in vain. A step
@@ -27,12 +28,12 @@ from typing import Any
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from verl_multiturn.config import FilterMode
-from verl_multiturn.observe.pass_at_k import passes
+from verl_multiturn.reward_numbers import ScoreRange
 from verl_multiturn.rollout.difficulty import Pools
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
-from verl_multiturn.verl_bridge.trainer.group_filter import REWARD, GroupFilter, numbers_of, verdict
+from verl_multiturn.verl_bridge.trainer.group_filter import REWARD, GroupFilter, numbers_of, rows_of, verdict
 from verl_multiturn.verl_bridge.trainer.report import FILTER_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class SignalFilter(GroupFilter):
 
     Its metrics of a step, under `rollout/filter/`, are about the groups that it sampled or replaced:
     - `groups`, `conversations`: their numbers;
-    - `no_signal`: groups without signal; of these `all_right`, `all_wrong` (all rewards at most 0) and `too_few_valid`;
+    - `no_signal`: groups without signal; of these `all_right`, `all_wrong` (one is not right) and `too_few_valid`;
     - `replaced`: groups that were replaced;
     - `rollouts_per_signal`: conversations for each group with a signal; missing where there is none;
     - `total/groups`, `total/no_signal`: sums since the beginning of training, over all starts.
@@ -66,6 +67,8 @@ class SignalFilter(GroupFilter):
         self.silent: frozenset[str] = frozenset()
         """Groups without signal of the batch that was sampled last; empty with `off` and `refill`."""
         self.totals: Counter[str] = Counter()
+        self.scores = ScoreRange()
+        """The range of the rewards of the run so far."""
         self._selected: list[str] = []
         self._evicted_uids: list[str] = []
         super().__init__(batch_size, **arguments)
@@ -106,7 +109,7 @@ class SignalFilter(GroupFilter):
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the filter."""
         pools = {} if self.pools is None else {"pools": self.pools.state()}
-        return {"mode": self.mode, "totals": dict(self.totals), **pools}
+        return {"mode": self.mode, "totals": dict(self.totals), "scores": list(self.scores.ends), **pools}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned, with `off` not at all.
@@ -117,6 +120,7 @@ class SignalFilter(GroupFilter):
         if self.mode == "off":
             return
         self.totals = Counter({str(name): int(number) for name, number in state["totals"].items()})
+        self.scores = ScoreRange.of(float(end) for end in state.get("scores", ()))
         if self.pools is not None and "pools" in state:
             self.pools.restore(state["pools"])
 
@@ -137,15 +141,16 @@ class SignalFilter(GroupFilter):
 
     def _judge(self, rows: BatchRows, step: int) -> None:
         silent, before = set(), Counter(self._counts)
-        passed = {key.conversation for key, own in rows.stats.items() if passes(own)}
-        for uid, numbers in numbers_of(rows, REWARD, self.left_out).items():
+        groups = numbers_of(rows, REWARD, self.left_out)
+        right = self._right(rows, groups)
+        for uid, numbers in groups.items():
             judged = verdict([*numbers.values()])
-            self._count(judged, len(numbers))
+            valid = sum(number is not None for number in numbers.values())
+            self._count(judged, len(numbers), right[uid] == valid)
             if judged is not None:
                 silent.add(uid)
             if self.pools is not None:
-                valid = {name for name, number in numbers.items() if number is not None}
-                self.pools.judge(uid, len(valid & passed), len(valid), judged is None, step)
+                self.pools.judge(uid, right[uid], valid, judged is None, step)
         if self.pools is not None:
             self.pools.drop(self._selected)  # a group that failed may have no row
         self.silent = frozenset(silent if self.mode != "refill" else ())
@@ -157,11 +162,28 @@ class SignalFilter(GroupFilter):
                 step, len(silent), found["all_right"], found["all_wrong"], found["too_few_valid"], _remedy(found),
             )  # fmt: skip
 
-    def _count(self, judged: float | None, conversations: int, replaced: bool = False) -> None:
-        """Count a group by its verdict."""
+    def _right(self, rows: BatchRows, groups: Mapping[str, Mapping[str, float | None]]) -> dict[str, int]:
+        """Return how many valid conversations of each group are right.
+
+        Args:
+            rows: The rows of the groups.
+            groups: Their numbers, as `numbers_of` returns them.
+        """
+        self.scores.add(number for numbers in groups.values() for number in numbers.values())
+        last = sorted(rows.stats, key=lambda key: key.number)
+        accs = {key.conversation: rows.stats[key].get("reported", {}).get("acc") for key in last}
+        return {
+            uid: sum(
+                number is not None and self.scores.is_right(number, accs.get(name)) for name, number in numbers.items()
+            )
+            for uid, numbers in groups.items()
+        }
+
+    def _count(self, judged: float | None, conversations: int, right: bool, replaced: bool = False) -> None:
+        """Count a group by its verdict; `right` says whether each of its valid conversations is."""
         found = Counter(groups=1, conversations=conversations, replaced=int(replaced))
         if judged is not None:
-            cause = "too_few_valid" if math.isnan(judged) else "all_right" if judged > 0 else "all_wrong"
+            cause = "too_few_valid" if math.isnan(judged) else "all_right" if right else "all_wrong"
             found.update(["no_signal", cause])
         self._counts.update(found)
         self.totals.update(found)
@@ -176,9 +198,14 @@ class SignalFilter(GroupFilter):
 
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
         replaced = eviction_reasons[1] if self.mode == "refill" else set()
+        rows = rows_of(replaced, self.partitions[partition_id], partition_id)
+        groups = numbers_of(rows, REWARD, self.left_out) if replaced else {}
+        right = self._right(rows, groups)
         sizes = Counter(uid for uid, _ in {RowKey.parse(name)[:2] for name in self.partitions[partition_id]})
         for uid in replaced:
-            self._count(self._dapo_classification_cache[partition_id][uid], sizes[uid], replaced=True)
+            valid = sum(number is not None for number in groups.get(uid, {}).values())
+            is_right = bool(valid) and right[uid] == valid
+            self._count(self._dapo_classification_cache[partition_id][uid], sizes[uid], is_right, replaced=True)
         found = super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
         self._evicted_uids += sorted(found[0])
         if self.pools is not None:

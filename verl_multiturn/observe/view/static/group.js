@@ -30,6 +30,11 @@ export function meanStd(values) {
   return [mean, Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (values.length - 1))];
 }
 
+// Tells whether rewards differ by rounding alone, as `reward_numbers.are_equal` does; `within` is its constant.
+export function areEqual(scores, within) {
+  return Math.max(...scores) - Math.min(...scores) <= within * Math.max(...scores.map(Math.abs));
+}
+
 export function GroupView({ params, meta, version }) {
   if (!params.uid) return html`<p class="problem" role="alert">this address names no group; open one from the table of conversations</p>`;
   return html`<${LoadedGroup} params=${params} meta=${meta} version=${version} />`;
@@ -55,7 +60,7 @@ function Group({ found, params, meta }) {
     <h2>group <code>${visible(params.uid)}</code> <${Copied} text=${params.uid} /></h2>
     <p class="facts"><${Fact} name="conversations">${found.total}</${Fact}>
       ${alone && html`<${Fact} name="mean">${shortNumber(mean, 4)}</${Fact}><${Fact} name="std">${shortNumber(std, 4)}</${Fact}>`}
-      ${alone && std === 0 && html`<span class="badge bad">all scores are equal: nothing to learn from</span>`}
+      ${alone && scores.length > 1 && areEqual(scores, meta.rounding) && html`<span class="badge bad">all scores are equal: nothing to learn from</span>`}
       ${first && html`<${Fact} name="data">${visible(first.row.data_source ?? "")} ${visible(first.row.index ?? "")}</${Fact}>`}
       ${alone && steps.map((step) => html`<${Fact} name="step"><a href=${addressOf("step", { dir: params.dir || 0, step })}>${step}</a></${Fact}>`)}
       ${found.total > MOST && html`<span class="quiet">the first ${MOST} are shown</span>`}</p>

@@ -123,7 +123,7 @@ def check_template(run: RunView) -> None:
     from verl_multiturn.verl_bridge.model.chat_setup import examine_model
 
     rules = examine_model(
-        str(path), run.multi_turn.format, tools=bool(run.multi_turn.enable), **_template_settings(run.config)
+        run.model, run.multi_turn.format, tools=bool(run.multi_turn.enable), **_template_settings(run.config)
     )
     check_user_turns(str(path), rules, run.settings)
     known = [rule for rule in rules if rule.verdict is Verdict.KNOWN]
@@ -143,8 +143,6 @@ def _template_settings(config: DictConfig) -> dict[str, Any]:
 
     return {
         "template_kwargs": plain_dict(config.data.get("apply_chat_template_kwargs")),
-        "custom_chat_template": config.actor_rollout_ref.model.get("custom_chat_template"),
-        "trust_remote_code": config.data.get("trust_remote_code"),
         "mm_processor_kwargs": plain_dict(config.data.get("mm_processor_kwargs")),
     }
 
@@ -223,25 +221,26 @@ def check_tools(run: RunView) -> None:
     if run.is_early and path and not run.will_be_made(path) and not Path(path).is_file():
         load_tools(path)  # which says so
     run.require_stack()
-    check_tool_names(run.config, run.tools)
+    check_tool_names(run, run.tools)
 
 
-def check_tool_names(config: DictConfig, tools: Mapping[str, Any]) -> None:
+def check_tool_names(run: RunView, tools: Mapping[str, Any]) -> None:
     """Refuse tools with names that no model could write; skipped when the model does not lie on this machine.
 
     Args:
-        config: verl's whole configuration.
-        tools: The tools of the run, by name.
+        run: The run.
+        tools: Its tools, by name.
     """
+    config = run.config
     names = [name for tool in tools.values() for name in must_stay(schema_of(tool).as_dict())]
     # Names of letters, digits and the like hold no control token, so the tokenizer need not be loaded.
     plain = all(re.fullmatch(r"[\w .-]*", name) for name in names)
     if plain or config.actor_rollout_ref.rollout.multi_turn.format == TIR:
         return
-    if (path := local_model(config, tokenizer=True)) is not None:
-        from verl_multiturn.verl_bridge.model.chat_setup import check_names, load_chat
+    if local_model(config, tokenizer=True) is not None:
+        from verl_multiturn.verl_bridge.model.chat_setup import chat_of, check_names
 
-        check_names(load_chat(str(path), **_template_settings(config))[1].codec, tools.values())
+        check_names(chat_of(run.model, **_template_settings(config)).codec, tools.values())
 
 
 def _has_no_tools(run: RunView) -> bool:

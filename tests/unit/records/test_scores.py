@@ -1,0 +1,132 @@
+"""What a conversation earned by a join, and which join counts."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.sample_records import sample_run_file
+from verl_multiturn.records import joins
+from verl_multiturn.records.joins import JoinedRow, JoinName
+from verl_multiturn.records.reader import Records
+from verl_multiturn.records.run_file import path_of
+from verl_multiturn.records.scores import (
+    NO_SCORE,
+    are_right,
+    is_right,
+    joined_rewards,
+    parts_of,
+    ranges_of,
+    rewards_in,
+    rewards_of,
+    sum_of_rows,
+)
+from verl_multiturn.reward_numbers import ScoreRange
+
+A, B = "20261126T101500_aaaaaa", "20261126T111500_bbbbbb"
+NUMBERS = st.one_of(st.none(), st.floats(-8, 8), st.sampled_from([math.nan, math.inf, -math.inf]))
+
+
+def row(number: int, at: int = 0, score: float | None = 1.0, **more: Any) -> JoinedRow:
+    return JoinedRow(f"r{number}", "u", number, at, more.pop("validation", False), 1, score=score, **more)
+
+
+def earned(*rows: JoinedRow) -> dict[str, float | None]:
+    table = rewards_in(joins.table_of(rows))
+    return dict(zip(table["request_id"].to_pylist(), table["score"].to_pylist(), strict=True))
+
+
+def write(folder: Path, name: JoinName, *rows: JoinedRow, **settings: Any) -> None:
+    run = sample_run_file(start=name.start)
+    path_of(folder, name.start).write_text(json.dumps({**run, "settings": {**run["settings"], **settings}}))
+    joins.write(folder, joins.name_of(*name), joins.table_of([replace(each, step=name.step) for each in rows]))
+
+
+@given(st.lists(st.lists(NUMBERS, min_size=1, max_size=4), min_size=1, max_size=6))
+def test_a_column_of_rows_and_a_single_conversation_have_one_rule(scores: list[list[float | None]]) -> None:
+    rows = [row(number, at, score) for number, own in enumerate(scores) for at, score in enumerate(own)]
+    found = earned(*rows)
+    for number, own in enumerate(scores):
+        expected = sum_of_rows(own)
+        assert found[f"r{number}"] == (None if expected is None else pytest.approx(expected))
+
+
+@given(st.lists(st.tuples(st.one_of(st.none(), st.floats(-2, 2)), st.one_of(st.none(), st.floats(-1, 1))), min_size=1))
+def test_a_column_and_a_single_conversation_are_right_by_one_rule(
+    conversations: list[tuple[float | None, float | None]],
+) -> None:
+    known = ScoreRange.of(score for score, _ in conversations)
+    scores, accs = (pa.chunked_array([pa.array(each, pa.float64())]) for each in zip(*conversations, strict=True))
+    found = are_right(scores, accs, known).to_pylist()
+    assert [bool(each) for each in found] == [
+        score is not None and known.is_right(score, acc) for score, acc in conversations
+    ]
+
+
+@pytest.mark.parametrize("cause", NO_SCORE)
+def test_a_cause_for_which_a_score_says_nothing(cause: str) -> None:
+    assert earned(row(0, 0, untrained=cause), row(0, 1), row(1, untrained="too_old")) == {"r0": None, "r1": 1.0}
+
+
+def test_a_row_that_stands_there_twice_counts_once_and_one_of_another_loop_by_its_place() -> None:
+    others = [JoinedRow(None, "v", number, 0, False, 1, score=0.5) for number in (0, 1)]
+    table = rewards_in(joins.table_of([row(0, 0, 9.0), row(0, 1, 1.0), row(0, 0, 0.5), *others]))
+    assert table.select(["request_id", "uid", "number", "score"]).to_pylist() == [
+        {"request_id": "r0", "uid": "u", "number": 0, "score": 1.5},
+        {"request_id": None, "uid": "v", "number": 0, "score": 0.5},
+        {"request_id": None, "uid": "v", "number": 1, "score": 0.5},
+    ]
+
+
+def test_a_join_of_a_stranger_that_lacks_columns() -> None:
+    table = joins.table_of([row(0)]).drop_columns(["parts", "untrained", "number"])
+    assert rewards_in(table)["score"].to_pylist() == [1.0]
+    assert rewards_in(table.drop_columns(["score"]))["score"].to_pylist() == [None]
+
+
+def test_the_last_start_s_join_counts_though_its_step_is_an_earlier_one(tmp_path: Path) -> None:
+    # The second start went on from step 1, and took the conversation again in step 2.
+    write(tmp_path, JoinName(False, 3, A), row(0, 0, 0.25), row(0, 1, 0.5))
+    write(tmp_path, JoinName(False, 2, A), row(1, 0, 0.5))
+    write(tmp_path, JoinName(False, 2, B), row(0, 0, 1.0))
+    records = Records(tmp_path)
+    found = joined_rewards(records)
+    assert {key: (each.score, each.step, each.undone) for key, each in found.items()} == {
+        "r0": (1.0, 2, False),
+        "r1": (0.5, 2, True),
+    }
+    assert sorted(records.joined()["score"].to_pylist()) == [0.5, 1.0]
+
+
+def test_each_start_of_an_evaluation_counts(tmp_path: Path) -> None:
+    for start, number in ((A, 0), (B, 1)):
+        write(tmp_path, JoinName(True, 0, start), row(number, validation=True), evaluation={})
+    assert [each.undone for each in rewards_of(Records(tmp_path)).values()] == [False, False]
+
+
+def test_training_and_validation_have_a_range_each(tmp_path: Path) -> None:
+    write(tmp_path, JoinName(False, 1, A), row(0, score=0.0), row(1, score=1.0))
+    write(tmp_path, JoinName(True, 1, A), row(2, score=0.25, validation=True), row(3, score=0.0, validation=True))
+    found = rewards_of(Records(tmp_path))
+    ranges = ranges_of(found.values())
+    assert ranges == (ScoreRange(0.0, 1.0), ScoreRange(0.0, 0.25))
+    assert {key for key, each in found.items() if is_right(each, ranges)} == {"r1", "r2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (None, {}),
+        ("[" * 100_000, {}),
+        ("[1]", {}),
+        ('{"acc": true, "a": {"b": 2}, "c": "x", "d": NaN, "e": Infinity}', {"acc": 1.0, "a/b": 2.0}),
+    ],
+)
+def test_the_parts_of_a_reward(text: str | None, parts: dict[str, float]) -> None:
+    assert parts_of(text) == parts

@@ -1,0 +1,225 @@
+"""What each conversation of a run's folder earned: one rule for all who read it.
+
+    join that counts ──▶ rewards_in ──▶ joined_rewards ──┐
+    lines ──▶ scores of conversations without a join ────┴─▶ rewards_of
+
+- A conversation has a reward if it is valid, and each of its rows in the join has a finite score and no cause for which
+  a score says nothing (`NO_SCORE`).
+- Its reward is the sum over its rows. verl's score lies on the last one, those of tools, of an interaction and of an
+  agent's completions where they were earned.
+- Of several joins that have a conversation the last one counts (`joins.order`).
+- Where no join has it, the score of its line counts.
+
+Invariant: nothing else of the package adds scores of a join up to what a conversation earned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from verl_multiturn.records import joins
+from verl_multiturn.records.joins import JoinName
+from verl_multiturn.records.reader import Records
+from verl_multiturn.reward_numbers import RIGHT_ACC, ScoreRange
+
+NO_SCORE = ("invalid", "outage", "reward_outage", "failed")
+"""Causes in the join's column `untrained` for which the score of a row says nothing."""
+COLUMNS = ("request_id", "uid", "number", "row", "score", "parts", "trained", "untrained")
+"""Columns of a join that `rewards_in` reads."""
+_CONVERSATION = ["request_id", "uid", "number"]
+"""Columns that name a conversation; one of another agent loop than ours has no request id."""
+
+
+class Reward(NamedTuple):
+    """What a conversation earned."""
+
+    score: float | None = None
+    """None: it has no reward that counts."""
+    validation: bool = False
+    parts_text: str | None = None
+    """The column `parts` of its last row."""
+    join: JoinName | None = None
+    """The join that says so; None: no join has the conversation."""
+    undone: bool = False
+    """Whether a later start did the step again, so that the step's figures are those of other conversations."""
+    uid: str = ""
+    number: int = 0
+    trained: int | None = None
+    """Its tokens that the loss counted; None: no join has the conversation."""
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Return the reward's parts, and the other numbers that its function reported."""
+        return parts_of(self.parts_text)
+
+    @property
+    def step(self) -> int | None:
+        """Return the step that trained or validated it; None: it is not known."""
+        return None if self.join is None else self.join.step
+
+    @property
+    def acc(self) -> float | None:
+        """Return what its function reported as `acc`; None: nothing."""
+        return acc_of(self.parts_text)
+
+
+def parts_of(text: str | None) -> dict[str, float]:
+    """Return the finite numbers in the column `parts` by name, those of an object within it as `outer/inner`."""
+    found: dict[str, float] = {}
+    _flatten("", _read(text), found)
+    return found
+
+
+def _read(text: str | None) -> Any:
+    try:
+        return orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        pass  # it knows no NaN
+    with contextlib.suppress(ValueError, RecursionError):  # a join of a stranger
+        return json.loads(text or "{}")
+    return {}
+
+
+def _flatten(prefix: str, value: Any, found: dict[str, float]) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _flatten(f"{prefix}/{key}" if prefix else str(key), item, found)
+    elif isinstance(value, int | float) and math.isfinite(value):
+        found[prefix] = float(value)
+
+
+def acc_of(text: str | None) -> float | None:
+    """Return the finite number `acc` in the column `parts`; None: there is none."""
+    if text is None or '"acc"' not in text:
+        return None
+    value = _read(text)
+    acc = value.get("acc") if isinstance(value, dict) else None
+    return float(acc) if isinstance(acc, int | float) and math.isfinite(acc) else None
+
+
+def sum_of_rows(scores: Iterable[float | None]) -> float | None:
+    """Return the reward of a conversation from the scores of its rows; None: a row has none, or it is not finite."""
+    total = 0.0
+    for score in scores:
+        if score is None or not math.isfinite(score):
+            return None
+        total += score
+    return total
+
+
+def rewards_in(rows: pa.Table) -> pa.Table:
+    """Return what the conversations of a join earned by it.
+
+    Args:
+        rows: Rows of a join; a column of `COLUMNS` that is missing is null. Of a row that stands there twice, as in a
+            stranger's join, the last counts.
+
+    Returns:
+        A row for each conversation: `request_id`, `uid`, `number`; `score`, null where it has no reward that counts;
+        `parts`, those of its last row that has some; `trained`, its tokens that the loss counted.
+    """
+    rows = _each_once(joins.filled(rows, COLUMNS)).sort_by([("row", "ascending")])
+    said = pc.invert(pc.is_in(rows["untrained"], pa.array(NO_SCORE)))
+    counts = pc.and_(said, pc.fill_null(pc.is_finite(rows["score"]), False))
+    held = rows.select([*_CONVERSATION, "parts", "trained"])
+    held = held.append_column("score", pc.if_else(counts, rows["score"], 0.0)).append_column("counts", counts)
+    wanted = [("score", "sum"), ("counts", "all"), ("parts", "last"), ("trained", "sum")]
+    found = held.group_by(_CONVERSATION, use_threads=False).aggregate(wanted)
+    return pa.table({
+        **{name: found[name] for name in _CONVERSATION},
+        "score": pc.if_else(found["counts_all"], found["score_sum"], pa.scalar(None, pa.float64())),
+        "parts": found["parts_last"], "trained": found["trained_sum"],
+    })  # fmt: skip
+
+
+def _each_once(rows: pa.Table) -> pa.Table:
+    """Return rows without those that stand there again later."""
+    keys = [*_CONVERSATION, "row"]
+    if len(rows.group_by(keys).aggregate([])) == len(rows):
+        return rows
+    at = rows.select(keys).append_column("at", pa.array(range(len(rows)), pa.int64()))
+    last = at.group_by(keys).aggregate([("at", "max")])["at_max"]
+    return rows.take(pa.array(sorted(last.to_pylist())))
+
+
+def joined_rewards(records: Records) -> dict[str, Reward]:
+    """Return what each conversation earned by the join that counts, by its key (`key_of`)."""
+    found: dict[str, Reward] = {}
+    tables = sorted(records.joins(COLUMNS), key=lambda joined: joins.order(joined[0]))
+    counting = joins.counting((name for name, _ in tables), records.evaluations)
+    for name, table in tables:
+        for row in rewards_in(table).to_pylist():
+            found[key_of(row)] = Reward(
+                row["score"],
+                name.validation,
+                row["parts"],
+                name,
+                name not in counting,
+                row["uid"] or "",
+                row["number"] or 0,
+                row["trained"] or 0,
+            )
+    return found
+
+
+def key_of(row: Mapping[str, Any]) -> str:
+    """Return the name of a row's conversation: its request id; of another agent loop's, which has none, its place."""
+    request_id = row["request_id"]
+    return f"{row['uid']}/{row['number']}" if request_id is None else str(request_id)
+
+
+def rewards_of(records: Records) -> dict[str, Reward]:
+    """Return what each conversation of some folders earned, by its key (`key_of`).
+
+    A conversation that neither a join nor the line of a score knows is not there.
+    """
+    found = joined_rewards(records)
+    invalid: set[str] = set()
+    for line in records.lines():
+        request_id, summary = line["request_id"], line.get("summary")
+        if summary is not None and not summary["valid"]:
+            invalid.add(request_id)
+        if line["event"] == "score" and ((known := found.get(request_id)) is None or known.join is None):
+            score = line["score"] if isinstance(line.get("score"), float) and math.isfinite(line["score"]) else None
+            found[request_id] = Reward(score, bool(line.get("validation")))
+    return {key: each._replace(score=None) if key in invalid else each for key, each in found.items()}
+
+
+def are_right(scores: pa.ChunkedArray, accs: pa.ChunkedArray, known: ScoreRange) -> pa.ChunkedArray:
+    """Tell of a column of conversations which solved their tasks: `ScoreRange.is_right` of each; null without a score.
+
+    Args:
+        scores: Their rewards.
+        accs: What was reported as `acc`; null: nothing.
+        known: The range of the run's rewards.
+    """
+    by_score = pc.greater_equal(scores, known.bar)
+    by_acc = pc.and_(pc.is_valid(scores), pc.greater(accs, RIGHT_ACC))
+    return pc.if_else(pc.is_valid(accs), by_acc, by_score)
+
+
+def ranges_of(rewards: Iterable[Reward]) -> tuple[ScoreRange, ScoreRange]:
+    """Return the ranges of the rewards of a run's training and of its validations: they say who is right."""
+    found = ScoreRange(), ScoreRange()
+    for reward in rewards:
+        if not reward.undone:
+            found[reward.validation].add([reward.score])
+    return found
+
+
+def is_right(reward: Reward, ranges: tuple[ScoreRange, ScoreRange]) -> bool:
+    """Tell whether a conversation solved its task; one without a reward has not.
+
+    Args:
+        reward: What it earned.
+        ranges: Those of its run (`ranges_of`).
+    """
+    return reward.score is not None and ranges[reward.validation].is_right(reward.score, reward.acc)
