@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from verl_multiturn.describe import show
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.paths import open_regular
 from verl_multiturn.records.json_text import plain
+from verl_multiturn.records.schema import SCHEMA
 
 LONGEST_LINE = 1 << 26
 """Largest number of bytes in a line, so that a file without line ends does not fill the memory.
@@ -141,6 +142,21 @@ def fitted(model: type[BaseModel], value: dict[str, Any]) -> dict[str, Any]:
         raise CertificateError(flaw_of(error)) from None
     except PydanticSerializationError:  # how it says so of free contents
         raise CertificateError(flaw_of(RecursionError())) from None
+
+
+def require_schema(record: Mapping[str, Any]) -> None:
+    """Refuse a record of another schema than ours; readers call it before they look at anything else of a record.
+
+    Raises:
+        CertificateError: Its entry `schema` is not ours, or is missing, as in records of before the first release.
+    """
+    if "schema" not in record:
+        raise CertificateError(f"no record of a conversation: it has no entry 'schema', expected {SCHEMA}")
+    if record["schema"] != SCHEMA:
+        raise CertificateError(
+            f"it is of schema {show(record['schema'], 40)}, this version reads {SCHEMA}; "
+            "install the version that wrote it"
+        )
 
 
 def defaults(model: type[BaseModel]) -> dict[str, Any]:
