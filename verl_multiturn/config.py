@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
@@ -176,6 +176,10 @@ class ProxySettings(BaseModel):
     """Settings of the agent loop `proxy_agent`: an agent of your own, trained through an OpenAI-compatible endpoint."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    GONE: ClassVar = {
+        "history": "earlier completions are shown as they were sampled: in a history rendered anew the model would be "
+        "trained behind other tokens than it had sampled; leave it out"
+    }
 
     agent: str | None = Field(default=None, min_length=1)
     """The agent, as `module:function`; `harbor`: a trial of Harbor; null: `command` is the agent."""
@@ -188,13 +192,6 @@ class ProxySettings(BaseModel):
 
     python: str | None = Field(default=None, min_length=1)
     """The Python interpreter that imports `agent` and runs it, in processes; null: that of the run."""
-
-    history: Literal["sampled", "rendered"] = "sampled"
-    """Form in which a later request shows the model the completions before it.
-
-    - `sampled`: the tokens as they were sampled, whatever the template would write.
-    - `rendered`: what the template writes. A request continues a completion only if that begins with its exact tokens.
-    """
 
     credit: Literal["session", "discounted", "completion"] = "session"
     """Reward that a completion learns from.
@@ -532,7 +529,15 @@ def read_settings(raw: Mapping[str, Any] | None) -> MultiTurnSettings:
     """
     if raw is not None and not isinstance(raw, Mapping):
         raise ConfigError(f"{PATH}: expected a mapping, got {raw!r}; write each setting under its own key")
-    return read_model(MultiTurnSettings, raw or {}, PATH)
+    return read_model(MultiTurnSettings, _without_history(raw or {}), PATH)
+
+
+def _without_history(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings without `proxy.history=sampled`, which this version still accepts; a note says so."""
+    proxy = raw.get("proxy")
+    if not isinstance(proxy, Mapping) or proxy.get("history") != "sampled":
+        return raw
+    return {**raw, "proxy": {key: value for key, value in proxy.items() if key != "history"}}
 
 
 def names_in(section: str) -> list[str]:
@@ -599,11 +604,25 @@ def read_model(model: type[Model], raw: Mapping[str, Any], where: str) -> Model:
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             *parents, last = first["loc"]
-            known = sorted(_nested(model, parents).model_fields)
+            owner = _nested(model, parents)
+            if (why := why_gone(owner, last)) is not None:
+                raise ConfigError(f"{where}.{key}={show(first['input'], 60)}: {why}") from None
+            known = sorted(owner.model_fields)
             hint = did_you_mean(str(last), known) or f"known are {known}"
             raise ConfigError(f"{where}.{key}: unknown setting; {hint}") from None
         place = f"{where}.{key}" if key else where
         raise ConfigError(f"{place}: {first['msg']}, got {show(first['input'], _SHOWN_CHARACTERS)}") from None
+
+
+def why_gone(model: type[BaseModel], name: Any) -> str | None:
+    """Return why a setting of an earlier version is none any more, and what to do; None: it never was one.
+
+    Args:
+        model: The model of the settings. Its `GONE` has the reasons, by the setting's name.
+        name: The setting.
+    """
+    gone: Mapping[str, str] = getattr(model, "GONE", {})
+    return gone.get(str(name))
 
 
 def _refuse_switches(model: type[BaseModel], raw: Mapping[str, Any], where: str) -> None:
