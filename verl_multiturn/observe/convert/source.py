@@ -4,38 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from verl_multiturn.observe.joined import Joined
-
-
-class ConvertedRecords(Protocol):
-    """What is read of `records.reader.Records`."""
-
-    @property
-    def runs(self) -> Sequence[dict[str, Any]]:
-        """Run files, as `schema.RunFile`."""
-        ...
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the conversations, as `schema.Record`."""
-        ...
-
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines beside them, each with `file`."""
-        ...
-
-    def steps(self) -> list[dict[str, Any]]:
-        """Return the trainer's steps."""
-        ...
-
-    def clocks(self) -> list[dict[str, Any]]:
-        """Return how far the workers' clocks are from the trainer's."""
-        ...
-
-    def joined(self) -> Any:
-        """Return the table of `schema.JOINED`."""
-        ...
+from verl_multiturn.records.reader import Records
 
 
 @dataclass(frozen=True)
@@ -57,7 +29,7 @@ class Source:
         records: Its records.
     """
 
-    def __init__(self, records: ConvertedRecords) -> None:
+    def __init__(self, records: Records) -> None:
         self._records = records
         self._joined = Joined(records.joined())
         self.runs = list(records.runs)

@@ -14,13 +14,14 @@ from verl_multiturn.observe.explain import (
     rewards,
     stragglers,
 )
-from verl_multiturn.observe.explain.facts import RunRecords, read_facts
+from verl_multiturn.observe.explain.facts import read_facts
 from verl_multiturn.observe.explain.finding import SYMPTOMS, Finding, ranked
+from verl_multiturn.records.reader import Records
 
 _FAMILIES = (groups, limits, calls, answers, learning, drift, lost, stragglers, rewards, agents)
 
 
-def explain(records: RunRecords) -> list[Finding]:
+def explain(records: Records) -> list[Finding]:
     """Return what the records of a run show, what matters most first.
 
     Args:

@@ -12,42 +12,18 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from verl_multiturn.observe.explain.lateness import critical_path
 from verl_multiturn.observe.joined import Joined
 from verl_multiturn.observe.spans import spans_of
+from verl_multiturn.records.reader import Records
 
 _ANSWER = re.compile(r"(?:####|\\boxed\{|<answer>|\banswer\s*(?:is\b|:))", re.IGNORECASE)
 _LONGEST_ANSWER = 200
 _NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*")
-
-
-class RunRecords(Protocol):
-    """What is read of `records.reader.Records`."""
-
-    @property
-    def runs(self) -> Sequence[dict[str, Any]]:
-        """Run files, as `schema.RunFile`."""
-        ...
-
-    def records(self) -> Iterable[dict[str, Any]]:
-        """Return the conversations, as `schema.Record`."""
-        ...
-
-    def lines(self) -> Iterable[dict[str, Any]]:
-        """Return the lines beside them, as `schema.Line`."""
-        ...
-
-    def steps(self) -> Iterable[dict[str, Any]]:
-        """Return the trainer's steps, as `schema.StepLine`."""
-        ...
-
-    def joined(self) -> Any:
-        """Return the table of `schema.JOINED`."""
-        ...
 
 
 @dataclass(slots=True)
@@ -183,7 +159,7 @@ def setting(settings: dict[str, Any], path: str) -> Any:
     return value
 
 
-def read_facts(records: RunRecords) -> Facts:
+def read_facts(records: Records) -> Facts:
     """Return the facts of a run.
 
     Args:

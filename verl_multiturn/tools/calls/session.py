@@ -26,7 +26,8 @@ from verl_multiturn.calls.calls import Calls
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
 from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.causes import next_try_s
-from verl_multiturn.calls.outages.watch import OutageEndError, Watched
+from verl_multiturn.calls.outages.process import OutageEndError
+from verl_multiturn.calls.outages.watch import Watched
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.describe import describe, message_of, show

@@ -10,10 +10,9 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.describe import describe
@@ -30,35 +29,6 @@ _LOOK_SHARE = 0.01
 """Largest share of the time that these looks may take; with thousands of conversations they come less often."""
 
 
-class Writer(Protocol):
-    """What a recorder needs of a `RecordWriter`."""
-
-    stem: str
-    """Beginning of the names of its files."""
-    dropped: int
-
-    def begin(self, line: dict[str, Any]) -> None:
-        """Note that a conversation begins."""
-
-    def cancel(self, line: dict[str, Any]) -> None:
-        """Note that a conversation was cancelled."""
-
-    def raised(self, line: dict[str, Any]) -> None:
-        """Note that a conversation raised."""
-
-    def scored(self, line: dict[str, Any]) -> None:
-        """Note the reward of a conversation."""
-
-    def keep(self, make: Callable[[], dict[str, Any]], line: dict[str, Any]) -> None:
-        """Take over the record of a conversation."""
-
-    def snapshot(self, open: list[dict[str, Any]]) -> None:
-        """Take over what runs now."""
-
-    def close(self) -> None:
-        """Write what was handed over, and stop."""
-
-
 class Recorder:
     """The recorder of one process.
 
@@ -66,7 +36,7 @@ class Recorder:
         writer: Writes the records and lines.
     """
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: RecordWriter) -> None:
         self.writer = writer
         self._open: dict[Followed, None] = {}
         self._told = 0
