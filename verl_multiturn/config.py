@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
@@ -33,6 +33,11 @@ PrefixTree = Annotated[
 
 PATH = "actor_rollout_ref.rollout.custom.multiturn"
 """Path of the settings in verl's configuration."""
+
+
+def fixed(**values: object) -> dict[str, str]:
+    """Return the `GONE` of settings of earlier versions that are constants now, each with its value."""
+    return {name: f"it is fixed at {value}; leave it out" for name, value in values.items()}
 
 
 class ScoreSettings(BaseModel):
@@ -146,6 +151,7 @@ class HarborSettings(BaseModel):
     """Settings of the agent `harbor`: a trial of Harbor for each session."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    GONE: ClassVar = fixed(free_disk_gb="10 GB")
 
     harness: str = Field(default="terminus-2", min_length=1)
     """The harness: a name that Harbor knows, such as `mini-swe-agent` or `claude-code`, or `module:Class`."""
@@ -165,9 +171,6 @@ class HarborSettings(BaseModel):
     model: str = Field(default="openai/policy", min_length=1)
     """Name of the model that the harness is told. What stands before the slash is the protocol that it speaks."""
 
-    free_disk_gb: float = Field(default=10.0, ge=0, allow_inf_nan=False)
-    """Room on the container engine's disk below which no trial starts."""
-
     keep_trials: str | None = Field(default=None, min_length=1)
     """Folder in which Harbor's files of each trial stay; null: they are removed."""
 
@@ -176,6 +179,10 @@ class ProxySettings(BaseModel):
     """Settings of the agent loop `proxy_agent`: an agent of your own, trained through an OpenAI-compatible endpoint."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    GONE: ClassVar = {
+        "history": "earlier completions are shown as they were sampled: in a history rendered anew the model would be "
+        "trained behind other tokens than it had sampled; leave it out"
+    }
 
     agent: str | None = Field(default=None, min_length=1)
     """The agent, as `module:function`; `harbor`: a trial of Harbor; null: `command` is the agent."""
@@ -188,13 +195,6 @@ class ProxySettings(BaseModel):
 
     python: str | None = Field(default=None, min_length=1)
     """The Python interpreter that imports `agent` and runs it, in processes; null: that of the run."""
-
-    history: Literal["sampled", "rendered"] = "sampled"
-    """Form in which a later request shows the model the completions before it.
-
-    - `sampled`: the tokens as they were sampled, whatever the template would write.
-    - `rendered`: what the template writes. A request continues a completion only if that begins with its exact tokens.
-    """
 
     credit: Literal["session", "discounted", "completion"] = "session"
     """Reward that a completion learns from.
@@ -294,10 +294,36 @@ class CheckpointEvaluationSettings(BaseModel):
     """Seconds after which an evaluation is ended."""
 
 
+class DerivedSettings(BaseModel):
+    """State of a run that the start-up check writes beside the user's settings, for the run's other processes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    record_start: str | None = None
+    """Name of the run's start, in the names of the records' files."""
+
+    own_server: bool = Field(default=False, strict=True)
+    """True: the servers of `rollout.name=sglang` are ours.
+
+    It is written, and the name `sglang`, where you write `rollout.name=sglang_async`. Much of verl works only under the
+    name `sglang`.
+    """
+
+    tool_config_path: str | None = None
+    """Path of the tool YAML, moved here from `rollout.multi_turn.tool_config_path`.
+
+    verl's worker would otherwise build every tool of that file a second time, and it accepts only entries with
+    `config.type: native`.
+    """
+
+
 class MultiTurnSettings(BaseModel):
     """All settings of this package, each with its default and meaning."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    GONE: ClassVar = dict.fromkeys(
+        DerivedSettings.model_fields, "it is state of the start-up check, which writes it under `derived`; leave it out"
+    )
 
     tool_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
     """Seconds that one call of one method of a tool may take.
@@ -411,9 +437,6 @@ class MultiTurnSettings(BaseModel):
     """What records hide: names of entries, such as `api_key`, whose values become `***` in all that rows, tools, users
     and the model gave; and, after `re:`, regular expressions, whose matches in texts become `***`. Token ids stay."""
 
-    record_start: str | None = None
-    """Name of the run's start, in the names of the records' files. Do not set it yourself: the start-up check does."""
-
     certificate_share: float = Field(1.0, ge=0, le=1)
     """Share of each training batch's conversations that the trainer verifies; 1: all of them, 0: off.
 
@@ -495,19 +518,8 @@ class MultiTurnSettings(BaseModel):
     interaction_config_path: str | None = None
     """Path of the YAML of simulated users and environments; null: a turn without a tool call ends the conversation."""
 
-    tool_config_path: str | None = None
-    """Path of the tool YAML. Do not set it yourself.
-
-    The start-up check moves `rollout.multi_turn.tool_config_path` here. verl's worker would otherwise build every tool
-    of that file a second time, and it accepts only entries with `config.type: native`.
-    """
-
-    own_server: bool = Field(False, strict=True)
-    """True: the servers of `rollout.name=sglang` are ours. Do not set it yourself.
-
-    The start-up check writes it, and the name `sglang`, where you write `rollout.name=sglang_async`. Much of verl works
-    only under the name `sglang`.
-    """
+    derived: DerivedSettings = DerivedSettings()
+    """State that the start-up check writes. Do not set it yourself."""
 
     @field_validator("void_turn_pattern")
     @classmethod
@@ -532,7 +544,39 @@ def read_settings(raw: Mapping[str, Any] | None) -> MultiTurnSettings:
     """
     if raw is not None and not isinstance(raw, Mapping):
         raise ConfigError(f"{PATH}: expected a mapping, got {raw!r}; write each setting under its own key")
-    return read_model(MultiTurnSettings, raw or {}, PATH)
+    return read_model(MultiTurnSettings, _without_history(raw or {}), PATH)
+
+
+def _without_history(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings without `proxy.history=sampled`, which this version still accepts; a note says so."""
+    proxy = raw.get("proxy")
+    if not isinstance(proxy, Mapping) or proxy.get("history") != "sampled":
+        return raw
+    return {**raw, "proxy": {key: value for key, value in proxy.items() if key != "history"}}
+
+
+def with_derived(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a run's configuration with the state of its start-up check under `derived`.
+
+    In folders of earlier versions it stands among our settings. Whoever reads the configuration of a folder calls this.
+
+    Args:
+        config: The whole configuration of a trainer, resolved.
+    """
+    keys = PATH.split(".")
+    ours = _section(config, keys)
+    if not isinstance(ours, Mapping) or not (old := DerivedSettings.model_fields.keys() & ours.keys()):
+        return config
+    written = ours.get("derived")  # of a folder that somebody else made it may be anything
+    derived = {key: ours[key] for key in DerivedSettings.model_fields if key in old}
+    derived |= written if isinstance(written, Mapping) else {}
+    return _replaced(config, keys, {key: value for key, value in ours.items() if key not in old} | {"derived": derived})
+
+
+def _replaced(config: Mapping[str, Any], keys: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return a configuration with another value under the keys, one within the other."""
+    first, *others = keys
+    return {**config, first: _replaced(config[first], others, value) if others else value}
 
 
 def names_in(section: str) -> list[str]:
@@ -599,11 +643,25 @@ def read_model(model: type[Model], raw: Mapping[str, Any], where: str) -> Model:
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             *parents, last = first["loc"]
-            known = sorted(_nested(model, parents).model_fields)
+            owner = _nested(model, parents)
+            if (why := why_gone(owner, last)) is not None:
+                raise ConfigError(f"{where}.{key}={show(first['input'], 60)}: {why}") from None
+            known = sorted(owner.model_fields)
             hint = did_you_mean(str(last), known) or f"known are {known}"
             raise ConfigError(f"{where}.{key}: unknown setting; {hint}") from None
         place = f"{where}.{key}" if key else where
         raise ConfigError(f"{place}: {first['msg']}, got {show(first['input'], _SHOWN_CHARACTERS)}") from None
+
+
+def why_gone(model: type[BaseModel], name: Any) -> str | None:
+    """Return why a setting of an earlier version is none any more, and what to do; None: it never was one.
+
+    Args:
+        model: The model of the settings. Its `GONE` has the reasons, by the setting's name.
+        name: The setting.
+    """
+    gone: Mapping[str, str] = getattr(model, "GONE", {})
+    return gone.get(str(name))
 
 
 def _refuse_switches(model: type[BaseModel], raw: Mapping[str, Any], where: str) -> None:

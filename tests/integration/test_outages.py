@@ -211,9 +211,9 @@ async def test_the_trainer_asks_the_keeper_of_the_run(cluster: None) -> None:
     from verl_multiturn.calls.outages.breaker import Outage
     from verl_multiturn.calls.outages.keeper import Sums
     from verl_multiturn.verl_bridge.loops.slots import RayKeeper, run_keeper
-    from verl_multiturn.verl_bridge.trainer.outages import AskedKeeper
+    from verl_multiturn.verl_bridge.trainer.outages import KeeperClient
 
-    asked = AskedKeeper()
+    asked = KeeperClient()
     assert asked.touched(["r1"]) == set(), "no worker has needed it"
     assert asked.outages() == {}
     worker = RayKeeper()

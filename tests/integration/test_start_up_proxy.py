@@ -42,6 +42,11 @@ def test_a_run_of_an_agent() -> None:
     assert config.actor_rollout_ref.rollout.agent.agent_loop_manager_class.endswith(".MultiTurnManager")
 
 
+def test_a_history_as_it_was_sampled_is_accepted_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    prepared(**{f"{OURS}.proxy.history": "sampled"})
+    assert "custom.multiturn.proxy.history=sampled: sessions know no other history" in capsys.readouterr().err
+
+
 def test_with_one_row_verls_estimators_serve() -> None:
     prepared(**{"algorithm.adv_estimator": "grpo", f"{OURS}.proxy.max_rows": "1"})
     filtered = {"algorithm.filter_groups.enable": "True", f"{OURS}.proxy.max_rows": "1"}
@@ -106,9 +111,10 @@ def test_with_one_row_verls_estimators_serve() -> None:
             r"^actor_rollout_ref\.rollout\.multi_turn\.function_tool_path='x.py' .* the tools are the agent's own",
         ),
         ({f"{ROLLOUT}.multi_turn.max_assistant_turns": "3"}, "max_assistant_turns=3 .* the loop is the agent's own"),
+        ({f"{OURS}.proxy.history": "rendered"}, "proxy.history='rendered': earlier completions are shown as they were"),
         ({f"{OURS}.max_tool_calls": "3"}, "max_tool_calls=3 .* the tools are the agent's own"),
         ({f"{OURS}.observation_length": "9"}, "observation_length=9 .* the tools are the agent's own"),
-        ({f"{OURS}.tool_config_path": "x.yaml"}, "custom.multiturn.tool_config_path='x.yaml' .* the agent's own"),
+        ({f"{OURS}.tool_config_path": "x.yaml"}, "tool_config_path='x.yaml': it is state of the start-up check"),
         ({f"{ROLLOUT}.agent.default_agent_loop": "multiturn_agent"}, "proxy.agent='tests.endpoint_agents:chat' has no"),
         ({f"{ROLLOUT}.agent.default_agent_loop": "proxy_agents"}, "did you mean 'proxy_agent'"),
     ],

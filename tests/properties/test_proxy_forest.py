@@ -40,7 +40,7 @@ TEXTS = [
     "<|im",
     "im_end|>",
 ]
-SETTINGS: list[dict[str, Any]] = [{}, {"history": "rendered"}, {"max_rows": 2}, {"max_inflight": 1}]
+SETTINGS: list[dict[str, Any]] = [{}, {"max_rows": 2}, {"max_inflight": 1}]
 # A seed and no `st.randoms`: prompts are rendered in a thread, so that the draws do not decide their own order.
 DRAWN = given(seed=st.integers(0, 2**32), requests=st.integers(1, 25), more=st.sampled_from(SETTINGS))
 

@@ -86,22 +86,29 @@ def sample_of_record(record: Mapping[str, Any], other: int = 0) -> Sample:
     """Make the batch row that the trainer got from a record with one row.
 
     Args:
-        record: The record, of schema 1 or 2; or a row of schema 1.
+        record: The record.
         other: Weight version that the row is tagged with when the record knows none.
     """
-    if "schema" in record:
-        (row,), (receipts,) = record["rows"], receipts_of(record)
-        record = {**columns(row), "prompt_length": row["prompt_length"]}
-    else:
-        receipts = Receipts.from_json(record["receipts"])
-    length = record["prompt_length"]
-    known = [version for version in record["versions"] if version >= 0]
+    (row,), (receipts,) = record["rows"], receipts_of(record)
+    return sample_of_columns(columns(row), row["prompt_length"], receipts, other)
+
+
+def sample_of_columns(full: Mapping[str, Any], length: int, receipts: Receipts, other: int = 0) -> Sample:
+    """Make the batch row that the trainer got from full columns, such as those of a `Trajectory`.
+
+    Args:
+        full: `ids`, `mask`, `logprobs` and `versions`, each with a value for each token.
+        length: Number of tokens of the prompt.
+        receipts: The receipts of the row.
+        other: Weight version that the row is tagged with when the columns have none.
+    """
+    known = [version for version in full["versions"] if version >= 0]
     made = rebuilt(
-        np.asarray(record["ids"][:length]),
-        np.asarray(record["ids"][length:]),
-        np.asarray(record["mask"][length:]) * (not receipts.invalid),
-        np.asarray(record["logprobs"][length:], np.float32),
-        np.asarray(record["versions"][length:]),
+        np.asarray(full["ids"][:length]),
+        np.asarray(full["ids"][length:]),
+        np.asarray(full["mask"][length:]) * (not receipts.invalid),
+        np.asarray(full["logprobs"][length:], np.float32),
+        np.asarray(full["versions"][length:]),
     )
     key = f"{receipts.uid}_{receipts.session_id}_{receipts.row}"
     made = replace(made, min_version=min(known, default=other), max_version=max(known, default=other), key=key)

@@ -18,8 +18,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from verl_multiturn.calls.invocation import BusyError
 from verl_multiturn.calls.limits import outage_rules
 from verl_multiturn.calls.outages.authorship import NOTHING, WrittenTexts
-from verl_multiturn.calls.outages.process import Outages
-from verl_multiturn.calls.outages.watch import Watch, Watched
+from verl_multiturn.calls.outages.process import Outages, Watch
+from verl_multiturn.calls.outages.watch import Watched
 from verl_multiturn.calls.owner import Owner
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.tasks import Alarms, done_within, keep

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from verl_multiturn.certificate.check import Violation
 from verl_multiturn.certificate.receipts import CAUSES, Place, Receipts
@@ -28,40 +28,11 @@ OUTAGE, REWARD_OUTAGE = "outage", "reward_outage"
 could not be judged for a cause of ours."""
 
 
-class Membership(Protocol):
-    """Says how a row belongs to its conversation; `Receipts` say it, and so does a `MembershipNote`."""
-
-    @property
-    def request_id(self) -> str:
-        """Id of its request."""
-
-    @property
-    def void(self) -> bool:
-        """Whether the conversation has a void turn."""
-
-    @property
-    def invalid(self) -> bool:
-        """Whether the conversation is invalid."""
-
-    @property
-    def outages(self) -> Sequence[str]:
-        """Names of the outages that calls of the conversation met."""
-
-    @property
-    def unrewarded(self) -> bool:
-        """Whether its reward could not be judged for a cause of ours."""
-
-    @property
-    def held(self) -> Sequence[str]:
-        """Digest of each generation in the row, in order."""
-
-    @property
-    def ledger(self) -> Sequence[Place]:
-        """Place of each generation of the whole conversation, in order."""
-
-
 class MembershipNote(NamedTuple):
-    """A `Membership` without tokens, which one process sends another: some hundred bytes for each generation."""
+    """How a row belongs to its conversation, as its `Receipts` say it, without tokens: one process sends it another.
+
+    It has some hundred bytes for each generation.
+    """
 
     request_id: str
     void: bool
@@ -78,6 +49,10 @@ class MembershipNote(NamedTuple):
         ledger = receipts.ledger if receipts.places is not None else [Place(digest, receipts.row) for digest in held]
         said = receipts.request_id, receipts.void, receipts.invalid, list(receipts.outages), receipts.unrewarded
         return cls(*said, held, ledger)
+
+
+Membership = Receipts | MembershipNote
+"""What says how a row belongs to its conversation."""
 
 
 def repeated(keys: Iterable[RowKey]) -> list[Violation]:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_multiturn.certificate.json_numbers import read_integers, read_numbers
 from verl_multiturn.describe import show
 from verl_multiturn.errors import EngineError
 from verl_multiturn.rollout.engine import Ask, Engine, Generation
@@ -237,70 +236,6 @@ class Receipts:
         if start != len(blob):
             raise ValueError(f"{len(blob)} bytes that are no receipts: they end at {start}")
         return receipts
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the receipts as a JSON object, for a record."""
-        return {
-            "request_id": self.request_id,
-            "uid": self.uid,
-            "session_id": self.session_id,
-            "void": self.void,
-            "invalid": self.invalid,
-            "row": self.row,
-            "places": None if self.places is None else [list(place) for place in self.places],
-            "outages": list(self.outages),
-            "generations": [
-                {
-                    "prompt_tokens": g.prompt_tokens,
-                    "prompt_digest": g.prompt_digest,
-                    "max_tokens": g.max_tokens,
-                    "ids": g.ids.tolist(),
-                    "logprobs": g.logprobs.tolist(),
-                    "versions": g.versions.tolist(),
-                }
-                for g in self.generations
-            ],
-        }
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Receipts:
-        """Read what `to_json` returned.
-
-        Raises:
-            ValueError: The object is not receipts.
-        """
-        try:
-            generations = [
-                Receipt(
-                    _integer(g, "prompt_tokens"),
-                    _text(g, "prompt_digest"),
-                    _integer(g, "max_tokens"),
-                    _read_only(read_integers("ids", g["ids"]).tolist(), "<i4"),
-                    _read_only(read_numbers("logprobs", g["logprobs"]), "<f4"),
-                    _read_only(read_integers("versions", g["versions"]), "<i8"),
-                )
-                for g in raw["generations"]
-            ]
-            void, invalid = raw.get("void") is True, raw.get("invalid") is True  # older records lack these keys
-            row, places = _integer({"row": 0, **raw}, "row"), _places(raw.get("places"))
-            names = _text(raw, "request_id"), generations, _text(raw, "uid"), _integer(raw, "session_id")
-            return cls(*names, void, invalid, row, places, _texts({"outages": [], **raw}, "outages"))
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise ValueError(f"no receipts: {type(error).__name__}: {error}") from error
-
-
-def _integer(raw: Mapping[str, Any], key: str) -> int:
-    value = raw[key]
-    if type(value) is not int or not 0 <= value < _TOO_MANY:
-        raise ValueError(f"{key} is {show(value, 100)}, expected an integer from 0 to {_TOO_MANY - 1}")
-    return value
-
-
-def _text(raw: Mapping[str, Any], key: str) -> str:
-    value = raw[key]
-    if not isinstance(value, str):
-        raise ValueError(f"{key} is {show(value, 100)}, expected a text")
-    return value
 
 
 def _texts(raw: Mapping[str, Any], key: str) -> list[str]:

@@ -22,7 +22,8 @@ from contextvars import Context
 from dataclasses import replace
 from typing import Any
 
-from verl_multiturn.calls.outages.watch import OutageEndError, Watch, Watched
+from verl_multiturn.calls.outages.process import OutageEndError, Watch
+from verl_multiturn.calls.outages.watch import Watched
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import AgentContractError, ConfigError, OutageError

@@ -153,7 +153,7 @@ def count(found: Iterable[Fate], *, validation: bool | None = None) -> dict[str,
 def fates_of(records: Records) -> list[Fate]:
     """Return the fate of every conversation of a run's folders; see `fates`.
 
-    Records without lines, such as those of schema 1, are of conversations that began and ended.
+    Records without lines, as in a file that somebody unpacked, are of conversations that began and ended.
     """
     scores: dict[str, tuple[float | None, int]] = {}
     lines = chain(_noted(records.lines(), scores), _lines_of_records(records))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ from pydantic_core import PydanticSerializationError
 from verl_multiturn.describe import show
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.paths import open_regular
-from verl_multiturn.records.json_text import plain
+from verl_multiturn.records.json_text import parse_strictly, plain
+from verl_multiturn.records.schema import SCHEMA
 
 LONGEST_LINE = 1 << 26
 """Largest number of bytes in a line, so that a file without line ends does not fill the memory.
@@ -71,7 +72,7 @@ def parse_line(line: bytes | str) -> dict[str, Any] | None:
     _refuse_costly(line)
     text = line.decode(errors="replace") if isinstance(line, bytes) else line
     try:
-        value = json.loads(text, object_pairs_hook=_with_each_key_once)
+        value = parse_strictly(text)
     except json.JSONDecodeError:
         return None
     except RecursionError:
@@ -143,6 +144,21 @@ def fitted(model: type[BaseModel], value: dict[str, Any]) -> dict[str, Any]:
         raise CertificateError(flaw_of(RecursionError())) from None
 
 
+def require_schema(record: Mapping[str, Any]) -> None:
+    """Refuse a record of another schema than ours; readers call it before they look at anything else of a record.
+
+    Raises:
+        CertificateError: Its entry `schema` is not ours, or is missing, as in records of before the first release.
+    """
+    if "schema" not in record:
+        raise CertificateError(f"no record of a conversation: it has no entry 'schema', expected {SCHEMA}")
+    if record["schema"] != SCHEMA:
+        raise CertificateError(
+            f"it is of schema {show(record['schema'], 40)}, this version reads {SCHEMA}; "
+            "install the version that wrote it"
+        )
+
+
 def defaults(model: type[BaseModel]) -> dict[str, Any]:
     """Return the defaults of a model's entries, by name."""
     return {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
@@ -155,13 +171,3 @@ def flaw_of(error: ValidationError | RecursionError) -> str:
     first = error.errors(include_url=False)[0]
     place = ".".join(map(str, first["loc"]))
     return f"{place or 'it'} is {show(first.get('input'), 60)}: {first['msg'].lower()}"
-
-
-def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object. With a key twice, what was verified would not be what another reader sees."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise CertificateError(f"no record of a conversation: an object has the key {twice!r} twice")
-    return found

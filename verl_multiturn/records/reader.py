@@ -1,4 +1,4 @@
-"""`Records`: what is on disk of a run, as plain dictionaries of `schema`. Schema 1 is lifted to schema 2's form.
+"""`Records`: what is on disk of a run, as plain dictionaries of `schema`.
 
 Invariants:
 - what cannot be read costs itself alone, and leaves one sentence in `faults` that names the file and the offset;
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel
 
+from verl_multiturn.config import with_derived
 from verl_multiturn.describe import one_line, show
 from verl_multiturn.errors import CertificateError, ConfigError
 from verl_multiturn.paths import read_regular
@@ -38,12 +39,11 @@ from verl_multiturn.records.files import (
     record_files,
 )
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.lines import fitted, read_lines, read_object
+from verl_multiturn.records.lines import fitted, read_lines, read_object, require_schema
 from verl_multiturn.records.members import Member, member_at, read_members
 from verl_multiturn.records.oddities import are_close, score_fault
 from verl_multiturn.records.repeats import Repeats
 from verl_multiturn.records.rows import checked
-from verl_multiturn.records.schema_1 import in_form_of_2
 from verl_multiturn.records.summaries import HAS_RECORD, SummaryTable, ends_of, summary_of
 
 _LOG = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class Records:
                 what = f"by its content it is of the start {show(value['start'], 60)}"
                 self._fault(path, None, f"it is left out: {what}")
                 continue
-            yield path, value
+            yield path, {**value, "settings": with_derived(value["settings"])}
 
     @property
     def files(self) -> list[RecordFile]:
@@ -376,7 +376,8 @@ class Records:
     def _object(self, path: Path, model: type[BaseModel]) -> dict[str, Any] | None:
         try:
             value = read_object(read_regular(path, within=path.parent))
-            _refuse_newer(value)
+            if "schema" in value:
+                require_schema(value)
             return fitted(model, value)
         except (CertificateError, OSError) as error:
             self._fault(path, 0, f"it is left out: {error}")
@@ -464,29 +465,11 @@ class Records:
 
     def _of_text(self, path: Path, offset: int, place: int, text: bytes) -> Iterator[Placed]:
         try:
-            record = self._in_form(path, read_object(text))
+            record = _in_form(read_object(text))
         except CertificateError as error:
             self._fault(path, offset, f"record {place} is left out: {error}")
         else:
             yield Placed(record, path, offset, place)
-
-    def _in_form(self, path: Path, value: dict[str, Any]) -> dict[str, Any]:
-        """Return a record in the form of schema 2.
-
-        Raises:
-            CertificateError: It is none.
-        """
-        _refuse_newer(value)
-        if "schema" not in value:
-            self._fault(path, None, "it is of schema 1, which has no data row, no times and no limits")
-            value = in_form_of_2(value)
-        record = fitted(schema.Record, value)
-        for number, row in enumerate(record["rows"]):
-            try:
-                checked(row)
-            except ValueError as error:  # whoever makes columns of it would fail
-                raise CertificateError(f"rows.{number}: {error}") from None
-        return record
 
 
 def read_back(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -502,7 +485,7 @@ def read_back(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file or a folder, in the form of schema 2; what cannot be read is logged and left out.
+    """Yield the records of a file or a folder; what cannot be read is logged and left out.
 
     Raises:
         ConfigError: There is no such file or folder.
@@ -513,9 +496,17 @@ def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
         _LOG.warning("%s", fault)
 
 
-def _refuse_newer(value: Mapping[str, Any]) -> None:
-    number = value.get("schema", schema.SCHEMA)
-    if type(number) is int and number > schema.SCHEMA:
-        raise CertificateError(
-            f"it is of schema {number}; this version reads up to {schema.SCHEMA}, install a newer one"
-        )
+def _in_form(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a record in the form of its model.
+
+    Raises:
+        CertificateError: It is no record of our schema.
+    """
+    require_schema(value)
+    record = fitted(schema.Record, value)
+    for number, row in enumerate(record["rows"]):
+        try:
+            checked(row)
+        except ValueError as error:  # whoever makes columns of it would fail
+            raise CertificateError(f"rows.{number}: {error}") from None
+    return record

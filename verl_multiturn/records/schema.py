@@ -24,7 +24,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA = 2
-"""Number of the schema. A reader refuses a larger one, by name."""
+"""Number of the schema. A reader refuses another one, by name."""
 
 Number = float | Literal["nan", "inf", "-inf"]
 Int32 = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]

@@ -25,7 +25,7 @@ _SUMMARY = pa.schema(
 )
 SUMMARIES = pa.schema(
     [
-        ("file", pa.string()),  # stem of the worker's files; of schema 1, the file's name
+        ("file", pa.string()),  # stem of the worker's files; of an unpacked file, its name
         ("request_id", pa.string()),
         ("uid", pa.string()),
         ("number", pa.int32()),

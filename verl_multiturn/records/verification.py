@@ -2,7 +2,7 @@
 
 A record of schema 2 holds each token once. Of every generation it has the digest of the receipt, which was made when
 the engine answered. So the receipts are built again from the tokens of the rows, their digests are compared, and then
-each row is verified as a batch is (`certificate.check`). A record of schema 1 holds the receipts beside the rows.
+each row is verified as a batch is (`certificate.check`).
 
 Anybody may have written a record: integers are integers, no `true` and no `1.0`, and nothing stands in it that the
 schema does not name.
@@ -19,21 +19,18 @@ from pydantic import ValidationError
 
 from verl_multiturn.certificate.check import Row, Violation, verify
 from verl_multiturn.certificate.conversations import unjoined
-from verl_multiturn.certificate.json_numbers import read_integers, read_numbers
 from verl_multiturn.certificate.receipts import CAUSES, Place, Receipt, Receipts
 from verl_multiturn.describe import show
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.records import schema
 from verl_multiturn.records.json_text import dumps, plain
-from verl_multiturn.records.lines import flaw_of
+from verl_multiturn.records.lines import flaw_of, require_schema
 from verl_multiturn.records.rows import columns
-from verl_multiturn.records.schema_1 import rows_of
 from verl_multiturn.rollout.limits import INVALID, StopReason
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.tools.calls.results import CallStatus
 
-_COLUMNS = ("ids", "mask", "versions", "turn_ids", "sources")
-_OF_ROWS = (*_COLUMNS, "logprobs", "prompt_length", "receipts")
+_INTEGERS = ("ids", "mask", "versions", "turn_ids", "sources")
 _SOURCES = range(6)
 _REASONS, _STATUSES = [str(each) for each in StopReason], [str(each) for each in CallStatus]
 _AFTER_A_CUT = {StopReason.TURN_LENGTH, StopReason.RESPONSE_LENGTH, StopReason.WALL_CLOCK, *INVALID}
@@ -51,26 +48,20 @@ class VerifiedRecord:
 
 
 def verify_record(record: Mapping[str, Any]) -> VerifiedRecord:
-    """Verify one record of schema 1 or 2, with all rows of its conversation.
+    """Verify one record, with all rows of its conversation.
 
     Args:
         record: The record, as `json.loads` returns it, or as it is handed to the writer.
 
     Raises:
-        CertificateError: This is not a record, or its receipts are missing or cannot be read.
+        CertificateError: This is not a record of our schema, or its tokens cannot be read.
     """
-    if "schema" not in record:
-        return _verify_1(record)
-    if record["schema"] != schema.SCHEMA:
-        raise CertificateError(
-            f"the record is of schema {show(record['schema'], 40)}, this version verifies 1 and {schema.SCHEMA}; "
-            "install the version that wrote it"
-        )
+    require_schema(record)
     return _Verification(record).run()
 
 
 def receipts_of(record: Mapping[str, Any]) -> list[Receipts]:
-    """Return the receipts of each row of a record of schema 2, built again from its tokens.
+    """Return the receipts of each row of a record, built again from its tokens.
 
     Raises:
         CertificateError: This is not a record, or its tokens cannot be read.
@@ -79,7 +70,7 @@ def receipts_of(record: Mapping[str, Any]) -> list[Receipts]:
 
 
 class _Verification:
-    """The verification of one record of schema 2.
+    """The verification of one record.
 
     Raises:
         CertificateError: This is not a record, or its tokens cannot be read.
@@ -138,10 +129,9 @@ class _Verification:
                 found = f"a run {list(wrong[0])}" if wrong else f"prompt_length {length}"
                 raise ValueError(f"it has {found}, with {len(row['ids'])} ids")
             full = columns(row)
-            ids = read_integers("ids", full["ids"])
-            mask, versions, turn_ids, sources = (read_integers(name, full[name]) for name in _COLUMNS[1:])
-        except (ValueError, OverflowError) as error:
+        except ValueError as error:
             raise CertificateError(f"row {index} of request {self._name} cannot be read: {error}") from None
+        ids, mask, versions, turn_ids, sources = (np.array(full[name], np.int64) for name in _INTEGERS)
         return Row(
             prompt_ids=ids[:length],
             response_ids=ids[length:],
@@ -215,11 +205,9 @@ class _Verification:
         counts = [count for count, _ in runs]
         if any(not 0 < count <= _MOST_TOKENS for count in counts) or sum(counts) > _MOST_TOKENS:
             self._refuse(number, f"its runs of versions are {show(runs, 60)}")
-        try:
-            versions = np.repeat(read_integers("versions", [version for _, version in runs]), counts)
-            return read_integers("ids", ids), read_numbers("logprobs", logprobs), versions
-        except ValueError as error:
-            self._refuse(number, str(error))
+        versions = np.repeat(np.array([version for _, version in runs], np.int64), counts)
+        # `nan`, `inf` and `-inf` are texts there.
+        return np.array(ids, np.int64), np.array([float(each) for each in logprobs]), versions
 
     def _refuse(self, number: int, why: str) -> NoReturn:
         raise CertificateError(f"generation {number} of request {self._name} cannot be read: {why}")
@@ -290,63 +278,3 @@ class _Verification:
             self._add(None, "it ended with turn_length, and the budget cut no last turn")
         if is_cut and reason not in _AFTER_A_CUT:
             self._add(turns[-1][0], f"it ended with {reason}, though its last turn was cut by the budget")
-
-
-def _verify_1(record: Mapping[str, Any]) -> VerifiedRecord:
-    """Verify a record of schema 1."""
-    try:
-        request_id, uid = str(record["request_id"]), str(record.get("uid", ""))
-        rows = [(_row_1(columns, request_id, uid), columns.get("receipts")) for columns in rows_of(record)]
-        if "rows" in record and (more := [name for name in _OF_ROWS if name in record]):
-            raise ValueError(f"it has {more[0]} beside rows, so that readers may take one for the other")
-    except KeyError as error:
-        raise CertificateError(f"no record of a conversation: {error} is missing") from None
-    except (TypeError, ValueError) as error:
-        raise CertificateError(f"no record of a conversation: {error}") from error
-    if not rows or any(receipts is None for _, receipts in rows):
-        raise CertificateError(f"the record of request {request_id} holds no receipts; it cannot be verified")
-    try:
-        known = [Receipts.from_json(receipts) for _, receipts in rows if receipts is not None]
-    except ValueError as error:
-        raise CertificateError(f"the record of request {request_id} holds {error}") from error
-    found = [each for (row, _), receipts in zip(rows, known, strict=True) for each in verify(row, receipts)]
-    by_key = {RowKey(uid, str(own.session_id), str(index)): own for index, own in enumerate(known)}
-    disordered = [
-        Violation(request_id, None, None, f"row {index} of the record has the receipts of row {receipts.row}")
-        for index, receipts in enumerate(known)
-        if receipts.row != index
-    ]
-    if "session" in record:
-        disordered += _unlisted(request_id, record["session"], [place for _, place in known[0].ledger])
-    sampled = sum(len(g.ids) for receipts in known for g in receipts.generations)
-    return VerifiedRecord(sampled, found + disordered + unjoined(by_key))
-
-
-def _unlisted(request_id: str, session: Any, places: list[int | str]) -> list[Violation]:
-    """Return a violation if a session lists its completions in other places than its receipts do."""
-    try:
-        listed = [each["place"] for each in session["completions"]]
-    except (KeyError, TypeError) as error:
-        raise CertificateError(f"the record of request {request_id} has no session: {error!r}") from error
-    if listed == places:
-        return []
-    return [Violation(request_id, None, None, f"its session lists the places {listed}, its receipts {places}")]
-
-
-def _row_1(columns: Mapping[str, Any], request_id: str, uid: str) -> Row:
-    ids, mask, versions, turn_ids, sources = (read_integers(name, columns[name]) for name in _COLUMNS)
-    length = columns["prompt_length"]
-    if type(length) is not int or not 0 <= length <= len(ids):
-        raise ValueError(f"prompt_length is {show(length, 100)}, expected an integer from 0 to {len(ids)}")
-    return Row(
-        prompt_ids=ids[:length],
-        response_ids=ids[length:],
-        mask=mask,
-        logprobs=read_numbers("logprobs", columns["logprobs"]),
-        versions=versions,
-        whole=True,
-        turn_ids=turn_ids,
-        sources=sources,
-        request_id=request_id,
-        uid=uid,
-    )

@@ -102,7 +102,7 @@ def verify_file(path: Path, beside: Beside | None = None, repeats: Repeats | Non
                 yield Verdict(path, place, None, f"request {name!r} is there already", name, is_repeated=True)
                 continue
             seen.add(name)
-            if verified is not None and record is not None and "schema" in record:
+            if verified is not None and record is not None:
                 verified.violations.extend(beside.violations(fitted(schema.Record, record), line, scores.get(name)))
             yield Verdict(path, place, verified, "" if verified else _TORN, name, verified is None)
     except OSError as error:

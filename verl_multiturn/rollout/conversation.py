@@ -17,8 +17,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
-from verl_multiturn.calls.outages.process import Outages
-from verl_multiturn.calls.outages.watch import OutageEndError
+from verl_multiturn.calls.outages.process import OutageEndError, Outages
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message

@@ -142,7 +142,6 @@ class World:
         return replace(
             self._run,
             limits=limits,
-            history="rendered" if chance.random() < 0.15 else "sampled",
             max_completions=chance.choice((None, None, None, 8)),
             max_inflight=chance.choice((16, 16, 2, 1)),
             max_rows=chance.choice((None, None, 4, 1)),

@@ -21,10 +21,10 @@ from tests.long.endpoint.proxy_fuzz_wire import Message, Received
 from verl_multiturn.certificate.check import Row, verify
 from verl_multiturn.certificate.conversations import unjoined
 from verl_multiturn.certificate.receipts import Receipt, Receipts
-from verl_multiturn.chat.turn_ends import closing_ids
 from verl_multiturn.proxy.http.parsing import parse_body
 from verl_multiturn.proxy.protocols import PROTOCOLS
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
+from verl_multiturn.proxy.sessions.rendering import closing_ids
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.row_keys import RowKey
@@ -219,8 +219,6 @@ class Checked:
                 if at < 0:
                     self._add("violations", f"the model was not shown {mark} for {number}, or in another order")
                     break
-            if self.run.history == "rendered":
-                continue
             node = self._nodes.get(made.number)
             if node is not None and (wrong := misplaced(done, node.prompt.conversation, self.played.session.sent)):
                 self._add("violations", f"{number}: {wrong}")
@@ -322,7 +320,7 @@ class Checked:
             found, expected = ([tokens[each] for each in ids if each in tokens] for ids in (given, harmless))
             return "" if found == expected else f"{found} instead of {expected}"
 
-        if parent is not None and said and self.run.history == "sampled":
+        if parent is not None and said:
             following = await renderer.following(messages[said[-1]], messages[said[-1] + 1 :], parent.ids, tools)
             wrong = difference(made.given[len(parent.after) :], [*following.template, *following.added])
             yield wrong

@@ -18,8 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.support.records_1 import columns_of
-from tests.support.samples import Sample, changed, rebuilt, sample_of_record
+from tests.support.samples import Sample, changed, rebuilt, sample_of_columns
 from verl_multiturn.certificate.check import Row, Violation, verify
 from verl_multiturn.certificate.conversations import gaps, repeated, shared, unjoined
 from verl_multiturn.certificate.receipts import CAUSES, Place, Receipt, ReceiptingEngine, Receipts
@@ -86,7 +85,11 @@ async def _converse(rng: random.Random, uid: str, session_id: int) -> Rows:
         return await _converse(rng, uid, session_id)
     invalid = rng.random() < 0.1
     each = Receipts.of_rows(request_id, engine.take(request_id), where, uid, session_id, invalid=invalid)
-    return [sample_of_record(columns_of(row, own)) for row, own in zip(rows, each, strict=True)]
+    return [sample_of_columns(_columns(row), row.prompt_length, own) for row, own in zip(rows, each, strict=True)]
+
+
+def _columns(row: Trajectory) -> dict[str, list[float]]:
+    return {name: getattr(row, name) for name in ("ids", "mask", "logprobs", "versions")}
 
 
 def _ids(rng: random.Random, count: int) -> list[int]:

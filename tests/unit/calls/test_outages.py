@@ -30,8 +30,8 @@ from verl_multiturn.calls.limits import CallLimits, OutageLimits, outage_rules, 
 from verl_multiturn.calls.outages.breaker import Outage
 from verl_multiturn.calls.outages.causes import Timeouts, agents_cause, cause_of, next_try_s, retry_after_s, status_kind
 from verl_multiturn.calls.outages.keeper import KeeperLostError, OutageKeeper, OutageState, Sums
-from verl_multiturn.calls.outages.process import REPORT_S, Outages
-from verl_multiturn.calls.outages.watch import OutageEndError, Watch, Watched
+from verl_multiturn.calls.outages.process import REPORT_S, OutageEndError, Outages, Watch
+from verl_multiturn.calls.outages.watch import Watched
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.chat_endpoint import EndpointError

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from tests.conftest import ROOT, CharBuilder, CharTokenizer, EchoTool
 from tests.long.tokens.corruptions import CORRUPTIONS
-from tests.support.records_1 import record_of
 from tests.support.samples import Sample, padding_row, rebuilt, sample_of_record
 from verl_multiturn import CertificateError, Conversation, Generation, Limits, Request, ScriptedEngine, StopReason
 from verl_multiturn.certificate.check import Row, verify
@@ -23,6 +22,8 @@ from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Recei
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.cli.main import app
+from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.row_keys import RowKey
 
@@ -276,7 +277,7 @@ def test_the_verifier_knows_nothing_of_what_builds_a_row() -> None:
                 todo += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             elif isinstance(node, ast.Import):
                 todo += [alias.name for alias in node.names]
-    allowed = {"certificate.conversations", "certificate.check", "certificate.receipts", "certificate.json_numbers"}
+    allowed = {"certificate.conversations", "certificate.check", "certificate.receipts"}
     allowed |= {"rollout.engine", "describe", "errors", "row_keys"}
     assert seen == {f"verl_multiturn.{name}" for name in allowed}
 
@@ -305,11 +306,17 @@ async def converse(
     conversation = Conversation(engine, ChatCodec(CharBuilder()), parser, Limits(**settings))
     tools = {"echo": tool or EchoTool()}
     outcome = await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], tools))
-    receipts = Receipts("r1", engine.take("r1"), "u", 2, invalid=not outcome.valid)
-    record = record_of(outcome, receipts, uid="u", step=1)
+    record = record_of(Ended(outcome, engine.take("r1"), uid="u", number=2, step=1))
     assert engine.take("r1") == []
-    copied: dict[str, Any] = json.loads(json.dumps(record))
-    return copied
+    read: dict[str, Any] = json.loads(line_of(record))
+    return read
+
+
+def with_token(record: dict[str, Any], token: int, column: str, value: int) -> None:
+    """Change a column of the record's row at one token."""
+    row = record["rows"][0]
+    row["runs"] = [[1, *run[1:]] for run in row["runs"] for _ in range(run[0])]
+    row["runs"][token][1 + ("mask", "versions", "turn_ids", "sources").index(column)] = value
 
 
 @pytest.mark.parametrize(
@@ -334,7 +341,7 @@ async def test_honest_conversations_raise_no_alarm(
     assert record["stop_reason"] == reason
     verdict = verify_record(record)
     assert verdict.violations == []
-    assert verdict.sampled_tokens == sum(record["mask"])
+    assert verdict.sampled_tokens == sum(count * mask for row in record["rows"] for count, mask, *_ in row["runs"])
     sample = sample_of_record(record)
     invalid = reason in (StopReason.ENGINE_ERROR, StopReason.PROMPT_TOO_LONG)
     assert (sample.receipts.invalid, any(sample.row.mask)) == (invalid, not invalid)
@@ -347,12 +354,12 @@ async def test_a_conversation_that_ran_out_of_time_raises_no_alarm() -> None:
     assert verify_record(record).violations == []
 
 
-@pytest.mark.parametrize(
-    ("column", "value"), [("mask", 1), ("logprobs", -0.5), ("versions", 3), ("turn_ids", 1), ("sources", 1)]
-)
-async def test_a_records_prompt_is_verified_too(column: str, value: float) -> None:
+@pytest.mark.parametrize(("column", "value"), [("mask", 1), ("versions", 3), ("turn_ids", 1), ("sources", 1)])
+async def test_a_records_prompt_is_verified_too(column: str, value: int) -> None:
     record = await converse([CALL, "ok"])
-    record[column][1] = value
+    with_token(record, 1, column, value)
+    if column == "sources":  # a sampled token has a logprob
+        record["rows"][0]["logprobs"].insert(0, 0.0)
     (violation,) = verify_record(record).violations
     assert (violation.turn, violation.token) == (0, 1)
 
@@ -365,7 +372,7 @@ async def test_verify_command(tmp_path: Path) -> None:
     honest, faulty = tmp_path / "honest.jsonl", tmp_path / "faulty.jsonl"
     honest.write_text(json.dumps(record) + "\n")
     again = honest.read_text().replace('"r1"', '"r2"')
-    record["mask"][4] = 0
+    with_token(record, 4, "mask", 0)
     faulty.write_text(again + json.dumps(record).replace('"r1"', '"r3"') + "\n")
 
     done = CliRunner().invoke(app, ["verify", str(honest)])
@@ -394,7 +401,7 @@ async def test_verify_goes_on_past_a_torn_line(tmp_path: Path) -> None:
         ("", "holds no record"),
         ("not json\n", "holds no record"),
         ("[1]\n", ":1: expected a record, a JSON object, got a list"),
-        ('{"x": 1}\n', ":1: no record of a conversation: 'request_id' is missing"),
+        ('{"x": 1}\n', ":1: no record of a conversation: it has no entry 'schema', expected 2"),
         (None, "cannot be read"),
     ],
 )
@@ -409,10 +416,9 @@ def test_a_file_without_records(tmp_path: Path, text: str | None, message: str) 
 
 async def test_a_record_without_receipts() -> None:
     record = await converse(["ok"])
-    with pytest.raises(CertificateError, match="holds no receipts: KeyError: 'generations'"):
-        verify_record({**record, "receipts": {}})
-    del record["receipts"]
-    with pytest.raises(CertificateError, match="request r1 holds no receipts; it cannot be verified"):
+    assert verify_record({**record, "generations": []}).violations
+    del record["generations"]
+    with pytest.raises(CertificateError, match=r"no record of a conversation: generations is .*: field required"):
         verify_record(record)
 
 

@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tests.conftest import ROOT
 from tests.support.sample_records import BEGAN, START, sample_record, sample_run, sample_run_file, sample_session
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
@@ -142,14 +141,6 @@ def test_records_alone(folder: Path) -> None:
     assert document["fates"]["training"] == {"cut": 1, "raised": 1, "unknown": 16}
     assert "unknown: no join is there" in printed(shown(folder).conversation(f"{START}-t1-0-0"))
     assert printed(shown(folder).group(f"{START}-t1-0"))
-
-
-def test_records_of_schema_1(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "tests" / "support" / "record_of_schema_1.jsonl", tmp_path / "host-1.jsonl")
-    document = shown(tmp_path).run()
-    assert sum(document["fates"]["training"].values()) == 1
-    (request_id,) = shown(tmp_path).fates
-    assert printed(shown(tmp_path).conversation(request_id))
 
 
 def test_a_step_that_was_done_again_counts_as_it_was_last(folder: Path) -> None:

@@ -216,14 +216,6 @@ def test_records_without_lines_are_found(run: Path) -> None:
     assert found[f"{START}-t1-0-0"]["sampled_tokens"] == 7
 
 
-def test_a_folder_of_schema_1(tmp_path: Path) -> None:
-    text = {"request_id": "old", "uid": "u", "stop_reason": "finished", "valid": True, "messages": [], "calls": []}
-    (tmp_path / "old.jsonl").write_text(json.dumps(text) + "\n")
-    index = index_of(tmp_path)
-    assert len(index) in (0, 1)  # what is too strange is told
-    assert len(index) or index._records.faults
-
-
 def test_pages_are_the_same_chosen_or_sorted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table([index_of(run)])
     for sort in ("score", "request_id", "seconds", "trained_step"):

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,12 +20,9 @@ from tests.agent_sessions import (
     turns,
     user,
 )
-from verl_multiturn.chat.images import images_of
 from verl_multiturn.proxy.protocols.requests import ChatRequest
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, PromptNode, TrieNode
-from verl_multiturn.proxy.sessions.rendering import RenderedPrompt
 from verl_multiturn.rollout.engine import Ask, Generation
-from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
 from verl_multiturn.rollout.turn_rewards import turns_of
 
@@ -391,60 +387,3 @@ async def test_unenforced_fields_are_counted() -> None:
     await agent.ask(HELLO, unenforced=["temperature", "tool_choice"])
     await agent.ask(HELLO, unenforced=["temperature"])
     assert agent.session.unenforced == {"temperature": 2, "tool_choice": 1}
-
-
-async def test_a_rendered_history_continues_only_its_own_tokens() -> None:
-    agent = Agent(make_run(turns("a", "b", " c", "d"), history="rendered"))
-    first = await agent.ask(HELLO)
-    following = [*HELLO, echo(first), user("y")]
-    second = await agent.ask(following)
-    await agent.ask(following)
-    await agent.ask([*following, echo(second), user("z"), said("made up"), user("!")])
-    outcome, _ = await agent.close()
-    assert [turn.parent for turn in outcome.turns] == [None, 0, 0, 1]
-    assert texts(outcome)[0][1:] == [
-        ("SAMPLED", "a<|im_end|>"),
-        ("OBSERVATION", "\n<|im_start|>user\ny<|im_end|>\n<|im_start|>assistant\n"),
-        ("SAMPLED", " c<|im_end|>"),
-    ]
-    assert outcome.places == [0, 1, 0, 1]
-
-
-async def test_a_rendered_history_that_differs_begins_a_root() -> None:
-    agent = Agent(make_run(turns(" a", "b"), history="rendered"))
-    first = await agent.ask(HELLO)
-    assert first.content == "a"
-    await agent.ask([*HELLO, echo(first), user("y")])
-    outcome, _ = await agent.close()
-    assert [turn.parent for turn in outcome.turns] == [None, None]
-    assert outcome.places == [0, 1]
-
-
-async def test_a_rendered_history_with_another_image_of_the_same_size_begins_a_root() -> None:
-    shown = []
-
-    class Seeing(ScriptedEngine):
-        async def generate(self, ask: Ask) -> Generation:
-            shown.append(list(ask.images))
-            return await super().generate(ask)
-
-    def asks(picture: str) -> dict[str, Any]:
-        return {"role": "user", "content": [{"type": "image", "image": picture}]}
-
-    run = make_run(Seeing(turns("a", "b", "c", "d")), history="rendered")
-    written = run.renderer.prompt
-
-    async def prompt(messages: Sequence[Any], tools: Sequence[Any], key: str) -> RenderedPrompt:
-        as_text = [{**each, "content": "<image>"} if isinstance(each["content"], list) else each for each in messages]
-        return replace(await written(as_text, tools, key), images=images_of(messages))
-
-    run.renderer.prompt = prompt  # type: ignore[assignment]
-    agent = Agent(run)
-    first = await agent.ask([asks("A")])
-    second = await agent.ask([asks("B")])
-    await agent.ask([asks("A"), echo(first, content=second.content), user("y")])
-    await agent.ask([asks("B"), echo(second), asks("C")])
-    assert shown == [["A"], ["B"], ["A"], ["B", "C"]]
-    outcome, _ = await agent.close()
-    assert [turn.parent for turn in outcome.turns] == [None, None, None, 1]
-    assert [row.images for row in outcome.rows] == [["A"], ["A"], ["B", "C"]]

@@ -1,4 +1,4 @@
-"""Records of schema 2 that somebody changed, or files that are none: `verify` ends with a verdict or one sentence."""
+"""Records that somebody changed, or files that are none: `verify` ends with a verdict or one sentence."""
 
 import copy
 import gzip
@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from tests.support.sample_records import sample_record, sample_session
 from verl_multiturn.cli import main as cli
 from verl_multiturn.errors import CertificateError
+from verl_multiturn.records import lines as record_lines
 from verl_multiturn.records import members
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.rows import columns
@@ -216,8 +217,9 @@ LINES: dict[str, tuple[bytes, str]] = {
     "a prompt beyond the row": (column("prompt_length", 10**9), "it has prompt_length 1000000000"),
     "an entry of nobody": (entry("mask", [0]), "mask is [0]: extra inputs are not permitted"),
     "a key twice": (LINE[:-2] + b', "uid": "x"}', "has the key 'uid' twice"),
-    "a newer schema": (entry("schema", 3), "the record is of schema 3, this version verifies 1 and 2"),
-    "a schema of text": (entry("schema", "2"), "the record is of schema '2'"),
+    "a newer schema": (entry("schema", 3), "it is of schema 3, this version reads 2; install"),
+    "a schema of text": (entry("schema", "2"), "it is of schema '2'"),
+    "no schema": (b'{"request_id": "r"}', "no record of a conversation: it has no entry 'schema', expected 2"),
     "an empty object": (b'{"schema": 2}', "request_id is {'schema': 2}: field required"),
     "a list": (b"[]", "expected a record, a JSON object, got a list"),
 }
@@ -312,3 +314,59 @@ def test_generations_of_wrong_types(name: str, value: Any) -> None:
             record = copy.deepcopy(good)
             record["generations"][number][name] = value
             said(record)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "refused"),
+        (b"\n\n", "refused"),
+        (b"\x00" * 100_000, "refused"),
+        (gzip.compress(LINE), "refused"),
+        (b"\xef\xbb\xbf" + LINE, "verified"),  # the mark of an editor on Windows
+        (LINE[:-1] + b"\r\n", "verified"),
+        (LINE.decode().encode("utf-16"), "refused"),
+        (LINE + b"\n", "verified"),
+    ],
+)
+def test_unpacked_files_of_other_kinds(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "file.jsonl"
+    path.write_bytes(content)
+    assert verdict(path) == expected
+
+
+def test_a_torn_line_is_no_other_mistake(tmp_path: Path) -> None:
+    path, other = tmp_path / "torn.jsonl", LINE.replace(b'"r-0"', b'"other"')
+    for text in (LINE + LINE[:500], LINE + LINE[:500] + b"\n" + other, LINE + b"\x00\x00\x00\n"):
+        path.write_bytes(text)
+        assert [found.verified is None for found in verify_file(path)].count(True) == 1
+
+
+def test_a_line_without_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = CliRunner().invoke(cli.app, ["verify", "/dev/zero"])
+    assert done.exit_code == 2
+    assert "'/dev/zero' is no plain file; expected a file of records, or a folder of them" in done.stderr
+    monkeypatch.setattr(record_lines, "LONGEST_LINE", 1000)
+    (tmp_path / "long.jsonl").write_text("x" * 5000)
+    done = CliRunner().invoke(cli.app, ["verify", str(tmp_path / "long.jsonl")])
+    assert done.exit_code == 2
+    assert "long.jsonl:1: a line of more than 1000 bytes; expected one record a line" in done.stderr.replace("\n", " ")
+
+
+def test_a_folder_of_records_is_read(tmp_path: Path) -> None:
+    for name in (b"b", b"a"):
+        (tmp_path / f"{name.decode()}.jsonl").write_bytes(LINE.replace(b'"r-0"', b'"' + name + b'"'))
+    done = CliRunner().invoke(cli.app, ["verify", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "2 records, " in done.output
+    (tmp_path / "none").mkdir()
+    done = CliRunner().invoke(cli.app, ["verify", str(tmp_path / "none")])
+    assert done.exit_code == 2
+    told = done.stderr.replace("\n", " ")
+    assert "holds no *.jsonl.gz and no *.jsonl; expected a file of records, or a folder of them" in told
+
+
+def test_a_path_that_cannot_be_looked_at_is_refused() -> None:
+    done = CliRunner().invoke(cli.app, ["verify", "a" * 300])
+    assert done.exit_code == 2, repr(done.exception)
+    assert "cannot be read: [Errno" in done.stderr.replace("\n", " ")

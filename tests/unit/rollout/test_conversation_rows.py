@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from tests.long.tokens.row_conversations import CONVERSATION_FAULTS, honest, trials, violations
+from tests.support.sample_records import sample_record
 from tests.support.samples import Sample
 from verl_multiturn.certificate.conversations import gaps, shared, unjoined
 from verl_multiturn.certificate.receipts import CAUSES, Place, Receipt, Receipts
 from verl_multiturn.errors import CertificateError
+from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.rows import row_of
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.row_keys import RowKey
 
@@ -45,14 +48,10 @@ def test_each_row_gets_its_generations_and_all_know_the_places() -> None:
     assert unjoined({**rows_of(), **rows_of(session_id=1, invalid=True)}) == []
 
 
-def test_the_places_survive_bytes_and_json() -> None:
+def test_the_places_survive_bytes() -> None:
     row = rows_of()[RowKey("u", "0", "1")]
-    for copy in (Receipts.from_bytes(row.to_bytes()), Receipts.from_json(json.loads(json.dumps(row.to_json())))):
-        assert (copy.row, copy.ledger, copy.to_json()) == (1, row.ledger, row.to_json())
-    older = row.to_json()
-    del older["row"], older["places"]
-    read = Receipts.from_json(older)
-    assert (read.row, read.ledger) == (0, [Place(GENERATIONS[3].digest, 0)])
+    copy = Receipts.from_bytes(row.to_bytes())
+    assert (copy.row, copy.ledger, copy.to_bytes()) == (1, row.ledger, row.to_bytes())
 
 
 def test_a_conversation_without_a_generation_has_one_row() -> None:
@@ -158,48 +157,58 @@ def test_every_fault_of_several_rows_is_caught_at_its_place(name: str) -> None:
 
 
 def record_of_rows(rows: list[Sample]) -> dict[str, Any]:
-    """Return the record of a conversation of several rows, as JSON reads it."""
-    columns = []
+    """Return the record of a conversation of several rows, as JSON reads it; each generation is in one of them."""
+    receipts = rows[0].receipts
+    kept, each = [], [iter(sample.receipts.generations) for sample in rows]
     for sample in rows:
         row, before = sample.row, len(sample.row.prompt_ids)
         assert row.logprobs is not None
         assert row.versions is not None
         sampled = [int(any(start <= at < end for start, end in sample.spans)) for at in range(len(row.response_ids))]
         ends = [end for _, end in sample.spans]
-        columns.append(
-            {
-                "prompt_length": before,
-                "ids": [*row.prompt_ids.tolist(), *row.response_ids.tolist()],
-                "mask": [0] * before + sampled,
-                "logprobs": [0.0] * before + row.logprobs.tolist(),
-                "versions": [-1] * before + row.versions.tolist(),
-                "turn_ids": [0] * before + [sum(end <= at for end in ends) for at in range(len(sampled))],
-                "sources": [0] * before + [1 if each else 3 for each in sampled],
-                "receipts": sample.receipts.to_json(),
-            }
+        kept.append(
+            row_of(
+                before,
+                [*row.prompt_ids.tolist(), *row.response_ids.tolist()],
+                [0] * before + sampled,
+                [0.0] * before + row.logprobs.tolist(),
+                [-1] * before + row.versions.tolist(),
+                [0] * before + [sum(end <= at for end in ends) for at in range(len(sampled))],
+                [0] * before + [1 if each else 3 for each in sampled],
+            )
         )
-    receipts = rows[0].receipts
-    record = {"request_id": receipts.request_id, "uid": receipts.uid, "rows": columns}
-    copied: dict[str, Any] = json.loads(json.dumps(record))
-    return copied
+    generations = []
+    for digest, place in receipts.ledger:
+        assert isinstance(place, int)
+        made = next(each[place])
+        entry = {"prompt_tokens": made.prompt_tokens, "prompt_digest": made.prompt_digest, "finish": "stop"}
+        entry |= {"max_tokens": made.max_tokens, "tokens": len(made.ids), "digest": digest}
+        generations.append({**entry, "row": place, "start": made.prompt_tokens})
+    names = {"request_id": receipts.request_id, "uid": receipts.uid, "number": receipts.session_id}
+    made_of = sample_record(**names, rows=kept, generations=generations, calls=[], replies=[])
+    read: dict[str, Any] = json.loads(line_of(made_of))
+    return read
 
 
 def test_a_record_may_hold_several_rows() -> None:
-    rows = next(rows for rows in SEVERAL if not rows[0].receipts.invalid and len(rows) > 2)
+    rows = next(
+        rows
+        for rows in SEVERAL
+        if len(rows) > 2
+        and not rows[0].receipts.invalid
+        and all(isinstance(place, int) for _, place in rows[0].receipts.ledger)
+    )
     record = record_of_rows(rows)
     verdict = verify_record(record)
     assert verdict.violations == []
-    assert verdict.sampled_tokens == sum(sum(columns["mask"]) for columns in record["rows"])
-    lost = {**record, "rows": record["rows"][:-1]}
-    assert "one is listed with" in str(verify_record(lost).violations[0])
+    assert verdict.sampled_tokens == sum(len(row["logprobs"]) for row in record["rows"])
+    with pytest.raises(CertificateError, match="cannot be read: its row is "):
+        verify_record({**record, "rows": record["rows"][:-1]})
     swapped = {**record, "rows": record["rows"][::-1]}
-    assert "row 0 of the record has the receipts of row" in str(verify_record(swapped).violations[0])
+    assert "the engine returned" in " ".join(map(str, verify_record(swapped).violations))
     record["rows"][1]["ids"][-1] += 1
     assert "the engine returned" in str(verify_record(record).violations[0])
-    del record["rows"][1]["receipts"]
-    with pytest.raises(CertificateError, match="holds no receipts"):
-        verify_record(record)
-    with pytest.raises(CertificateError, match=r"no record of a conversation: rows is 3, expected a list of objects"):
+    with pytest.raises(CertificateError, match="rows is 3: input should be a valid"):
         verify_record({**record, "rows": 3})
-    with pytest.raises(CertificateError, match="holds no receipts"):
-        verify_record({**record, "rows": []})
+    lone = verify_record({**record, "rows": [], "generations": []})
+    assert "it has no row" in " ".join(map(str, lone.violations))

@@ -1,6 +1,6 @@
 """Recorded conversations and sessions of several rows: records, statistics and turns stay the same, byte for byte.
 
-The digests were made by this file's own `digest`, before turns became one `Turn`.
+The digests are made by this file's own `digest`; a change of the schema makes them anew.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from tests.agent_sessions import ADD, Agent, answer, call_text, echo, make_run, user
-from tests.support.records_1 import json_line, record_of
 from verl_multiturn import (
     BaseTool,
     Conversation,
@@ -23,15 +22,17 @@ from verl_multiturn import (
     ToolResponse,
     ToolSchema,
 )
-from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
+from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.data import tool_call
 from verl_multiturn.observe.metrics import stats_of
 from verl_multiturn.proxy.protocols.requests import RefusedError
+from verl_multiturn.records.encode import record_of
+from verl_multiturn.records.json_text import line_of
 from verl_multiturn.rollout.context import Context
-from verl_multiturn.rollout.life import expire
+from verl_multiturn.rollout.life import Life, expire
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import SessionReport
 from verl_multiturn.rollout.scripted import ScriptedEngine
@@ -46,20 +47,20 @@ SCHEMA = {
     },
 }
 CONVERSATIONS = """
-5dd08d39 9a1ada24 30d1a32e 5b6b9c64 ecd3d8c2 3ff42ea9 b14a17a6 8b6e768c 0597262e 7e3869ec 46d17fef
-5f590ae6 efd4a5dc fd6e4392 2b5f0875 5d2aad44 2f0e9c7b 1acad95c 23e52db5 0bf83a8f 986ff1ef 7cac8bae
-0b1d5b21 307619bc 1ebeb440 29fd3d12 e04fefb6 9ff39c5b a758d3c4 d7788c11 474352b0 8b1f6e16 84489a01
-0dd3c79c f2992408 012f18b3 fdd338c7 0e91c937 1292cfa7 6b51cc2f b352a4e9 649ca7ef dc7b9134 736a35b5
-475ee67a aa310c0a 35222708 39619f26 595f90c3 ce12b034 a7f97a89 e93ebaa5 aead2ac5 e14ba6cc 7cb4e7b8
-3e5092e2 40cc2db1 97bc9552 39770670 c2982e53
+8c60fe7e 9423175c 5044d977 13a1aa8d dac83881 3bd43eba 93c52269 e694c83f 38a8b6a2 4c585cef 9f07ed30
+f1b29282 93b8291e ae3fb8ad 634ca322 3513059c 9b471c10 93a24ecf cf789436 dd4e9442 5683c8ca b8449dab
+452e9ec3 0cc12962 ae206605 512527d2 5f1a44a4 386fa63b 2da59e9d 41edc223 8b5907e4 42d8fb2a 5e8be66f
+43fb5719 cf3326d2 c322f02c 189a6e82 60f895b1 86995e74 739cdbd8 3b56b72d 60bda5cd 4a01e59e 9e954eb2
+73d2c2cf 24450c2b abad5f3e afd3f6f9 9e8a1023 8193394d 2aa598dc 1811eb85 000e2e1a 11fd2a56 a0f490aa
+c4e7f1ad b077eb69 325b293a 1b404a23 13b5b4b1
 """
 SESSIONS = """
-ab7dfa32 c920220d ab82ec1b d7f3551b 6e1d8ba5 fad79524 15d95691 0016fdde 8edd8c43 b3bcdcd2 8bfcaafe
-5bd87080 3c12817a 1c97738b 702a2116 719508a6 dc61f90b 13dff27f 56316e1b 3a62b5a4 59afb531 63b1b6f7
-a9ab522f 1600048b de817fa5 f97ef0c2 9cf09f93 285a6bb6 2c44b2ac 621d88e2 6bef08aa 6f5bac96 91903658
-274c5d64 e4803d5c 18374510 da65ebd4 3d5a6874 220e374b b967cf86 5391ea40 bbc4183d 027fd721 942963b4
-d92cb3a1 8bba108a 39f693ea 56a71f73 f24b27e9 f45ca444 111003f8 761332ec b5f192e6 a14feec5 dc33607d
-a33827e8 b2d3310a aac5e825 218e7494 9916f8b4
+52736514 d1c01783 c5604cf1 dd42dfec 070f8d8f a94255a8 ba381701 f043e1c0 129a5e63 4c162a71 3b40c85c
+19f5f921 d65481a8 15fece1a ae06a129 4cdff19f dd5b5679 327fdd93 5b55113e 55c7d501 ce60ecb3 c5d6121c
+a75d2391 f9ae102d 6111b122 fb6d64d4 955ece3c d8d394ce 6280db43 034bcb5a 8be731fe e34d984b cd71cb88
+2011817b 8e74b2a6 620036d9 df25d3ce 184597b4 34ccf6ea 36e83c45 562f60e5 67d62a99 b3e98be9 e1706997
+66dcb64b 3dbad577 b317f442 3c39fcf7 364d3b68 38c4be61 3ce67612 30d509e6 c93ec4d3 156c52e6 6ffbdcb4
+e7ce91d3 e3afad21 2e7bc833 6e9a7dd4 e540989e
 """
 
 
@@ -137,7 +138,7 @@ def turn(draw: random.Random) -> str:
     return draw.choice(["a", "b c d e", "<tool_call>{oops</tool_call>", "x <|im_start|> y"])
 
 
-async def conversation(seed: int) -> tuple[Outcome, list[Receipts]]:
+async def conversation(seed: int) -> tuple[Outcome, list[Receipt]]:
     """Roll out a conversation under settings that are drawn."""
     draw = random.Random(seed)
     tokenizer = tiny_tokenizer()
@@ -164,10 +165,10 @@ async def conversation(seed: int) -> tuple[Outcome, list[Receipts]]:
     asker = draw.choice([None, Counting(draw.choice([1, 15]), draw.randint(2, 12))])
     request = Request(name, [{"role": "user", "content": "Go."}], {"look": Paid({})}, interaction=asker)
     outcome = await run.run(request)
-    return outcome, receipts_of(outcome, engine.take(name))
+    return outcome, engine.take(name)
 
 
-async def session(seed: int) -> tuple[Outcome, list[Receipts]]:
+async def session(seed: int) -> tuple[Outcome, list[Receipt]]:
     """Play an agent's session whose requests are drawn: it goes on, forks, asks again, leaves and rewards."""
     draw = random.Random(seed)
     texts = ["a", "b b", call_text("add", {"a": 1}), f"c {call_text('add', {'a': 2})}"]
@@ -203,14 +204,20 @@ async def session(seed: int) -> tuple[Outcome, list[Receipts]]:
     await agent.session.select()
     outcome = agent.session.outcome(StopReason.ENGINE_ERROR if agent.session.failed else StopReason.FINISHED)
     outcome.session = SessionReport(len(agent.session.forest.roots), {}, draw.choice([None, 1.0]))
-    return outcome, receipts_of(outcome, agent.session.receipts())
+    return outcome, list(agent.session.receipts())
 
 
-def receipts_of(outcome: Outcome, generations: Any) -> list[Receipts]:
-    return Receipts.of_rows(outcome.request_id, generations, outcome.places, "u", 0, False, not outcome.valid)
+TIMES = {"at", "asked_at", "seconds", "queue_s", "generate_s", "tools_s", "interaction_s"}
 
 
-def recorded(outcome: Outcome, receipts: list[Receipts]) -> str:
+def timeless(value: Any) -> Any:
+    """Return a record with 0.0 in the place of all times."""
+    if isinstance(value, dict):
+        return {name: 0.0 if name in TIMES else timeless(each) for name, each in value.items()}
+    return [timeless(each) for each in value] if isinstance(value, list) else value
+
+
+def recorded(outcome: Outcome, generations: list[Receipt]) -> str:
     """Return the record, the statistics, the turns and the rewards of a conversation as text, without its times."""
     outcome.generate_s = outcome.tools_s = outcome.interaction_s = 0.0
     for call in outcome.calls:
@@ -222,7 +229,10 @@ def recorded(outcome: Outcome, receipts: list[Receipts]) -> str:
     assert values.pop("request_id") == outcome.request_id
     assert values.pop("outages") == []
     stats = json.dumps([values, turns_of(outcome), scores], allow_nan=False)
-    return json_line(record_of(outcome, receipts, step=1, uid="u")) + stats
+    life = Life(outcome.request_id, "u", outcome=outcome, generations=generations, step=1)
+    record = json.loads(line_of(record_of(life)))
+    assert record.pop("status") == "finished"  # records had none when these were kept
+    return json.dumps(timeless(record)) + stats
 
 
 def digest(text: str) -> str:

@@ -1,6 +1,7 @@
-"""`Outages`: what one process knows of outages: its watches (`watch.py`), and how it reaches the keeper of the run.
+"""`Outages`: what one process knows of outages: a `Watch` over each name, and how it reaches the keeper of the run.
 
 Invariants:
+- who waits, waits at most `stop_s`, also where the keeper has died and cannot be reached;
 - a keeper that is made anew is told what is known here before it is asked anything;
 - each event loop has one poll, which also says that the process lives.
 """
@@ -18,20 +19,163 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from verl_multiturn.calls.limits import OutageLimits
-from verl_multiturn.calls.outages.keeper import Keeper, KeeperLostError, OutageKeeper, Sums, Told
-from verl_multiturn.calls.outages.watch import TOLD_S, Watch
+from verl_multiturn.calls.outages.breaker import WINDOW_S
+from verl_multiturn.calls.outages.keeper import Admitted, Keeper, KeeperLostError, OutageKeeper, Sums, Told, Waiting
+from verl_multiturn.calls.timeline import during
 from verl_multiturn.config import OutageSettings
+from verl_multiturn.describe import describe, place_of
 from verl_multiturn.tasks import keep
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+TOLD_S = 10.0
+"""Seconds in which a keeper must take a report; a new one may have to start."""
+_BESIDE_S = 1.0
+"""Seconds after a call within which another one began beside it."""
 REPORT_S = 0.5
 """Seconds for which sums of calls are gathered."""
 _AGAIN_S = (0.1, 5.0)
 """Seconds between two attempts to reach a keeper, at first and at most."""
 _MOST_JUDGED = 10_000
+
+
+class OutageEndError(Exception):
+    """A conversation has to end, since it waited for too long for the end of an outage."""
+
+
+def loop_time() -> float:
+    """Return the time of the running loop's clock."""
+    return asyncio.get_running_loop().time()
+
+
+class Watch:
+    """The watch of one process over what has a name.
+
+    Attributes:
+        name: The name, for example `tool search`.
+        epoch: Epoch of its breaker, as far as it is known here.
+        opened_at: Time of the loop's clock at which it was learnt.
+        running: Calls (`watch.Watched`) that have not ended, with the time at which they began.
+        newest: When the newest call that met an outage began.
+    """
+
+    def __init__(self, outages: Outages, name: str, rules: OutageLimits, pauses: bool, lease_s: float) -> None:
+        self.outages = outages
+        self.name = name
+        self.rules = rules
+        self.pauses = pauses
+        self.epoch = 0
+        self._lease_s = lease_s
+        self._sums = Sums()
+        self._has_told = False
+        self.opened_at = 0.0
+        self.running: dict[object, float] = {}
+        self.newest = -inf
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether calls have to wait."""
+        return self.epoch % 2 == 1 and self.pauses
+
+    @property
+    def is_due(self) -> bool:
+        """Tell whether there are calls to report."""
+        sums = self._sums
+        return sums.answered + sums.mistakes + sums.masked + sums.bugs > 0
+
+    def take(self) -> Sums:
+        """Return the calls since the last report, to be reported."""
+        sums, self._sums = self._sums, Sums()
+        since, until = loop_time() - WINDOW_S, self.newest + _BESIDE_S
+        sums.beside = sum(since < began <= until for began in self.running.values())
+        return sums
+
+    def learn(self, epoch: int) -> None:
+        """Take over a newer epoch."""
+        if epoch > self.epoch:
+            self.epoch, self.opened_at = epoch, loop_time()
+
+    @property
+    def open_s(self) -> float:
+        """Return the seconds for which the breaker is known to have been open."""
+        return loop_time() - self.opened_at if self.epoch % 2 else 0.0
+
+    def answered(self) -> None:
+        """Count a call that was answered."""
+        self._sums.answered += 1
+        self.outages.report_soon()
+
+    def mistaken(self) -> None:
+        """Count a call that failed by the model's mistake."""
+        self._sums.mistakes += 1
+        self.outages.report_soon()
+
+    def masked(self, error: str) -> None:
+        """Count a call whose outage ends its conversation, and nothing else."""
+        self._sums.masked += 1
+        self._sums.error = error
+        self.outages.report_soon()
+
+    def bug(self, error: BaseException) -> None:
+        """Count a call that failed by a bug, and tell of the first one."""
+        self._sums.bugs += 1
+        self.outages.report_soon()
+        if not self._has_told:
+            self._has_told = True
+            logger.error(
+                "%s raised %s%s, which is neither the model's mistake (ValueError) nor an outage (OutageError, errors "
+                "of connections, limits.outage.errors): mend it, or say which it is (said once)",
+                self.name,
+                describe(error),
+                place_of(error),
+            )
+
+    async def enter(self, kind: Waiting, until: float | None = None) -> tuple[Admitted, str]:
+        """Wait while the breaker is open, with the conversation's clock standing still.
+
+        Args:
+            kind: Who waits.
+            until: Time of the loop's clock until which it waits; None: for `stop_s`.
+
+        Returns:
+            Why the wait is over, and the id under which a probe is reported.
+
+        Raises:
+            OutageEndError: It took too long.
+        """
+        waiter, stop_s, again = uuid4().hex, self.outages.settings.stop_s, Admitted("again", 0)
+        until = asyncio.get_running_loop().time() + stop_s if until is None else until
+        with self.outages.stopped(), during("wait", self.name.partition(" ")[2]):
+            try:
+                async with asyncio.timeout_at(until) as limit:
+                    admitted = again
+                    while admitted.why == "again":
+                        admitted = await self.outages.ask(
+                            lambda keeper: keeper.enter(self.name, waiter, kind, self._lease_s, self.outages.process)
+                        )
+            except (TimeoutError, asyncio.CancelledError):
+                self.leave(waiter)
+                if limit.expired():
+                    raise OutageEndError(f"{self.name}: its outage has lasted for more than {stop_s:g} s") from None
+                raise
+        self.learn(admitted.epoch)
+        return admitted, waiter
+
+    def leave(self, waiter: str) -> None:
+        """Tell the keeper that somebody waits no longer, or that a probe was cancelled."""
+        keep(asyncio.ensure_future(self.outages.ask(lambda keeper: keeper.leave(self.name, waiter), TOLD_S)))
+
+    async def admit(self) -> None:
+        """Let a new conversation wait while the breaker is open.
+
+        Raises:
+            OutageEndError: It took longer than `stop_s`.
+        """
+        self.outages.begin()
+        if self.is_open:
+            await self.enter("conversation")
 
 
 class Outages:

@@ -1,4 +1,4 @@
-"""`Watch` over what has a name, in one process (`process.py`); `Watched` stands beside each call of it.
+"""`Watched`: what stands beside one call of what has a name; the `Watch` over that is in `process.py`.
 
     wait  ──open──▶ clock stands still ──closed, or the probe──▶ slot → call ──┬─ answered, whatever it was ─▶ a sum
       └──closed────────────────────────────────────────────────▶               └─ outage ─▶ told at once
@@ -7,203 +7,25 @@
 
 While nothing is wrong a call costs the look at one number and a sum, which is reported twice a second.
 
-Invariants:
-- an outage is known to the keeper before its conversation goes on;
-- a call that waits, waits at most `stop_s`, also where the keeper has died and cannot be reached.
+Invariant: an outage is known to the keeper before its conversation goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
-from math import inf
-from typing import Any, Protocol
-from uuid import uuid4
 
-from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.authorship import NOTHING, WrittenTexts
-from verl_multiturn.calls.outages.breaker import WINDOW_S, Outage
+from verl_multiturn.calls.outages.breaker import Outage
 from verl_multiturn.calls.outages.causes import cause_of, next_try_s
-from verl_multiturn.calls.outages.keeper import Admitted, Keeper, Sums, Waiting
-from verl_multiturn.calls.timeline import during
-from verl_multiturn.config import OutageSettings
-from verl_multiturn.describe import describe, place_of
+from verl_multiturn.calls.outages.process import OutageEndError, Watch, loop_time
+from verl_multiturn.describe import describe
 from verl_multiturn.errors import InteractionContractError, ToolContractError
 from verl_multiturn.tasks import keep
 
-logger = logging.getLogger(__name__)
-
-TOLD_S = 10.0
-"""Seconds in which a keeper must take a report; a new one may have to start."""
-_BESIDE_S = 1.0
-"""Seconds after a call within which another one began beside it."""
 _MOST_PROBES = 3
 """Probes of one call that fail, over at least `_PROBES_S`, after which its conversation ends: it may be its doing."""
 _PROBES_S = 600.0
-
-
-class OutageEndError(Exception):
-    """A conversation has to end, since it waited for too long for the end of an outage."""
-
-
 _NO_CAUSE = (OutageEndError, ToolContractError, InteractionContractError)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-class Process(Protocol):
-    """What a watch needs of its process: `Outages`, of `process.py`."""
-
-    settings: OutageSettings
-    stopped: Callable[[], AbstractContextManager[None]]
-    process: str
-
-    def is_judged(self, conversation: str) -> bool:
-        """See `Outages.is_judged`."""
-
-    def begin(self) -> None:
-        """See `Outages.begin`."""
-
-    def report_soon(self) -> None:
-        """See `Outages.report_soon`."""
-
-    async def tell(self, sums: dict[str, Sums]) -> bool:
-        """See `Outages.tell`."""
-
-    async def ask(self, question: Callable[[Keeper], Awaitable[Any]], patience_s: float = inf) -> Any:
-        """See `Outages.ask`."""
-
-
-class Watch:
-    """The watch of one process over what has a name.
-
-    Attributes:
-        name: The name, for example `tool search`.
-        epoch: Epoch of its breaker, as far as it is known here.
-        opened_at: Time of the loop's clock at which it was learnt.
-        running: Calls that have not ended, with the time at which they began.
-        newest: When the newest call that met an outage began.
-    """
-
-    def __init__(self, outages: Process, name: str, rules: OutageLimits, pauses: bool, lease_s: float) -> None:
-        self.outages = outages
-        self.name = name
-        self.rules = rules
-        self.pauses = pauses
-        self.epoch = 0
-        self._lease_s = lease_s
-        self._sums = Sums()
-        self._has_told = False
-        self.opened_at = 0.0
-        self.running: dict[Watched, float] = {}
-        self.newest = -inf
-
-    @property
-    def is_open(self) -> bool:
-        """Tell whether calls have to wait."""
-        return self.epoch % 2 == 1 and self.pauses
-
-    @property
-    def is_due(self) -> bool:
-        """Tell whether there are calls to report."""
-        sums = self._sums
-        return sums.answered + sums.mistakes + sums.masked + sums.bugs > 0
-
-    def take(self) -> Sums:
-        """Return the calls since the last report, to be reported."""
-        sums, self._sums = self._sums, Sums()
-        since, until = _now() - WINDOW_S, self.newest + _BESIDE_S
-        sums.beside = sum(since < began <= until for began in self.running.values())
-        return sums
-
-    def learn(self, epoch: int) -> None:
-        """Take over a newer epoch."""
-        if epoch > self.epoch:
-            self.epoch, self.opened_at = epoch, _now()
-
-    @property
-    def open_s(self) -> float:
-        """Return the seconds for which the breaker is known to have been open."""
-        return _now() - self.opened_at if self.epoch % 2 else 0.0
-
-    def answered(self) -> None:
-        """Count a call that was answered."""
-        self._sums.answered += 1
-        self.outages.report_soon()
-
-    def mistaken(self) -> None:
-        """Count a call that failed by the model's mistake."""
-        self._sums.mistakes += 1
-        self.outages.report_soon()
-
-    def masked(self, error: str) -> None:
-        """Count a call whose outage ends its conversation, and nothing else."""
-        self._sums.masked += 1
-        self._sums.error = error
-        self.outages.report_soon()
-
-    def bug(self, error: BaseException) -> None:
-        """Count a call that failed by a bug, and tell of the first one."""
-        self._sums.bugs += 1
-        self.outages.report_soon()
-        if not self._has_told:
-            self._has_told = True
-            logger.error(
-                "%s raised %s%s, which is neither the model's mistake (ValueError) nor an outage (OutageError, errors "
-                "of connections, limits.outage.errors): mend it, or say which it is (said once)",
-                self.name,
-                describe(error),
-                place_of(error),
-            )
-
-    async def enter(self, kind: Waiting, until: float | None = None) -> tuple[Admitted, str]:
-        """Wait while the breaker is open, with the conversation's clock standing still.
-
-        Args:
-            kind: Who waits.
-            until: Time of the loop's clock until which it waits; None: for `stop_s`.
-
-        Returns:
-            Why the wait is over, and the id under which a probe is reported.
-
-        Raises:
-            OutageEndError: It took too long.
-        """
-        waiter, stop_s, again = uuid4().hex, self.outages.settings.stop_s, Admitted("again", 0)
-        until = asyncio.get_running_loop().time() + stop_s if until is None else until
-        with self.outages.stopped(), during("wait", self.name.partition(" ")[2]):
-            try:
-                async with asyncio.timeout_at(until) as limit:
-                    admitted = again
-                    while admitted.why == "again":
-                        admitted = await self.outages.ask(
-                            lambda keeper: keeper.enter(self.name, waiter, kind, self._lease_s, self.outages.process)
-                        )
-            except (TimeoutError, asyncio.CancelledError):
-                self.leave(waiter)
-                if limit.expired():
-                    raise OutageEndError(f"{self.name}: its outage has lasted for more than {stop_s:g} s") from None
-                raise
-        self.learn(admitted.epoch)
-        return admitted, waiter
-
-    def leave(self, waiter: str) -> None:
-        """Tell the keeper that somebody waits no longer, or that a probe was cancelled."""
-        keep(asyncio.ensure_future(self.outages.ask(lambda keeper: keeper.leave(self.name, waiter), TOLD_S)))
-
-    async def admit(self) -> None:
-        """Let a new conversation wait while the breaker is open.
-
-        Raises:
-            OutageEndError: It took longer than `stop_s`.
-        """
-        self.outages.begin()
-        if self.is_open:
-            await self.enter("conversation")
 
 
 class Watched:
@@ -314,7 +136,7 @@ class Watched:
     def _began(self, watch: Watch) -> None:
         self._epoch = watch.epoch
         if self._counts:
-            watch.running[self] = _now()
+            watch.running[self] = loop_time()
 
     def _ended(self) -> float | None:
         """Note that the call runs no more; return when it began, None where it did not run."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from verl_multiturn.calls.outages.watch import OutageEndError
+from verl_multiturn.calls.outages.process import OutageEndError
 from verl_multiturn.calls.recorded import Difference, DivergedError, RecordedCalls, Recording
 from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError

@@ -19,8 +19,7 @@ from verl_multiturn.calls.calls import Calls
 from verl_multiturn.calls.invocation import BusyError, Invocation, TimedOutError
 from verl_multiturn.calls.limits import CallLimits, limits_of
 from verl_multiturn.calls.outages.authorship import WrittenTexts
-from verl_multiturn.calls.outages.process import Outages
-from verl_multiturn.calls.outages.watch import OutageEndError
+from verl_multiturn.calls.outages.process import OutageEndError, Outages
 from verl_multiturn.calls.owner import Owner
 from verl_multiturn.calls.slots import SharedSlots, Slot, Slots
 from verl_multiturn.describe import describe, place_of

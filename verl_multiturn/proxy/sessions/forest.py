@@ -29,7 +29,6 @@ from itertools import islice
 from typing import NamedTuple
 
 from verl_multiturn.chat.codec import Message
-from verl_multiturn.chat.images import images_of
 from verl_multiturn.proxy.sessions.canonical import compared
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, Entry, PromptNode, TrieNode
 from verl_multiturn.proxy.sessions.renaming import AS_WRITTEN, Renaming
@@ -148,7 +147,7 @@ class Forest:
             tools: As for `match`.
             match: What was found.
         """
-        self.attach(prompt)
+        (self.roots if prompt.parent is None else prompt.parent.prompts).append(prompt)
         reached = match.reached
         for message in match.messages[reached.depth :]:
             one = compared(message)
@@ -161,15 +160,6 @@ class Forest:
             reached = following
         reached.prompt, prompt.trie_node = prompt, reached
         self._remember(messages, tools, [_Place(reached, match.renaming)], match.history)
-
-    def kept(self, messages: Sequence[Message], tools: str) -> Sequence[Message]:
-        """Return the messages of a request, with those of an earlier one in the place of equal ones."""
-        self._remember(messages, tools, [], self._history(messages, tools))
-        return self._histories[-1].messages if messages else messages
-
-    def attach(self, prompt: PromptNode) -> None:
-        """Put a prompt after its parent, or among the roots."""
-        (self.roots if prompt.parent is None else prompt.parent.prompts).append(prompt)
 
     def uproot(self, prompt: PromptNode, messages: Sequence[Message]) -> None:
         """Make a root of a prompt that cannot be appended to its parent.
@@ -206,32 +196,6 @@ class Forest:
             prompts = following
         for held in (self.roots, self.ledger, self.completions, self.called, self._starts, self._histories):
             held.clear()
-
-    def match_ids(
-        self, ids: Sequence[int], messages: Sequence[Message]
-    ) -> tuple[PromptNode | None, CompletionNode | None]:
-        """Find the prompt that is exactly `ids`, or the deepest completion with whose ids they begin.
-
-        Two images of one size have the same ids, so the images in the request's messages are compared, too.
-        """
-        images = images_of(messages)
-        best: CompletionNode | None = None
-        prompts = self.roots
-        while prompts:
-            begun: list[CompletionNode] = []
-            for prompt in prompts:
-                length = prompt.length
-                own = prompt.ids if prompt.parent is None else [*prompt.template, *prompt.added]
-                if not length or ids[length - len(own) : length] != own:
-                    continue
-                if prompt.images and images_of(prompt.messages) != images[: len(prompt.images)]:
-                    continue
-                if length == len(ids):
-                    return prompt, prompt.parent
-                begun += [node for node in prompt.completions if ids[length : node.tokens] == node.generation.ids]
-            best = max([best, *begun], key=_reach)
-            prompts = [prompt for node in begun for prompt in node.prompts]
-        return None, best
 
     def add(self, node: CompletionNode, echoes: Iterable[Message]) -> None:
         """Put a completion after its prompt.
@@ -296,8 +260,3 @@ def _rank(node: CompletionNode | None) -> tuple[int, int, int]:
 
 def _place_rank(place: _Place) -> tuple[int, int, int]:
     return _rank(place.node.above)
-
-
-def _reach(node: CompletionNode | None) -> tuple[int, int, int]:
-    """Return the same for ids."""
-    return (0, 0, 0) if node is None else (node.tokens, node.returned, node.number)

@@ -97,7 +97,7 @@ class PromptNode:
         """Return all messages of the request."""
         parts: list[Sequence[Message]] = [self.messages]
         prompt = self
-        while prompt.parent is not None and prompt.trie_node is not None:  # without one it keeps the whole request
+        while prompt.parent is not None:
             said, prompt = prompt.parent.said, prompt.parent.prompt
             parts += [[said], prompt.messages]
         return [message for part in reversed(parts) for message in part]

@@ -319,8 +319,6 @@ class AgentSession:
         if self.failed:
             raise engine_failed(self.failed)
         tools = self._tools_key(request.tools)
-        if self._run.history == "rendered":
-            return await self._rendered_prompt(request, tools)
         match = self.forest.match(request.messages, tools)
         prompt = match.prompt
         if match.parent is not None:  # its client sent it back, so the client has it
@@ -360,22 +358,6 @@ class AgentSession:
         prompt.follow(made.template, made.added)
         prompt.shown = before.shown
         prompt.images = [*before.images, *made.images]
-
-    async def _rendered_prompt(self, request: ChatRequest, tools: str) -> PromptNode:
-        """Return the prompt of a request as the template writes the whole of it."""
-        made = await self._run.renderer.prompt(request.messages, request.tools, tools)
-        prompt, parent = self.forest.match_ids(made.ids, request.messages)
-        if parent is not None:
-            self._seen(parent)
-        if prompt is None:
-            prompt = PromptNode(parent, self.forest.kept(request.messages, tools), request.tools, made.shown)
-            if parent is None:
-                prompt.begin(made.ids)
-            else:
-                prompt.follow([], made.ids[parent.tokens :])
-            prompt.images = made.images
-            self.forest.attach(prompt)
-        return prompt
 
     def _seen(self, node: CompletionNode) -> None:
         if not node.delivered and not self.has_returned:

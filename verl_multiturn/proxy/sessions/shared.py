@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
@@ -24,8 +23,6 @@ class ProxyRun:
     """`prompt_length`, `response_length` and `turn_length` count here."""
     fill_id: int
     """Token id of the prompt of a session that asked for nothing."""
-    history: Literal["sampled", "rendered"] = "sampled"
-    """Form of the model's earlier turns in a prompt: the tokens that it sampled, or what the template makes of them."""
     max_completions: int | None = None
     """The most completions of a session; None: no limit."""
     max_inflight: int = 16

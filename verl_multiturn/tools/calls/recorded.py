@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
-from verl_multiturn.calls.outages.watch import OutageEndError
+from verl_multiturn.calls.outages.process import OutageEndError
 from verl_multiturn.calls.recorded import Difference, DivergedError, RecordedCalls, Recording, raised
 from verl_multiturn.errors import UnjudgedError
 from verl_multiturn.tools.base import ToolResponse

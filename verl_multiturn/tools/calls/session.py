@@ -26,7 +26,8 @@ from verl_multiturn.calls.calls import Calls
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
 from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.causes import next_try_s
-from verl_multiturn.calls.outages.watch import OutageEndError, Watched
+from verl_multiturn.calls.outages.process import OutageEndError
+from verl_multiturn.calls.outages.watch import Watched
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.describe import describe, message_of, show
@@ -40,6 +41,9 @@ from verl_multiturn.tools.loading.kwargs import bind_kwargs, copy_kwargs, hidden
 from verl_multiturn.tools.loading.registry import METHODS
 
 logger = logging.getLogger(__name__)
+
+BACKOFF_S = 0.5
+"""Seconds before the first repetition of a call. The wait doubles with each further one."""
 
 
 class ToolSession:
@@ -364,7 +368,7 @@ class ToolSession:
             except Exception as error:  # a tool's own code
                 wait_s = next_try_s(error)
                 if wait_s is None:
-                    wait_s = gate.limits.backoff_s * 2 ** (run.attempts - 1) * random.uniform(0.5, 1)
+                    wait_s = BACKOFF_S * 2 ** (run.attempts - 1) * random.uniform(0.5, 1)
                 if run.attempts > gate.limits.retries or loop.time() + wait_s >= until:
                     raise
             await asyncio.sleep(wait_s)

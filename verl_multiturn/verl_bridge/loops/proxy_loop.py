@@ -112,7 +112,6 @@ def build_run(
         reader=TurnReader(runner.parser, tokenizer, chat.end_ids, reasoning_marks(tokenizer)),
         limits=runner.limits,
         fill_id=runner.output_settings.fill_id,
-        history=proxy.history,
         max_completions=proxy.max_completions,
         max_rows=proxy.max_rows,
         select=load_select(proxy.select, f"{PATH}.proxy.select"),

@@ -10,9 +10,8 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.describe import describe
@@ -29,35 +28,6 @@ _LOOK_SHARE = 0.01
 """Largest share of the time that these looks may take; with thousands of conversations they come less often."""
 
 
-class Writer(Protocol):
-    """What a recorder needs of a `RecordWriter`."""
-
-    stem: str
-    """Beginning of the names of its files."""
-    dropped: int
-
-    def begin(self, line: dict[str, Any]) -> None:
-        """Note that a conversation begins."""
-
-    def cancel(self, line: dict[str, Any], make: Callable[[], dict[str, Any]] | None = None) -> None:
-        """Note that a conversation was cancelled, and take over its record."""
-
-    def raised(self, line: dict[str, Any]) -> None:
-        """Note that a conversation raised."""
-
-    def scored(self, line: dict[str, Any]) -> None:
-        """Note the reward of a conversation."""
-
-    def keep(self, make: Callable[[], dict[str, Any]], line: dict[str, Any]) -> None:
-        """Take over the record of a conversation."""
-
-    def snapshot(self, open: list[dict[str, Any]]) -> None:
-        """Take over what runs now."""
-
-    def close(self) -> None:
-        """Write what was handed over, and stop."""
-
-
 class Recorder:
     """The recorder of one process.
 
@@ -65,7 +35,7 @@ class Recorder:
         writer: Writes the records and lines.
     """
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: RecordWriter) -> None:
         self.writer = writer
         self._open: dict[Life, None] = {}
         self._told = 0
@@ -145,7 +115,7 @@ def recorder_of(settings: MultiTurnSettings) -> Recorder | None:
         return None
     return _recorder(
         settings.record_dir,
-        settings.record_start,
+        settings.derived.record_start,
         settings.record_share,
         settings.record_max_gb,
         settings.record_redact,

@@ -22,8 +22,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from verl_multiturn.calls.limits import OutageLimits
-from verl_multiturn.calls.outages.process import Outages
-from verl_multiturn.calls.outages.watch import OutageEndError, Watched
+from verl_multiturn.calls.outages.process import OutageEndError, Outages
+from verl_multiturn.calls.outages.watch import Watched
 from verl_multiturn.describe import describe, message_of
 from verl_multiturn.errors import ConfigError, OutageError, RewardContractError, UnjudgedError
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose

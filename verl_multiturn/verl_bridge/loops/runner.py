@@ -28,10 +28,9 @@ from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.life import current, note, stopped
 from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.outcome import Outcome, Request
-from verl_multiturn.rollout.placeholders import PlaceholderGuard
 from verl_multiturn.rollout.policy_text import PolicyText
 from verl_multiturn.rollout.recorded import Stage
-from verl_multiturn.rollout.stop_texts import StopTexts
+from verl_multiturn.rollout.stop_texts import PlaceholderGuard, StopTexts
 from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.recorded import RecordedGate
 from verl_multiturn.tools.calls.session import ToolSession
@@ -233,7 +232,7 @@ def build_runner(
     if staged is not None:
         tools, interactions = staged.tools, staged.interactions
     else:
-        path = settings.tool_config_path or multi_turn.tool_config_path
+        path = settings.derived.tool_config_path or multi_turn.tool_config_path
         tools = load_run_tools(path, multi_turn.get("function_tool_path"))
         interactions = load_interactions(settings.interaction_config_path) if settings.interaction_config_path else {}
     if not text_mode:

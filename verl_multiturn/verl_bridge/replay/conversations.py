@@ -108,8 +108,6 @@ class Replay:
 
     def _unplayable(self, record: Mapping[str, Any]) -> str:
         """Return why a record does not hold what a replay needs; "" if it does."""
-        if record.get("schema") != 2:
-            return "its record is of schema 1, which does not hold what a replay needs"
         sample = record["sample"]
         missing = [name for name in sample["tools"] if name not in self.runner.tools]
         missing += [name for name in [sample["interaction"]] if name and name not in self.runner.interactions]

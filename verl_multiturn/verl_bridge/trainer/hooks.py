@@ -9,7 +9,7 @@ For each sampled batch, before verl updates critic and actor with it:
       ↓
     scores          Optimal Tool Calls scale the scores of correct answers      otc.py
       ↓
-    masks           rows with void turns leave the loss                         void_turns.py
+    masks           rows with void turns leave the loss                         batch_rows.py
       ↓
     ages            tokens that are too old leave it; the ages are measured     token_ages.py
       ↓
@@ -83,7 +83,7 @@ from verl_multiturn.verl_bridge.trainer.history import History
 from verl_multiturn.verl_bridge.trainer.joining import NEEDED, Joining
 from verl_multiturn.verl_bridge.trainer.numbered_rows import draw_prompt
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
-from verl_multiturn.verl_bridge.trainer.outages import AskedKeeper, OutageLasts, Outages, Scored
+from verl_multiturn.verl_bridge.trainer.outages import KeeperClient, OutageLasts, Outages, Scored
 from verl_multiturn.verl_bridge.trainer.rank_parts import deal, has_our_engine
 from verl_multiturn.verl_bridge.trainer.replay_buffer import (
     Sleep,
@@ -119,7 +119,6 @@ from verl_multiturn.verl_bridge.trainer.updates import (
     updates_of,
 )
 from verl_multiturn.verl_bridge.trainer.verify import BatchVerifier
-from verl_multiturn.verl_bridge.trainer.void_turns import mask_void_rows
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +160,7 @@ class MultiTurnHooks:
         self._bound = bound = _bound_of(settings, self.mode)  # verl's constructor builds the replay buffer
         super().__init__(config)  # type: ignore[call-arg]
         self._rows = StepRows()
-        self._outages = Outages(AskedKeeper(), settings.outage.stop_s)
+        self._outages = Outages(KeeperClient(), settings.outage.stop_s)
         self._scored = Scored(self._outages.causes)
         self._validation_scores = ScoreRange()
         self._masks_void_rows = settings.void_turn_pattern is not None
@@ -464,7 +463,7 @@ class MultiTurnHooks:
         self._outages.leave_out(rows)
         self._otc.scale(rows)
         if self._masks_void_rows:
-            mask_void_rows(rows)
+            rows.mask_void()
         if self._ages is not None:
             self._ages.look(rows, self.global_steps)
         batch = compute_advantages(batch, rows, metrics, verls, self.config, self._settings)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -52,31 +52,21 @@ class OutageLasts(OutageError):
     """An outage has lasted for so long that the run ends."""
 
 
-class Keeper(Protocol):
-    """The keeper of the run's outages, as the trainer asks it.
+class KeeperClient:
+    """Asks the keeper of the run's outages, for the trainer. Where no worker has needed one yet, there was no outage.
 
-    Each method raises `KeeperLostError` where it cannot say it any more.
+    Each method raises `KeeperLostError` where the keeper cannot say it any more.
     """
-
-    def touched(self, ids: list[str]) -> set[str]:
-        """Return which of these conversations met an outage that was judged to be one; the ids are request ids."""
-
-    def outages(self) -> Mapping[str, OutageState]:
-        """Return the state of each name, such as `tool search`."""
-
-
-class AskedKeeper:
-    """A `Keeper` that asks the actor of the run. Where no worker has needed one yet, there was no outage."""
 
     def __init__(self) -> None:
         self._actor: Any = None
 
     def touched(self, ids: list[str]) -> set[str]:
-        """See `Keeper.touched`."""
+        """Return which of these request ids are of conversations that met an outage that was judged to be one."""
         return self._ask("touched", set(), ids)
 
     def outages(self) -> Mapping[str, OutageState]:
-        """See `Keeper.outages`."""
+        """Return the state of each name, such as `tool search`."""
         return self._ask("outages", {})
 
     def _ask(self, method: str, nothing: T, *arguments: Any) -> T:
@@ -111,7 +101,7 @@ class Outages:
         stop_s: Seconds for which an outage may last.
     """
 
-    def __init__(self, keeper: Keeper, stop_s: float) -> None:
+    def __init__(self, keeper: KeeperClient, stop_s: float) -> None:
         self._keeper = keeper
         self._stop_s = stop_s
         self._doubtful: set[str] = set()

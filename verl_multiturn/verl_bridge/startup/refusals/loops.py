@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.calls.limits import CallLimits, limits_of
 from verl_multiturn.chat.messages import check_last_speaker
@@ -33,6 +33,7 @@ from verl_multiturn.verl_bridge.startup.view import RunView, local_model
 _ROLLOUT = "actor_rollout_ref.rollout"
 _MULTI_TURN = f"{_ROLLOUT}.multi_turn"
 _INTERACTIONS = f"{PATH}.interaction_config_path"
+_HISTORY = f"{PATH}.proxy.history"
 _RESPONSE_LENGTH = f"{_MULTI_TURN}.max_tool_response_length"
 _CHECK_MODE = f"{_MULTI_TURN}.tokenization_sanity_check_mode"
 # Values of that setting.
@@ -45,6 +46,12 @@ def check_places(run: RunView) -> None:
     """Refuse settings of ours that are misspelt, have a value that does not fit, or stand where nothing reads them."""
     check_place(run.config)
     settings_of(run.rollout)
+
+
+def tell_of_history(run: RunView) -> None:
+    """Tell that `custom.multiturn.proxy.history` has no other value than `sampled`, and that it will be refused."""
+    if OmegaConf.select(run.config, _HISTORY) is not None:
+        run.tell(f"{_HISTORY}=sampled: sessions know no other history, and the next version refuses it; leave it out")
 
 
 def check_loop_names(run: RunView) -> None:
@@ -64,6 +71,7 @@ def check_loop_names(run: RunView) -> None:
 
 PLACES: list[Check] = [
     check_places,
+    tell_of_history,
     check_loop_names,
     Row(
         OLD_KEY,
