@@ -5,7 +5,6 @@ import gzip
 import json
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tests.conftest import ROOT
+from tests.unit.records.test_forged_records import ODD, places, verdict
 from verl_multiturn.cli import main as cli
-from verl_multiturn.errors import CertificateError
 from verl_multiturn.records import lines as record_lines
 from verl_multiturn.records.verified_files import verify_file
 
@@ -24,30 +23,6 @@ LINE = (ROOT / "tests" / "support" / "record_of_schema_1.jsonl").read_text().spl
 GOOD: dict[str, Any] = json.loads(LINE)
 OTHER = LINE.replace(GOOD["request_id"], "other")
 TRAINED = ("ids", "mask", "logprobs", "versions", "turn_ids", "sources", "prompt_length")
-ODD = [
-    *(None, True, False, 0, 1, -1, 7, 0.5, 1e400, -1e400, float("nan"), 2**31, 2**63, -(2**63), 10**30, 10**400),
-    *("", "1", "nan", "\ud800", "\x00", "é", [], [[]], {}, {"a": 1}, [None], ["x"], [[1], [2, 3]], [{}]),
-]
-
-
-def verdict(path: Path) -> str:
-    """Return `verified`, `violations` or `torn` of a file of one line; `refused` for a file that is refused."""
-    try:
-        lines = list(verify_file(path))
-    except CertificateError:
-        return "refused"
-    verdicts = [found.verified for found in lines if found.verified is not None]
-    if not verdicts:
-        return "torn"
-    return "violations" if any(found.violations for found in verdicts) else "verified"
-
-
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each container within a JSON value, with each of its keys or indexes."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
-    for key in keys:
-        yield value, key
-        yield from places(value[key])
 
 
 def changed(draw: random.Random) -> dict[str, Any]:
