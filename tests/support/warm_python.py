@@ -24,6 +24,8 @@ SHARED = "VERL_MULTITURN_TESTS_SERVER"
 """Environment variable with the `executable` of a server that is there already, for processes that need the stack."""
 SHARED_LIGHT = "VERL_MULTITURN_TESTS_LIGHT_SERVER"
 """The same of a server with `LIGHT_MODULES`."""
+SHARED_STACK = "VERL_MULTITURN_TESTS_STACK_SERVER"
+"""The same of a server that has imported Ray, verl and our plugin, too."""
 LIGHT_MODULES = ("hydra", "matplotlib.pyplot", "pandas", "pyarrow.parquet", "pydantic", "rich.progress", "typer")
 """What the command `verl-multiturn` and the scripts of the rows import, without PyTorch."""
 
@@ -53,6 +55,20 @@ def executable() -> str:
     started = ForkServer(environment=environment_of_server())
     atexit.register(started.close)
     return started.executable
+
+
+def stack_executable() -> str:
+    """Return the same of a server that has imported verl, too; in a session without the lanes, that of `executable`.
+
+    It is for programs to which it is the same when verl was imported, and whose platform is the lanes'.
+    """
+    return os.environ.get(SHARED_STACK) or executable()
+
+
+@functools.cache
+def stack_python() -> str:
+    """Return such a program as `warm_python` of the server of `stack_executable`."""
+    return _program(stack_executable())
 
 
 @functools.cache
@@ -88,7 +104,7 @@ def start_ray(num_cpus: int) -> None:
     """Start a Ray cluster of this process; its workers are forks, too."""
     import ray
 
-    own = {"py_executable": executable()}
+    own = {"py_executable": stack_executable()}
     settings = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
     # Nobody reads what Ray's processes say of logs and of the machine.
     quiet = {
@@ -105,8 +121,15 @@ def of_run() -> tuple[dict[str, str], list[str]]:
 
     A run has a server of its own otherwise, which imports everything again.
     """
-    own = f"++ray_kwargs.ray_init.runtime_env.py_executable='{executable()}'"
-    return {**variables(), "PYTHON": warm_python()}, [own]
+    own = f"++ray_kwargs.ray_init.runtime_env.py_executable='{stack_executable()}'"
+    return {**variables(), "PYTHON": stack_python()}, [own]
+
+
+def run_with_stack(
+    *words: str, cwd: str | Path = ROOT, timeout_s: float = 550, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in a fork as `run_warm` does, but one of `stack_python`."""
+    return _run(stack_python(), *words, cwd=cwd, timeout_s=timeout_s, **environment)
 
 
 def run_warm(
@@ -120,8 +143,14 @@ def run_warm(
         timeout_s: Seconds after which it hangs.
         environment: Variables beside those of `variables()`.
     """
+    return _run(warm_python(), *words, cwd=cwd, timeout_s=timeout_s, **environment)
+
+
+def _run(
+    program: str, *words: str, cwd: str | Path, timeout_s: float, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [warm_python(), *words],
+        [program, *words],
         capture_output=True,
         text=True,
         check=False,
