@@ -57,20 +57,6 @@ def executable() -> str:
     return started.executable
 
 
-def stack_executable() -> str:
-    """Return the same of a server that has imported verl, too; in a session without the lanes, that of `executable`.
-
-    It is for programs to which it is the same when verl was imported, and whose platform is the lanes'.
-    """
-    return os.environ.get(SHARED_STACK) or executable()
-
-
-@functools.cache
-def stack_python() -> str:
-    """Return such a program as `warm_python` of the server of `stack_executable`."""
-    return _program(stack_executable())
-
-
 @functools.cache
 def warm_python() -> str:
     """Return the path of a program to start in place of Python, with a FILE, `-m MODULE` or `-c PROGRAM`.
@@ -79,6 +65,16 @@ def warm_python() -> str:
     program starts Python itself.
     """
     return _program(executable())
+
+
+@functools.cache
+def stack_python() -> str:
+    """Return the same of a server that has imported verl, too; in a session without the lanes, it is `warm_python`.
+
+    It is for programs to which it is the same when verl was imported, and whose platform is the lanes'. Workers of Ray
+    are none: Ray reads the environment when it is imported.
+    """
+    return _program(os.environ.get(SHARED_STACK) or executable())
 
 
 @functools.cache
@@ -104,7 +100,7 @@ def start_ray(num_cpus: int) -> None:
     """Start a Ray cluster of this process; its workers are forks, too."""
     import ray
 
-    own = {"py_executable": stack_executable()}
+    own = {"py_executable": executable()}
     settings = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
     # Nobody reads what Ray's processes say of logs and of the machine.
     quiet = {
@@ -121,8 +117,8 @@ def of_run() -> tuple[dict[str, str], list[str]]:
 
     A run has a server of its own otherwise, which imports everything again.
     """
-    own = f"++ray_kwargs.ray_init.runtime_env.py_executable='{stack_executable()}'"
-    return {**variables(), "PYTHON": stack_python()}, [own]
+    own = f"++ray_kwargs.ray_init.runtime_env.py_executable='{executable()}'"
+    return {**variables(), "PYTHON": warm_python()}, [own]
 
 
 def run_with_stack(
