@@ -385,16 +385,15 @@ def test_rows_that_flipped_between_two_evaluations_stand_side_by_side(watched: W
 
 
 def test_what_is_hidden_is_the_same_on_the_page_and_on_a_terminal(watched: Watched, served: str) -> None:
+    kinds = map(unicodedata.category, map(chr, range(0x110000)))
+    # A browser knows more letters than Python. Those for private use, half of all, are alike.
+    known = [code for code, kind in enumerate(kinds) if kind != "Cn" and (kind != "Co" or code % 256 in (0, 255))]
     watched.page.goto(served)
     shown = watched.page.evaluate(
-        """async () => {
+        """async codes => {
           const { visible } = await import(new URL("static/lib.js", location.href.split("#")[0]).href);
-          const found = [];
-          for (let code = 0; code < 0x110000; code += 1)
-            if (visible(String.fromCodePoint(code)) !== String.fromCodePoint(code)) found.push(code);
-          return found;
-        }"""
+          return codes.filter(code => visible(String.fromCodePoint(code)) !== String.fromCodePoint(code));
+        }""",
+        known,
     )
-    known = [code for code in range(0x110000) if unicodedata.category(chr(code)) != "Cn"]  # a browser knows more
-    expected = {code for code in known if printable(chr(code)) != chr(code)}
-    assert set(shown) & set(known) == expected
+    assert shown == [code for code in known if printable(chr(code)) != chr(code)]

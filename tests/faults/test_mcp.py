@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+import pytest_asyncio
 import uvloop
 
 from tests.conftest import free_port, has_ended
@@ -64,13 +65,17 @@ def stdio_workshop() -> Tools:
     return by_name(mcp_tools({"command": "python", "args": [WORKSHOP, "stdio"]}, "tools.yaml: tools[0].mcp"))
 
 
-@pytest.fixture
+one_loop = pytest.mark.asyncio(loop_scope="module")
+"""A test with `tools` or `stdio`: its server goes on behind it, since each start takes a second of CPU."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tools(workshop: Tools) -> AsyncIterator[Tools]:
     yield workshop
     await workshop["add"].aclose()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stdio(stdio_workshop: Tools) -> AsyncIterator[Tools]:
     yield stdio_workshop
     await stdio_workshop["add"].aclose()
@@ -86,6 +91,7 @@ async def in_session(tools: Tools, *calls: tuple[str, dict[str, Any]], timeout_s
 # Answers of servers.
 
 
+@one_loop
 async def test_what_a_server_answers(tools: Tools) -> None:
     assert await text(tools, "add", a=1, b=2) == "3"
     assert json.loads(await text(tools, "structured")) == {"answer": 42, "unit": "µm"}
@@ -100,11 +106,13 @@ async def test_what_a_server_answers(tools: Tools) -> None:
         await tools["broken_picture"].execute("r1", {})
 
 
+@one_loop
 async def test_a_name_that_no_schema_allows_is_mapped(tools: Tools) -> None:
     assert tools["odd_name_with_signs"].remote_name == "odd name/with:signs"
     assert await text(tools, "odd_name_with_signs") == "odd"
 
 
+@one_loop
 async def test_a_result_reaches_the_conversation(tools: Tools) -> None:
     results = await in_session(tools, ("add", {"a": 2, "b": 3}), ("fail", {"text": "no"}), ("add", {"a": "x", "b": 1}))
     assert [result.status for result in results] == [CallStatus.OK, CallStatus.ERROR, CallStatus.BAD_ARGUMENTS]
@@ -112,6 +120,7 @@ async def test_a_result_reaches_the_conversation(tools: Tools) -> None:
     assert results[1].text.startswith("Error: ")
 
 
+@one_loop
 async def test_ten_megabytes_are_cut(tools: Tools) -> None:
     (flood,) = await in_session(tools, ("flood", {"megabytes": 10}))
     assert flood.status is CallStatus.OK
@@ -126,6 +135,7 @@ async def test_an_older_server_that_prints_and_asks_is_refused_what_it_asks_for(
     assert answer == "sampling/createMessage: Sampling not supported; elicitation/create: Elicitation not supported"
 
 
+@one_loop
 async def test_what_no_connection_can_send_breaks_none(tools: Tools) -> None:
     before = await text(tools, "pid")
     assert await text(tools, "echo", text="\ud800 \x00 \u202e 🦀") == "? \x00 \u202e 🦀"
@@ -135,6 +145,7 @@ async def test_what_no_connection_can_send_breaks_none(tools: Tools) -> None:
 # Concurrency and cancellation.
 
 
+@one_loop
 async def test_fifty_calls_at_once_over_one_connection(tools: Tools) -> None:
     async with asyncio.timeout(60):
         met = await asyncio.gather(*(text(tools, "meet", count=50) for _ in range(50)))
@@ -145,6 +156,7 @@ async def test_fifty_calls_at_once_over_one_connection(tools: Tools) -> None:
     assert len(set(pids)) == 1
 
 
+@one_loop
 async def test_a_call_that_hangs_is_cut_and_cancelled_at_the_server(tools: Tools) -> None:
     before = await text(tools, "pid")
     (hung,) = await in_session(tools, ("hang", {"name": "cut"}), timeout_s=3.0)
@@ -157,6 +169,7 @@ async def test_a_call_that_hangs_is_cut_and_cancelled_at_the_server(tools: Tools
     assert await text(tools, "pid") == before
 
 
+@one_loop
 async def test_cancelled_calls_leave_the_others_alone(tools: Tools) -> None:
     calls = [asyncio.create_task(text(tools, "echo", text=str(i), delay_s=60 if i < 20 else 0.2)) for i in range(40)]
     for moment in range(4):
@@ -168,6 +181,7 @@ async def test_cancelled_calls_leave_the_others_alone(tools: Tools) -> None:
     assert results[20:] == [str(i) for i in range(20, 40)]
 
 
+@one_loop
 async def test_a_first_call_that_is_cancelled_does_not_stop_the_connection(stdio: Tools) -> None:
     first = asyncio.create_task(text(stdio, "pid"))
     second = asyncio.create_task(text(stdio, "pid"))
@@ -179,6 +193,7 @@ async def test_a_first_call_that_is_cancelled_does_not_stop_the_connection(stdio
 # Servers that die.
 
 
+@one_loop
 async def test_a_server_that_dies_answers_every_call_and_the_next_one_finds_a_new_server(stdio: Tools) -> None:
     before = await text(stdio, "pid")
     hanging = [("hang", {}) for _ in range(5)]
@@ -190,6 +205,7 @@ async def test_a_server_that_dies_answers_every_call_and_the_next_one_finds_a_ne
     assert after != before
 
 
+@one_loop
 async def test_a_server_that_dies_between_two_calls_is_not_noticed(stdio: Tools) -> None:
     before = int(await text(stdio, "pid"))
     os.kill(before, 9)
@@ -327,6 +343,7 @@ async def test_a_server_that_does_not_start_again_and_then_does(tmp_path: Path) 
     await tools["ask"].aclose()
 
 
+@one_loop
 async def test_code_that_ends_its_server_or_never_ends_is_no_outage(stdio: Tools) -> None:
     for name, arguments in (("die", {"delay_s": 0.1}), ("die", {"delay_s": 0.1})):
         with pytest.raises(RuntimeError, match="ended during the call") as caught:
@@ -336,6 +353,7 @@ async def test_code_that_ends_its_server_or_never_ends_is_no_outage(stdio: Tools
     assert cause_of(TimedOutError(), rules.timeouts or "model") == "model"
 
 
+@one_loop
 async def test_a_frozen_server_is_replaced(stdio: Tools) -> None:
     before = int(await text(stdio, "pid"))
     frozen = await in_session(stdio, ("freeze", {}), *[("pid", {}) for _ in range(7)], timeout_s=4)
@@ -367,6 +385,7 @@ async def test_nothing_is_left_after_aclose(workshop: Tools) -> None:
     assert (children(), asyncio.all_tasks()) == (before[0], before[3])
 
 
+@one_loop
 async def test_aclose_during_a_call_ends_the_call(tools: Tools) -> None:
     hanging = asyncio.create_task(text(tools, "hang"))
     await text(tools, "pid")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.vision import KINDS
 from tests.support.config_files import read_once
 from tests.support.warm_python import start_ray
 
@@ -21,22 +20,38 @@ def verl_first() -> None:
     import verl  # noqa: F401
 
 
+class _Made(dict[str, Any]):
+    """What is made of a name when it is first looked up, since each takes seconds."""
+
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = made = self._make(name)
+        return made
+
+
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the folder of a processor of each kind of model, `KINDS`."""
     from tests.integration.vision_models import save_processor
 
     folder = tmp_path_factory.mktemp("models")
-    for kind in KINDS:
+
+    def saved(kind: str) -> Path:
         save_processor(folder / kind, kind)
-    return folder
+        return folder / kind
+
+    return _Made(saved)
 
 
 @pytest.fixture(scope="session")
-def processors(models: Path) -> dict[str, Any]:
+def processors(models: dict[str, Path]) -> dict[str, Any]:
     """Return a processor of each kind of model, loaded as verl's workers load it."""
     from verl.utils.tokenizer import hf_processor
 
-    return {kind: hf_processor(str(models / kind)) for kind in KINDS}
+    return _Made(lambda kind: hf_processor(str(models[kind])))
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.warm_python import run_warm
+from tests.support.warm_python import run_warm, warm_python
 
 pytestmark = pytest.mark.stack
 
 
+START = """
+import subprocess, sys, types
+from verl_multiturn.cli.main import main
+from verl_multiturn.observe import doctor
+
+python, run = sys.argv.pop(1), subprocess.run
+
+def run_forked(words, **given):
+    return run([python, *words[1:]] if words[0] == sys.executable else words, **given)
+
+doctor.subprocess = types.SimpleNamespace(**{**vars(subprocess), "run": run_forked})
+main()
+"""
+
+
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run_warm("-m", "verl_multiturn.cli", "doctor", *words, **{"COLUMNS": "200", **environment})
+    """Run the command in a fork, and what it starts in others."""
+    return run_warm("-c", START, warm_python(), "doctor", *words, **{"COLUMNS": "200", **environment})
 
 
 def test_all_is_well_in_the_locked_environment() -> None:

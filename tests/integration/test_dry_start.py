@@ -4,7 +4,6 @@ import copy
 import functools
 import json
 import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from omegaconf import OmegaConf
 
 from tests.conftest import ROOT
 from tests.integration.test_refusals import RIGHT, ROLLOUT
-from tests.support.warm_python import variables, warm_python
+from tests.support.warm_python import stack_python, variables
 from tests.trainer_config import compose_config
 
 pytestmark = [
@@ -100,14 +99,14 @@ def test_the_page_lists_what_is_walked() -> None:
 
 
 def checked(tmp_path: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `verl-multiturn run quickstart --check` with verl's part in a fork."""
+    """Run `verl-multiturn run quickstart --check` in a fork, and verl's part in another."""
     return subprocess.run(
-        [sys.executable, "-m", "verl_multiturn.cli", "run", *words, "--check", "--out", str(tmp_path / "out")],
+        [stack_python(), "-m", "verl_multiturn.cli", "run", *words, "--check", "--out", str(tmp_path / "out")],
         capture_output=True,
         text=True,
         check=False,
         timeout=550,
-        env={**variables(), "PYTHON": warm_python(), **environment},
+        env={**variables(), "PYTHON": stack_python(), **environment},
         cwd=tmp_path,
     )
 

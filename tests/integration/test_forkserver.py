@@ -397,15 +397,17 @@ def test_what_it_imports_leaves_ray_to_the_workers() -> None:
     assert ran.stdout == f"{list(names[-1:])}\n", ran.stderr
 
 
-def test_a_server_that_has_imported_ray_forks_nothing(tmp_path: Path) -> None:
+def test_a_server_that_has_imported_ray_forks_no_worker_of_it(tmp_path: Path) -> None:
     (tmp_path / "ray.py").write_text("")
-    program = tmp_path / "program.py"
-    program.write_text("import os, sys\nprint('ray' in sys.modules, os.environ['SGLANG_EXTERNAL_MODEL_PACKAGE'])\n")
+    worker, other = tmp_path / "default_worker.py", tmp_path / "program.py"
+    other.write_text("import sys\nprint('ray' in sys.modules)\n")
+    worker.write_text("import os, sys\nprint('ray' in sys.modules, os.environ['SGLANG_EXTERNAL_MODEL_PACKAGE'])\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "SGLANG_EXTERNAL_MODEL_PACKAGE": "models"}
     server = ForkServer(["ray"], environment)
     try:
-        ran = run(server, program, env=environment)
+        ran, fork = (run(server, program, env=environment) for program in (worker, other))
     finally:
         server.close()
+    assert fork.stdout == "True\n"
     assert ran.stdout == "False models\n"
     assert "the forkserver has started with Ray imported: this process imports everything itself" in ran.stderr

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from tests.conftest import ROOT
-from tests.support.warm_python import run_warm
+from tests.support.warm_python import run_with_stack
 
 pytestmark = pytest.mark.stack
 
@@ -32,7 +32,7 @@ def run(tmp_path: Path, **changes: str) -> subprocess.CompletedProcess[str]:
     there = {"data.train_files": str(rows), "data.val_files": str(rows), "algorithm.adv_estimator": "grpo"}
     settings = {**RIGHT, **there, "hydra.run.dir": str(tmp_path / "hydra"), **changes}
     words = [f"{key}={value}" for key, value in settings.items()]
-    return run_warm("-m", "verl.trainer.main_ppo", *words, cwd=tmp_path)
+    return run_with_stack("-m", "verl.trainer.main_ppo", *words, cwd=tmp_path)
 
 
 def bad_yaml(tmp_path: Path, text: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.conftest import ROOT, free_port
-from tests.support.warm_python import variables, warm_python
+from tests.support.warm_python import stack_python, variables
 from verl_multiturn.records.reader import read_records
 from verl_multiturn.records.summaries import summary_of
 from verl_multiturn.records.verification import verify_record
@@ -39,7 +39,7 @@ def test_two_ranks_one_execution(tmp_path: Path) -> None:
         "COUNT_FILE": str(tmp_path / "count"),
         "PYTHONPATH": f"{ROOT}{os.pathsep}{variables()['PYTHONPATH']}",
     }
-    command = [warm_python(), "-m", "tests.integration.spmd_worker", str(tmp_path)]
+    command = [stack_python(), "-m", "tests.integration.spmd_worker", str(tmp_path)]
     with (tmp_path / "log").open("wb") as log:
         ranks = [
             subprocess.Popen(command, env={**shared, "RANK": str(rank)}, cwd=ROOT, stdout=log, stderr=log)

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from tests.conftest import ROOT
 from tests.integration.test_refusals import NO_NAME, RIGHT, ROLLOUT
-from tests.support.warm_python import variables, warm_python
+from tests.support.warm_python import stack_python, variables
 from tests.trainer_config import compose_config
 
 pytestmark = [
@@ -378,7 +378,7 @@ def test_a_run_ends_before_ray_with_the_same_sentence(
     from verl_multiturn.launch.plan import plan_run
     from verl_multiturn.launch.run import run_recipe
 
-    for name, value in {**variables(), "PYTHON": warm_python()}.items():
+    for name, value in {**variables(), "PYTHON": stack_python()}.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "no_package.py").write_text(CODE["no_package.py"])
     out = tmp_path / "out"

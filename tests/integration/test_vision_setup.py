@@ -52,7 +52,7 @@ async def test_the_start_up_check_looks_at_images(processors: dict[str, Any]) ->
     assert "writes placeholders for 0 images where the messages have 2" in refusals(blind)
 
 
-def test_the_engine_resizes_as_the_trainer_does(models: Path) -> None:
+def test_the_engine_resizes_as_the_trainer_does(models: dict[str, Path]) -> None:
     from omegaconf import OmegaConf
 
     from verl_multiturn.verl_bridge.startup.derive import IMAGES, resize_images
@@ -62,7 +62,7 @@ def test_the_engine_resizes_as_the_trainer_does(models: Path) -> None:
 
     def config(kwargs: dict[str, Any], engine: dict[str, Any]) -> Any:
         rollout = {"engine_kwargs": {"sglang": engine}}
-        model = {"path": str(models / "qwen2_5_vl")}
+        model = {"path": str(models["qwen2_5_vl"])}
         data = {"mm_processor_kwargs": kwargs}
         return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": model}, "data": data})
 
@@ -76,7 +76,9 @@ def test_the_engine_resizes_as_the_trainer_does(models: Path) -> None:
         row(RunView(config({"max_pixels": 6272}, {"mm_process_config": {"image": {"max_pixels": 9}}})))
 
 
-def test_a_processor_is_loaded_where_it_lies_and_missed_where_it_is_needed(models: Path, tmp_path: Path) -> None:
+def test_a_processor_is_loaded_where_it_lies_and_missed_where_it_is_needed(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
     from verl_multiturn.verl_bridge.model.processors import load_processor
 
     assert load_processor(str(tmp_path), "llama", False) is None
@@ -85,7 +87,7 @@ def test_a_processor_is_loaded_where_it_lies_and_missed_where_it_is_needed(model
     ):
         load_processor(str(tmp_path), "qwen2_5_vl", False)
     # verl loads a processor that lies there, also for a model type that it does not know.
-    assert load_processor(str(models / "qwen2_5_vl"), "new_vl", False).image_token == "<|image_pad|>"
+    assert load_processor(str(models["qwen2_5_vl"]), "new_vl", False).image_token == "<|image_pad|>"
 
 
 async def test_mm_processor_kwargs_reach_the_prompt_and_the_trainer(processors: dict[str, Any]) -> None:
@@ -100,14 +102,14 @@ async def test_mm_processor_kwargs_reach_the_prompt_and_the_trainer(processors: 
     assert counts == [16, 4]
 
 
-def test_prompts_with_images_are_measured(models: Path) -> None:
+def test_prompts_with_images_are_measured(models: dict[str, Path]) -> None:
     from verl_multiturn.verl_bridge.model.chat_setup import PromptMeasure
     from verl_multiturn.verl_bridge.model.loading import load_model
 
     packed = io.BytesIO()
     picture(28, 4, 4).save(packed, "PNG")
     row = {"prompt": [{"role": "user", "content": "<image>What?"}], "images": [{"bytes": packed.getvalue()}]}
-    measure = PromptMeasure(load_model({"path": str(models / "qwen2_5_vl")}, ""), {})
+    measure = PromptMeasure(load_model({"path": str(models["qwen2_5_vl"])}, ""), {})
     assert measure(row) - measure({"prompt": [{"role": "user", "content": "What?"}]}) == 18
     with pytest.raises(ConfigError, match="its images do not fit its prompt"):
         measure({**row, "images": []} | {"images": [row["images"][0]] * 2})
@@ -122,7 +124,7 @@ async def test_batches_of_spmd_callers_have_no_images() -> None:
         await rollout._build_runner({})
 
 
-async def test_sglang_leaves_the_ids_as_they_are(models: Path) -> None:
+async def test_sglang_leaves_the_ids_as_they_are(models: dict[str, Path]) -> None:
     """Compare SGLang's own class with ours.
 
     SGLang's class encodes the text anew, so a prompt in other tokens becomes shorter.
@@ -133,7 +135,7 @@ async def test_sglang_leaves_the_ids_as_they_are(models: Path) -> None:
 
     from verl_multiturn.verl_bridge.sglang.processors.qwen_vl import GivenIdsQwenVL
 
-    path = str(models / "qwen3_vl")
+    path = str(models["qwen3_vl"])
     processor, config = AutoProcessor.from_pretrained(path), AutoConfig.from_pretrained(path)
     args = ServerArgs(model_path="dummy", device="cpu", skip_tokenizer_init=True, mm_process_config={})
     set_global_server_args_for_scheduler(args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -134,6 +135,7 @@ def private() -> Names:
     """Return private attributes that our files read, and that nothing in our package defines."""
     read: Names = defaultdict(set)
     defined: set[str] = set()
+    ours = set(files())
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -146,7 +148,7 @@ def private() -> Names:
                 is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
                 if isinstance(node.ctx, ast.Store) and is_own:
                     defined.add(node.attr)
-                elif path in files():
+                elif path in ours:
                     read[node.attr].add(label(path))
     return {name: users for name, users in read.items() if name not in defined | {"_exit"}}  # of the module `os`
 
@@ -167,11 +169,16 @@ def lines_found() -> dict[str, str]:
     return lines
 
 
+@functools.cache
+def _texts() -> dict[str, str]:
+    """Return the texts of our files."""
+    return {label(path): path.read_text() for path in files()}
+
+
 def is_used(name: str, needed_by: str) -> bool:
     """Tell whether the last part of a name stands in each of the files that need it; verl's own are not looked at."""
     word = re.compile(rf"\b{re.escape(name.rpartition('.')[2])}\b")
-    texts = {label(path): path.read_text() for path in files()}
-    return all(word.search(texts.get(file, "")) for file in needed_by.split(", ") if not file.startswith("verl's "))
+    return all(word.search(_texts().get(file, "")) for file in needed_by.split(", ") if not file.startswith("verl's "))
 
 
 def written_anew() -> str:

@@ -4,7 +4,7 @@
 
     imports pytest, LIGHT_MODULES     forks the lanes without the stack, and the server of `light_python`
     imports PyTorch, SGLang           forks the server of `warm_python`
-    imports Ray, verl                 forks the lanes with the stack
+    imports Ray, verl                 forks the server of `stack_python`, and the lanes with the stack
 
 The stack takes some 10 s of CPU to import, and each lane and its children would import it anew. There are more lanes
 than cores, because the tests wait much of their time.
@@ -33,9 +33,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from _pytest.mark.expression import Expression
 
-from tests.support.warm_python import LIGHT_MODULES, ROOT, SHARED, SHARED_LIGHT, environment_of_server
+from tests.support.warm_python import LIGHT_MODULES, ROOT, SHARED, SHARED_LIGHT, SHARED_STACK, environment_of_server
 from verl_multiturn.cpu_processes.environment import STAND_INS
 from verl_multiturn.cpu_processes.forkserver import main as serve
 from verl_multiturn.cpu_processes.handle import SLOW_MODULES, fork_command, listen_at, write_spawned
@@ -83,6 +84,14 @@ class Lane:
         return ["--durations=10", "-m", self.marks, *without, *folders]
 
 
+def _cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process and of the children that it has waited for; 0 when it has ended."""
+    try:
+        return sum(psutil.Process(pid).cpu_times()[:4])
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
 _compiled = functools.cache(Expression.compile)
 
 
@@ -92,14 +101,15 @@ def _is_below(path: str, pattern: str) -> bool:
 
 
 _FREE = "not stack and not engine and not deaths"
+_STACK_ALONE = "stack and not engine and not deaths"
 _ALL = (
-    Lane("unit a-o", _FREE, ("tests/unit/[!p-z]*",)),
-    Lane("unit p-z", _FREE, ("tests/unit/[p-z]*",)),
+    *(Lane(f"unit {each}", _FREE, (f"tests/unit/[{each}]*",)) for each in ("a-k", "l-o", "p-q", "r", "s-z")),
     Lane("others", _FREE, without=("tests/unit",)),
     Lane("engine", "engine"),  # one lane, since two engines would not fit in memory
     Lane("deaths", "deaths and not engine"),
-    Lane("integration", "stack and not engine and not deaths", ("tests/integration",)),
-    Lane("stack", "stack and not engine and not deaths", without=("tests/integration",)),
+    Lane("integration a-o", _STACK_ALONE, ("tests/integration",), ("tests/integration/test_[p-z]*",)),
+    Lane("integration p-z", _STACK_ALONE, ("tests/integration",), ("tests/integration/test_[!p-z]*",)),
+    Lane("stack", _STACK_ALONE, without=("tests/integration",)),
 )
 _QUICK = f"{_FREE} and not slow and not long"
 # The tests in tests/faults start servers and sandboxes, those of recipes compose verl's configurations.
@@ -126,6 +136,8 @@ class _Forks:
     folder: Path
     lanes: dict[int, str] = field(default_factory=dict)
     """Names of the lanes that run, by process id."""
+    servers: list[int] = field(default_factory=list)
+    """Process ids of the servers."""
     interrupted: bool = False
 
     def log(self, name: str) -> Path:
@@ -141,8 +153,11 @@ class _Forks:
         if pid := os.fork():
             if lane:
                 self.lanes[pid] = name
+            else:
+                self.servers.append(pid)
             return False
         self.lanes.clear()
+        self.servers.clear()
         os.setpgid(0, 0)  # so that it can be interrupted with all that it starts
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -164,6 +179,8 @@ class _Forks:
                 print(f"\n{f' {name} ':-^100}\n{self.log(name).read_text(errors='replace')}", flush=True)
                 if code < 0:
                     print(f"lanes: {name} ended by signal {-code}", flush=True)
+        # Nobody waits for the servers, so that `time` does not count what their forks took.
+        print(f"forks of the servers: CPU {sum(map(_cpu_s, self.servers)):.0f} s", flush=True)
         return 130 if self.interrupted else status
 
     def interrupt(self, *_: object) -> None:
@@ -183,7 +200,7 @@ def main(tier: str) -> Callable[[], int]:
     forks = _Forks(Path(tempfile.mkdtemp(prefix="lanes-")))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, forks.interrupt)
-    addresses = {name: str(forks.folder / name / "forkserver") for name in (SHARED, SHARED_LIGHT)}
+    addresses = {name: str(forks.folder / name / "forkserver") for name in (SHARED, SHARED_LIGHT, SHARED_STACK)}
     for name, address in addresses.items():
         Path(address).parent.mkdir()
         write_spawned(address)
@@ -210,8 +227,14 @@ def main(tier: str) -> Callable[[], int]:
         _become(warm)
         if forks.fork(SHARED, lane=False):
             return lambda: _serve(addresses[SHARED], me, SLOW_MODULES)
-        _become({**plain, **set_by_imports})
+        plain |= set_by_imports
+        _become(plain)
         _import(_STACK)
+        plain |= os.environ
+        _become(warm)
+        if forks.fork(SHARED_STACK, lane=False):
+            return lambda: _serve(addresses[SHARED_STACK], me, ())
+        _become(plain)
         for lane in lanes:
             if lane.stack and forks.fork(lane.name):
                 return lambda: _test(lane)

@@ -24,6 +24,8 @@ SHARED = "VERL_MULTITURN_TESTS_SERVER"
 """Environment variable with the `executable` of a server that is there already, for processes that need the stack."""
 SHARED_LIGHT = "VERL_MULTITURN_TESTS_LIGHT_SERVER"
 """The same of a server with `LIGHT_MODULES`."""
+SHARED_STACK = "VERL_MULTITURN_TESTS_STACK_SERVER"
+"""The same of a server that has imported Ray, verl and our plugin, too."""
 LIGHT_MODULES = ("hydra", "matplotlib.pyplot", "pandas", "pyarrow.parquet", "pydantic", "rich.progress", "typer")
 """What the command `verl-multiturn` and the scripts of the rows import, without PyTorch."""
 
@@ -63,6 +65,16 @@ def warm_python() -> str:
     program starts Python itself.
     """
     return _program(executable())
+
+
+@functools.cache
+def stack_python() -> str:
+    """Return the same of a server that has imported verl, too; in a session without the lanes, it is `warm_python`.
+
+    It is for programs to which it is the same when verl was imported, and whose platform is the lanes'. Workers of Ray
+    are none: Ray reads the environment when it is imported.
+    """
+    return _program(os.environ.get(SHARED_STACK) or executable())
 
 
 @functools.cache
@@ -112,6 +124,13 @@ def of_run() -> tuple[dict[str, str], list[str]]:
     return {**variables(), "PYTHON": warm_python()}, [own]
 
 
+def run_with_stack(
+    *words: str, cwd: str | Path = ROOT, timeout_s: float = 550, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in a fork as `run_warm` does, but one of `stack_python`."""
+    return _run(stack_python(), *words, cwd=cwd, timeout_s=timeout_s, **environment)
+
+
 def run_warm(
     *words: str, cwd: str | Path = ROOT, timeout_s: float = 550, **environment: str
 ) -> subprocess.CompletedProcess[str]:
@@ -123,8 +142,14 @@ def run_warm(
         timeout_s: Seconds after which it hangs.
         environment: Variables beside those of `variables()`.
     """
+    return _run(warm_python(), *words, cwd=cwd, timeout_s=timeout_s, **environment)
+
+
+def _run(
+    program: str, *words: str, cwd: str | Path, timeout_s: float, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [warm_python(), *words],
+        [program, *words],
         capture_output=True,
         text=True,
         check=False,

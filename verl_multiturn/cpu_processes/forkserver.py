@@ -49,6 +49,7 @@ READ_AT_IMPORT = (
 # But these are read when they are needed. SGLang's engine sets one of NCCL's before it starts its processes, and verl
 # leaves the other behind where its Megatron engine cannot be imported.
 _READ_LATER = ("TORCH_NCCL_", "TORCH_CUDA_ARCH_LIST")
+_RAYS_WORKER = "default_worker.py"
 _MODELS = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 ADDRESS = "VERL_MULTITURN_FORKSERVER"
 """Environment variable of a fork: the address of the server."""
@@ -203,7 +204,8 @@ class _Server:
             if others := threading.enumerate()[1:]:  # a fork would not have them, and might wait for one's lock
                 client.send(f"refused with a thread of its own ({others[0].name})".encode())
                 raise ValueError
-            if "ray" in sys.modules:  # its core keeps the environment that it was imported with
+            if "ray" in sys.modules and os.path.basename(request["arguments"][0]) == _RAYS_WORKER:
+                # Its core keeps the environment that it was imported with, and with it whose worker this is.
                 client.send(b"refused with Ray imported")
                 raise ValueError
             pid = os.fork()

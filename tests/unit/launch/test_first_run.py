@@ -79,6 +79,8 @@ def test_a_run_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for part in Path(next(iter(real.submodule_search_locations or []))).iterdir():
         if part.name != "__init__.py":
             (broken / part.name).symlink_to(part)
+    for name in ("datasets", "peft", "sglang", "tensordict", "torch", "transformers"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError\n")  # the run's server would import them for seconds
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     lines: list[str] = []
     (finding,) = run_whole_path(tmp_path / "out", "cpu", lines.append)

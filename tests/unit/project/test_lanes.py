@@ -10,10 +10,19 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.support.lanes import LANES, Lane
-from tests.support.warm_python import run_warm
+from tests.support.warm_python import run_with_stack
 
-# One of each folder: a lane has all or none.
-FILES = sorted({path.parent: str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}.values())
+PARTED = ROOT / "tests" / "integration"
+"""The folder whose files are in two lanes, by the first letter of their names."""
+
+
+def alike(path: Path) -> tuple[Path, str]:
+    """Return what files of the same lanes have in common."""
+    return path.parent, path.name[:6] if path.parent == PARTED else ""
+
+
+FILES = sorted({alike(path): str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}.values())
+"""One of all that are alike."""
 MARKS = [
     {mark for mark, is_there in zip(("slow", "stack", "engine", "deaths", "long"), there, strict=True) if is_there}
     for there in itertools.product([False, True], repeat=5)
@@ -62,7 +71,9 @@ def parents(path: str) -> list[Path]:
 
 def collected(*words: str) -> list[str]:
     """Return the names of the tests that pytest chooses."""
-    ran = run_warm("-m", "pytest", "--collect-only", "-q", "-W", "ignore::pytest.PytestAssertRewriteWarning", *words)
+    ran = run_with_stack(
+        "-m", "pytest", "--collect-only", "-q", "-W", "ignore::pytest.PytestAssertRewriteWarning", *words
+    )
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     return [line for line in ran.stdout.splitlines() if line.startswith("tests/")]
 

@@ -1,9 +1,11 @@
 """Imports run one way, and importing the package is light."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -26,6 +28,7 @@ HARBORS = {f"proxy.agents.harbor.{name}" for name in ("environment", "mini_swe",
 """Imported by Harbor's own Python alone (requirements/harbor.lock)."""
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     """Return all modules of the package by their dotted name, without `verl_multiturn.` itself."""
     names = {}
@@ -36,15 +39,26 @@ def modules() -> dict[str, Path]:
     return names
 
 
-def imported(path: Path) -> set[str]:
-    """Return the names that a file imports, a module's names with the module before them."""
+@functools.cache
+def _names_of(path: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names that a file imports, a module's names with the module before them: all, and those on top."""
+    tree = ast.parse(path.read_text())
+    return _names_in(ast.walk(tree)), _names_in(tree.body)
+
+
+def _names_in(nodes: Iterable[ast.AST]) -> frozenset[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
+
+
+def imported(path: Path) -> frozenset[str]:
+    """Return the names that a file imports, wherever it does."""
+    return _names_of(path)[0]
 
 
 def imports() -> dict[str, set[str]]:
@@ -91,11 +105,8 @@ def test_setup_names_what_is_imported() -> None:
     needed: set[str] = set()
     for module, path in modules().items():
         if module.split(".")[0] not in STACK and module not in HARBORS:
-            for node in ast.parse(path.read_text()).body:  # what a function imports may be missing
-                if isinstance(node, ast.Import):
-                    needed |= {alias.name.split(".")[0] for alias in node.names}
-                elif isinstance(node, ast.ImportFrom) and not node.level:
-                    needed.add((node.module or "").split(".")[0])
+            # What a function imports may be missing.
+            needed |= {name.split(".")[0] for name in _names_of(path)[1]}
     needed -= sys.stdlib_module_names | {"verl_multiturn"}
     known = packages_distributions()
     wanted = {known[name][0].lower().replace("_", "-") for name in needed}

@@ -3,13 +3,13 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from tests.conftest import ROOT
+from tests.support.warm_python import light_python
 from verl_multiturn.cli.main import app
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import plan_run
@@ -36,7 +36,7 @@ def test_a_copy_has_every_file_that_its_configurations_name(recipe: str, tmp_pat
 def test_a_mixed_copy_has_the_recipes_whose_rows_it_makes(tmp_path: Path) -> None:
     copied = copy_recipe("mixed", tmp_path)
     made = subprocess.run(
-        [sys.executable, str(copied / "prepare_data.py"), "--out", str(tmp_path / "data"), "--smoke"],
+        [light_python(), str(copied / "prepare_data.py"), "--out", str(tmp_path / "data"), "--smoke"],
         capture_output=True,
         text=True,
     )
@@ -58,7 +58,7 @@ def test_a_new_recipe_works_as_it_is(tmp_path: Path) -> None:
         ["recipes/my_task/prepare_data.py", "--out", "data", "--tools", "recipes/my_task/tools.yaml"],
         ["-m", "verl_multiturn.cli", "validate", "recipes/my_task/tools.yaml", "--dataset", "data/train.parquet"],
     ):
-        done = subprocess.run([sys.executable, *command], cwd=tmp_path, env=here, capture_output=True, text=True)
+        done = subprocess.run([light_python(), *command], cwd=tmp_path, env=here, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     config = resolved(compose_run(plan_run(str(made), smoke=True)))
     assert config["recipe"]["tools"] == str(made / "tools.yaml")

@@ -7,13 +7,13 @@ import json
 import logging
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.serving import conversation
+from tests.support.warm_python import light_python
 from verl_multiturn import ConfigError
 from verl_multiturn.tools.bm25 import Bm25Index, document_tokens, query_tokens, read_documents
 from verl_multiturn.tools.search import SearchTool
@@ -128,7 +128,7 @@ def test_the_index_is_kept_and_found_by_content(corpus: Path, tmp_path: Path, ca
 
 def test_several_processes_build_one_index(corpus: Path, tmp_path: Path) -> None:
     kept = tmp_path / "index"
-    command = [sys.executable, "-m", "verl_multiturn.cli", "index", "--corpus", str(corpus), "--index-dir", str(kept)]
+    command = [light_python(), "-m", "verl_multiturn.cli", "index", "--corpus", str(corpus), "--index-dir", str(kept)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     said = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], said

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.warm_python import run_warm, warm_python
+from tests.support.warm_python import run_with_stack, stack_python
 
 # Importing verl's engines warns about optional ones that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -341,9 +341,9 @@ def compare_on_rank(rank: int, store: str, model: str) -> None:
 
 def test_two_ranks_have_equally_many_micro_batches_and_verls_gradient(model: Path, tmp_path: Path) -> None:
     run, given = f"from {__name__} import compare_on_rank as run", (str(tmp_path / "store"), str(model))
-    warm_python()  # one for both
+    stack_python()  # one for both
     with ThreadPoolExecutor() as pool:
-        ranks = list(pool.map(lambda rank: run_warm("-c", f"{run}; run({rank}, *{given})"), range(2)))
+        ranks = list(pool.map(lambda rank: run_with_stack("-c", f"{run}; run({rank}, *{given})"), range(2)))
     assert [rank.returncode for rank in ranks] == [0, 0], [rank.stderr[-2000:] for rank in ranks]
 
 
