@@ -136,7 +136,8 @@ def sizes(count: int, seed: int) -> dict[str, Any]:
         writer = RecordWriter(folder, "start")
         paid = []
         for conversation in conversations:
-            line = {"request_id": f"r{conversation.number}", "uid": f"g{conversation.number // 8}", "step": 1}
+            number = conversation.number
+            line = {"request_id": f"r{number}", "uid": f"g{number // 8}", "number": number % 8, "step": 1}
             before = time.thread_time()
             writer.begin(line)
             writer.keep(conversation.record, line)

@@ -292,7 +292,7 @@ def test_a_worker_that_hangs_does_not_hold_up_a_cancellation(
     wait = ray.wait
 
     def wait_for_the_other(asked: Any, *, num_returns: int = 1, timeout: float | None = None) -> Any:
-        if timeout == module._HUNG_S:  # it would end the other one, too, which a busy machine makes late
+        if timeout == module.HUNG_S:  # it would end the other one, too, which a busy machine makes late
             wait(asked, num_returns=1, timeout=500)
             timeout = 0
         return wait(asked, num_returns=num_returns, timeout=timeout)

@@ -89,6 +89,8 @@ def _of_line(record: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[str
     for name in _OF_LINE:
         if record[name] != line[name]:
             yield f"its {name} is {show(record[name], 60)}, by the line of its end {show(line[name], 60)}"
+    if (line["event"] == "cancel") != (record["status"] == "cancelled"):
+        yield f"its status is {record['status']}, and its line is of the event {line['event']}"
     summary = summary_of(record)
     for name, value in (line["summary"] or {}).items():
         if summary[name] != value:

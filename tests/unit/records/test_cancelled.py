@@ -167,6 +167,25 @@ def test_a_trained_one_cannot_pass_as_cancelled(tmp_path: Path) -> None:
     assert any("the trainer's join has its row 0; it has 0 rows" in str(each) for each in found)
 
 
+@pytest.mark.parametrize("event", ["cancel", "end"])
+@pytest.mark.parametrize("status", ["cancelled", "finished"])
+def test_a_line_and_its_record_say_the_same_of_the_end(tmp_path: Path, event: str, status: str) -> None:
+    writer = RecordWriter(tmp_path, START)
+    line = {"request_id": "r", "uid": "gone", "number": 0, "step": 1}
+    record = sample_record(request_id="r", uid="gone") if status == "finished" else cancelled("r")
+    writer.begin({**line, "at": BEGAN})
+    if event == "end":
+        writer.keep(lambda: record, {**line, "at": BEGAN})
+    else:
+        writer.cancel({**line, "why": "cancelled"}, lambda: record)
+    writer.close()
+    found = [str(each) for one in verify_files([tmp_path]) if one.verified for each in one.verified.violations]
+    is_same = (event == "cancel") == (status == "cancelled")
+    assert [f"its status is {status}, and its line is of the event {event}" in each for each in found] == (
+        [] if is_same else [True]
+    )
+
+
 def test_a_line_that_names_no_record_is_told(tmp_path: Path) -> None:
     folder = make(tmp_path / "records", has_records=True)
     path = next(each for each in folder.glob("*.lines.jsonl") if "t-gone" in each.read_text())
