@@ -368,6 +368,21 @@ def test_a_group_whose_uid_has_quotes(watched: Watched, tmp_path: Path) -> None:
     page.locator(".sibling").wait_for()
 
 
+def test_a_group_without_signal_says_so_as_the_metrics_do(watched: Watched, tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path / "e", {0: [0.30000001192092896, 0.3], 1: [0.3, 0.3001], 2: [0.9, "invalid"]})
+    documents = Documents([folder])
+    documents.refresh()
+    export(documents, tmp_path / "page.html")
+    page = watched.page
+    shown = []
+    for uid in "012":
+        page.goto((tmp_path / "page.html").as_uri() + f"#group?uid={uid}&dir=0")
+        page.locator("h2", has_text=f"group {uid}").wait_for()
+        page.locator(".sibling").first.wait_for()
+        shown.append(page.locator(".badge", has_text="all scores are equal").count())
+    assert shown == [1, 0, 0]
+
+
 def test_rows_that_flipped_between_two_evaluations_stand_side_by_side(watched: Watched, tmp_path: Path) -> None:
     first = write_evaluation(tmp_path / "first", {0: [0.0, 0.0], 1: [1.0, 1.0]})
     second = write_evaluation(tmp_path / "second", {0: [1.0, 1.0], 1: [1.0, 1.0]}, model=OTHER, start=LATER)

@@ -151,7 +151,7 @@ def _each_once(rows: pa.Table) -> pa.Table:
 
 
 def joined_rewards(records: Records) -> dict[str, Reward]:
-    """Return what each conversation earned by the join that counts, by its key (`key_of`)."""
+    """Return what each conversation of a run earned by the join that counts, by its key (`key_of`)."""
     found: dict[str, Reward] = {}
     tables = sorted(records.joins(COLUMNS), key=lambda joined: joins.order(joined[0]))
     counting = joins.counting((name for name, _ in tables), records.evaluations)
@@ -177,7 +177,7 @@ def key_of(row: Mapping[str, Any]) -> str:
 
 
 def rewards_of(records: Records) -> dict[str, Reward]:
-    """Return what each conversation of some folders earned, by its key (`key_of`).
+    """Return what each conversation of a run earned, by its key (`key_of`).
 
     A conversation that neither a join nor the line of a score knows is not there.
     """

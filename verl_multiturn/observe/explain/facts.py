@@ -190,6 +190,7 @@ def read_facts(records: Records) -> Facts:
         joined.trained_groups,
     )
     for record in records.records():
+        facts.begun[record.get("uid") or ""] = _row_name(record.get("sample") or {})
         reward = rewards.get(record["request_id"], Reward())
         if reward.undone:
             continue
@@ -199,7 +200,6 @@ def read_facts(records: Records) -> Facts:
         talk.parts = reward.parts
         _join(talk, record, joined, facts)
         facts.timeline |= bool(talk.parts_s)
-        facts.begun[talk.uid] = talk.row
         (facts.validation if talk.validation else facts.training).append(talk)
     return facts
 
