@@ -18,6 +18,16 @@ from verl_multiturn import ConfigError
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a processor whose vocabulary is small."""
+    from tests.integration.vision_models import save_processor
+
+    folder = tmp_path_factory.mktemp("small") / "qwen2_5_vl"
+    save_processor(folder, "qwen2_5_vl", is_small=True)
+    return folder
+
+
 async def test_the_start_up_check_looks_at_images(processors: dict[str, Any]) -> None:
     import copy
 
@@ -52,7 +62,7 @@ async def test_the_start_up_check_looks_at_images(processors: dict[str, Any]) ->
     assert "writes placeholders for 0 images where the messages have 2" in refusals(blind)
 
 
-def test_the_engine_resizes_as_the_trainer_does(models: dict[str, Path]) -> None:
+def test_the_engine_resizes_as_the_trainer_does(small: Path) -> None:
     from omegaconf import OmegaConf
 
     from verl_multiturn.verl_bridge.startup.derive import IMAGES, resize_images
@@ -62,7 +72,7 @@ def test_the_engine_resizes_as_the_trainer_does(models: dict[str, Path]) -> None
 
     def config(kwargs: dict[str, Any], engine: dict[str, Any]) -> Any:
         rollout = {"engine_kwargs": {"sglang": engine}}
-        model = {"path": str(models["qwen2_5_vl"])}
+        model = {"path": str(small)}
         data = {"mm_processor_kwargs": kwargs}
         return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": model}, "data": data})
 
@@ -76,9 +86,7 @@ def test_the_engine_resizes_as_the_trainer_does(models: dict[str, Path]) -> None
         row(RunView(config({"max_pixels": 6272}, {"mm_process_config": {"image": {"max_pixels": 9}}})))
 
 
-def test_a_processor_is_loaded_where_it_lies_and_missed_where_it_is_needed(
-    models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_processor_is_loaded_where_it_lies_and_missed_where_it_is_needed(small: Path, tmp_path: Path) -> None:
     from verl_multiturn.verl_bridge.model.processors import load_processor
 
     assert load_processor(str(tmp_path), "llama", False) is None
@@ -87,7 +95,7 @@ def test_a_processor_is_loaded_where_it_lies_and_missed_where_it_is_needed(
     ):
         load_processor(str(tmp_path), "qwen2_5_vl", False)
     # verl loads a processor that lies there, also for a model type that it does not know.
-    assert load_processor(str(models["qwen2_5_vl"]), "new_vl", False).image_token == "<|image_pad|>"
+    assert load_processor(str(small), "new_vl", False).image_token == "<|image_pad|>"
 
 
 async def test_mm_processor_kwargs_reach_the_prompt_and_the_trainer(processors: dict[str, Any]) -> None:
@@ -102,14 +110,14 @@ async def test_mm_processor_kwargs_reach_the_prompt_and_the_trainer(processors: 
     assert counts == [16, 4]
 
 
-def test_prompts_with_images_are_measured(models: dict[str, Path]) -> None:
+def test_prompts_with_images_are_measured(small: Path) -> None:
     from verl_multiturn.verl_bridge.model.chat_setup import PromptMeasure
     from verl_multiturn.verl_bridge.model.loading import load_model
 
     packed = io.BytesIO()
     picture(28, 4, 4).save(packed, "PNG")
     row = {"prompt": [{"role": "user", "content": "<image>What?"}], "images": [{"bytes": packed.getvalue()}]}
-    measure = PromptMeasure(load_model({"path": str(models["qwen2_5_vl"])}, ""), {})
+    measure = PromptMeasure(load_model({"path": str(small)}, ""), {})
     assert measure(row) - measure({"prompt": [{"role": "user", "content": "What?"}]}) == 18
     with pytest.raises(ConfigError, match="its images do not fit its prompt"):
         measure({**row, "images": []} | {"images": [row["images"][0]] * 2})

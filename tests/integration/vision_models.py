@@ -10,8 +10,13 @@ import transformers
 from PIL import Image
 
 from tests.support.families import _template_text, family
+from tests.support.vocabularies import _trained
 
 _NAMES = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
+_SMALL = _trained(
+    "<|endoftext|> <|im_start|> <|im_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>",
+    "<tool_call> </tool_call>", eos="<|im_end|>", pad="<|endoftext|>",
+)  # fmt: skip
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -21,12 +26,13 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(pixels.numpy())
 
 
-def save_processor(path: Path, kind: str, template: str = "qwen3_vl") -> None:
+def save_processor(path: Path, kind: str, template: str = "qwen3_vl", is_small: bool = False) -> None:
     """Save a processor, a tokenizer and config.json.
 
-    A picture has 4 to 16 placeholders, one for each `side` × `side` pixels.
+    A picture has 4 to 16 placeholders, one for each `side` × `side` pixels. A small tokenizer is loaded in a moment,
+    and has other ids than Qwen's.
     """
-    tokenizer = family("qwen2.5").tokenizer
+    tokenizer = _SMALL.tokenizer if is_small else family("qwen2.5").tokenizer
     name = _NAMES[kind]
     patch = 16 if kind == "qwen3_vl" else 14
     side = 2 * patch
@@ -38,7 +44,7 @@ def save_processor(path: Path, kind: str, template: str = "qwen3_vl") -> None:
         images, tokenizer, getattr(transformers, videos)(patch_size=patch), chat_template=_template_text(template)
     )
     processor.save_pretrained(path)
-    config_of(kind).save_pretrained(path)
+    config_of(kind, tokenizer).save_pretrained(path)
     ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     transformers.GenerationConfig(eos_token_id=ends, pad_token_id=ends[1]).save_pretrained(path)
 
@@ -50,8 +56,9 @@ def save_model(path: Path, kind: str) -> None:
     save_processor(path, kind)
 
 
-def config_of(kind: str) -> Any:
-    tokenizer = family("qwen2.5").tokenizer
+def config_of(kind: str, tokenizer: Any = None) -> Any:
+    """Return the configuration of a model; its tokenizer is Qwen's unless another one is given."""
+    tokenizer = tokenizer or family("qwen2.5").tokenizer
     special = ("image_pad", "video_pad", "vision_start", "vision_end", "im_end", "endoftext")
     image, video, start, end, turn_end, pad = tokenizer.convert_tokens_to_ids([f"<|{name}|>" for name in special])
     rope: dict[str, Any] = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
