@@ -82,10 +82,6 @@ class SlotKeeper:
             self._waiting.discard(lease)
             self._changed[tool].notify_all()
 
-    async def taken(self, tool: str) -> int:
-        """Return how many leases of a tool are out."""
-        return len(self._leases[tool])
-
 
 class RunKeeper(SlotKeeper, OutageKeeper):
     """The code of the actor: the slots and the breakers of a run."""
