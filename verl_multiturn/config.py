@@ -35,6 +35,11 @@ PATH = "actor_rollout_ref.rollout.custom.multiturn"
 """Path of the settings in verl's configuration."""
 
 
+def fixed(**values: object) -> dict[str, str]:
+    """Return the `GONE` of settings of earlier versions that are constants now, each with its value."""
+    return {name: f"it is fixed at {value}; leave it out" for name, value in values.items()}
+
+
 class ScoreSettings(BaseModel):
     """Settings for the effect of rewards from outside `compute_score` on a conversation's score."""
 
@@ -146,6 +151,7 @@ class HarborSettings(BaseModel):
     """Settings of the agent `harbor`: a trial of Harbor for each session."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    GONE: ClassVar = fixed(free_disk_gb="10 GB")
 
     harness: str = Field(default="terminus-2", min_length=1)
     """The harness: a name that Harbor knows, such as `mini-swe-agent` or `claude-code`, or `module:Class`."""
@@ -164,9 +170,6 @@ class HarborSettings(BaseModel):
 
     model: str = Field(default="openai/policy", min_length=1)
     """Name of the model that the harness is told. What stands before the slash is the protocol that it speaks."""
-
-    free_disk_gb: float = Field(default=10.0, ge=0, allow_inf_nan=False)
-    """Room on the container engine's disk below which no trial starts."""
 
     keep_trials: str | None = Field(default=None, min_length=1)
     """Folder in which Harbor's files of each trial stay; null: they are removed."""

@@ -36,7 +36,7 @@ Reports = dict[str, Any]
 
 def settings_of(environment: str, harness: str, **kwargs: Any) -> HarborSettings:
     """Return the bridge's settings for a harness in an environment."""
-    return HarborSettings(harness=harness, harness_kwargs=kwargs, environment=environment, free_disk_gb=1)
+    return HarborSettings(harness=harness, harness_kwargs=kwargs, environment=environment)
 
 
 async def references(environment: str, task: Path, reports: Reports) -> None:

@@ -189,9 +189,10 @@ REFUSALS = {
 @pytest.mark.parametrize("name", TOOLS)
 @pytest.mark.parametrize("fault", [*FAULTS, *REFUSALS])
 async def test_every_fault_is_one_short_error_and_the_next_call_works(
-    running: tuple[Service, str], service: Service, name: str, fault: str
+    running: tuple[Service, str], service: Service, name: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tool = tool_of(name, running[1], max_connections=1, timeout_s=4.1 if fault in LATE else 30.0)
+    monkeypatch.setattr("verl_multiturn.tools.services.http_client.MAX_CONNECTIONS", 1)
+    tool = tool_of(name, running[1], timeout_s=4.1 if fault in LATE else 30.0)
     arguments = TOOLS[name][2]
     async with conversation(tool) as call:
         await call(**arguments)
@@ -233,10 +234,11 @@ async def test_nothing_there_is_the_address_unless_the_model_has_named_the_thing
 @pytest.mark.parametrize("name", TOOLS)
 @pytest.mark.parametrize("fault", ["hangs", "drips"])
 async def test_a_cancelled_call_gives_its_connection_back(
-    running: tuple[Service, str], service: Service, name: str, fault: str
+    running: tuple[Service, str], service: Service, name: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("verl_multiturn.tools.services.http_client.MAX_CONNECTIONS", 1)
     arguments = TOOLS[name][2]
-    async with conversation(tool_of(name, running[1], max_connections=1)) as call:
+    async with conversation(tool_of(name, running[1])) as call:
         service.fault = fault
         working, waiting = (asyncio.create_task(call(**arguments)) for _ in range(2))
         await asyncio.to_thread(service.asked.wait)
@@ -340,9 +342,12 @@ def stop(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-async def test_the_runtime_repeats_what_may_help_and_only_that(running: tuple[Service, str], service: Service) -> None:
+async def test_the_runtime_repeats_what_may_help_and_only_that(
+    running: tuple[Service, str], service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verl_multiturn.tools.calls.session.BACKOFF_S", 0.001)
     tool = tool_of("retrieval", running[1])
-    attach_limits(tool, {"retries": 5, "backoff_s": 0.001}, "test")
+    attach_limits(tool, {"retries": 5}, "test")
     call = ToolCall(tool.name, '{"query": "a"}', "c1")
     async with ToolSession("r1", {tool.name: tool}, {}, Gates(Gate, 10.0), 8) as session:
         service.fault = "422"
@@ -359,9 +364,10 @@ async def test_the_runtime_repeats_what_may_help_and_only_that(running: tuple[Se
 
 
 async def test_the_connections_live_as_long_as_the_conversations(
-    running: tuple[Service, str], service: Service
+    running: tuple[Service, str], service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tool = tool_of("retrieval", running[1], max_connections=2)
+    monkeypatch.setattr("verl_multiturn.tools.services.http_client.MAX_CONNECTIONS", 2)
+    tool = tool_of("retrieval", running[1])
     async with conversation(tool, "a") as a:
         async with conversation(tool, "b") as b:
             await asyncio.gather(*(call(query="a") for call in (a, b) for _ in range(10)))

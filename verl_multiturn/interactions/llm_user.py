@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -11,14 +11,20 @@ from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.chat.model_text import spoken
 from verl_multiturn.chat_endpoint import AskAgainError, ChatEndpoint, EndpointError, check_address, key_of
+from verl_multiturn.config import fixed
 from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentLateError, EnvironmentOutageError
 from verl_multiturn.interactions.settings import read_config
 from verl_multiturn.interactions.simulated_user import SimulatedUser, UserSettings
 
+_CONNECTIONS = 64
+"""Requests at once in one worker; further ones wait."""
+
 
 class LlmUserSettings(UserSettings):
     """Settings of `LlmUser`."""
+
+    GONE: ClassVar = fixed(connections="64 in each worker")
 
     base_url: str
     """Address of the endpoint, such as `http://users:8000/v1`."""
@@ -34,9 +40,6 @@ class LlmUserSettings(UserSettings):
 
     attempts: int = Field(4, gt=0)
     """Most requests for one message. The endpoint is asked again when it failed, was overloaded, or gave no text."""
-
-    connections: int = Field(64, gt=0)
-    """Requests at once in one worker; further ones wait."""
 
 
 class LlmUser(SimulatedUser):
@@ -103,7 +106,7 @@ class LlmUser(SimulatedUser):
             {"model": self._llm.model, "temperature": self._llm.temperature, "max_tokens": self._llm.max_tokens},
             timeout_s=self._llm.timeout_s,
             attempts=self._llm.attempts,
-            connections=self._llm.connections,
+            connections=_CONNECTIONS,
             settings=(f"{self._where}: base_url", f"{self._where}: api_key_env"),
         )
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from verl_multiturn.config import why_gone
 from verl_multiturn.describe import did_you_mean, show
 from verl_multiturn.errors import ConfigError
 
@@ -31,6 +32,8 @@ def read_config(config: Mapping[str, Any], settings: type[Settings], owner: str)
         first = next((each for each in error.errors() if each["type"] == "extra_forbidden"), error.errors()[0])
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
+            if (why := why_gone(settings, name)) is not None:
+                raise ConfigError(f"config of {owner}: {name}={show(first['input'], 60)}: {why}") from None
             hint = did_you_mean(name, settings.model_fields) or f"known are {sorted(settings.model_fields)}"
             raise ConfigError(f"config of {owner}: unknown key {name!r}; {hint}") from None
         got = "nothing" if first["type"] == "missing" else show(first["input"])

@@ -30,6 +30,8 @@ from collections import Counter
 from urllib.parse import quote
 
 _OPCODES_BETWEEN_CHECKS = 10_000
+# Characters of one cell that the model reads.
+_CELL_CHARACTERS = 200
 # SQLite's own limits, far above what an honest query needs and far below what an attack needs.
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000,
@@ -100,23 +102,22 @@ def _restrict(connection: sqlite3.Connection, deadline: float) -> None:
     connection.set_progress_handler(lambda: time.monotonic() > deadline, _OPCODES_BETWEEN_CHECKS)
 
 
-def _show(value: object, most: int) -> str:
+def _show(value: object) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     text = str(value)
-    text = text if len(text) <= most else f"{text[:most]}…[{len(text)} characters]"
+    text = text if len(text) <= _CELL_CHARACTERS else f"{text[:_CELL_CHARACTERS]}…[{len(text)} characters]"
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("|", "\\|")
 
 
 def _table(cursor: sqlite3.Cursor, limits: dict[str, int]) -> dict[str, object]:
     """Return as many rows as the limits allow, as a table with ` | ` between cells, and their number."""
-    most = limits["cell_characters"]
-    lines = [" | ".join(_show(column[0], most) for column in cursor.description or ())]
+    lines = [" | ".join(_show(column[0]) for column in cursor.description or ())]
     length, more = len(lines[0]), False
     for row in cursor:
-        line = " | ".join(_show(cell, most) for cell in row)
+        line = " | ".join(_show(cell) for cell in row)
         length += len(line) + 1
         if len(lines) > limits["max_rows"] or length > limits["max_characters"]:
             more = True

@@ -17,12 +17,13 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from verl_multiturn.chat.model_text import last_tag
 from verl_multiturn.chat_endpoint import AskAgainError, ChatEndpoint, EndpointError, check_address, key_of
+from verl_multiturn.config import fixed
 from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.processes.pool import WorkerError
 from verl_multiturn.rewards.answers import has_one
@@ -34,6 +35,10 @@ _MOST_CHARACTERS = 1_000
 
 A long answer may try to talk the judge over.
 """
+_CONNECTIONS = 32
+"""Requests at once in each of verl's reward workers; further ones wait."""
+_SHORT_WORDS = 3
+"""Most words of a gold answer before which an opening ("It is") does not count; see `means_the_same`."""
 
 _SYSTEM = """\
 You compare answers to a question about a picture. You get one JSON object: the question, the reference answer, and an
@@ -56,6 +61,8 @@ _NUMBERS = {word: str(number) for number, word in enumerate(_WORDS)}
 class JudgeOptions(RewardOptions):
     """Options of the reward `judge`."""
 
+    GONE: ClassVar = fixed(connections="32 in each reward worker", short_words=3)
+
     url: str | None = None
     """Address of the endpoint, such as `http://judge:8000/v1`; required."""
 
@@ -75,12 +82,6 @@ class JudgeOptions(RewardOptions):
     attempts: int = Field(default=4, gt=0)
     """Most requests for one answer. The judge is asked again when it failed, was overloaded, or gave no verdict."""
 
-    connections: int = Field(default=32, gt=0)
-    """Requests at once in each of verl's reward workers; further ones wait."""
-
-    short_words: int = Field(default=3, ge=0)
-    """Most words of a gold answer before which an opening ("It is") does not count; see `means_the_same`."""
-
 
 class _Judge:
     """The judge as one event loop asks it."""
@@ -97,7 +98,7 @@ class _Judge:
             {"model": options.model, "temperature": options.temperature, "max_tokens": options.max_tokens},
             timeout_s=options.timeout_s,
             attempts=options.attempts,
-            connections=options.connections,
+            connections=_CONNECTIONS,
             settings=("reward_kwargs.judge.url", "reward_kwargs.judge.api_key_env"),
         )
 
@@ -173,12 +174,12 @@ async def reward(solution: Solution, ground_truth: Any, options: JudgeOptions) -
         return Score(format=float(formatted))
     if len(answer) >= _MOST_CHARACTERS:
         return Score.of(False, formatted=False)
-    if means_the_same(answer, gold, options.short_words):
+    if means_the_same(answer, gold):
         return Score.of(True, formatted)
     return Score.of(await judge.ask(question, gold, answer), formatted)
 
 
-def means_the_same(answer: str, gold: str, short_words: int) -> bool:
+def means_the_same(answer: str, gold: str) -> bool:
     """Return whether an answer certainly means the same as the gold answer; if not certain, the judge is asked.
 
     The two may differ in case, blanks, articles, the spelling of a number ("two"), and commas or full stops after
@@ -188,7 +189,6 @@ def means_the_same(answer: str, gold: str, short_words: int) -> bool:
     Args:
         answer: The answer.
         gold: The gold answer.
-        short_words: Most words of a short gold answer.
     """
     option = _OPTION.fullmatch(gold.strip())
     if option is not None:
@@ -201,7 +201,7 @@ def means_the_same(answer: str, gold: str, short_words: int) -> bool:
     wanted, said = (_spelled(_words(text, letters)) for text in (gold, answer))
     if not wanted:
         return False
-    is_short = len(wanted.split()) <= short_words
+    is_short = len(wanted.split()) <= _SHORT_WORDS
     return said == wanted or (is_short and _spelled(_OPENINGS.sub("", said, count=1).split()) == wanted)
 
 

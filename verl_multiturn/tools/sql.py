@@ -15,12 +15,12 @@ Invariants:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from verl_multiturn.calls.per_loop import PerLoop
-from verl_multiturn.config import read_model
+from verl_multiturn.config import fixed, read_model
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.processes.pool import WorkerError, WorkerPool
 from verl_multiturn.tools.base import BaseTool, ToolResponse
@@ -36,6 +36,7 @@ class SqlSettings(BaseModel):
     """Settings of the SQL tool, each with its default and meaning."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    GONE: ClassVar = fixed(cell_characters=200)
 
     root: Path
     """Folder of the databases. They must not change during the run: SQLite ignores a journal beside a database."""
@@ -45,9 +46,6 @@ class SqlSettings(BaseModel):
 
     max_rows: int = Field(50, gt=0)
     """Rows of one answer that the model reads; it is told when there are more."""
-
-    cell_characters: int = Field(200, gt=0)
-    """Characters of one cell that the model reads."""
 
     max_characters: int = Field(10_000, ge=100, le=1_000_000)
     """Characters of one answer's table."""
@@ -156,7 +154,6 @@ def open_workers(settings: SqlSettings, queries: int = 1) -> WorkerPool:
     limits = {
         "timeout_s": settings.timeout_s,
         "max_rows": settings.max_rows,
-        "cell_characters": settings.cell_characters,
         "max_characters": settings.max_characters,
         "max_memory_bytes": settings.max_memory_mb * 2**20,
     }

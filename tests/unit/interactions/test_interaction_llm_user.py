@@ -231,8 +231,9 @@ async def test_a_cancelled_reply_leaves_nothing_behind() -> None:
         await asyncio.wait_for(endpoint.is_idle.wait(), 60)  # the connection is closed
 
 
-async def test_many_users_at_once() -> None:
-    async with user(said("On Monday."), connections=8) as (ann, endpoint):
+async def test_many_users_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl_multiturn.interactions.llm_user._CONNECTIONS", 8)
+    async with user(said("On Monday.")) as (ann, endpoint):
         names = [f"n{index}" for index in range(64)]
         for name in names:
             await ann.start(name)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -141,12 +143,13 @@ def test_a_container_is_killed_and_not_waited_for(engine: Engine) -> None:
     assert [line for line in engine.asked if line.startswith("kill")] == ["kill c1"]
 
 
-def test_the_disk_is_looked_at(engine: Engine) -> None:
+def test_the_disk_is_looked_at(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.says(info="echo /tmp/no-such-folder/of-an-engine")
-    assert disk_problem(engine.name, 0) == ""
-    assert "GB left" in disk_problem(engine.name, 1e9)
+    for free_gb, expected in ((10.1, ""), (9.9, "has 9.9 GB left for images and containers, expected 10; make room")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder, free=free_gb * 1e9: SimpleNamespace(free=free))
+        assert disk_problem(engine.name).removeprefix("/tmp ") == expected
     engine.says(info="echo no daemon >&2; exit 1")
-    assert "no daemon" in disk_problem(engine.name, 0)
+    assert "no daemon" in disk_problem(engine.name)
 
 
 def test_an_image_is_pulled_once_and_only_if_it_is_not_there(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,7 @@ async def test_who_ended_a_container_is_asked_before_harbor_ends_it(
     trial.lost_container = lambda *_: state["lost"]
     environment = Containers()
     before = (Containers.start, Containers.stop, Containers.stop_service)
-    watch = trial._Watch({"free_disk_gb": 0})
+    watch = trial._Watch()
     watch.follow(MagicMock(agent_environment=environment), None)
     collecting, stopping = states
     if collecting is not None:

@@ -176,8 +176,9 @@ async def test_a_judge_that_is_late_or_not_there(caplog: pytest.LogCaptureFixtur
     assert await said("<answer>blue</answer>", gone) == OUTAGE
 
 
-async def test_many_at_once() -> None:
-    with judging("Judgement: 1", connections=4) as (judge, options):
+async def test_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl_multiturn.rewards.judge._CONNECTIONS", 4)
+    with judging("Judgement: 1") as (judge, options):
         assert await asyncio.gather(*[said(f"<answer>{i}</answer>", options) for i in range(100)]) == [RIGHT] * 100
         assert len(judge.asked) == 100
 
@@ -259,10 +260,10 @@ def test_what_certainly_is_the_gold_answer() -> None:
         ("Because", "B"),
         ("A cup", "A"),
         ("C", "B"),
-        ("It is the color of red", "the color of red"),
+        ("It is the color of dark red", "the color of dark red"),
         ("", "red"),
         ("?", "!"),
         ('"', "'"),
     ]
-    assert [pair for pair in same if not means_the_same(*pair, 3)] == []
-    assert [pair for pair in others if means_the_same(*pair, 2)] == []
+    assert [pair for pair in same if not means_the_same(*pair)] == []
+    assert [pair for pair in others if means_the_same(*pair)] == []

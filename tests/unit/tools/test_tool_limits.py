@@ -53,6 +53,9 @@ def limited(tool: Any, **limits: Any) -> Any:
     return tool
 
 
+BACKOFF = "verl_multiturn.tools.calls.session.BACKOFF_S"
+
+
 def session(gates: Gates, tool: Any, name: str = "r1") -> ToolSession:
     return ToolSession(name, {tool.name: tool}, {}, gates, 8)
 
@@ -64,13 +67,14 @@ async def test_its_own_deadline() -> None:
     assert (result.status, result.text) == (CallStatus.TIMEOUT, "Error: the tool did not answer within 0.02 s")
 
 
-async def test_retries_where_the_tool_allows_them() -> None:
-    tool = limited(Flaky(2), retries=2, backoff_s=0.001)
+async def test_retries_where_the_tool_allows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BACKOFF, 0.001)
+    tool = limited(Flaky(2), retries=2)
     async with session(Gates(Gate, 5), tool) as opened:
         (result,) = await opened.execute([HI])
     assert (result.status, result.text, result.attempts) == (CallStatus.OK, "hi", 3)
 
-    tool = limited(Flaky(3), retries=2, backoff_s=0.001)
+    tool = limited(Flaky(3), retries=2)
     async with session(Gates(Gate, 5), tool) as opened:
         (result,) = await opened.execute([HI])
     assert (result.status, result.text, result.attempts) == (
@@ -80,25 +84,28 @@ async def test_retries_where_the_tool_allows_them() -> None:
     )
 
 
-async def test_the_service_says_when_it_wants_to_be_asked_again() -> None:
+async def test_the_service_says_when_it_wants_to_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     soon, late = UnavailableError("busy"), UnavailableError("busy")
     soon.next_try_s, late.next_try_s = 0.0, 60.0
     for error, backoff_s, attempts in ((soon, 50.0, 3), (late, 0.001, 1)):
-        tool = limited(Flaky(2, error), retries=2, backoff_s=backoff_s, timeout_s=5)
+        monkeypatch.setattr(BACKOFF, backoff_s)
+        tool = limited(Flaky(2, error), retries=2, timeout_s=5)
         async with session(Gates(Gate, 60), tool) as opened:
             (result,) = await opened.execute([HI])
         assert (result.status, result.attempts) == (CallStatus.OK if attempts == 3 else CallStatus.ERROR, attempts)
 
 
-async def test_what_the_model_did_wrong_is_not_repeated() -> None:
-    tool = limited(Flaky(1, ValueError("no such page")), retries=2, backoff_s=0.001)
+async def test_what_the_model_did_wrong_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BACKOFF, 0.001)
+    tool = limited(Flaky(1, ValueError("no such page")), retries=2)
     async with session(Gates(Gate, 5), tool) as opened:
         (result,) = await opened.execute([HI])
     assert (result.status, result.attempts) == (CallStatus.ERROR, 1)
 
 
-async def test_the_deadline_holds_over_all_attempts() -> None:
-    tool = limited(Flaky(5), retries=5, backoff_s=50, timeout_s=0.5)
+async def test_the_deadline_holds_over_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BACKOFF, 50.0)
+    tool = limited(Flaky(5), retries=5, timeout_s=0.5)
     async with session(Gates(Gate, 5), tool) as opened:
         (result,) = await opened.execute([HI])
     assert (result.status, result.attempts) == (CallStatus.ERROR, 1)

@@ -159,8 +159,9 @@ async def test_client_and_server(url: str) -> None:
             await call(query="\ud800")
 
 
-async def test_many_conversations_share_the_connections(url: str) -> None:
-    tool = tool_of(f"{url}/retrieve", max_connections=4)  # the address may hold the path
+async def test_many_conversations_share_the_connections(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl_multiturn.tools.services.http_client.MAX_CONNECTIONS", 4)
+    tool = tool_of(f"{url}/retrieve")  # the address may hold the path
 
     async def ask(name: str) -> dict[str, Any]:
         async with conversation(tool, name) as call:

@@ -71,10 +71,11 @@ async def test_what_a_tool_does_to_a_rows_kwargs_stays_in_its_conversation() -> 
     assert tool.events[:4] == [("hi", 0)] * 4
 
 
-async def test_a_repeated_call_gets_what_the_first_attempt_got() -> None:
+async def test_a_repeated_call_gets_what_the_first_attempt_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl_multiturn.tools.calls.session.BACKOFF_S", 0.001)
     tool = Greedy()
     tool.config["fails"] = True
-    attach_limits(tool, {"retries": 1, "backoff_s": 0.001}, "limits")
+    attach_limits(tool, {"retries": 1}, "limits")
     row = {name: {"given": {"notes": []}} for name in ("create_kwargs", "execute_kwargs")}
     async with session(tool, timeout_s=5.0, echo=row) as opened:
         (result,) = await opened.execute([HI])

@@ -221,7 +221,7 @@ async def test_a_text_that_is_too_long_is_null_to_sqlite_or_takes_too_long(ask: 
 
 
 def test_a_mistake_is_never_called_late(root: Path) -> None:
-    limits = {"timeout_s": 0, "max_rows": 10, "max_characters": 100, "cell_characters": 100}
+    limits = {"timeout_s": 0, "max_rows": 10, "max_characters": 100}
     request = {"path": str(root / "shop" / "shop.sqlite"), "query": "SELECT nope FROM item"}
     assert sql_worker.answer(request, limits) == {"error": "no such column: nope"}
     assert sql_worker.answer({**request, "query": BOMBS["recursion"]}, limits) == {"late": True}

@@ -42,6 +42,9 @@ from verl_multiturn.tools.loading.registry import METHODS
 
 logger = logging.getLogger(__name__)
 
+BACKOFF_S = 0.5
+"""Seconds before the first repetition of a call. The wait doubles with each further one."""
+
 
 class ToolSession:
     """Tools of one request, used as an async context manager.
@@ -365,7 +368,7 @@ class ToolSession:
             except Exception as error:  # a tool's own code
                 wait_s = next_try_s(error)
                 if wait_s is None:
-                    wait_s = gate.limits.backoff_s * 2 ** (run.attempts - 1) * random.uniform(0.5, 1)
+                    wait_s = BACKOFF_S * 2 ** (run.attempts - 1) * random.uniform(0.5, 1)
                 if run.attempts > gate.limits.retries or loop.time() + wait_s >= until:
                     raise
             await asyncio.sleep(wait_s)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from verl_multiturn.calls.limits import CallLimits, set_limits
+from verl_multiturn.config import fixed
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.loading.functions import FunctionTool
 
@@ -14,16 +15,13 @@ from verl_multiturn.tools.loading.functions import FunctionTool
 class ToolLimits(CallLimits):
     """Limits of a tool's calls, each with its default and meaning."""
 
+    GONE: ClassVar = fixed(backoff_s="0.5 s")
+
     retries: int = Field(0, ge=0, le=10)
     """Largest number of repetitions of a call that raised something other than ValueError.
 
+    The first one comes after 0.5 s. The wait doubles with each further one, and is shortened at random by up to a half.
     Only for a tool that declares `repeatable = True`.
-    """
-
-    backoff_s: float = Field(0.5, ge=0, allow_inf_nan=False)
-    """Seconds to wait before the first repetition.
-
-    The wait doubles with each further repetition, and is shortened at random by up to a half.
     """
 
     cache: int = Field(0, ge=0)

@@ -2,7 +2,7 @@
 
 Invariants:
 - a request ends within `timeout_s`, however slowly the answer comes, and holds no connection afterwards;
-- never more than `max_response_bytes` of an answer are kept, and a compressed answer is refused;
+- never more than `MAX_RESPONSE_BYTES` of an answer are kept, and a compressed answer is refused;
 - every failure is an `UnavailableError` or a `ServiceFailedError`, where asking again may help, or a `ValueError`; all
   have a short text for the model, and the log has the address and the cause;
 - only what cannot depend on what was asked is an `UnavailableError`, and so an outage: one request may end a process of
@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.causes import OUT, retry_after_s, status_kind
 from verl_multiturn.calls.per_loop import PerLoop
+from verl_multiturn.config import fixed
 from verl_multiturn.errors import MultiTurnError, OutageError
 from verl_multiturn.http_connections import Connections, open_client, route_to, say_status, trusted
 from verl_multiturn.tools.base import BaseTool
@@ -37,6 +38,12 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=BaseModel)
 _THERE_S = 5.0
 """Seconds in which a service whose answer broke off must take a connection."""
+
+
+MAX_CONNECTIONS = 64
+"""Largest number of connections at once in one worker process; further requests wait for one."""
+MAX_RESPONSE_BYTES = 2_000_000
+"""Bytes of one answer; a larger answer is an error."""
 
 
 class UnavailableError(OutageError):
@@ -55,6 +62,7 @@ class HttpSettings(BaseModel):
     """Settings of every tool that calls an HTTP service."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    GONE: ClassVar = fixed(max_connections="64 in each worker", max_response_bytes="2,000,000")
 
     url: str
     """Address of the service, with or without the path to which the tool posts.
@@ -67,12 +75,6 @@ class HttpSettings(BaseModel):
 
     `limits.timeout_s`, in contrast, holds for a call with all its retries.
     """
-
-    max_connections: int = Field(64, gt=0)
-    """Largest number of connections at once in one worker process; further requests wait for one."""
-
-    max_response_bytes: int = Field(2_000_000, ge=1_000)
-    """Bytes of one answer; a larger answer is an error."""
 
     @field_validator("url")
     @classmethod
@@ -196,7 +198,7 @@ class HttpTool(BaseTool):
             raise self._failed(f"failed (HTTP {status})")
         if response.headers.get("content-encoding", "identity") != "identity":
             raise self._unreadable("it is compressed, which was not asked for")
-        body, most = bytearray(), self._http.max_response_bytes
+        body, most = bytearray(), MAX_RESPONSE_BYTES
         async for chunk in response.aiter_raw():
             body += chunk
             if len(body) > most:
@@ -227,7 +229,7 @@ class HttpTool(BaseTool):
         return f"the {self.service} {problem}"
 
     def _open_connections(self) -> Connections:
-        return Connections(self._http.max_connections, self._tls, self._route)
+        return Connections(MAX_CONNECTIONS, self._tls, self._route)
 
     @cached_property
     def _shown(self) -> str:

@@ -28,6 +28,8 @@ _PROJECT = "com.docker.compose.project"
 _SERVICE = "com.docker.compose.service"
 _MAIN = "main"
 _ASK_S, _PULL_S = 60.0, 3_600.0
+FREE_DISK_GB = 10.0
+"""Room on the engine's disk below which no trial starts."""
 _KILLED = 128 + 9
 _NEVER_BEGAN = ("created", "configured", "initialized")
 """States of a container in which no process of it has run: the first is Docker's, all are podman's."""
@@ -139,7 +141,7 @@ def _containers(engine: str, project: str) -> tuple[int, list[dict[str, Any]]]:
     return status, found
 
 
-def disk_problem(engine: str, free_gb: float) -> str:
+def disk_problem(engine: str) -> str:
     """Return what is wrong with the room for images and containers; empty if nothing is."""
     template = "{{.DockerRootDir}}" if engine == "docker" else "{{.Store.GraphRoot}}"
     status, said = _ask(engine, "info", "--format", template)
@@ -149,8 +151,8 @@ def disk_problem(engine: str, free_gb: float) -> str:
     while not folder.exists():  # of an engine elsewhere, or one that we may not look into
         folder = folder.parent
     free = shutil.disk_usage(folder).free / 1e9
-    if free < free_gb:
-        return f"{folder} has {free:.1f} GB left for images and containers, and free_disk_gb is {free_gb:g}; make room"
+    if free < FREE_DISK_GB:
+        return f"{folder} has {free:.1f} GB left for images and containers, expected {FREE_DISK_GB:g}; make room"
     return ""
 
 

@@ -87,13 +87,13 @@ async def judge(row: Mapping[str, Any], addresses: Mapping[str, str], deadline: 
     config = trial_config(row, addresses)
     folder = config.trials_dir / config.trial_name
     try:
-        end = end_of(await _story(config, deadline, row["settings"]))
+        end = end_of(await _story(config, deadline))
         if not end.needs_control:
             return end
         control = config.model_copy(deep=True)
         control.trials_dir = folder / "control"
         control.agent = type(config.agent)(name="nop")
-        story = await _story(control, deadline, row["settings"])
+        story = await _story(control, deadline)
         if story.late or not end_of(story).needs_control:
             return end
         return End("unjudged", problem=f"{end.problem}; nor does it where no agent has been: {end_of(story).problem}")
@@ -126,9 +126,9 @@ def trial_config(row: Mapping[str, Any], addresses: Mapping[str, str]) -> TrialC
     )
 
 
-async def _story(config: TrialConfig, deadline: float | None, settings: Mapping[str, Any]) -> Story:
+async def _story(config: TrialConfig, deadline: float | None) -> Story:
     """Run a trial, and return what happened in it."""
-    watch = _Watch(settings)
+    watch = _Watch()
     left_s = None if deadline is None else max(0.0, deadline - time.monotonic() - _CLEANING_S)
     late, error, result = False, "", None
     try:
@@ -167,13 +167,12 @@ class _Watch:
     environment's class are wrapped, as long as the trial runs; this process has no other trial.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self) -> None:
         self.phase: Phase = "environment"
         self.not_started = ""
         self.agent_failed = False
         self.agent_lost: Lost = ""
         self.verifier_lost: Lost = ""
-        self._free_disk = float(settings["free_disk_gb"])
         self._restore: list[Callable[[], None]] = []
 
     def follow(self, trial: Trial, deadline: float | None) -> None:
@@ -252,7 +251,7 @@ class _Watch:
         if not isinstance(environment, DockerEnvironment):
             return
         engine = type(environment).runtime().engine[0]
-        if problem := await asyncio.to_thread(disk_problem, engine, self._free_disk):
+        if problem := await asyncio.to_thread(disk_problem, engine):
             raise RuntimeError(problem)
         if image := environment.task_env_config.docker_image:
             await asyncio.to_thread(ensure_image, engine, image)
