@@ -294,10 +294,36 @@ class CheckpointEvaluationSettings(BaseModel):
     """Seconds after which an evaluation is ended."""
 
 
+class DerivedSettings(BaseModel):
+    """State of a run that the start-up check writes beside the user's settings, for the run's other processes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    record_start: str | None = None
+    """Name of the run's start, in the names of the records' files."""
+
+    own_server: bool = Field(default=False, strict=True)
+    """True: the servers of `rollout.name=sglang` are ours.
+
+    It is written, and the name `sglang`, where you write `rollout.name=sglang_async`. Much of verl works only under the
+    name `sglang`.
+    """
+
+    tool_config_path: str | None = None
+    """Path of the tool YAML, moved here from `rollout.multi_turn.tool_config_path`.
+
+    verl's worker would otherwise build every tool of that file a second time, and it accepts only entries with
+    `config.type: native`.
+    """
+
+
 class MultiTurnSettings(BaseModel):
     """All settings of this package, each with its default and meaning."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    GONE: ClassVar = dict.fromkeys(
+        DerivedSettings.model_fields, "it is state of the start-up check, which writes it under `derived`; leave it out"
+    )
 
     tool_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
     """Seconds that one call of one method of a tool may take.
@@ -411,9 +437,6 @@ class MultiTurnSettings(BaseModel):
     """What records hide: names of entries, such as `api_key`, whose values become `***` in all that rows, tools, users
     and the model gave; and, after `re:`, regular expressions, whose matches in texts become `***`. Token ids stay."""
 
-    record_start: str | None = None
-    """Name of the run's start, in the names of the records' files. Do not set it yourself: the start-up check does."""
-
     certificate_share: float = Field(1.0, ge=0, le=1)
     """Share of each training batch's conversations that the trainer verifies; 1: all of them, 0: off.
 
@@ -495,19 +518,8 @@ class MultiTurnSettings(BaseModel):
     interaction_config_path: str | None = None
     """Path of the YAML of simulated users and environments; null: a turn without a tool call ends the conversation."""
 
-    tool_config_path: str | None = None
-    """Path of the tool YAML. Do not set it yourself.
-
-    The start-up check moves `rollout.multi_turn.tool_config_path` here. verl's worker would otherwise build every tool
-    of that file a second time, and it accepts only entries with `config.type: native`.
-    """
-
-    own_server: bool = Field(False, strict=True)
-    """True: the servers of `rollout.name=sglang` are ours. Do not set it yourself.
-
-    The start-up check writes it, and the name `sglang`, where you write `rollout.name=sglang_async`. Much of verl works
-    only under the name `sglang`.
-    """
+    derived: DerivedSettings = DerivedSettings()
+    """State that the start-up check writes. Do not set it yourself."""
 
     @field_validator("void_turn_pattern")
     @classmethod
@@ -541,6 +553,30 @@ def _without_history(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(proxy, Mapping) or proxy.get("history") != "sampled":
         return raw
     return {**raw, "proxy": {key: value for key, value in proxy.items() if key != "history"}}
+
+
+def with_derived(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a run's configuration with the state of its start-up check under `derived`.
+
+    In folders of earlier versions it stands among our settings. Whoever reads the configuration of a folder calls this.
+
+    Args:
+        config: The whole configuration of a trainer, resolved.
+    """
+    keys = PATH.split(".")
+    ours = _section(config, keys)
+    if not isinstance(ours, Mapping) or not (old := DerivedSettings.model_fields.keys() & ours.keys()):
+        return config
+    written = ours.get("derived")  # of a folder that somebody else made it may be anything
+    derived = {key: ours[key] for key in DerivedSettings.model_fields if key in old}
+    derived |= written if isinstance(written, Mapping) else {}
+    return _replaced(config, keys, {key: value for key, value in ours.items() if key not in old} | {"derived": derived})
+
+
+def _replaced(config: Mapping[str, Any], keys: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return a configuration with another value under the keys, one within the other."""
+    first, *others = keys
+    return {**config, first: _replaced(config[first], others, value) if others else value}
 
 
 def names_in(section: str) -> list[str]:

@@ -142,7 +142,7 @@ class World:
         self._tokenizer = AutoTokenizer.from_pretrained(MODEL)
         self._config = make_config(2000)
         rollout = self._config.actor_rollout_ref.rollout
-        settings = {"record_dir": str(records), "record_start": new_start()}
+        settings = {"record_dir": str(records), "derived": {"record_start": new_start()}}
         OmegaConf.update(rollout, "custom", {"multiturn": settings}, force_add=True)
         self._trainer = SimpleNamespace(config=self._config)
         self._client = Client(Script(self._tokenizer))

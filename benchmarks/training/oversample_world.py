@@ -120,7 +120,7 @@ class ScriptedWorker(MultiTurnWorker):
         self.config, self.tokenizer, self.reward_loop_worker_handles = config, tokenizer, None
         with mock.patch.object(_VerlWorker, "__init__", return_value=None):
             super().__init__(config)
-        custom = {"multiturn": {"tool_config_path": str(write_tool_yaml(folder))}}
+        custom = {"multiturn": {"derived": {"tool_config_path": str(write_tool_yaml(folder))}}}
         settings = {"val_kwargs": {"n": 1}, "custom": custom, **settings}
         OmegaConf.update(self.config, "actor_rollout_ref.rollout", settings)
         self.llm_client = ScriptedClient(script, tokenizer)

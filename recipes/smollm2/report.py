@@ -49,7 +49,7 @@ class Run:
         records = list(read_records(out / "records"))
         settings = read_settings(out)
         # Our start-up check moves the run's tools to this setting.
-        tools = settings["actor_rollout_ref"]["rollout"]["custom"]["multiturn"].get("tool_config_path")
+        tools = settings["actor_rollout_ref"]["rollout"]["custom"]["multiturn"]["derived"].get("tool_config_path")
         rows = [row for split in ("train", "test") for row in read_table(out / "data" / f"{split}.parquet").to_pylist()]
         truths = {
             row["prompt"][-1]["content"]: (row["data_source"].split("/")[1], row["reward_model"]["ground_truth"])

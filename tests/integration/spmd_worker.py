@@ -65,13 +65,13 @@ def main(out: Path) -> None:
         response_length=256,
         custom={
             "multiturn": {
-                "tool_config_path": str(out / "tools.yaml"),
                 "tool_reward": {"mode": "add", "weight": 2.0},
                 "record_dir": str(out / "records"),
             }
         },
     )
     object.__setattr__(config.multi_turn, "max_parallel_calls", 2)
+    object.__setattr__(config.multi_turn, "tool_config_path", str(out / "tools.yaml"))
     model = HFModelConfig(path=str(ROOT / "recipes" / "quickstart" / "model"))
     rollout = ScriptedRollout(config=config, model_config=model, device_mesh=None)
     rows = np.empty(4, dtype=object)

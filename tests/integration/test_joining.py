@@ -148,7 +148,7 @@ def test_the_line_of_a_step(store: WritableStore, folder: Path) -> None:
     read_line = StepLine.model_validate(line)
     assert (read_line.event, read_line.step, read_line.rows) == ("step", 4, 4)
     assert read_line.join == f"step-000004-{read_line.start}.parquet"
-    assert read_line.start == run.trainer.config.actor_rollout_ref.rollout.custom.multiturn.record_start
+    assert read_line.start == run.trainer.config.actor_rollout_ref.rollout.custom.multiturn.derived.record_start
     assert read_line.phases == {"gen": 0.5, "step": 1.5}
     assert read_line.metrics["critic/score/mean"] == 0.5
     assert 0 < read_line.metrics["rollout/records/join_seconds"] < 60
@@ -276,7 +276,7 @@ def test_without_a_folder_nothing_is_joined(store: WritableStore) -> None:
     metrics: dict[str, Any] = {}
     trainer.step(metrics, {})
     assert not [name for name in metrics if "records" in name]
-    assert "record_start" not in trainer.config.actor_rollout_ref.rollout.custom.multiturn
+    assert "derived" not in trainer.config.actor_rollout_ref.rollout.custom.multiturn
 
 
 def test_what_cannot_be_joined_ends_no_step(
@@ -374,7 +374,7 @@ def test_the_run_s_file_has_tools_and_reward_function(store: WritableStore, fold
     config = run.trainer.config
     tools = tmp_path / "tools.yaml"
     tools.write_text("tools:\n- class_name: a.B\n  config: {api_key: abc, url: 'http://u:p@host'}\n")
-    OmegaConf.update(config, "actor_rollout_ref.rollout.custom.multiturn.tool_config_path", str(tools))
+    OmegaConf.update(config, "actor_rollout_ref.rollout.custom.multiturn.derived.tool_config_path", str(tools))
     for path in ("pkg://verl_multiturn.rewards", str(ROOT / "verl_multiturn" / "rewards" / "__init__.py")):
         OmegaConf.update(
             config, "reward.custom_reward_function", {"path": path, "name": "compute_score"}, force_add=True

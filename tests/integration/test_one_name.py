@@ -13,8 +13,9 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore::UserWarning
 
 ROLLOUT = "actor_rollout_ref.rollout"
 OURS = {f"{ROLLOUT}.name": "sglang_async", f"{ROLLOUT}.agent.default_agent_loop": "multiturn_agent"}
-OWN = f"+{ROLLOUT}.custom.multiturn.own_server"
+OWN = f"+{ROLLOUT}.custom.multiturn.derived.own_server"
 ETA = f"+{ROLLOUT}.custom.multiturn.max_staleness"
+OWN_FLAG = "{multiturn: {derived: {own_server: True}}}"
 PD = f"{ROLLOUT}.disaggregation.enabled"
 RANK, MODE = "actor_rollout_ref.model.lora_rank", "trainer.v1.trainer_mode"
 
@@ -53,7 +54,7 @@ def runs_ours(config: Any) -> bool:
 def test_our_name_becomes_verls() -> None:
     config = named()
     rollout = config.actor_rollout_ref.rollout
-    assert (rollout.name, dict(rollout.custom.multiturn)) == ("sglang", {"own_server": True})
+    assert (rollout.name, dict(rollout.custom.multiturn)) == ("sglang", {"derived": {"own_server": True}})
     assert runs_ours(config)
 
 
@@ -75,7 +76,11 @@ def test_the_users_own_section_keeps_its_keys_and_their_order() -> None:
     custom = named(**{f"+{ROLLOUT}.custom": own}).actor_rollout_ref.rollout.custom
     assert list(custom) == ["theirs", "multiturn", "last"]
     assert list(custom.theirs) == ["b", "a"]
-    assert list(custom.multiturn.items()) == [("tool_timeout_s", 5), ("max_tool_calls", 3), ("own_server", True)]
+    assert list(custom.multiturn.items()) == [
+        ("tool_timeout_s", 5),
+        ("max_tool_calls", 3),
+        ("derived", {"own_server": True}),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,10 @@ def test_the_users_own_section_keeps_its_keys_and_their_order() -> None:
 )
 def test_a_section_that_stands_elsewhere(places: dict[str, str]) -> None:
     config = named(**places)
-    assert dict(config.actor_rollout_ref.rollout.custom.multiturn) == {"max_tool_calls": 3, "own_server": True}
+    assert dict(config.actor_rollout_ref.rollout.custom.multiturn) == {
+        "max_tool_calls": 3,
+        "derived": {"own_server": True},
+    }
     assert "own_server" not in str(config.shared)
     assert runs_ours(config)
 
@@ -99,7 +107,7 @@ def test_reward_models_and_teachers_are_verls() -> None:
         **{
             "reward.reward_model.rollout": "${actor_rollout_ref.rollout}",
             "+distillation.teacher_models.second": "{inference: {name: sglang_async, prompt_length: 7}}",
-            "+distillation.teacher_models.last": "{inference: {name: sglang, custom: {multiturn: {own_server: True}}}}",
+            "+distillation.teacher_models.last": "{inference: {name: sglang, custom: " + OWN_FLAG + "}}",
         }
     )
     teachers = config.distillation.teacher_models
@@ -181,7 +189,7 @@ from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpSe
 from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter
 rollout_class = get_rollout_class("sglang")
 model = SimpleNamespace(lora_rank=0, lora={}, get=lambda *_: None)
-FLAG = {"multiturn": {"own_server": True}}
+FLAG = {"multiturn": {"derived": {"own_server": True}}}
 
 def config(custom):
     return RolloutConfig(name="sglang", tensor_model_parallel_size=1, custom=custom, prompt_length=8, response_length=8)
@@ -196,7 +204,7 @@ def rollout(custom, cls=rollout_class):
     return cls(config=config(custom), model_config=model, device_mesh=None)
 
 # verl's own, exactly.
-for custom in (None, {}, {"multiturn": {}}, {"multiturn": {"own_server": False}}, {"theirs": 1}):
+for custom in (None, {}, {"multiturn": {}}, {"multiturn": {"derived": {"own_server": False}}}, {"theirs": 1}):
     assert type(made(custom)) is SGLangReplica
     assert server_of(made(custom)) is SGLangHttpServer
     assert type(rollout(custom)) is ServerAdapter

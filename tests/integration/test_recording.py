@@ -23,7 +23,8 @@ def make_worker(folder: Path, script: Any = None, custom: dict[str, Any] | None 
     from benchmarks.training.oversample_world import Script, ScriptedWorker, write_tool_yaml
 
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
-    ours = {"tool_config_path": str(write_tool_yaml(folder)), "record_dir": str(folder / "records"), **(custom or {})}
+    derived = {"tool_config_path": str(write_tool_yaml(folder))}
+    ours = {"derived": derived, "record_dir": str(folder / "records"), **(custom or {})}
     return ScriptedWorker(script or Script(), tokenizer, folder, **{"n": 2, "custom": {"multiturn": ours}, **settings})
 
 
@@ -126,7 +127,7 @@ def _shown(followed: Any) -> Any:
 
 
 async def test_a_session_of_an_agent(tmp_path: Path) -> None:
-    custom = {"proxy": {"agent": "tests.endpoint_agents:chat"}, "request_timeout_s": 60, "tool_config_path": None}
+    custom = {"proxy": {"agent": "tests.endpoint_agents:chat"}, "request_timeout_s": 60, "derived": {}}
     worker = make_worker(tmp_path, custom=custom, n=1)
     await worker.run_groups([0], agent_name="proxy_agent", extra_info={})
     found = await read(worker, tmp_path)

@@ -238,3 +238,14 @@ def test_another_model_or_schema_is_refused(folder: Path, tmp_path: Path, entry:
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     result = replay(tmp_path)
     assert result.exit_code == 2
+
+
+def test_a_folder_of_the_version_before_derived() -> None:
+    made = ROOT / "tests" / "support" / "run_before_derived"
+    model = ROOT / "recipes" / "quickstart" / "model"
+    found = replay(made, "--no-scores", "--set", f"model.path={model}")
+    assert found.exit_code == 0, found.output
+    assert (last(found)["same"], last(found)["different"]) == (4, 0)
+    tools = f"rollout.multi_turn.tool_config_path={TOOLS}"  # beside the file that the run has moved
+    found = replay(made, "--no-scores", "--set", f"model.path={model}", "--set", tools)
+    assert (found.exit_code, last(found)["same"]) == (0, 4), found.output

@@ -23,7 +23,7 @@ def test_what_the_check_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     configuration.prepare_config(config)
     ours = config.actor_rollout_ref.rollout.custom.multiturn
     assert ours.record_dir == str(tmp_path / "records")
-    assert ours.tool_config_path == RIGHT[f"{ROLLOUT}.multi_turn.tool_config_path"]
+    assert ours.derived.tool_config_path == RIGHT[f"{ROLLOUT}.multi_turn.tool_config_path"]
     assert config.actor_rollout_ref.rollout.multi_turn.tool_config_path is None
     assert config.actor_rollout_ref.rollout.engine_kwargs.sglang.device == "cpu"
     assert config.trainer.v1.trainer_mode == "multiturn_sync"

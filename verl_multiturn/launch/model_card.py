@@ -32,7 +32,7 @@ _SCORE = re.compile(r"val-core/(.*)/(acc|reward)/mean@(\d+)")
 _TOOL_FILES = (
     f"{_ROLLOUT}.multi_turn.tool_config_path",
     f"{_ROLLOUT}.multi_turn.function_tool_path",
-    f"{_ROLLOUT}.custom.multiturn.tool_config_path",
+    f"{_ROLLOUT}.custom.multiturn.derived.tool_config_path",
 )
 _CERTIFICATE = "rollout/certificate/"
 _MOST_ROWS, _MOST_SCORES, _MOST_CHARACTERS = 24, 4, 200

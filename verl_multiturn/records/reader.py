@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pydantic import BaseModel
 
+from verl_multiturn.config import with_derived
 from verl_multiturn.describe import one_line, show
 from verl_multiturn.errors import CertificateError, ConfigError
 from verl_multiturn.paths import read_regular
@@ -119,7 +120,7 @@ class Records:
                 what = f"by its content it is of the start {show(value['start'], 60)}"
                 self._fault(path, None, f"it is left out: {what}")
                 continue
-            yield path, value
+            yield path, {**value, "settings": with_derived(value["settings"])}
 
     @property
     def files(self) -> list[RecordFile]:

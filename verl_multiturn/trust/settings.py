@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from verl_multiturn.calls.yaml_text import read_yaml
+from verl_multiturn.config import with_derived
 from verl_multiturn.paths import read_regular
 
 HYDRA = Path("hydra") / ".hydra" / "config.yaml"
@@ -46,7 +47,7 @@ def read_settings(run: Path) -> dict[str, Any]:
         if _ALIAS.search(text) and any(isinstance(each, yaml.AliasEvent) for each in yaml.parse(text, yaml.SafeLoader)):
             return {}  # Hydra writes none, and a page of them is gigabytes
         plain = read_yaml(text)
-        return resolve_references(plain) if isinstance(plain, dict) else {}
+        return dict(with_derived(resolve_references(plain))) if isinstance(plain, dict) else {}
     except (OSError, RuntimeError, ValueError, yaml.YAMLError):
         return {}
 

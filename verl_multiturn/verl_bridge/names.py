@@ -20,7 +20,7 @@ LOOPS_OF_VERL = frozenset({"single_turn_agent", "tool_agent"})
 OUR_LOOPS = SAMPLING_LOOPS | {RECORDED_LOOP}
 
 ROLLOUT = "sglang_async"
-"""Our `rollout.name`. The start-up check writes `SGLANG` in its place, and `custom.multiturn.own_server` beside it."""
+"""Our `rollout.name`. The start-up check writes `SGLANG` in its place, and `derived.own_server` with it."""
 
 SGLANG = "sglang"
 """verl's `rollout.name` of SGLang, which verl compares with in many places."""

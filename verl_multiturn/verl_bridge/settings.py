@@ -19,8 +19,8 @@ from verl_multiturn.verl_bridge.names import MANAGER, NUMBERED_ROWS, OUR_LOOPS, 
 
 _MODEL = "actor_rollout_ref.model"
 
-OWN_SERVER = f"{PATH}.own_server"
-"""Our setting that says whether the servers of verl's rollout name are ours."""
+OWN_SERVER = f"{PATH}.derived.own_server"
+"""State of the start-up check: whether the servers of verl's rollout name are ours."""
 
 ADAPTER_RANKS = (f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank")
 """verl's settings of an adapter's rank: FSDP reads the first, Megatron the second."""
@@ -125,9 +125,10 @@ def is_disaggregated(rollout: Any) -> bool:
 
 def own_server(rollout: Any) -> Any:
     """Return the value of `OWN_SERVER` in a rollout configuration; None where it is not set."""
-    custom = rollout.get("custom")
-    ours = custom.get("multiturn") if isinstance(custom, Mapping) else None
-    return ours.get("own_server") if isinstance(ours, Mapping) else None
+    found = rollout
+    for key in OWN_SERVER.split(".")[2:]:
+        found = found.get(key) if found is rollout or isinstance(found, Mapping) else None
+    return found
 
 
 def may_have_several_rows(config: DictConfig, settings: MultiTurnSettings) -> bool:

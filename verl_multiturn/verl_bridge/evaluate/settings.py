@@ -34,7 +34,7 @@ from verl_multiturn.verl_bridge.trainer.run_notes import reward_function
 _ROLLOUT = "actor_rollout_ref.rollout"
 _MODEL_CODE = ("actor_rollout_ref.model.trust_remote_code", "data.trust_remote_code")
 _READ = (".parquet", ".jsonl", ".json")
-_VOLATILE = ("record_dir", "record_start", "record_share", "record_max_gb", "record_redact")
+_VOLATILE = ("record_dir", "record_start", "record_share", "record_max_gb", "record_redact", "derived")
 _ANYWAY = "say --anyway to evaluate it all the same"
 
 
@@ -92,7 +92,7 @@ def config_of(job: Job, start: str) -> DictConfig:
     values: dict[str, Any] = {
         "actor_rollout_ref.model.path": str(job.model),
         f"{PATH}.record_dir": str(job.out / "records"),
-        f"{PATH}.record_start": start,
+        f"{PATH}.derived.record_start": start,
         f"{PATH}.record_share": 1.0,
         f"{PATH}.record_max_gb": None,
     }
@@ -148,7 +148,9 @@ def data_rows(config: DictConfig, dataset: Any) -> list[DataRow]:
 def settings_digest(config: DictConfig) -> str:
     """Return the digest of what a conversation depends on, beside model, rows and reward: it is asked at a resume."""
     rollout: Any = OmegaConf.to_container(config.actor_rollout_ref.rollout, resolve=True)
-    ours = {key: value for key, value in (rollout["custom"]["multiturn"]).items() if key not in _VOLATILE}
+    given = rollout["custom"]["multiturn"]
+    # The digests of evaluations of earlier versions have this state among the settings.
+    ours = {key: value for key, value in {**given, **given["derived"]}.items() if key not in _VOLATILE}
     names = ("prompt_length", "response_length", "multi_turn", "agent", "val_kwargs")
     told = {name: rollout.get(name) for name in names} | {"multiturn": ours}
     told["template"] = OmegaConf.to_container(config.data, resolve=True).get("apply_chat_template_kwargs")  # type: ignore[union-attr]

@@ -116,7 +116,7 @@ def recorder_of(settings: MultiTurnSettings) -> Recorder | None:
         return None
     return _recorder(
         settings.record_dir,
-        settings.record_start,
+        settings.derived.record_start,
         settings.record_share,
         settings.record_max_gb,
         settings.record_redact,

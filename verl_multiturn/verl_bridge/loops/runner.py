@@ -250,7 +250,7 @@ def build_runner(
     if staged is not None:
         tools, interactions = staged.tools, staged.interactions
     else:
-        path = settings.tool_config_path or multi_turn.tool_config_path
+        path = settings.derived.tool_config_path or multi_turn.tool_config_path
         tools = load_run_tools(path, multi_turn.get("function_tool_path"))
         interactions = load_interactions(settings.interaction_config_path) if settings.interaction_config_path else {}
     if not text_mode:

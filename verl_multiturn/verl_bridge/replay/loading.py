@@ -41,7 +41,7 @@ _TEMPLATE = (*_TOKENIZER, f"{_MODEL}.custom_chat_template", "data.apply_chat_tem
 _TOOLS = (
     f"{_ROLLOUT}.multi_turn.tool_config_path",
     f"{_ROLLOUT}.multi_turn.function_tool_path",
-    f"{PATH}.tool_config_path",
+    f"{PATH}.derived.tool_config_path",
 )
 _INTERACTIONS = (f"{PATH}.interaction_config_path",)
 
@@ -63,7 +63,9 @@ def load_replay(run: Mapping[str, Any], changes: Changes = (), is_live: bool = F
     if is_live or changed & {*_TOOLS}:
         rollout = config.actor_rollout_ref.rollout
         multi_turn = rollout.multi_turn
-        path = settings_of(rollout).tool_config_path or multi_turn.get("tool_config_path")
+        # A run has moved its file from the first to the last of `_TOOLS`.
+        path = None if _TOOLS[0] in changed else settings_of(rollout).derived.tool_config_path
+        path = path or multi_turn.get("tool_config_path")
         tools = load_run_tools(path, multi_turn.get("function_tool_path"))
     else:
         tools = recorded_tools(run["tools"], run["schemas"])

@@ -1,8 +1,8 @@
 """The places where verl looks a rollout's classes up, and what we put there.
 
     rollout.name=sglang_async      programs that bypass the start-up check: ours
-    rollout.name=sglang            `EitherRollout`, `EitherReplica`: ours where `custom.multiturn.own_server` is set,
-                                   which the start-up check does, and verl's otherwise
+    rollout.name=sglang            `EitherRollout`, `EitherReplica`: ours where the start-up check has set
+                                   `custom.multiturn.derived.own_server`, and verl's otherwise
 
 Another package may have registered classes of its own under verl's name: they stay, and a run that asks for our server
 is refused then (`another_class`), unless they derive from ours.

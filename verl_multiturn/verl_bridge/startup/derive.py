@@ -101,7 +101,7 @@ def move_old_key(config: DictConfig) -> None:
 
 
 def unify_name(config: DictConfig) -> None:
-    """Write our rollout's name as verl's `sglang`, with `own_server` beside it.
+    """Write our rollout's name as verl's `sglang`, with `derived.own_server` in our settings.
 
     So our servers have all that verl gives to that name alone: adapters, deltas of weights, videos. Reward models and
     teachers have verl's servers, whatever their configuration has taken over from the policy's.
@@ -131,7 +131,7 @@ def _of_verl(section: DictConfig) -> DictConfig:
     copied.name = SGLANG if section.get("name") == ROLLOUT else section.get("name")
     if own_server(section):
         custom: Any = OmegaConf.to_container(section.custom, resolve=True)
-        del custom["multiturn"]["own_server"]
+        del custom["multiturn"]["derived"]
         copied.custom = custom
     return copied
 
@@ -163,8 +163,8 @@ def complete(run: RunView) -> None:
             run.rollout.skip_tokenizer_init = False  # SGLang needs a tokenizer to stop at a text
         resize_images(run)
         _resolve_paths(run)
-        if run.settings.record_dir and not run.settings.record_start:
-            OmegaConf.update(run.config, f"{PATH}.record_start", new_start(), force_add=True)
+        if run.settings.record_dir and not run.settings.derived.record_start:
+            OmegaConf.update(run.config, f"{PATH}.derived.record_start", new_start(), force_add=True)
         set_needs(run.config, {**importance_needs(run), **staleness_needs(run), **row_needs(run), **filter_needs(run)})
         if needs_router(run):
             run.rollout.router_config_path = str(ROUTER)
@@ -215,7 +215,7 @@ def _resolve_paths(run: RunView) -> None:
     if path and run.loops <= OUR_LOOPS:  # other loops take their tools from verl's setting
         run.multi_turn.tool_config_path = None
     ours = {name: getattr(run.settings, name) for name in ("interaction_config_path", "record_dir")}
-    for name, given in {**ours, "tool_config_path": path}.items():
+    for name, given in {**ours, "derived.tool_config_path": path}.items():
         if given:
             OmegaConf.update(run.config, f"{PATH}.{name}", str(Path(given).resolve()), force_add=True)
 

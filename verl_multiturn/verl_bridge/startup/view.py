@@ -211,9 +211,8 @@ class RunView:
     @property
     def tool_files(self) -> tuple[str | None, str | None]:
         """The tool YAML, and the Python file of functions; None without them."""
-        return self.multi_turn.tool_config_path or self.settings.tool_config_path, self.multi_turn.get(
-            "function_tool_path"
-        )
+        path = self.multi_turn.tool_config_path or self.settings.derived.tool_config_path
+        return path, self.multi_turn.get("function_tool_path")
 
     @cached_property
     def tools(self) -> dict[str, Any]:

@@ -104,9 +104,9 @@ class Joining:
         """
         if settings.record_dir is None:
             return None
-        start = settings.record_start or new_start()
+        start = settings.derived.record_start or new_start()
         with open_dict(config):
-            OmegaConf.update(config, f"{PATH}.record_start", start, force_add=True)
+            OmegaConf.update(config, f"{PATH}.derived.record_start", start, force_add=True)
         return cls(StepWriter(settings.record_dir, start), settings.void_turn_pattern is not None, bound)
 
     @contextlib.contextmanager

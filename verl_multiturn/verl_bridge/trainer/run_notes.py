@@ -46,7 +46,7 @@ def run_file(
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     rollout = config.actor_rollout_ref.rollout
     settings = settings_of(rollout)
-    tools = settings.tool_config_path or OmegaConf.select(rollout, "multi_turn.tool_config_path")
+    tools = settings.derived.tool_config_path or OmegaConf.select(rollout, "multi_turn.tool_config_path")
     tokenizer = getattr(trainer, "tokenizer", None)
     return {
         "schema": SCHEMA,

@@ -111,7 +111,7 @@ AGENTS: list[Check] = [
     ),
     *_unfit(["otc.form"], "sessions have no tool calls of ours"),
     *_unfit(["void_turn_pattern"], "not every completion of a session acts or answers"),
-    *_idle(["tool_reward.mode", "tool_config_path", "max_tool_calls", "observation_length"], _TOOLS),
+    *_idle(["tool_reward.mode", "max_tool_calls", "observation_length"], _TOOLS),
     *_idle(["interaction_reward.mode", "interaction_config_path"], _ENVIRONMENT),
     *_idle(["context.mode"], "the agent decides what the model is shown"),
     *_idle([f"{_MULTI_TURN}.tool_config_path", f"{_MULTI_TURN}.function_tool_path"], _TOOLS),
