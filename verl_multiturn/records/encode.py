@@ -10,7 +10,6 @@ they change.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.chat.images import is_pil
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.interactions.running.replies import CheckedReply
+from verl_multiturn.records.json_text import parse_strictly
 from verl_multiturn.records.rows import row_of, version_runs
 from verl_multiturn.records.schema import SCHEMA
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome, Request, SessionReport
@@ -217,15 +217,9 @@ def _call(turn: int, call: CallResult, asked: ToolCall | MalformedCall | None) -
 def _arguments(text: str) -> Any:
     """Return the arguments of a call as the object that they are; as their text where JSON would change them."""
     try:
-        return json.loads(text, object_pairs_hook=_with_each_key_once, parse_int=_small)
+        return parse_strictly(text, _small)
     except (ValueError, RecursionError):
         return text
-
-
-def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):
-        raise ValueError("a key twice")
-    return found
 
 
 def _small(digits: str) -> int:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,6 +36,31 @@ def line_of(value: dict[str, Any]) -> bytes:
 def dumps(value: Any) -> bytes:
     """Return what `plain` returned as one line of JSON, with its line end."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+
+
+def parse_strictly(text: str, parse_int: Callable[[str], Any] = int) -> Any:
+    """Return the value of a JSON text in which no object has a key twice: a line, or arguments of a call.
+
+    With a key twice, what one reader has checked would not be what another one sees.
+
+    Args:
+        text: The text.
+        parse_int: Reads an integer.
+
+    Raises:
+        ValueError: It is no JSON (`json.JSONDecodeError`), has a key twice, or `parse_int` refuses an integer.
+        RecursionError: It is nested too deeply.
+    """
+    return json.loads(text, object_pairs_hook=_with_each_key_once, parse_int=parse_int)
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"an object has the key {twice!r} twice")
+    return found
 
 
 def digest_of(image: Any) -> dict[str, Any]:

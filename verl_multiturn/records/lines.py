@@ -15,7 +15,7 @@ from pydantic_core import PydanticSerializationError
 from verl_multiturn.describe import show
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.paths import open_regular
-from verl_multiturn.records.json_text import plain
+from verl_multiturn.records.json_text import parse_strictly, plain
 from verl_multiturn.records.schema import SCHEMA
 
 LONGEST_LINE = 1 << 26
@@ -72,7 +72,7 @@ def parse_line(line: bytes | str) -> dict[str, Any] | None:
     _refuse_costly(line)
     text = line.decode(errors="replace") if isinstance(line, bytes) else line
     try:
-        value = json.loads(text, object_pairs_hook=_with_each_key_once)
+        value = parse_strictly(text)
     except json.JSONDecodeError:
         return None
     except RecursionError:
@@ -171,13 +171,3 @@ def flaw_of(error: ValidationError | RecursionError) -> str:
     first = error.errors(include_url=False)[0]
     place = ".".join(map(str, first["loc"]))
     return f"{place or 'it'} is {show(first.get('input'), 60)}: {first['msg'].lower()}"
-
-
-def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object. With a key twice, what was verified would not be what another reader sees."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise CertificateError(f"no record of a conversation: an object has the key {twice!r} twice")
-    return found

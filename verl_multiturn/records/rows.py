@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SAMPLED = 1
-"""Source of a sampled token (`rollout.trajectory.Source`)."""
+from verl_multiturn.certificate.check import SAMPLED
+
 _IN_RUNS = ("mask", "versions", "turn_ids", "sources")
 
 

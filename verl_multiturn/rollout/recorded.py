@@ -29,10 +29,9 @@ from verl_multiturn.rollout.clock import expire, run_out
 from verl_multiturn.rollout.engine import Ask, Generation, cut
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
+from verl_multiturn.rollout.trajectory import Source
 from verl_multiturn.tools.calls.recorded import RecordedToolSession
 from verl_multiturn.tools.calls.session import ToolSession
-
-_SAMPLED = 1
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class _Columns:
         given = iter(row["logprobs"])
         for count, _, version, _, source in row["runs"]:
             self.versions += [version] * count
-            self.logprobs += [float(next(given)) if source == _SAMPLED else 0.0 for _ in range(count)]
+            self.logprobs += [float(next(given)) if source == Source.SAMPLED else 0.0 for _ in range(count)]
 
 
 def _generation(number: int, raw: Mapping[str, Any], rows: Sequence[_Columns]) -> RecordedGeneration:

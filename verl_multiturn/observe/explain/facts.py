@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_multiturn.certificate.check import SAMPLED
 from verl_multiturn.observe.explain.lateness import critical_path
 from verl_multiturn.observe.joined import Joined
 from verl_multiturn.observe.spans import spans_of
@@ -292,7 +293,7 @@ def _add_drift(
 
 def _sampled(runs: Sequence[Sequence[int]]) -> tuple[Any, Any]:
     """Return turn and weight version of each sampled token of a row."""
-    chosen = [(count, turn, version) for count, _mask, version, turn, source in runs if source == 1]
+    chosen = [(count, turn, version) for count, _mask, version, turn, source in runs if source == SAMPLED]
     counts = [count for count, _, _ in chosen]
     return np.repeat([turn for _, turn, _ in chosen], counts), np.repeat([version for _, _, version in chosen], counts)
 
