@@ -52,8 +52,7 @@ COVERED: dict[str, list[str]] = {
         f"{UNIT}rollout/test_conversation",
         f"{LONG}tokens/test_certificate",
     ],
-    "rollout/stop_texts": [f"{UNIT}rollout/test_below_receipts", f"{UNIT}chat/test_tir"],
-    "rollout/placeholders": [f"{UNIT}rollout/test_below_receipts", f"{UNIT}chat/test_images"],
+    "rollout/stop_texts": [f"{UNIT}rollout/test_below_receipts", f"{UNIT}chat/test_tir", f"{UNIT}chat/test_images"],
     "certificate/receipts": [
         f"{UNIT}certificate/test_receipts",
         f"{UNIT}certificate/test_certificate",
@@ -73,7 +72,7 @@ COVERED: dict[str, list[str]] = {
         f"{UNIT}certificate/test_receipts",
         f"{LONG}tokens/test_certificate",
     ],
-    "rollout/void_turns": [f"{UNIT}chat/test_void_turns"],
+    "rollout/outcome": [f"{UNIT}chat/test_void_turns", f"{UNIT}rollout/test_conversation"],
     "certificate/check": [
         f"{UNIT}certificate/test_certificate",
         f"{UNIT}chat/test_void_turns",
@@ -101,7 +100,7 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/compat/stored_rows": [
         f"{STACK}{name}" for name in ("invalid", "metrics", "otc", "outages", "token_ages", "shared_puts")
     ],
-    "verl_bridge/trainer/batch_rows": [f"{STACK}several_rows", f"{STACK}invalid", f"{STACK}metrics"],
+    "verl_bridge/trainer/batch_rows": [f"{STACK}several_rows", f"{STACK}invalid", f"{STACK}metrics", f"{STACK}tir"],
     "verl_bridge/trainer/group_filter": [f"{STACK}group_filter", f"{LONG}training/test_dapo_filter"],
     "verl_bridge/trainer/hooks": [
         *(
@@ -179,7 +178,6 @@ COVERED: dict[str, list[str]] = {
         f"{STACK}{name}" for name in ("trainer_hooks", "invalid", "real_copies", "replica_death")
     ],
     "verl_bridge/trainer/updates": [f"{STACK}invalid"],
-    "verl_bridge/trainer/void_turns": [f"{STACK}tir"],
     "task_sets/bfcl/episode": [f"{UNIT}task_sets/test_bfcl", f"{LONG}task_sets/test_bfcl"],
     "task_sets/bfcl/worlds": [f"{UNIT}task_sets/test_bfcl", f"{LONG}task_sets/test_bfcl"],
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from verl_multiturn.chat.codec import Message
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.chat.rendering import Difference
 from verl_multiturn.interactions.running.replies import CheckedReply
 from verl_multiturn.rollout.engine import CacheUse
@@ -202,6 +204,22 @@ class Outcome:
     def replies(self) -> list[CheckedReply]:
         """Return the interaction's answers, in order. The last one may not have been shown to the model."""
         return [turn.reply for turn in self.turns if turn.reply is not None]
+
+    def has_void_turn(self, answer: re.Pattern[str]) -> bool:
+        """Tell whether a turn neither makes a readable tool call nor gives a final answer: a void turn (SimpleTIR).
+
+        A turn that the engine or the clock cut off before it was read does not count, nor does one that an interaction
+        answered, since it was said to somebody, nor a summary.
+
+        Args:
+            answer: Pattern that is found in the text of a turn with a final answer.
+        """
+        said = (turn.said for turn in self.turns if turn.reply is None and not turn.summary)
+        return any(
+            not any(isinstance(call, ToolCall) for call in turn.calls) and answer.search(turn.content) is None
+            for turn in said
+            if turn is not None
+        )
 
     @property
     def places(self) -> list[int | str]:

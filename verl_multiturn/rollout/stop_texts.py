@@ -1,4 +1,4 @@
-"""`StopTexts`: end a generation with the token that completes a text at which it had to stop."""
+"""Engines that cut what another one samples: at a text (`StopTexts`), or before an image (`PlaceholderGuard`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from verl_multiturn.chat.images import Vision
 from verl_multiturn.chat.parsing.turns import Tokenizer
 from verl_multiturn.errors import EngineError
 from verl_multiturn.rollout.engine import Ask, Engine, Generation, cut
@@ -60,3 +61,32 @@ class StopTexts:
         if not matches(len(ids) - 1):
             return len(ids)
         return bisect_left(range(len(ids)), True, key=matches)
+
+
+class PlaceholderGuard:
+    """An `Engine` that ends another engine's turn before the first image placeholder that the model writes.
+
+    This class stands below the receipts: the tokens that it cuts off were never part of the conversation.
+
+    Args:
+        engine: Samples the tokens.
+        vision: The model's placeholder tokens.
+    """
+
+    def __init__(self, engine: Engine, vision: Vision) -> None:
+        self._engine = engine
+        self._vision = vision
+
+    async def generate(self, ask: Ask) -> Generation:
+        """Sample tokens as `Engine.generate` does. A turn that was cut has the finish `abort`.
+
+        Raises:
+            EngineError: The turn begins with a placeholder, or the engine cannot return a generation.
+        """
+        generation = await self._engine.generate(ask)
+        end = self._vision.usable(generation.ids)
+        if end == len(generation.ids):
+            return generation
+        if not end:
+            raise EngineError("the model's turn begins with an image placeholder")
+        return cut(generation, end, "abort")

@@ -17,6 +17,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -27,7 +28,7 @@ from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.sandbox import Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
-from verl_multiturn.workspaces.calls import CallJudge, Tally
+from verl_multiturn.workspaces.calls import CallJudge, Tally, expect_done
 from verl_multiturn.workspaces.canaries import Layout, changed, lay_out, lots
 from verl_multiturn.workspaces.disturbed import DisturbedError
 from verl_multiturn.workspaces.hidden_file import words_of
@@ -38,10 +39,11 @@ from verl_multiturn.workspaces.script_run import run_script
 from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.tars import read_tar, write_tar
 from verl_multiturn.workspaces.task import CallsVerdict, PytestVerdict, ScriptVerdict, Task
-from verl_multiturn.workspaces.unpacking import unpack
 from verl_multiturn.workspaces.workspace import Workspace, WorkspaceError, WorkspacePool
 
 T = TypeVar("T")
+_PIECE_BYTES = 90_000
+"""Most bytes of a tar that one cell brings into a sandbox (`program_cells.py`)."""
 
 
 @dataclass(frozen=True)
@@ -359,3 +361,23 @@ def judged_outcomes(verdict: PytestVerdict, layout: Layout, found: Mapping[str, 
                 "a test passes whatever it expects" if outcome == "passed" else f"{name} is {outcome or 'not found'}",
             )
     return 1.0, ""
+
+
+async def unpack(sandbox: Sandbox, tar: bytes) -> None:
+    """Unpack a tar in the folder of a sandbox.
+
+    Args:
+        sandbox: A sandbox that has the functions of `program_cells.py`, and no untrusted code yet.
+        tar: The tar.
+
+    Raises:
+        DisturbedError: It cannot be unpacked: the disk is full.
+        OutageError: The sandbox ended, in which no untrusted code has run.
+    """
+    for start in range(0, len(tar), _PIECE_BYTES):
+        piece = base64.b64encode(tar[start : start + _PIECE_BYTES]).decode()
+        await sandbox.run(f"upload({piece!r})", with_value=True)  # a cell that is not kept
+    result = await sandbox.run("unpack()", with_value=True)
+    expect_done(result)
+    if result.value != b"unpacked":
+        raise DisturbedError(f"the tree cannot be unpacked: {result.output[-300:]}")

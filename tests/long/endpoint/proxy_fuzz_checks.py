@@ -21,10 +21,10 @@ from tests.long.endpoint.proxy_fuzz_wire import Message, Received
 from verl_multiturn.certificate.check import Row, verify
 from verl_multiturn.certificate.conversations import unjoined
 from verl_multiturn.certificate.receipts import Receipt, Receipts
-from verl_multiturn.chat.turn_ends import closing_ids
 from verl_multiturn.proxy.http.parsing import parse_body
 from verl_multiturn.proxy.protocols import PROTOCOLS
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
+from verl_multiturn.proxy.sessions.rendering import closing_ids
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.row_keys import RowKey

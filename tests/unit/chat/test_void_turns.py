@@ -42,7 +42,6 @@ from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.engine import Ask
 from verl_multiturn.rollout.stop_texts import StopTexts
-from verl_multiturn.rollout.void_turns import has_void_turn
 from verl_multiturn.tools.calls.gate import Gate
 
 BOXED = re.compile(r"\\boxed")
@@ -63,7 +62,7 @@ BOXED = re.compile(r"\\boxed")
 )
 async def test_void_turns(turns: list[list[str]], void: bool) -> None:
     outcome, _ = await pieces(*turns)
-    assert has_void_turn(outcome, BOXED) is void
+    assert outcome.has_void_turn(BOXED) is void
 
 
 async def test_a_turn_that_was_not_read_is_not_void() -> None:
@@ -73,7 +72,7 @@ async def test_a_turn_that_was_not_read_is_not_void() -> None:
 
     outcome = await run(Fails(), Pieces(), CodeTool(), end=0)
     assert (outcome.stop_reason, outcome.trajectory.mask[-1]) == (StopReason.ENGINE_ERROR, 1)
-    assert not has_void_turn(outcome, BOXED)
+    assert not outcome.has_void_turn(BOXED)
 
 
 async def test_a_record_says_that_a_turn_is_void() -> None:

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.sample_records import sample_record, sample_run
-from verl_multiturn.observe.view.documents import Documents
-from verl_multiturn.observe.view.excerpts import excerpts_of
+from verl_multiturn.observe.view.documents import Documents, excerpts_of
 
 
 @pytest.mark.parametrize(

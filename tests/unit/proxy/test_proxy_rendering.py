@@ -16,10 +16,9 @@ from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.template_form import TemplateForm
-from verl_multiturn.chat.turn_ends import closing_ids
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, RefusedError
 from verl_multiturn.proxy.sessions.canonical import arguments_key, compared, content_key
-from verl_multiturn.proxy.sessions.rendering import PromptRenderer
+from verl_multiturn.proxy.sessions.rendering import PromptRenderer, closing_ids
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.rollout.limits import Limits

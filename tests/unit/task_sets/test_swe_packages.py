@@ -3,9 +3,9 @@
 import pytest
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.task_sets.swe.draw import statement_of
 from verl_multiturn.task_sets.swe.mutations import Mutation, mutations_of
 from verl_multiturn.task_sets.swe.packages import Package, is_test, read_package
-from verl_multiturn.task_sets.swe.statement import statement_of
 from verl_multiturn.task_sets.swe.tasks import SweTask
 from verl_multiturn.task_sets.swe.trials import needed_packages
 from verl_multiturn.workspaces.task import PytestVerdict

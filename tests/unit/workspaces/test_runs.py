@@ -12,7 +12,7 @@ from verl_multiturn.sandbox.sandbox import CellResult, Sandbox
 from verl_multiturn.workspaces.disturbed import DisturbedError
 from verl_multiturn.workspaces.pytest_run import read_report
 from verl_multiturn.workspaces.script_run import read_reward
-from verl_multiturn.workspaces.unpacking import unpack
+from verl_multiturn.workspaces.verdict import unpack
 
 
 def lines(*entries: object) -> bytes:

@@ -21,8 +21,6 @@ from verl_multiturn.describe import one_line, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.points import read_points
 from verl_multiturn.observe.explain.explanation import explain
-from verl_multiturn.observe.view.excerpts import NAMES as EXCERPTS
-from verl_multiturn.observe.view.excerpts import excerpts_of
 from verl_multiturn.observe.view.flips import flips_of
 from verl_multiturn.observe.view.index import Index
 from verl_multiturn.observe.view.index_rows import HIDDEN, differing
@@ -42,6 +40,10 @@ _STEP = 2_000
 _EXPLAINED = 20_000
 """The most conversations in which findings and flipped rows are looked for: all their records are read."""
 _ANEW_S = 60.0
+EXCERPTS = ("question", "answer")
+"""The names of the excerpts, as the page shows them."""
+_EXCERPT = 120
+"""Characters of an excerpt."""
 _SETTINGS = ("settings", "tools", "interactions", "schemas", "template")
 
 
@@ -363,3 +365,27 @@ def _shown(folder: Path) -> str:
     """Return the last parts of a folder's path: enough to tell runs apart, and no more of this machine."""
     parts = folder.resolve().parts[1:]
     return "/".join(parts[-2:]) if parts and parts[-1] == "records" else "/".join(parts[-1:])
+
+
+def excerpts_of(record: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the beginning of the last user message of a conversation's data row, and of its last answer.
+
+    Args:
+        record: The record; None: there is none, and the excerpts are empty.
+    """
+    if record is None:
+        return dict.fromkeys(EXCERPTS, "")
+    messages, asked = record["messages"], record["asked"]
+    return {"question": _last(messages[:asked], "user"), "answer": _last(messages[asked:], "assistant")}
+
+
+def _last(messages: Iterable[Mapping[str, Any]], role: str) -> str:
+    texts = [_text(each.get("content")) for each in messages if each.get("role") == role]
+    words = " ".join((texts[-1] if texts else "").split())
+    return words if len(words) <= _EXCERPT else f"{words[: _EXCERPT - 1]}…"
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return " ".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""

@@ -14,13 +14,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from verl_multiturn.chat.codec import ChatCodec, Increment, Message
 from verl_multiturn.chat.control_tokens import text_parts
 from verl_multiturn.chat.first_prompts import Check
 from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, load_images
-from verl_multiturn.chat.turn_ends import closing_ids
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.protocols.requests import RefusedError
 from verl_multiturn.tasks import keep
@@ -181,3 +181,26 @@ def _refused(message: str) -> RefusedError:
 def _parts(message: Message) -> list[Any]:
     content = message["content"]
     return content if isinstance(content, list) else [content]
+
+
+def closing_ids(codec: ChatCodec) -> list[int]:
+    """Return the ids that the template writes between an assistant's text and the next message.
+
+    They end a turn that was cut. Example for ChatML: `[<|im_end|>, newline]`. Empty where the next message itself ends
+    a turn (GLM), or where no message can be appended to a turn.
+
+    Args:
+        codec: The model's codec.
+    """
+    user: Message = {"role": "user", "content": "x"}
+    try:
+        one, other = (
+            codec.rendered([user, {"role": "assistant", "content": text}, user], []) for text in ("q7z", "k3w")
+        )
+        following = codec.observation([user, {"role": "assistant", "content": "x"}], [user], [one[0]], []).observation
+    except ConfigError:
+        return []
+    same = [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(reversed(one), reversed(other), strict=False))]
+    same.reverse()
+    closing = same[: len(same) - len(following)]
+    return closing if same == [*closing, *following] else []

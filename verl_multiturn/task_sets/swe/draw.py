@@ -23,7 +23,6 @@ from typing import Any
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.task_sets.swe.mutations import Mutation, drawn_mutations
 from verl_multiturn.task_sets.swe.packages import Package
-from verl_multiturn.task_sets.swe.statement import statement_of
 from verl_multiturn.task_sets.swe.tasks import SweTask, installed
 from verl_multiturn.task_sets.swe.trials import Outcome, needed_packages, run_tests
 from verl_multiturn.workspaces.settings import WorkspaceSettings
@@ -35,6 +34,9 @@ from verl_multiturn.workspaces.workspace import WorkspacePool
 MOST_FAILING = 10
 """Tests that a mutation may break. One that breaks more, such as an import, is found at once."""
 _TRIAL_S = 60.0
+_MOST_TESTS = 5
+_MOST_CHARACTERS = 300
+"""Tests that a statement shows, and characters of one test's message."""
 
 
 def settings_for(package: str) -> WorkspaceSettings:
@@ -180,3 +182,28 @@ class Draw:
     async def _run(self, tree: Mapping[str, bytes], tests: Sequence[str]) -> dict[str, Outcome] | None:
         async with await self._pool.open() as workspace:
             return await run_tests(workspace, tree, tests, _TRIAL_S)
+
+
+def statement_of(package: str, version: str, messages: Mapping[str, str]) -> str:
+    """Return the problem statement of a mutated package: what its tests say, and not where the mistake is.
+
+    Args:
+        package: Name of the package.
+        version: Its version.
+        messages: What each failing test says, by its name in pytest.
+    """
+    shown = list(messages.items())[:_MOST_TESTS]
+    listed = "\n".join(f"- {name}\n{_indented(said)}" for name, said in shown)
+    left = len(messages) - len(shown)
+    more = f"\nand {left} more." if left else ""
+    number = "A test fails" if len(messages) == 1 else f"{len(messages)} tests fail"
+    return (
+        f"{number} in this copy of the Python package {package} ({version}):\n\n{listed}{more}\n\n"
+        "The tests are right, and one place of the package is wrong. Find it and correct it, so that these tests pass "
+        "and no other one fails. Changes of tests and of configuration do not count."
+    )
+
+
+def _indented(said: str) -> str:
+    short = said if len(said) <= _MOST_CHARACTERS else said[:_MOST_CHARACTERS] + "…"
+    return "\n".join(f"  {line}" for line in short.splitlines())

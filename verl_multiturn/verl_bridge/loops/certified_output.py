@@ -24,7 +24,6 @@ from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome, SessionReport
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.rollout.turn_rewards import Scores, interaction_scores, tool_scores, turns_of
-from verl_multiturn.rollout.void_turns import has_void_turn
 from verl_multiturn.verl_bridge.names import STATS
 
 logger = logging.getLogger(__name__)
@@ -153,7 +152,7 @@ def to_outputs(outcome: Outcome, settings: OutputSettings, step: int) -> list[Ce
         step: Training step, reported as the weight version where the engine knows none.
     """
     rows = outcome.rows
-    void = settings.final_answer is not None and has_void_turn(outcome, settings.final_answer)
+    void = settings.final_answer is not None and outcome.has_void_turn(settings.final_answer)
     told = _told(outcome, void)
     stats = stats_of(outcome)
     if settings.final_answer is not None:

@@ -30,10 +30,9 @@ from verl_multiturn.rollout.conversation import Conversation
 from verl_multiturn.rollout.engine import Engine
 from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.outcome import Outcome, Request
-from verl_multiturn.rollout.placeholders import PlaceholderGuard
 from verl_multiturn.rollout.policy_text import PolicyText
 from verl_multiturn.rollout.recorded import Stage
-from verl_multiturn.rollout.stop_texts import StopTexts
+from verl_multiturn.rollout.stop_texts import PlaceholderGuard, StopTexts
 from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.recorded import RecordedGate
 from verl_multiturn.tools.calls.session import ToolSession

@@ -17,7 +17,7 @@ from typing import Any
 
 from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.compat.stored_rows import Batch, fetch_stats
+from verl_multiturn.verl_bridge.compat.stored_rows import Batch, fetch_stats, put_zeros
 
 
 class BatchRows:
@@ -78,6 +78,15 @@ class BatchRows:
         if keys:
             del self.stats
         return keys
+
+    def mask_void(self) -> None:
+        """Keep the rows with void turns out of the loss (`custom.multiturn.void_turn_pattern`).
+
+        Their masks are 0 throughout then (columns `response_mask` and `loss_mask`). Nothing else of them changes, and
+        no other row changes.
+        """
+        if void := [key for key, stats in self.stats.items() if stats.get("void")]:
+            put_zeros(void, self.partition_id, ["response_mask", "loss_mask"])
 
     @cached_property
     def groups(self) -> dict[str, dict[str, list[RowKey]]]:

@@ -9,7 +9,7 @@ For each sampled batch, before verl updates critic and actor with it:
       ↓
     scores          Optimal Tool Calls scale the scores of correct answers      otc.py
       ↓
-    masks           rows with void turns leave the loss                         void_turns.py
+    masks           rows with void turns leave the loss                         batch_rows.py
       ↓
     ages            tokens that are too old leave it; the ages are measured     token_ages.py
       ↓
@@ -119,7 +119,6 @@ from verl_multiturn.verl_bridge.trainer.updates import (
     updates_of,
 )
 from verl_multiturn.verl_bridge.trainer.verify import BatchVerifier
-from verl_multiturn.verl_bridge.trainer.void_turns import mask_void_rows
 
 logger = logging.getLogger(__name__)
 
@@ -454,7 +453,7 @@ class MultiTurnHooks:
         self._outages.leave_out(rows)
         self._otc.scale(rows)
         if self._masks_void_rows:
-            mask_void_rows(rows)
+            rows.mask_void()
         if self._ages is not None:
             self._ages.look(rows, self.global_steps)
         batch = compute_advantages(batch, rows, metrics, verls, self.config, self._settings)
