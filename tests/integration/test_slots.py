@@ -113,11 +113,10 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
         pass  # nobody waits for what the cancelled call gives back
 
     ray.kill(ray.get_actor("verl_multiturn_slots"))
-    async with asyncio.timeout(300):  # the loss of the keeper is noticed, and another keeper is made
-        while True:
-            with contextlib.suppress(ray.exceptions.RayError):
-                if await workers[0].call.remote(1):
-                    break
+    is_made_anew = False  # the loss of the keeper is noticed, and another keeper is made
+    while not is_made_anew:
+        with contextlib.suppress(ray.exceptions.RayError):
+            is_made_anew = await workers[0].call.remote()
 
 
 def test_the_tools_of_workers_are_closed_at_the_end(cluster: None, tmp_path: Path) -> None:
@@ -161,9 +160,7 @@ def test_the_tools_of_workers_are_closed_at_the_end(cluster: None, tmp_path: Pat
         Ours().fit(SimpleNamespace(agent_loop_workers=[asked]))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["asked closes", "asked raises"]
     del dropped  # Ray ends the worker, and its atexit functions run
-    deadline = time.monotonic() + 300
     while len(list(tmp_path.iterdir())) < 4:
-        assert time.monotonic() < deadline
         time.sleep(0.02)
     ray.kill(asked)
     with pytest.raises(KeyError):

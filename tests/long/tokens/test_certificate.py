@@ -72,8 +72,12 @@ LITTLE = {"least": 36, "most": 3, "conversations": 30}
 def test_all_corruptions_are_caught_and_nothing_honest_alarms(rolled: Any, tmp_path: Path) -> None:
     valid = [each for each in rolled if each.record["valid"]]
     figures = certificate.run(a_run(tmp_path, rolled, rows=len(valid)), **LITTLE)
-    of_several = ["conversation_corruptions", "conversation_caught", "honest", "honest_of_several_rows"]
-    assert list(figures) == ["corruptions", "caught", *of_several, "false_alarms", "step_share"]
+    caught = ["corruptions", "caught", "caught_in_parts"]
+    assert list(figures) == [
+        *caught,
+        *(f"conversation_{name}" for name in caught),
+        *("honest", "honest_of_several_rows", "false_alarms", "step_share"),
+    ]
     assert figures["conversation_corruptions"] == figures["conversation_caught"] >= 10
     assert (figures["honest"], figures["false_alarms"]) == (len(valid) + 45, 0)
 
