@@ -1,7 +1,5 @@
 """The entry point: what it registers, and that a failure is loud."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -46,8 +44,7 @@ for mode in ("sync", "colocate_async", "separate_async"):
     assert issubclass(get_trainer_cls("multiturn_" + mode), get_trainer_cls(mode))
 print(get_platform().device_name)
 """
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=550)
+    done = run_warm("-c", program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "cpu"
 

@@ -156,7 +156,8 @@ def test_what_each_status_says_where_the_address_is_configured() -> None:
     ("header", "seconds"),
     [
         ("0", 0), ("7", 7), (" 7 ", 7), ("1.5", 1.5), ("2.", 2), ("60", 60), ("61", 60), ("9" * 400, 60),
-        (_date(0), 0), (_date(-3600), 0), (_date(3600), 60), ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        pytest.param(_date(0), 0, id="now"), pytest.param(_date(-3600), 0, id="an hour ago"),
+        pytest.param(_date(3600), 60, id="in an hour"), ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
         ("Wednesday, 21-Oct-15 07:28:00 GMT", 0), ("Fri, 31 Dec 9999 23:59:59 GMT", 60),
         (None, None), ("", None), ("-1", None), ("soon", None), ("nan", None), ("inf", None), ("1e3", None),
         ("1_0", None), ("٣", None), ("5, 10", None), ("5 seconds", None), ("0x10", None), (5, None), (b"5", None),

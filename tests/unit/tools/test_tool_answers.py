@@ -60,7 +60,7 @@ async def test_a_reward_that_is_no_finite_number_is_left_out_and_told_once(
     assert f"tool {name!r}" in caplog.text
 
 
-@pytest.mark.parametrize("value", [Tensor(), [0.5], "0.5", None], ids=str)
+@pytest.mark.parametrize("value", [Tensor(), [0.5], "0.5", None], ids=lambda value: type(value).__name__)
 async def test_a_reward_of_another_type_is_a_mistake_of_the_author(value: Any) -> None:
     class Returns(EchoTool):
         async def calc_reward(self, instance_id: str, **kwargs: Any) -> Any:
