@@ -22,9 +22,10 @@ from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Recei
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.cli.main import app
-from verl_multiturn.records.encode import Ended, record_of
+from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verification import verify_record
+from verl_multiturn.rollout.life import Life
 from verl_multiturn.row_keys import RowKey
 
 CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'
@@ -306,7 +307,7 @@ async def converse(
     conversation = Conversation(engine, ChatCodec(CharBuilder()), parser, Limits(**settings))
     tools = {"echo": tool or EchoTool()}
     outcome = await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], tools))
-    record = record_of(Ended(outcome, engine.take("r1"), uid="u", number=2, step=1))
+    record = record_of(Life("r1", "u", 2, step=1, outcome=outcome, generations=engine.take("r1")))
     assert engine.take("r1") == []
     read: dict[str, Any] = json.loads(line_of(record))
     return read
