@@ -33,6 +33,8 @@ _MARK = "VERL_MULTITURN_RUN"
 STOP = signal.SIGUSR1
 """Signal that asks a run to stop when the step that runs has ended."""
 _FAULTS = {"SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSYS"}
+_LOOK_S = 1.0
+"""Seconds after which a wait for a command looks whether a signal has come."""
 # Signals that end no process, and those that nobody can handle.
 _OTHERS = {"SIGCHLD", "SIGCONT", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG", "SIGWINCH", "SIGINFO", "SIGKILL", "SIGSTOP"}
 
@@ -55,6 +57,7 @@ class Interruption:
     def __init__(self, stop: Callable[[], None] | None = None) -> None:
         self._stop = stop
         self._is_armed = True
+        self._is_interrupted = False
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         """Handle a signal."""
@@ -65,7 +68,13 @@ class Interruption:
             stop()
             return
         self.disarm()
+        self._is_interrupted = True
         raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt again where a signal has: Python drops one that is raised within a destructor."""
+        if self._is_interrupted:
+            raise KeyboardInterrupt
 
     def disarm(self) -> None:
         """Ignore all further signals."""
@@ -179,9 +188,16 @@ def run_watched(
                 started = process
                 if begun is not None:
                     begun(process.pid)
+
+                def is_running() -> bool:
+                    interruption.check()
+                    return started.poll() is None
+
                 if watch is not None:
-                    watch(lambda: started.poll() is None)
-                started.wait()
+                    watch(is_running)
+                while is_running():
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        started.wait(_LOOK_S)
             finally:
                 interruption.disarm()
         finally:  # of its own: a signal may come before the line above

@@ -70,6 +70,37 @@ def test_every_signal_that_ends_a_process_is_handled_but_for_its_own_faults() ->
         assert getattr(signal, f"SIG{name}") not in _deadly()
 
 
+DROPPED = """
+import gc, os, signal, sys, time
+from pathlib import Path
+from verl_multiturn.launch.processes import run_watched
+
+class Dropping:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0)  # here the handler raises, and Python drops what it raises
+
+def begun(pid):
+    while not Path({log!r}).read_text():
+        time.sleep(0.02)
+    del globals()["dropping"]
+
+dropping = Dropping()
+program = "import time; print('begun', flush=True)\\nwhile True: time.sleep(0.02)"
+try:
+    run_watched([sys.executable, "-c", program], {{}}, Path({log!r}), begun=begun)
+except KeyboardInterrupt:
+    raise SystemExit(9)
+"""
+
+
+def test_a_signal_whose_exception_python_drops_ends_the_run_too(tmp_path: Path) -> None:
+    program = DROPPED.format(log=str(tmp_path / "log"))
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert "Exception ignored in" in ran.stderr
+    assert ran.returncode == 9
+
+
 @pytest.mark.parametrize("name", [*names(), "SIGKILL"])
 def test_no_process_of_the_run_is_left(name: str, tmp_path: Path) -> None:
     launcher = Launcher(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -255,6 +256,7 @@ def children_of_this_process() -> set[int]:
 
 async def test_processes_are_shared_kept_and_ended(root: Path) -> None:
     tool = tool_of(root, processes=2)
+    gc.collect()  # what earlier tests left open is closed now, and not meanwhile
     descriptors = len(os.listdir("/proc/self/fd"))
     async with conversation(tool, "a", db_id="shop") as a:
         async with conversation(tool, "b", db_path="shop/shop.sqlite") as b:
@@ -272,7 +274,7 @@ async def test_processes_are_shared_kept_and_ended(root: Path) -> None:
             kill(process)
         assert (await a(query="SELECT 1"))[0].text == "1\n1\n(1 row)"
     assert not children_of_this_process()
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def limits_of(process: int) -> str:
