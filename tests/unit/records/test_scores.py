@@ -74,7 +74,7 @@ def test_numbers_that_no_float_holds() -> None:
 
 def test_a_conversation_of_several_names_has_one_reward() -> None:
     again = [replace(row(0, 0, score), uid=uid, number=number) for score, uid, number in ((1.0, "u", 0), (2.0, "v", 7))]
-    assert earned(*again) == {"r0": 2.0}
+    assert rewards_in(joins.table_of(again))["score"].to_pylist() == [2.0]
     table = rewards_in(joins.table_of([replace(each, request_id=None) for each in again]))
     assert [(each["uid"], each["number"], each["score"]) for each in table.to_pylist()] == [
         ("u", 0, 1.0),
