@@ -21,7 +21,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,8 +34,8 @@ NO_SCORE = ("invalid", "outage", "reward_outage", "failed")
 """Causes in the join's column `untrained` for which the score of a row says nothing."""
 COLUMNS = ("request_id", "uid", "number", "row", "score", "parts", "trained", "untrained")
 """Columns of a join that `rewards_in` reads."""
-_LARGEST = float(np.finfo(np.float32).max)
-"""The largest size of a row's score, in the trainer's numbers of 32 bits; sums and means of these stay finite."""
+_LARGEST = 2.0**970
+"""The largest size of a row's score: sums of 2^53 of these stay finite, and with them means."""
 _KEY = ["request_id", "place"]
 """Columns that name a conversation as `key_of` does: its request id, or without one its place, `uid` and `number`."""
 
