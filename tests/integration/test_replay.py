@@ -19,6 +19,7 @@ from tests.conftest import ROOT
 from tests.support.rollout_config import MODEL, make_config
 from tests.support.sample_records import sample_record
 from verl_multiturn import Interaction, Reply, ScriptedEngine
+from verl_multiturn.calls.limits import limits_of
 from verl_multiturn.calls.recorded import Difference
 from verl_multiturn.cli.main import app
 from verl_multiturn.data import tool_call
@@ -27,10 +28,12 @@ from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.run_file import digest, digest_of_vocabulary
 from verl_multiturn.records.writer import RecordWriter
 from verl_multiturn.rollout.life import Life
+from verl_multiturn.tools.loading.call_limits import ToolLimits
 from verl_multiturn.tools.loading.registry import load_tools, schema_of
 from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 from verl_multiturn.verl_bridge.replay import conversations
+from verl_multiturn.verl_bridge.replay.loading import recorded_interactions, recorded_tools
 
 pytestmark = pytest.mark.stack
 
@@ -251,3 +254,16 @@ def test_a_folder_of_the_version_before_derived() -> None:
     tools = f"rollout.multi_turn.tool_config_path={TOOLS}"  # beside the file that the run has moved
     found = replay(made, "--no-scores", "--set", f"model.path={model}", "--set", tools)
     assert (found.exit_code, last(found)["same"]) == (0, 4), found.output
+
+
+def test_settings_of_an_earlier_version_that_are_constants_now() -> None:
+    limits, own = {"backoff_s": 2.0, "timeout_s": 7.0}, {"class_name": "nowhere.Tool", "config": {"connections": 3}}
+    schema = schema_of(load_tools(TOOLS)["calculator"]).as_dict()
+    for entry in ({"mcp": {"url": "http://x"}, "limits": limits}, {**own, "limits": limits}):
+        tool = recorded_tools({"tools": [entry]}, [schema])["calculator"]
+        assert limits_of(tool, ToolLimits).timeout_s == 7.0
+    config = {"base_url": "http://x/v1", "model": "m", "connections": 8}
+    user = {"name": "user", "class_name": "verl_multiturn.interactions.llm_user.LlmUser", "config": config}
+    assert recorded_interactions({"interaction": [user]}).keys() == {"user"}
+    strange = {**user, "config": {**config, "own": 1}}
+    assert recorded_interactions({"interaction": [strange, "odd"]}) == {}

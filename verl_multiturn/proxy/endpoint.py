@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import Context
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ from verl_multiturn.proxy.agents.runners import AgentRunner
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.sessions.session import AgentSession
 from verl_multiturn.proxy.sessions.shared import ProxyRun
-from verl_multiturn.rollout.life import running
+from verl_multiturn.rollout.life import current, note, running
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, SessionReport
 from verl_multiturn.tasks import finish
@@ -92,15 +92,13 @@ class Endpoint:
         name: str,
         row: Mapping[str, Any],
         sampling: Mapping[str, Any],
-        unfinished: Callable[[Outcome], None] | None = None,
     ) -> tuple[Outcome, list[Receipt]]:
-        """Run the agent for a data row.
+        """Run the agent for a data row. Where this raises, what the session was so far is noted in its life.
 
         Args:
             name: Request id of the row.
             row: The row.
             sampling: Sampling parameters, under the engine's own names.
-            unfinished: Called with what the session was so far where this raises, for its trace; None: nobody asks.
 
         Returns:
             What becomes of the session, and the receipts of its generations in the order of
@@ -131,7 +129,7 @@ class Endpoint:
 
         good = asyncio.get_running_loop().call_later(GOOD_AFTER_S, runs)
         try:
-            return await self._run_agent(name, plain, sampling, watched, unfinished)
+            return await self._run_agent(name, plain, sampling, watched)
         finally:
             good.cancel()
             watched.dropped()  # where nothing else was told
@@ -142,7 +140,6 @@ class Endpoint:
         plain: Mapping[str, Any],
         sampling: Mapping[str, Any],
         watched: Watched,
-        unfinished: Callable[[Outcome], None] | None,
     ) -> tuple[Outcome, list[Receipt]]:
         """Run the agent, as `run` says, and tell whether it met an outage."""
         time_up = asyncio.Event()
@@ -158,7 +155,7 @@ class Endpoint:
             time_up.set()
         except asyncio.CancelledError:
             await self._closed(agent, session, address)
-            _tell(unfinished, session)
+            _note(session)
             raise
         try:
             try:
@@ -181,7 +178,7 @@ class Endpoint:
                 outcome.outages = [watched.name]
             return outcome, receipts
         except BaseException:  # who waits for the session is told, and it goes on
-            _tell(unfinished, session)
+            _note(session)
             raise
         finally:
             session.forget()
@@ -258,14 +255,14 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
     return outcome
 
 
-def _tell(unfinished: Callable[[Outcome], None] | None, session: AgentSession) -> None:
-    """Tell what a session was until it was cancelled or its author's mistake was found."""
-    if unfinished is None:
+def _note(session: AgentSession) -> None:
+    """Note what a session was until it was cancelled or its author's mistake was found, for its record and trace."""
+    if current() is None:
         return
     try:
-        unfinished(session.outcome(StopReason.AGENT_FAILED))
+        note(session.outcome(StopReason.AGENT_FAILED))
     except Exception as error:  # a bug of ours must not hide why the session ends
-        logger.warning("session %s: it has no trace: %s", session.id, describe(error), exc_info=True)
+        logger.warning("session %s: nothing of it is kept: %s", session.id, describe(error), exc_info=True)
 
 
 def stop_reason(end: AgentEnd, delivered: bool, engine_failed: str, too_long: bool = False) -> StopReason:

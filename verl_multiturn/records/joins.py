@@ -28,6 +28,8 @@ from verl_multiturn.records.schema import JOINED, SPARED
 
 FOLDER = "join"
 _NAME = re.compile(r"(step|validation)-(\d+)-(.+)\.parquet")
+PLACE = ("uid", "number", "row", "validation", "step")
+"""Columns that each row of a join has."""
 _REPEATED = ["uid", "parts", "untrained", "advantages.list.element"]
 """Columns whose values repeat, as the advantages of a row mostly do."""
 _TOGETHER = 512
@@ -186,24 +188,32 @@ def read(
         seen.add(name)
         try:
             with open_join(path, name) as file:
-                table = _fitted(_table(file, columns or JOINED.names, filters))
+                table = table_in(file, columns or JOINED.names, filters)
         except (OSError, ValueError, pa.ArrowException) as error:
             fault(path, f"it is left out, it is no join: {first_line(error)}")
             continue
         yield name, table
 
 
-def _table(file: BinaryIO, columns: Sequence[str], filters: list[tuple[str, str, Any]] | None) -> pa.Table:
-    """Return those of some columns that a join has.
+def table_in(file: BinaryIO, columns: Sequence[str], filters: list[tuple[str, str, Any]] | None = None) -> pa.Table:
+    """Return columns of a join, of their types, as `filled` does; `read` and the viewer's index call it.
 
     Arrow's data sets, which filter rows, import pandas; a whole file needs neither.
+
+    Args:
+        file: The join, as `open_join` returns it.
+        columns: Names of the columns.
+        filters: Values that columns must have, as PyArrow takes them; None: all rows.
+
+    Raises:
+        pa.ArrowException: It cannot be read, or has a column that cannot be one of a join.
     """
     opened = pq.ParquetFile(file)
     own = [each for each in columns if each in _names(opened.metadata)]
     if filters is None:
-        return opened.read(own)
+        return filled(opened.read(own), columns)
     file.seek(0)
-    return pq.read_table(file, columns=own, filters=filters, partitioning=None)
+    return filled(pq.read_table(file, columns=own, filters=filters, partitioning=None), columns)
 
 
 def is_of(name: JoinName, starts: Collection[str]) -> bool:
@@ -234,7 +244,7 @@ def open_join(path: Path, name: JoinName) -> BinaryIO:
 
     Raises:
         OSError: It is no plain file, lies elsewhere, or cannot be read.
-        ValueError: It would fill the memory, or is of another step than its name.
+        ValueError: It would fill the memory, is of another step than its name, or does not say whose its rows are.
         pa.ArrowException: It is no Parquet file.
     """
     file = open_regular(path, within=path.parent.parent)
@@ -243,15 +253,32 @@ def open_join(path: Path, name: JoinName) -> BinaryIO:
         size, needed = os.fstat(file.fileno()).st_size, _unpacked(held) + _long_texts(file, held)
         if needed > (most := _MOST + _MOST_TIMES * size):
             raise ValueError(f"its {size} bytes would unpack to {needed}; expected {most} at most")
-        if "step" in _names(held):
-            steps = set(pq.ParquetFile(file, metadata=held).read(["step"])["step"].to_pylist())
-            if steps - {name.step}:
-                raise ValueError(f"its name says step {name.step}, its rows {sorted(map(str, steps))[:_SHOWN]}")
+        _check_places(pq.ParquetFile(file, metadata=held), name)
         file.seek(0)
     except BaseException:  # the caller gets no file to close
         file.close()
         raise
     return file
+
+
+def _check_places(file: pq.ParquetFile, name: JoinName) -> None:
+    """Refuse a join whose rows do not say whose they are, or of which step: nobody could place them.
+
+    Raises:
+        ValueError: It is such a join.
+        pa.ArrowException: A column is of another type.
+    """
+    names = _names(file.metadata)
+    if missing := [each for each in PLACE if each not in names]:
+        raise ValueError(f"it has no column {missing[0]!r}")
+    table = file.read(list(PLACE))
+    if empty := [each for each in PLACE if table[each].null_count]:
+        raise ValueError(f"a row has no {empty[0]!r}")
+    steps = set(table["step"].to_pylist())
+    if steps - {name.step}:
+        raise ValueError(f"its name says step {name.step}, its rows {sorted(map(str, steps))[:_SHOWN]}")
+    if len(table) and pc.min(table["row"]).as_py() < 0:
+        raise ValueError(f"a row has the number {pc.min(table['row'])}; expected 0 or more")
 
 
 def _names(held: pq.FileMetaData) -> list[str]:
@@ -301,17 +328,6 @@ def _long_texts(file: BinaryIO, held: pq.FileMetaData) -> int:
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _fitted(table: pa.Table) -> pa.Table:
-    """Return a table with the types of `schema.JOINED`.
-
-    Raises:
-        pa.ArrowException: It has a column that cannot be one of a join.
-    """
-    fields = [JOINED.field(name) if name in JOINED.names else table.schema.field(name) for name in table.column_names]
-    wanted = pa.schema(fields)
-    return table if table.schema.equals(wanted) else table.cast(wanted)
 
 
 def figures(table: pa.Table) -> Figures:

@@ -34,8 +34,10 @@ NO_SCORE = ("invalid", "outage", "reward_outage", "failed")
 """Causes in the join's column `untrained` for which the score of a row says nothing."""
 COLUMNS = ("request_id", "uid", "number", "row", "score", "parts", "trained", "untrained")
 """Columns of a join that `rewards_in` reads."""
-_CONVERSATION = ["request_id", "uid", "number"]
-"""Columns that name a conversation; one of another agent loop than ours has no request id."""
+_LARGEST = 2.0**970
+"""The largest size of a row's score: sums of 2^53 of these stay finite, and with them means."""
+_KEY = ["request_id", "place"]
+"""Columns that name a conversation as `key_of` does: its request id, or without one its place, `uid` and `number`."""
 
 
 class Reward(NamedTuple):
@@ -74,7 +76,14 @@ class Reward(NamedTuple):
 def parts_of(text: str | None) -> dict[str, float]:
     """Return the finite numbers in the column `parts` by name, those of an object within it as `outer/inner`."""
     found: dict[str, float] = {}
-    _flatten("", _read(text), found)
+    waiting = [("", _read(text))]  # no recursion: a stranger's may be nested as deep as the reader allows
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict):
+            inner = [(f"{name}/{key}" if name else str(key), item) for key, item in value.items()]
+            waiting += reversed(inner)
+        elif (number := _finite(value)) is not None:
+            found[name] = number
     return found
 
 
@@ -88,12 +97,12 @@ def _read(text: str | None) -> Any:
     return {}
 
 
-def _flatten(prefix: str, value: Any, found: dict[str, float]) -> None:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _flatten(f"{prefix}/{key}" if prefix else str(key), item, found)
-    elif isinstance(value, int | float) and math.isfinite(value):
-        found[prefix] = float(value)
+def _finite(value: Any) -> float | None:
+    """Return a number of JSON as a float; None for one that is beyond a float, and for what is no number."""
+    with contextlib.suppress(OverflowError):
+        if isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    return None
 
 
 def acc_of(text: str | None) -> float | None:
@@ -101,15 +110,14 @@ def acc_of(text: str | None) -> float | None:
     if text is None or '"acc"' not in text:
         return None
     value = _read(text)
-    acc = value.get("acc") if isinstance(value, dict) else None
-    return float(acc) if isinstance(acc, int | float) and math.isfinite(acc) else None
+    return _finite(value.get("acc")) if isinstance(value, dict) else None
 
 
 def sum_of_rows(scores: Iterable[float | None]) -> float | None:
-    """Return the reward of a conversation from the scores of its rows; None: a row has none, or it is not finite."""
+    """Return the reward of a conversation from the scores of its rows; None: a row has none of a usable size."""
     total = 0.0
     for score in scores:
-        if score is None or not math.isfinite(score):
+        if score is None or not abs(score) <= _LARGEST:
             return None
         total += score
     return total
@@ -126,23 +134,33 @@ def rewards_in(rows: pa.Table) -> pa.Table:
         A row for each conversation: `request_id`, `uid`, `number`; `score`, null where it has no reward that counts;
         `parts`, those of its last row that has some; `trained`, its tokens that the loss counted.
     """
-    rows = _each_once(joins.filled(rows, COLUMNS)).sort_by([("row", "ascending")])
+    rows = _each_once(_named(joins.filled(rows, COLUMNS))).sort_by([("row", "ascending")])
     said = pc.invert(pc.is_in(rows["untrained"], pa.array(NO_SCORE)))
-    counts = pc.and_(said, pc.fill_null(pc.is_finite(rows["score"]), False))
-    held = rows.select([*_CONVERSATION, "parts", "trained"])
+    counts = pc.and_(said, pc.fill_null(pc.less_equal(pc.abs(rows["score"]), _LARGEST), False))
+    held = rows.select([*_KEY, "uid", "number", "parts", "trained"])
     held = held.append_column("score", pc.if_else(counts, rows["score"], 0.0)).append_column("counts", counts)
-    wanted = [("score", "sum"), ("counts", "all"), ("parts", "last"), ("trained", "sum")]
-    found = held.group_by(_CONVERSATION, use_threads=False).aggregate(wanted)
+    wanted = [("uid", "first"), ("number", "first"), ("score", "sum"), ("counts", "all"), ("parts", "last")]
+    found = held.group_by(_KEY, use_threads=False).aggregate([*wanted, ("trained", "sum")])
     return pa.table({
-        **{name: found[name] for name in _CONVERSATION},
+        "request_id": found["request_id"], "uid": found["uid_first"], "number": found["number_first"],
         "score": pc.if_else(found["counts_all"], found["score_sum"], pa.scalar(None, pa.float64())),
         "parts": found["parts_last"], "trained": found["trained_sum"],
     })  # fmt: skip
 
 
+def _named(rows: pa.Table) -> pa.Table:
+    """Return rows with the columns `_KEY`."""
+    is_named = pc.is_valid(rows["request_id"])
+    if pc.all(is_named, min_count=0).as_py():
+        return rows.append_column("place", pa.nulls(len(rows), pa.string()))
+    number = rows["number"].cast(pa.string())
+    place = pc.binary_join_element_wise(rows["uid"], number, "/", null_handling="replace", null_replacement="None")
+    return rows.append_column("place", pc.if_else(is_named, pa.scalar(None, pa.string()), place))
+
+
 def _each_once(rows: pa.Table) -> pa.Table:
     """Return rows without those that stand there again later."""
-    keys = [*_CONVERSATION, "row"]
+    keys = [*_KEY, "row"]
     if len(rows.group_by(keys).aggregate([])) == len(rows):
         return rows
     at = rows.select(keys).append_column("at", pa.array(range(len(rows)), pa.int64()))
@@ -188,8 +206,8 @@ def rewards_of(records: Records) -> dict[str, Reward]:
         if summary is not None and not summary["valid"]:
             invalid.add(request_id)
         if line["event"] == "score" and ((known := found.get(request_id)) is None or known.join is None):
-            score = line["score"] if isinstance(line.get("score"), float) and math.isfinite(line["score"]) else None
-            found[request_id] = Reward(score, bool(line.get("validation")))
+            score = line["score"] if isinstance(line.get("score"), float) else None
+            found[request_id] = Reward(sum_of_rows([score]), bool(line.get("validation")))
     return {key: each._replace(score=None) if key in invalid else each for key, each in found.items()}
 
 

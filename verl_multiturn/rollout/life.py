@@ -99,8 +99,6 @@ class Life:
     """Its whole reward; None where none was computed."""
     reported: dict[str, Any] = field(default_factory=dict)
     """The other numbers of its reward function."""
-    is_traced: bool = False
-    """Whether its trace is written."""
     session: Any = None
     """RL-Insight's session of the conversation; None without it."""
 

@@ -28,7 +28,7 @@ from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verification import verify_record
 from verl_multiturn.rollout.engine import Generation
-from verl_multiturn.rollout.life import Life, stopped
+from verl_multiturn.rollout.life import Life, live, stopped
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, SessionReport
 
@@ -214,6 +214,25 @@ async def test_a_cancelled_session_leaves_nothing() -> None:
         assert not endpoint._server._open
         # The connection's own task ends when it has seen that its client is gone.
         await until(lambda: not [task for task in asyncio.all_tasks() - before if "Server" not in repr(task)])
+
+
+async def test_a_cancelled_sessions_record_has_what_was_said_until_then(tmp_path: Path) -> None:
+    noted, life = tmp_path / "noted", Life("r")
+    async with serving("slow", "Two.") as endpoint:
+
+        async def lives() -> None:
+            with live(life):
+                await endpoint.run("r", {**ROW, "noted": str(noted)}, {})
+
+        running = asyncio.ensure_future(lives())
+        await until(noted.exists)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    record = record_of(life)
+    line_of(record)
+    assert (record["status"], record["rows"], record["generations"]) == ("cancelled", [], [])
+    assert [message["content"] for message in record["messages"]] == ["1+1?", "Two."]
 
 
 async def test_an_agents_outage_is_not_trained_and_new_sessions_wait_before_their_first_token() -> None:

@@ -273,7 +273,8 @@ def test_joins_of_other_kinds(folder: Path) -> None:
             path.write_bytes(path.read_bytes()[:-100])
         elif number == 1:
             path.unlink()
-    pq.write_table(pa.table({"request_id": ["r"], "score": [1]}), folder / "join" / name_of(False, 9, START))
+    place = {"uid": ["u"], "number": [0], "row": [0], "validation": [False], "step": [9]}
+    pq.write_table(pa.table({"request_id": ["r"], "score": [1], **place}), folder / "join" / name_of(False, 9, START))
     records = Records(folder)
     joined = records.joined().to_pylist()
     assert len(joined) == 2 + 1

@@ -18,6 +18,7 @@ from verl_multiturn.records.reader import Records
 from verl_multiturn.records.run_file import path_of
 from verl_multiturn.records.scores import (
     NO_SCORE,
+    acc_of,
     are_right,
     is_right,
     joined_rewards,
@@ -55,6 +56,30 @@ def test_a_column_of_rows_and_a_single_conversation_have_one_rule(scores: list[l
     for number, own in enumerate(scores):
         expected = sum_of_rows(own)
         assert found[f"r{number}"] == (None if expected is None else pytest.approx(expected))
+
+
+def test_numbers_that_no_float_holds() -> None:
+    beyond, deep = "1" + "0" * 400, '{"a": ' * 1_020 + "1" + "}" * 1_020
+    for text in (f'{{"acc": {beyond}, "b": 1}}', f'{{"acc": {beyond}, "b": 1, "c": NaN}}'):
+        assert (acc_of(text), parts_of(text)) == (None, {"b": 1.0})
+    assert [*parts_of(deep).values()] == [1.0]
+    largest = 9.9e291
+    assert (
+        earned(*(row(0, at, largest) for at in range(3))) == {"r0": 3 * largest} == {"r0": sum_of_rows([largest] * 3)}
+    )
+    for score in (1e308, -1e292):
+        assert earned(row(0, 0, 1.0), row(0, 1, score)) == {"r0": None}
+        assert sum_of_rows([1.0, score]) is None
+
+
+def test_a_conversation_of_several_names_has_one_reward() -> None:
+    again = [replace(row(0, 0, score), uid=uid, number=number) for score, uid, number in ((1.0, "u", 0), (2.0, "v", 7))]
+    assert rewards_in(joins.table_of(again))["score"].to_pylist() == [2.0]
+    table = rewards_in(joins.table_of([replace(each, request_id=None) for each in again]))
+    assert [(each["uid"], each["number"], each["score"]) for each in table.to_pylist()] == [
+        ("u", 0, 1.0),
+        ("v", 7, 2.0),
+    ]
 
 
 @given(st.lists(st.tuples(st.one_of(st.none(), st.floats(-2, 2)), st.one_of(st.none(), st.floats(-1, 1))), min_size=1))

@@ -12,6 +12,7 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,9 +23,12 @@ import verl_multiturn.cli.main as cli
 from tests.support.sample_records import sample_record, sample_run
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.results import read_results
+from verl_multiturn.observe.convert.parquet import write_parquet
 from verl_multiturn.observe.convert.source import Source
+from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.observe.explain.facts import read_facts
 from verl_multiturn.observe.show.documents import Shown
+from verl_multiturn.observe.view.documents import Documents
 from verl_multiturn.observe.view.index import Index
 from verl_multiturn.records import lines as record_lines
 from verl_multiturn.records.json_text import line_of
@@ -278,6 +282,57 @@ def test_a_join_with_other_columns(table: pa.Table, run: Path) -> None:
     records = Records(run)
     assert len(records.joined()) == expected
     assert any(str(path) in fault for fault in records.faults)
+
+
+def changed(**columns: Any) -> Callable[[pa.Table], pa.Table]:
+    """Return a function that gives a column of a join another value in all rows; None: it has the column no more."""
+
+    def change(table: pa.Table) -> pa.Table:
+        for name, value in columns.items():
+            at, kind = table.schema.get_field_index(name), table.schema.field(name).type
+            if value is None:
+                table = table.remove_column(at)
+            else:
+                made = [value if value != "null" else None] * len(table)
+                table = table.set_column(at, name, pa.array(made, kind))
+        return table
+
+    return change
+
+
+PLACES = ("uid", "number", "row", "validation", "step")
+UNPLACED = {
+    **{f"no {name}": changed(**{name: None}) for name in PLACES},
+    **{f"{name} of nobody": changed(**{name: "null"}) for name in PLACES},
+    "a row before the first": changed(row=-1),
+}
+ODD = {
+    **{f"no {name}": changed(**{name: None}) for name in ("trained", "untrained", "group_mean", "group_std", "score")},
+    "without rows": lambda table: table.slice(0, 0),
+    "no request id": changed(request_id="null"),
+    "large scores": changed(score=1e308),
+    "large parts": changed(parts='{"acc": 1%s}' % ("0" * 400)),
+    "deep parts": changed(parts='{"a": ' * 1_020 + "1" + "}" * 1_020),
+}
+
+
+@pytest.mark.parametrize("what", [*UNPLACED, *ODD])
+def test_a_join_with_odd_rows_is_read_or_named_by_every_reader(what: str, run: Path, tmp_path: Path) -> None:
+    change = {**UNPLACED, **ODD}[what]
+    path = run / "join" / f"step-000001-{START}.parquet"
+    for each in path.parent.iterdir():
+        pq.write_table(change(pq.read_table(each)), each)
+    request_id = next(Records(run).records())["request_id"]
+    shown = [Shown(Records(run)), Shown(Records(run)), Shown(Records(run))]
+    shown[0].run(), shown[1].step(1), shown[2].conversation(request_id)
+    documents = Documents([run])
+    documents.refresh()
+    documents.run(), documents.step(0, 1, False), documents.record(request_id)
+    verify_files([run])
+    explain(Records(run))
+    write_parquet(Source(Records(run)), tmp_path / "converted")
+    named = [any(str(path) in fault for fault in faults) for faults in (shown[0].run()["faults"], documents.faults())]
+    assert named == [what in UNPLACED] * 2, (shown[0].run()["faults"], documents.faults())
 
 
 def test_a_summary_that_its_record_contradicts_is_said(run: Path) -> None:

@@ -18,7 +18,7 @@ from verl_multiturn import Outcome
 from verl_multiturn.observe.trace_writer import TraceWriter
 from verl_multiturn.observe.traces import Span, chat_of, plain, trace_of
 from verl_multiturn.rollout.context import Context
-from verl_multiturn.rollout.life import Life
+from verl_multiturn.rollout.life import Life, live
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
 from verl_multiturn.rollout.trajectory import Trajectory
 
@@ -148,16 +148,21 @@ async def test_the_trace_of_an_agents_session() -> None:
 
 @pytest.mark.parametrize("agent", ["slow", "dreamer"])
 async def test_a_session_that_is_cancelled_or_wrong_tells_what_it_did(agent: str) -> None:
-    told: list[Outcome] = []
+    life = Life("r")
     async with serving(agent, "a") as endpoint:
-        task = asyncio.ensure_future(endpoint.run("r", ROW, {}, told.append))
+
+        async def lives() -> None:
+            with live(life):
+                await endpoint.run("r", ROW, {})
+
+        task = asyncio.ensure_future(lives())
         if agent == "slow":
             await until(lambda: any(each.session.forest.delivered for each in endpoint._server._open.values()))
             task.cancel()
         with pytest.raises((asyncio.CancelledError, Exception)):
             await task
-    (outcome,) = told
-    assert names(trace_of(traced(outcome, status="cancelled")))[1:] == ["turn 0", "generation"]
+    assert life.outcome is not None
+    assert names(trace_of(traced(life.outcome, status="cancelled")))[1:] == ["turn 0", "generation"]
 
 
 def test_what_no_backend_could_store_becomes_plain() -> None:

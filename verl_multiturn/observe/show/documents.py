@@ -314,5 +314,5 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
     parts = row.get("parts")
     try:
         return {**row, "parts": None if parts is None else json.loads(parts)}
-    except ValueError:
+    except (ValueError, RecursionError):  # a join of a stranger
         return {**row, "parts": None}

@@ -63,7 +63,7 @@ from verl_multiturn.records import joins
 from verl_multiturn.records.fates import fates, start_of
 from verl_multiturn.records.files import LINES as LINES_END
 from verl_multiturn.records.files import STEPS, RecordFile
-from verl_multiturn.records.joins import FOLDER, first_line, is_of, open_join, parse_name, refusal
+from verl_multiturn.records.joins import FOLDER, first_line, is_of, open_join, parse_name, refusal, table_in
 from verl_multiturn.records.lines import LONGEST_LINE, read_object
 from verl_multiturn.records.oddities import score_fault
 from verl_multiturn.records.reader import Placed, Records
@@ -451,7 +451,7 @@ class Index:
             self._identities[f"{FOLDER}/{path.name}"] = identity(path)
             try:
                 with open_join(path, name) as file:
-                    table = pq.read_table(file, columns=list(OF_JOIN), partitioning=None)
+                    table = table_in(file, OF_JOIN)
                 found.append(joined(table.filter(pc.is_valid(table["request_id"])), len(self._joins) - 1))
             except (OSError, ValueError, KeyError, pa.ArrowException) as error:
                 self._fault(f"{path}: the join is left out, it cannot be read ({first_line(error)})")
@@ -465,7 +465,7 @@ class Index:
         """Put joins among the parts; of a conversation that two have, the last one counts."""
         self.version += 1
         joined = pa.concat_tables(found[::-1]).combine_chunks()
-        left = pa.array([True] * len(joined))
+        left = pa.array([True] * len(joined), pa.bool_())
         for place, part in enumerate(self._parts):
             at = pc.index_in(part["request_id"], joined["request_id"])
             known = pc.is_valid(at)

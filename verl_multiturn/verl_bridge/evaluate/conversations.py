@@ -23,7 +23,6 @@ from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.records.joins import JoinedRow
 from verl_multiturn.records.scores import sum_of_rows
 from verl_multiturn.rollout.engine import Engine
-from verl_multiturn.rollout.life import note
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.tools.loading.registry import schema_of
 from verl_multiturn.verl_bridge.evaluate.judging import FAILED, INVALID, Judge
@@ -160,7 +159,7 @@ class Conversations:
             self._endpoint = build_endpoint(
                 self.runner, self._config, model.tokenizer, model.model_type, model.processor
             )
-        outcome, receipts = await self._endpoint.run(name, fields, self._sampling, note)
+        outcome, receipts = await self._endpoint.run(name, fields, self._sampling)
         return self.runner.finish(outcome, receipts, fields, 0, self._sampling)
 
     async def aclose(self) -> None:

@@ -15,7 +15,6 @@ from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.rows import load_select
 from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
-from verl_multiturn.rollout.life import note
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.loops.agent_loop import shared_runner, spare_loaded
 from verl_multiturn.verl_bridge.loops.life import follow, note_score
@@ -63,8 +62,7 @@ class ProxyAgentLoop(AgentLoopBase):
         runner = self._runner
         sampling = runner.sampling(sampling_params)
         with follow({"agent_name": PROXY_LOOP, **row}, runner.records) as life:
-            unfinished = note if life.is_traced else None
-            outcome, receipts = await self._endpoint.run(life.id, row, sampling, unfinished)
+            outcome, receipts = await self._endpoint.run(life.id, row, sampling)
             outputs = runner.finish(outcome, receipts, row, int(row.get("global_steps") or 0), sampling)
             note_score(outputs)
         return outputs[0] if len(outputs) == 1 else list(outputs)

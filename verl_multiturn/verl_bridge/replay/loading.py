@@ -18,12 +18,15 @@ from verl_multiturn.config import PATH
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
+from verl_multiturn.interactions.llm_user import LlmUserSettings
 from verl_multiturn.interactions.running.registry import build_interaction, load_interactions
 from verl_multiturn.records.origin import refuse_other
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.loading.call_limits import ToolLimits
 from verl_multiturn.tools.loading.registry import build_tools, schema_of
 from verl_multiturn.tools.schema import ToolSchema
+from verl_multiturn.tools.services.http_client import HttpSettings
+from verl_multiturn.tools.sql import SqlSettings
 from verl_multiturn.trust.settings import as_texts
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
 from verl_multiturn.verl_bridge.model.loading import load_model
@@ -139,7 +142,7 @@ def recorded_tools(yaml_file: Any, schemas: Iterable[Mapping[str, Any]]) -> dict
     built: dict[str, Any] = {}
     unbuilt: list[Any] = []
     for index, entry in enumerate((yaml_file or {}).get("tools", [])):
-        where = f"the record's tools[{index}]"
+        entry, where = _of_today(entry), f"the record's tools[{index}]"
         if "mcp" in entry:
             unbuilt.append(entry.get("limits"))
             continue
@@ -153,6 +156,22 @@ def recorded_tools(yaml_file: Any, schemas: Iterable[Mapping[str, Any]]) -> dict
         name = raw["function"]["name"]
         found[name] = built.pop(name) if name in built else _StandIn(raw, unbuilt)
     return {**found, **built}
+
+
+def _of_today(entry: Any) -> Any:
+    """Return an entry of a recorded YAML without settings that are constants now: nobody can leave them out of it.
+
+    A class of the user's own may have settings of the same names, so that only a `config` of ours is changed.
+    """
+    if not isinstance(entry, dict):  # whoever builds it says so
+        return entry
+    gone = {"limits": ToolLimits.GONE}
+    if str(entry.get("class_name", "")).startswith("verl_multiturn."):
+        gone["config"] = {**HttpSettings.GONE, **SqlSettings.GONE, **LlmUserSettings.GONE}
+    changed = {key: names for key, names in gone.items() if isinstance(entry.get(key), Mapping)}
+    return entry | {
+        key: {name: value for name, value in entry[key].items() if name not in names} for key, names in changed.items()
+    }
 
 
 class _StandIn(BaseTool):
@@ -188,7 +207,7 @@ def recorded_interactions(yaml_file: Any) -> dict[str, Interaction]:
     """
     found: dict[str, Interaction] = {}
     for index, entry in enumerate((yaml_file or {}).get("interaction", [])):
-        where = f"the record's interaction[{index}]"
+        entry, where = _of_today(entry), f"the record's interaction[{index}]"
         try:
             made = build_interaction(entry, where)
         except Exception as error:  # an author's code, which may need what is not here

@@ -107,7 +107,6 @@ class Tracer:
 
     def begun(self, life: Life) -> None:
         """Take note of a conversation that begins and whose trace is written."""
-        life.is_traced = True
         if self._has_sessions:
             try:
                 life.session = session_of(life, self._experiment_name)
