@@ -81,6 +81,17 @@ def _agent_names(file: str) -> set[str] | None:
     return set(pyarrow.parquet.read_table(path, columns=["agent_name"])["agent_name"].to_pylist())
 
 
+def is_our_reward(function: Any) -> bool:
+    """Tell whether a run's reward function is `verl_multiturn.rewards.compute_score`.
+
+    Args:
+        function: The section `custom_reward_function` of the configuration; None: there is none.
+    """
+    path = str((function or {}).get("path") or "")
+    is_here = path.startswith("pkg://verl_multiturn.") or "/verl_multiturn/rewards/" in path
+    return is_here and function.get("name") == "compute_score"
+
+
 def estimator_of(config: DictConfig) -> str:
     """Return the name of the configured estimator of advantages."""
     return str(getattr(config.algorithm.adv_estimator, "value", config.algorithm.adv_estimator))
