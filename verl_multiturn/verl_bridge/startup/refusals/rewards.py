@@ -94,7 +94,7 @@ NEAR = [
 def _our_functions(run: RunView) -> list[str]:
     """Return the sections that name our `compute_score`; where verl's older one is set, verl takes it."""
     sections = ("reward.custom_reward_function", "custom_reward_function")
-    return [section for section in sections if is_our_reward(run.value(section))]
+    return [section for section in sections if is_our_reward(run.config, section)]
 
 
 def check_options(run: RunView) -> None:
