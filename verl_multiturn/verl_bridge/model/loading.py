@@ -38,8 +38,9 @@ class LoadedModel:
 
 
 _RUN_ITS_CODE = (
-    "if its author may run a program here, set actor_rollout_ref.model.trust_remote_code=true in a run (`verl-multiturn "
-    "run NAME --check` makes the checks of its start), or give --trust-remote-code to eval, probe and export"
+    "if its author may run a program here, set actor_rollout_ref.model.trust_remote_code=true in a run "
+    "(`verl-multiturn run NAME --check` makes the checks of its start), or "
+    "give --trust-remote-code to eval, probe and export"
 )
 
 
