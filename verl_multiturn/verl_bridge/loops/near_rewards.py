@@ -79,11 +79,7 @@ class NearRewards:
         manager = config.reward.reward_manager
         is_stateless = manager.source == "register" and manager.name in STATELESS_MANAGERS
         has_model = OmegaConf.select(config, "reward.reward_model.enable")
-        if (
-            has_model
-            or not is_stateless
-            or (mode == "quick" and not is_our_reward(OmegaConf.select(config, _FUNCTION)))
-        ):
+        if has_model or not is_stateless or (mode == "quick" and not is_our_reward(config)):
             return workers
         return [cls(config, tokenizer, workers)]
 
