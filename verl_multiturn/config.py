@@ -321,9 +321,12 @@ class MultiTurnSettings(BaseModel):
     """All settings of this package, each with its default and meaning."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    GONE: ClassVar = dict.fromkeys(
-        DerivedSettings.model_fields, "it is state of the start-up check, which writes it under `derived`; leave it out"
-    )
+    GONE: ClassVar = {
+        "record_start": "each start of a run names itself; leave it out",
+        "own_server": "actor_rollout_ref.rollout.name says whose servers run; leave it out, and set that to "
+        "sglang_async for those of this package",
+        "tool_config_path": "nothing reads it here; write it as actor_rollout_ref.rollout.multi_turn.tool_config_path",
+    }
 
     tool_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
     """Seconds that one call of one method of a tool may take.
@@ -548,7 +551,7 @@ def read_settings(raw: Mapping[str, Any] | None) -> MultiTurnSettings:
 
 
 def _without_history(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings without `proxy.history=sampled`, which this version still accepts; a note says so."""
+    """Return the settings without `proxy.history=sampled`, which this version still accepts; the start tells so."""
     proxy = raw.get("proxy")
     if not isinstance(proxy, Mapping) or proxy.get("history") != "sampled":
         return raw

@@ -120,8 +120,8 @@ def test_a_model_with_code_of_its_own_needs_its_own_setting_alone(
     changes = {f"{MODEL}.path": str(folder), f"{ROLLOUT}.multi_turn.tool_config_path": str(tools)}
 
     said = refused(composed(rows, **changes), capsys)
-    assert f"no tokenizer and config.json of '{folder}' on this machine" in said
-    assert "set model.trust_remote_code" in said
+    assert f"the model '{folder}' has Python files of its own, which were not run; " in said
+    assert "set actor_rollout_ref.model.trust_remote_code=true" in said
     started(composed(rows, **changes, **{f"{MODEL}.trust_remote_code": "true"}))
     model = load_model({"path": str(folder), "trust_remote_code": True}, "")
     assert (model.model_type, model_end_ids(model.tokenizer)) == ("own_model", [2, 3])

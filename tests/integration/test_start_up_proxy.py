@@ -114,7 +114,7 @@ def test_with_one_row_verls_estimators_serve() -> None:
         ({f"{OURS}.proxy.history": "rendered"}, "proxy.history='rendered': earlier completions are shown as they were"),
         ({f"{OURS}.max_tool_calls": "3"}, "max_tool_calls=3 .* the tools are the agent's own"),
         ({f"{OURS}.observation_length": "9"}, "observation_length=9 .* the tools are the agent's own"),
-        ({f"{OURS}.tool_config_path": "x.yaml"}, "tool_config_path='x.yaml': it is state of the start-up check"),
+        ({f"{OURS}.tool_config_path": "x.yaml"}, "tool_config_path='x.yaml': nothing reads it here"),
         ({f"{ROLLOUT}.agent.default_agent_loop": "multiturn_agent"}, "proxy.agent='tests.endpoint_agents:chat' has no"),
         ({f"{ROLLOUT}.agent.default_agent_loop": "proxy_agents"}, "did you mean 'proxy_agent'"),
     ],

@@ -16,6 +16,7 @@ from verl_multiturn.launch.plan import RunPlan, searchpath
 from verl_multiturn.paths import at_home
 
 _UNKNOWN = re.compile(r"Could not override '([^']+)'")
+_OURS = f"{PATH.removeprefix('actor_rollout_ref.rollout.')}."
 _VERLS = "pkg://verl.trainer.config"
 
 
@@ -106,6 +107,11 @@ def _unknown(path: str, section: Any) -> str:
         section: The configuration without it.
     """
     place, is_there, new = "", True, f"takes a plus: +{path}=…"
+    from omegaconf import OmegaConf
+
+    plain: Any = OmegaConf.to_container(section) if OmegaConf.is_config(section) else section
+    if path.partition(".")[0] not in plain and (whole := _whole_paths(path, plain)):
+        return f"unknown key {path!r}; did you mean {' or '.join(map(repr, whole))}? a key that is really new {new}"
     for key in path.split("."):
         if section is not None and not isinstance(section, Mapping):
             return ""
@@ -123,6 +129,24 @@ def _unknown(path: str, section: Any) -> str:
         f"the value of {path!r} has no such keys; to replace it, write '~{path}' '+{path}={{…}}', or to add one: "
         f"+{path}.NAME=…"
     )
+
+
+def _whole_paths(end: str, config: Any) -> list[str]:
+    """Return up to three settings whose paths end so: pages and messages write `rollout.n` or `multi_turn.format`."""
+    if end.startswith(_OURS):
+        return [f"mt.{end.removeprefix(_OURS)}"]
+    keys = end.split(".")
+    found: list[str] = []
+    sections: list[tuple[str, Any]] = [("", config)]
+    while sections and len(found) < 3:
+        place, section = sections.pop(0)
+        value = section
+        for key in keys:
+            value = value.get(key, ...) if isinstance(value, Mapping) else ...
+        if value is not ...:
+            found.append(f"{place}{end}")
+        sections += [(f"{place}{key}.", inner) for key, inner in section.items() if isinstance(inner, Mapping)]
+    return found
 
 
 def resolved(config: Any) -> dict[str, Any]:

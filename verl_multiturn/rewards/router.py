@@ -163,15 +163,30 @@ def read_reward_kwargs(raw: Mapping[str, Any]) -> RewardKwargs:
 
 @functools.lru_cache(maxsize=16)  # the options are the same for every row
 def _read(raw: str) -> RewardKwargs:
-    kwargs = read_model(RewardKwargs, json.loads(raw), "reward_kwargs")
+    kwargs = check_reward_kwargs(json.loads(raw), "reward_kwargs")
     for pattern, name in kwargs.routes.items():
         if name not in REWARDS:
-            if "." not in name:
-                raise ConfigError(
-                    f"reward_kwargs.routes[{pattern!r}]: {name!r} is no reward; known are {sorted(REWARDS)}, or write "
-                    "the dotted name of a function of your own"
-                )
             resolve(name, f"reward_kwargs.routes[{pattern!r}]")
+    return kwargs
+
+
+def check_reward_kwargs(raw: Mapping[str, Any], where: str) -> RewardKwargs:
+    """Check the options of `compute_score`, for the start-up check too, and import none of the user's functions.
+
+    Args:
+        raw: The options, as YAML has them.
+        where: Their place, for errors.
+
+    Raises:
+        ConfigError: A key is unknown (the message names the nearest known one), or a value does not fit.
+    """
+    kwargs = read_model(RewardKwargs, raw, where)
+    for pattern, name in kwargs.routes.items():
+        if name not in REWARDS and "." not in name:
+            raise ConfigError(
+                f"{where}.routes[{pattern!r}]: {name!r} is no reward; known are {sorted(REWARDS)}, or write "
+                "the dotted name of a function of your own"
+            )
     return kwargs
 
 

@@ -81,6 +81,18 @@ def _agent_names(file: str) -> set[str] | None:
     return set(pyarrow.parquet.read_table(path, columns=["agent_name"])["agent_name"].to_pylist())
 
 
+def is_our_reward(config: DictConfig, section: str = "reward.custom_reward_function") -> bool:
+    """Tell whether the run's reward function is `verl_multiturn.rewards.compute_score`.
+
+    Args:
+        config: verl's whole configuration.
+        section: The section that names the function; verl takes an older one, too.
+    """
+    path = str(OmegaConf.select(config, f"{section}.path") or "")
+    is_here = path.startswith("pkg://verl_multiturn.") or "/verl_multiturn/rewards/" in path
+    return is_here and OmegaConf.select(config, f"{section}.name") == "compute_score"
+
+
 def estimator_of(config: DictConfig) -> str:
     """Return the name of the configured estimator of advantages."""
     return str(getattr(config.algorithm.adv_estimator, "value", config.algorithm.adv_estimator))

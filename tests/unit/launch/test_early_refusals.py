@@ -94,6 +94,28 @@ def test_a_value_that_is_refused_before_verl_is_imported(tmp_path: Path, word: s
     assert message in refusal(tmp_path, word)
 
 
+REWARD = "reward.custom_reward_function.reward_kwargs"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("judge.short_words=4", f"{REWARD}.judge.short_words=4: it is fixed at 3; leave it out"),
+        ("gsm8k.methd=flexible", f"{REWARD}.gsm8k.methd: unknown setting; did you mean 'method'?"),
+        ("gsm8k.method=flexibel", "Input should be 'strict' or 'flexible', got 'flexibel'"),
+        ("routes={my/data*: jugde}", f"{REWARD}.routes['my/data*']: 'jugde' is no reward; known are ['code', "),
+        ("routes={my/data*: no_module.score}", ""),
+        ("gsm8k.method=flexible", ""),
+    ],
+)
+def test_options_of_our_rewards_are_looked_at_before_verl_is_imported(tmp_path: Path, word: str, message: str) -> None:
+    said = refusal(tmp_path, f"+{REWARD}.{word}", recipe="gsm8k_multiturn")
+    assert (said == "") is (message == "")
+    assert message in said
+    assert f"{REWARD}=5: expected a mapping" in refusal(tmp_path, f"+{REWARD}=5", recipe="gsm8k_multiturn")
+    assert refusal(tmp_path, f"+{REWARD}.{word}") == ""  # the recipe has a function of its own
+
+
 @pytest.mark.parametrize(
     "word",
     [

@@ -101,6 +101,12 @@ def test_a_recipe_is_composed_without_the_launcher_in_a_checkout(monkeypatch: py
             "unknown key 'trainer.nnods'; did you mean 'nnodes'? a key that is really new takes a plus",
         ),
         (["actor_rollout_ref.rollot.n=2"], "unknown key 'actor_rollout_ref.rollot'; did you mean 'rollout'? a key"),
+        (
+            ["model.trust_remote_code=true"],
+            "unknown key 'model.trust_remote_code'; did you mean 'actor_rollout_ref.model.trust_remote_code' or",
+        ),
+        (["multi_turn.format=hermes"], "did you mean 'actor_rollout_ref.rollout.multi_turn.format'"),
+        (["custom.multiturn.filter=skip"], "unknown key 'custom.multiturn.filter'; did you mean 'mt.filter'?"),
         ([f"{PATH}.fliter=skip"], f"{PATH}.fliter: unknown setting; did you mean 'filter'?"),
         (["mt.fliter=skip"], f"{PATH}.fliter: unknown setting; did you mean 'filter'?"),
         (["mt.context.mod=skip"], f"{PATH}.context.mod: unknown setting; did you mean 'mode'?"),

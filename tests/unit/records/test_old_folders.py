@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from tests.conftest import ROOT
 from verl_multiturn.cli.main import app
 from verl_multiturn.config import DerivedSettings, read_settings, with_derived
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.records.reader import Records
 from verl_multiturn.trust.settings import read_settings as read_settings_of_folder
 
@@ -70,7 +71,14 @@ def test_what_is_written_under_derived_counts_if_it_is_a_mapping(written: Any) -
     assert with_derived({"actor_rollout_ref": {"rollout": None}}) == {"actor_rollout_ref": {"rollout": None}}
 
 
+WRITE_INSTEAD = {
+    "record_start": "leave it out",
+    "own_server": "actor_rollout_ref.rollout.name .* set that to sglang_async",
+    "tool_config_path": "write it as actor_rollout_ref.rollout.multi_turn.tool_config_path",
+}
+
+
 @pytest.mark.parametrize("name", DerivedSettings.model_fields)
 def test_a_user_does_not_set_this_state(name: str) -> None:
-    with pytest.raises(Exception, match=f"multiturn.{name}='x': it is state of the start-up check, which writes it"):
+    with pytest.raises(ConfigError, match=f"multiturn.{name}='x': .*{WRITE_INSTEAD[name]}"):
         read_settings({name: "x"})

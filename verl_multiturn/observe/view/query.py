@@ -1,6 +1,6 @@
 """The viewer's filter: a short text that says which conversations a table shows.
 
-    step>=3 score<1 stop_reason=length,repeated tools_s!=none gsm8k
+    step>=3 score<1 stop_reason=response_length,turn_length tools_s!=none gsm8k
 
 Terms are parted by spaces, and all of them must hold. `NAME OP VALUE` compares a column: `=` and `!=` take several
 values, parted by commas; `~` asks whether a text holds another, whatever the case. `none` is a column without a value.

@@ -49,10 +49,7 @@ from verl_multiturn.verl_bridge.trainer.run_notes import run_file as run_file_of
 
 MOST_AT_ONCE = 1024
 """Conversations at once."""
-_REMEDY = (
-    "name a folder with tokenizer and config.json, or run the Python files of a model that has its own with "
-    "--trust-remote-code"
-)
+_REMEDY = "name a folder with tokenizer and config.json"
 _KEY = "OPENAI_API_KEY"
 _SAVE_S = 1.0
 _SAVE_SHARE = 0.02

@@ -26,22 +26,11 @@ from verl_multiturn.rewards.router import find_reward, read_reward_kwargs
 from verl_multiturn.verl_bridge.loops.reward_manager import load_manager
 from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.names import STATELESS_MANAGERS
-from verl_multiturn.verl_bridge.settings import settings_of
+from verl_multiturn.verl_bridge.settings import is_our_reward, settings_of
 
 QUICK = frozenset({"gsm8k", "qa", "tool_n1"})
 """Rewards in the box that only compare texts: they start no process, ask nobody, and wait for nothing."""
 _FUNCTION = "reward.custom_reward_function"
-
-
-def is_ours(config: DictConfig) -> bool:
-    """Tell whether the run's reward function is `verl_multiturn.rewards.compute_score`.
-
-    Args:
-        config: verl's whole configuration.
-    """
-    path = str(OmegaConf.select(config, f"{_FUNCTION}.path") or "")
-    is_here = path.startswith("pkg://verl_multiturn.") or "/verl_multiturn/rewards/" in path
-    return is_here and OmegaConf.select(config, f"{_FUNCTION}.name") == "compute_score"
 
 
 def reward_of(config: DictConfig, data_source: str) -> str:
@@ -90,7 +79,7 @@ class NearRewards:
         manager = config.reward.reward_manager
         is_stateless = manager.source == "register" and manager.name in STATELESS_MANAGERS
         has_model = OmegaConf.select(config, "reward.reward_model.enable")
-        if has_model or not is_stateless or (mode == "quick" and not is_ours(config)):
+        if has_model or not is_stateless or (mode == "quick" and not is_our_reward(config)):
             return workers
         return [cls(config, tokenizer, workers)]
 

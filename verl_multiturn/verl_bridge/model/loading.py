@@ -37,6 +37,13 @@ class LoadedModel:
         return str(shown.get("default") if isinstance(shown, dict) else shown)
 
 
+_RUN_ITS_CODE = (
+    "if its author may run a program here, set actor_rollout_ref.model.trust_remote_code=true in a run "
+    "(`verl-multiturn run NAME --check` makes the checks of its start), or "
+    "give --trust-remote-code to eval, probe and export"
+)
+
+
 def load_model(section: Mapping[str, Any], remedy: str, data: Any = None) -> LoadedModel:
     """Load what conversations need of a model from this machine, as verl's workers do; nothing is downloaded.
 
@@ -49,7 +56,7 @@ def load_model(section: Mapping[str, Any], remedy: str, data: Any = None) -> Loa
         data: The section `data`, by which images of rows are read; None: those of verl's own data set.
 
     Raises:
-        ConfigError: The tokenizer, config.json or processor is not here.
+        ConfigError: The tokenizer, config.json or processor is not here, or the model has code that may not run.
     """
     path, trust = str(section.get("tokenizer_path") or section["path"]), bool(section.get("trust_remote_code"))
     local, weights = str(Path(path).expanduser()), str(Path(str(section["path"])).expanduser())
@@ -61,6 +68,10 @@ def load_model(section: Mapping[str, Any], remedy: str, data: Any = None) -> Loa
         named = weights if (Path(weights) / "config.json").is_file() else local
         model_type = AutoConfig.from_pretrained(named, trust_remote_code=trust, local_files_only=True).model_type
     except Exception as error:  # the files of a model may be damaged in any way
+        if not trust and "trust_remote_code" in str(error):  # transformers' sentence names its own argument
+            raise ConfigError(
+                f"the model {path!r} has Python files of its own, which were not run; {_RUN_ITS_CODE}"
+            ) from None
         why = " ".join(describe(error).split())[:300]
         raise ConfigError(f"no tokenizer and config.json of {path!r} on this machine ({why}); {remedy}") from None
     processor = load_processor(local, model_type, trust)

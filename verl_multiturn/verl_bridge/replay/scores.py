@@ -10,9 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError, OutageError, UnjudgedError
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
-from verl_multiturn.verl_bridge.loops.near_rewards import is_ours, reward_of
+from verl_multiturn.verl_bridge.loops.near_rewards import reward_of
 from verl_multiturn.verl_bridge.loops.reward_manager import load_manager
 from verl_multiturn.verl_bridge.loops.scored_rows import scored_rows
+from verl_multiturn.verl_bridge.settings import is_our_reward
 
 _ASKING = ("judge",)
 """Rewards in the box whose verdict is another program's, and not the same each time."""
@@ -35,7 +36,7 @@ class Scores:
 
     def __init__(self, config: DictConfig, tokenizer: Any) -> None:
         self._config = config
-        self._own = is_ours(config)
+        self._own = is_our_reward(config)
         self._why = ""
         if OmegaConf.select(config, "reward.reward_model.enable"):
             self._why = "a reward model judges"

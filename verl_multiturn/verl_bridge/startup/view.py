@@ -251,8 +251,7 @@ class RunView:
         self.require_stack()
         from verl_multiturn.verl_bridge.model.loading import load_model
 
-        remedy = "name a folder with both; set model.trust_remote_code for a model with Python files of its own"
-        return load_model(self.config.actor_rollout_ref.model, remedy)
+        return load_model(self.config.actor_rollout_ref.model, "name a folder with both")
 
     @cached_property
     def model_tokens(self) -> int | None:

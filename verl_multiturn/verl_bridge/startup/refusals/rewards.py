@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from verl_multiturn.chat_endpoint import check_address
 from verl_multiturn.config import PATH
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.names import STATELESS_MANAGERS
+from verl_multiturn.verl_bridge.settings import is_our_reward
 from verl_multiturn.verl_bridge.startup.table import Check, Row, needs_our_trainer
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -87,18 +91,36 @@ NEAR = [
 ]
 
 
+def _our_functions(run: RunView) -> list[str]:
+    """Return the sections that name our `compute_score`; where verl's older one is set, verl takes it."""
+    sections = ("reward.custom_reward_function", "custom_reward_function")
+    return [section for section in sections if is_our_reward(run.config, section)]
+
+
+def check_options(run: RunView) -> None:
+    """Refuse options of our `compute_score` that are unknown or have a value that does not fit."""
+    from verl_multiturn.rewards.router import check_reward_kwargs  # takes a while to import
+
+    for section in _our_functions(run):
+        key = f"{section}.reward_kwargs"
+        given = run.value(key)
+        options: Any = OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given
+        if not isinstance(options, dict | None):
+            raise ConfigError(f"{key}={options!r}: expected a mapping; write each option under its own key")
+        check_reward_kwargs(options or {}, key)
+
+
 def check_judge(run: RunView) -> None:
     """Refuse a judge that the reward workers could not ask: its address is none, or needs a proxy that is none."""
-    for section in ("reward.custom_reward_function", "custom_reward_function"):
-        function = run.value(section) or {}
-        if "verl_multiturn" in str(function.get("path")):
-            key = f"{section}.reward_kwargs.judge.url"
-            if (url := run.value(key)) is not None:
-                check_address(url, key)
+    for section in _our_functions(run):
+        key = f"{section}.reward_kwargs.judge.url"
+        if (url := run.value(key)) is not None:
+            check_address(url, key)
 
 
 REWARDS: list[Check] = [
     *NEAR,
+    check_options,
     check_judge,
     *(row for name in _REWARDS for row in _rows_of(name)),
     needs_our_trainer(_OTC, _scales, "set the form to none"),
