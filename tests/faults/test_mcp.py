@@ -177,7 +177,7 @@ async def test_cancelled_calls_leave_the_others_alone(tools: Tools) -> None:
         for call in calls[moment * 5 : moment * 5 + 5]:
             call.cancel()
     results = await asyncio.gather(*calls, return_exceptions=True)
-    assert all(isinstance(result, asyncio.CancelledError) for result in results[:20])
+    assert [result for result in results[:20] if not isinstance(result, asyncio.CancelledError)] == []
     assert results[20:] == [str(i) for i in range(20, 40)]
 
 

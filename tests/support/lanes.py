@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,8 @@ def _is_below(path: str, pattern: str) -> bool:
     return any(fnmatch.fnmatch("/".join(parts[:number]), pattern) for number in range(1, len(parts) + 1))
 
 
+_AT_ONCE = 6
+"""Lanes that run at once. With more, tests of servers and processes wait for a core longer than a peer has patience."""
 _FREE = "not stack and not engine and not deaths"
 _STACK_ALONE = "stack and not engine and not deaths"
 _ALL = (
@@ -140,6 +143,11 @@ class _Forks:
     servers: list[int] = field(default_factory=list)
     """Process ids of the servers."""
     interrupted: bool = False
+    turns: tuple[int, int] = field(default_factory=os.pipe)
+    """A pipe with a byte for each lane that may begin."""
+
+    def __post_init__(self) -> None:
+        os.write(self.turns[1], bytes(_AT_ONCE))
 
     def log(self, name: str) -> Path:
         """Return the file of what a lane prints."""
@@ -175,6 +183,7 @@ class _Forks:
         while self.lanes:
             pid, code = os.wait()
             if name := self.lanes.pop(pid, None):
+                os.write(self.turns[1], b"\0")
                 code = os.waitstatus_to_exitcode(code)
                 status = status or abs(code)
                 print(f"\n{f' {name} ':-^100}\n{self.log(name).read_text(errors='replace')}", flush=True)
@@ -183,6 +192,11 @@ class _Forks:
         # Nobody waits for the servers, so that `time` does not count what their forks took.
         print(f"forks of the servers: CPU {sum(map(_cpu_s, self.servers)):.0f} s", flush=True)
         return 130 if self.interrupted else status
+
+    def test(self, lane: Lane) -> int:
+        """Run the tests of a lane, in a fork, when it is its turn; return pytest's exit status."""
+        os.read(self.turns[0], 1)
+        return _test(lane)
 
     def interrupt(self, *_: object) -> None:
         """Interrupt all lanes, which then end by themselves."""
@@ -219,7 +233,7 @@ def main(tier: str) -> Callable[[], int]:
         return lambda: _serve(addresses[SHARED_LIGHT], me, LIGHT_MODULES)
     for lane in lanes:
         if not lane.stack and forks.fork(lane.name):
-            return lambda: _test(lane)
+            return partial(forks.test, lane)
     if any(lane.stack for lane in lanes):
         _become(warm)
         sys.path.append(stand_ins)
@@ -239,7 +253,7 @@ def main(tier: str) -> Callable[[], int]:
         _become(plain)
         for lane in lanes:
             if lane.stack and forks.fork(lane.name):
-                return lambda: _test(lane)
+                return partial(forks.test, lane)
     status = forks.wait()
     shutil.rmtree(forks.folder, ignore_errors=True)
     return lambda: status
