@@ -1,4 +1,4 @@
-"""What each conversation of a run's folder earned: one rule for all who read it.
+"""Add up the rewards of the conversations in a run's folder: one rule for all who read it.
 
     join that counts ──▶ rewards_in ──▶ joined_rewards ──┐
     lines ──▶ scores of conversations without a join ────┴─▶ rewards_of
@@ -41,7 +41,7 @@ _KEY = ["request_id", "place"]
 
 
 class Reward(NamedTuple):
-    """What a conversation earned."""
+    """Hold the reward of a conversation, as `rewards_of` returns it."""
 
     score: float | None = None
     """None: it has no reward that counts."""

@@ -263,7 +263,7 @@ class Workspace:
         """
         try:
             await self._lock.acquire()
-        except BaseException:
+        except BaseException:  # a cancellation, too: it goes on
             work.close()
             raise
         self._is_given_up = False

@@ -69,13 +69,13 @@ CALCULATOR = ROOT / "tool_configs" / "calculator.yaml"
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     on_any_machine(monkeypatch)
-    blocked = instruments.Watch.blocked
+    blocked = instruments.ExaminationWatch.blocked
 
-    def sees(self: instruments.Watch, *given: Any) -> None:
+    def sees(self: instruments.ExaminationWatch, *given: Any) -> None:
         blocked(self, *given)
         broken_tools.seen.set()
 
-    monkeypatch.setattr(instruments.Watch, "blocked", sees)
+    monkeypatch.setattr(instruments.ExaminationWatch, "blocked", sees)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from verl_multiturn.describe import show
 from verl_multiturn.interactions.check.episodes import InteractionProbe, PlayedEpisode
 from verl_multiturn.interactions.running.session import METHODS
 from verl_multiturn.tools.check.examination import Examination, Grade, Timed, Wait
-from verl_multiturn.tools.check.instruments import Watch
+from verl_multiturn.tools.check.instruments import ExaminationWatch
 from verl_multiturn.tools.check.other_rows import made_kwargs
 from verl_multiturn.tools.check.probed import Probed
 from verl_multiturn.tools.check.shared_state import Moment, overwritten
@@ -67,7 +67,7 @@ class InteractionExamination(Examination):
         temporary: As in `Examination`.
     """
 
-    def __init__(self, probe: InteractionProbe, watch: Watch, temporary: Path) -> None:
+    def __init__(self, probe: InteractionProbe, watch: ExaminationWatch, temporary: Path) -> None:
         super().__init__(watch, temporary, ADVICE)
         self._probe = probe
 

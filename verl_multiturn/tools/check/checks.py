@@ -18,7 +18,7 @@ from verl_multiturn.tools.calls.answers import read_reward
 from verl_multiturn.tools.check.addresses import address_parameters
 from verl_multiturn.tools.check.advice import CLASS, FUNCTION
 from verl_multiturn.tools.check.examination import AT_ONCE, Examination, Grade, Timed, Wait
-from verl_multiturn.tools.check.instruments import Watch
+from verl_multiturn.tools.check.instruments import ExaminationWatch
 from verl_multiturn.tools.check.isolation import Isolation
 from verl_multiturn.tools.check.other_rows import Kwargs
 from verl_multiturn.tools.check.probe import (
@@ -51,7 +51,7 @@ class ToolExamination(Examination):
     def __init__(
         self,
         probe: Probe,
-        watch: Watch,
+        watch: ExaminationWatch,
         temporary: Path,
         arguments: Mapping[str, Any] | None,
         other: Kwargs | None = None,

@@ -19,7 +19,7 @@ from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.check.advice import CLASS
 from verl_multiturn.tools.check.checks import ToolExamination
 from verl_multiturn.tools.check.examination import CheckResult, Grade, run_examination
-from verl_multiturn.tools.check.instruments import Watch
+from verl_multiturn.tools.check.instruments import ExaminationWatch
 from verl_multiturn.tools.check.other_rows import Kwargs, rows_of_data
 from verl_multiturn.tools.check.probe import Probe, World
 from verl_multiturn.tools.loading.functions import function_tool
@@ -69,7 +69,7 @@ def check_tool(
         kwargs, other = {**kwargs, **first, **own}, first if own and first != own else second
     probe = Probe(tool, kwargs, timeout_s, world)
 
-    def begin(watch: Watch, temporary: Path) -> ToolExamination:
+    def begin(watch: ExaminationWatch, temporary: Path) -> ToolExamination:
         return ToolExamination(probe, watch, temporary, arguments, other)
 
     return run_examination(begin, probe.end_s)

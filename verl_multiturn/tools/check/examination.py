@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.errors import InteractionContractError, ToolContractError
-from verl_multiturn.tools.check.instruments import LATE_S, Watch, growth, private_temporary_folder
+from verl_multiturn.tools.check.instruments import LATE_S, ExaminationWatch, growth, private_temporary_folder
 from verl_multiturn.tools.check.probed import Probed
 
 AT_ONCE = 64
@@ -56,12 +56,12 @@ class Examination(ABC):
     """All checks of one object, in order; a failed early check makes the later ones meaningless, and skips them.
 
     Args:
-        watch: Watch over the event loop of the examination.
+        watch: ExaminationWatch over the event loop of the examination.
         temporary: Folder of temporary files of this process.
         advice: Advice by the name of the check.
     """
 
-    def __init__(self, watch: Watch, temporary: Path, advice: Mapping[str, str]) -> None:
+    def __init__(self, watch: ExaminationWatch, temporary: Path, advice: Mapping[str, str]) -> None:
         self.findings: list[CheckResult] = []
         self.done = False
         self.watch = watch
@@ -198,14 +198,14 @@ def _moments(seconds: float) -> Iterable[Wait]:
         yield from (functools.partial(asyncio.sleep, seconds * share) for share in (0.25, 0.5, 0.75))
 
 
-def run_examination(make: Callable[[Watch, Path], Examination], timeout_s: float) -> list[CheckResult]:
+def run_examination(make: Callable[[ExaminationWatch, Path], Examination], timeout_s: float) -> list[CheckResult]:
     """Run an examination on an event loop that is watched from outside, and return its findings.
 
     Args:
         make: Makes the examination.
         timeout_s: Seconds after which a call counts as hanging.
     """
-    watch = Watch()
+    watch = ExaminationWatch()
     failures: list[BaseException] = []
     with private_temporary_folder() as temporary:
         examination = make(watch, temporary)

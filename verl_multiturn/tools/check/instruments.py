@@ -123,7 +123,7 @@ def private_temporary_folder() -> Iterator[Path]:
                 os.environ["TMPDIR"] = variable
 
 
-class Watch(LoopWatch):
+class ExaminationWatch(LoopWatch):
     """A watch that notes when the event loop stands still, and at which line of code."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ _TIMES = 5
 
 
 class News(NamedTuple):
-    """What an agent-loop worker says of itself; what it counts, it counts since it was last asked."""
+    """Hold the figures of an agent-loop worker since the trainer last asked it."""
 
     cut: int
     """Samples that over-sampling has cut."""
@@ -48,7 +48,7 @@ class News(NamedTuple):
 
 @dataclass
 class RunNews:
-    """What the workers of a run said in a step."""
+    """Hold the answers of all workers in a step."""
 
     cut: int = 0
     """Samples that over-sampling has cut."""

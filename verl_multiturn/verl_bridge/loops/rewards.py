@@ -86,7 +86,7 @@ class Rewards:
             last.reward_score = None  # verl computes none where there is one
             try:
                 await self._compute(last, compute)
-            except BaseException:
+            except BaseException:  # a cancellation, too: it goes on
                 watched.dropped()
                 raise
             if not _is_outage(last):

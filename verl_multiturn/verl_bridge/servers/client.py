@@ -158,7 +158,7 @@ class RolloutClient(FullyAsyncLLMServerClient):
         try:
             prompt, params = extra["prompt_ids"], extra["sampling_params"]
             await self._caches.before(request_id, server_id, server, prompt, params, led)
-        except BaseException:
+        except BaseException:  # a cancellation, too: the server is given back, and it goes on
             self._release_server(server_id, request_id=request_id)
             raise
         finally:

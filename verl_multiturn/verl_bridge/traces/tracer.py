@@ -76,7 +76,7 @@ class Tracer:
             try:
                 open_rl_insight(config)
                 sinks.append(RLInsight(trace.get("experiment_name")))
-            except Exception as error:
+            except Exception as error:  # a foreign library: a trace ends no run
                 logger.warning("RL-Insight gets no conversations: it cannot be opened: %s", describe(error))
         if not sinks:
             return None
@@ -110,7 +110,7 @@ class Tracer:
         if self._has_sessions:
             try:
                 life.session = session_of(life, self._experiment_name)
-            except Exception as error:
+            except Exception as error:  # a foreign library: a trace ends no conversation
                 logger.warning("RL-Insight gets no conversations any more: %s", describe(error))
                 self._has_sessions = False
 

@@ -125,7 +125,7 @@ class Joining:
         error = ""
         try:
             yield
-        except BaseException as raised:
+        except BaseException as raised:  # it is noted, and goes on
             error = describe(raised)
             raise
         finally:
