@@ -35,7 +35,7 @@ class Worker:
         from verl_multiturn.calls.outages.watch import Watched
 
         await self.watch.admit()
-        watched = Watched(self.watch, conversation, may_wait_again=True)
+        watched = Watched(self.watch, conversation, role="repeatable")
         while True:
             try:
                 async with watched:

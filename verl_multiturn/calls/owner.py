@@ -7,6 +7,7 @@ from typing import Any
 
 from verl_multiturn.calls.invocation import Invocation, is_coroutine_method, task_name
 from verl_multiturn.calls.limits import CallLimits
+from verl_multiturn.calls.outages.watch import Role
 from verl_multiturn.calls.timeline import Kind
 from verl_multiturn.errors import MultiTurnError
 
@@ -26,6 +27,7 @@ class Owner:
         begin: Name of the method that begins a conversation.
         end: Name of the method that ends it.
         spans: What a call of each method is called in a conversation's timeline.
+        roles: What a call of each method but the last is, where an outage is looked for.
         inherited: Names of the methods that need no call, since the object has those of `base` that do nothing.
     """
 
@@ -47,6 +49,12 @@ class Owner:
         named: Sequence[Kind] = ("create", "call", "reward") if kind == "tool" else ("interaction",) * 3
         spans = zip((self.begin, called, reward, self.end), (*named, "release"), strict=True)
         self.spans: dict[str, Kind] = dict(spans)
+        is_repeatable = kind == "tool" and bool(getattr(made, "repeatable", False))
+        self.roles: dict[str, Role] = {
+            self.begin: "create" if kind == "tool" else "call",
+            called: "repeatable" if is_repeatable else "call",
+            reward: "score",
+        }
         self.inherited = frozenset(
             method
             for method in (self.begin, reward, self.end)

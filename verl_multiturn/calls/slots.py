@@ -88,28 +88,16 @@ class Slots:
             if owner.begin not in owner.inherited:
                 self._begin_watch = outages.of(f"{name} {owner.begin}", rules, lease_s)
 
-    def watched(
-        self, conversation: str, written: WrittenTexts = NOTHING, *, may_wait_again: bool = False, counts: bool = True
-    ) -> Watched:
+    def watched(self, conversation: str, method: str, written: WrittenTexts = NOTHING) -> Watched:
         """Return what stands beside one call of a conversation.
 
         Args:
             conversation: Id of the conversation.
+            method: Name of the method that is called.
             written: What others than the service and the author wrote for the call.
-            may_wait_again: Whether the call may be made once more, where it was a probe that failed.
-            counts: Whether the call's end says whether the service is there; False for a method that may not ask it.
         """
-        return Watched(self._watch, conversation, may_wait_again, counts, written=written)
-
-    def watched_begin(self, conversation: str, written: WrittenTexts = NOTHING, *, is_outage: bool = False) -> Watched:
-        """Return what stands beside the call that begins a conversation.
-
-        Args:
-            conversation: Id of the conversation.
-            written: What others than the service and the author wrote for the call.
-            is_outage: Whether each failure is an outage, but for a `ValueError`: that is the row's mistake.
-        """
-        return Watched(self._begin_watch, conversation, is_outage=is_outage, written=written)
+        watch = self._begin_watch if method == self.owner.begin else self._watch
+        return Watched(watch, conversation, self.owner.roles[method], written)
 
     def is_judged(self, conversation: str) -> bool:
         """Tell whether a conversation met an outage that is known to be one."""
@@ -223,7 +211,7 @@ class Slot:
         self._slots = slots
         self._lease: str | None = None
         self._is_taken = False
-        self.asked = self.started = asyncio.get_running_loop().time()
+        self.asked = self.started = 0.0
         self.left: Sequence[asyncio.Future[Any]] = ()
 
     def __enter__(self) -> Slot:
@@ -235,6 +223,7 @@ class Slot:
         Raises:
             BusyError: No slot was free in time.
         """
+        self.asked = self.started = asyncio.get_running_loop().time()
         if not self._slots.try_enter():
             try:
                 with during("wait", self._slots.name):
@@ -243,29 +232,10 @@ class Slot:
                 self.started = asyncio.get_running_loop().time()
         self._is_taken = True
 
-    async def take_unless_out(self, watched: Watched) -> None:
-        """Take a slot as `take` does, once there is no outage, or the call is let through as a probe.
-
-        Waiting for the end of an outage does not count as waiting for a slot.
-
-        Raises:
-            BusyError: No slot was free in time.
-            OutageEndError: The call has waited for too long for the end of an outage.
-        """
-        while True:
-            if await watched.wait(begins=False):
-                self.asked = self.started = asyncio.get_running_loop().time()
-            try:
-                await self.take()
-            except BusyError:
-                if not watched.must_wait:
-                    raise
-                continue
-            if not watched.must_wait:  # it may have begun while the call waited for its slot
-                watched.begin()
-                return
-            self._slots.leave(self._lease)
-            self._is_taken, self._lease = False, None
+    def give_back(self) -> None:
+        """Give the slot back before the call begins: it waits once more."""
+        self._slots.leave(self._lease)
+        self._is_taken, self._lease = False, None
 
     def __exit__(self, *exc_info: object) -> None:
         if self.left:

@@ -305,7 +305,7 @@ def process(keeper: OutageKeeper | None = None, **settings: Any) -> Watch:
 
 async def call(watch: Watch, conversation: str, answer: Callable[[str], Awaitable[str]], repeat: bool = False) -> str:
     """Call the service as a session does; return what becomes of the conversation."""
-    watched = Watched(watch, conversation, repeat)
+    watched = Watched(watch, conversation, "repeatable" if repeat else "call")
     while True:
         try:
             async with watched:
@@ -730,7 +730,7 @@ async def test_our_own_limit_on_calls_is_no_outage() -> None:
 
 async def test_a_mistake_of_the_row_is_no_outage_where_each_failure_is_one() -> None:
     async def begin(error: Exception) -> Watched:
-        watched = Watched(process(), "a", is_outage=True)
+        watched = Watched(process(), "a", "create")
         with pytest.raises(type(error)):
             async with watched:
                 raise error

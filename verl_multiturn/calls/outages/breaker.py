@@ -1,33 +1,31 @@
-"""`Breaker`: decides, from the calls of a whole run, whether what one tool needs is there.
+"""`Breaker`: decides, from the calls of a whole run, whether the service that one name stands for is there.
 
-                 half of the calls of the last 30 s are outages (at least 8 calls, outages of at least 2 conversations),
-                 or the last 8 calls all are, within 5 minutes
-      ┌────────┐ ───────────────────────────────────────────────────────────────────────▶ ┌──────┐ ──┐ a probe fails: the
-      │ closed │                                                                          │ open │   │ next one follows
-      └────────┘ ◀─────────────────────────────────────────────────────────────────────── └──────┘ ◀─┘ after 1, 2, 4,
-                 three probes in a row are answered; after a good one the next follows at once         then every 5 s
+                 of the last calls as many failed as did not: of 8 calls or more,
+                 failures of two conversations or more
+      ┌────────┐ ────────────────────────────────────────────────────────────────▶ ┌──────┐ ──┐ a probe fails: the next
+      │ closed │                                                                   │ open │   │ one follows after 1, 2,
+      └────────┘ ◀──────────────────────────────────────────────────────────────── └──────┘ ◀─┘ 4, then every 5 s
+                 three probes in a row are answered; the next one follows at once
 
-A probe is a waiting call of the run, one at a time. One that hangs counts as failed when its lease is over. "In a row"
-passes over a call that fails as a probe once more: it may be the only one that the service does not answer.
+**It opens** where one of two stretches of calls says so, since each is blind where the other sees:
+- the calls of the last 30 s. Of a slow service, with fewer than 8, the last 8, up to five minutes old;
+- the calls since the last one that did not fail, up to five minutes old: in a busy run half of 30 s are more calls than
+  its conversations have.
 
-Where the service says when it wants to be asked again, the next probe follows then.
+A call that still runs counts as one that did not fail, if it began beside the failures: what fails at once ends first.
+A mistake of the model may never have reached the service, and counts half.
 
-A call that fails by the model's mistake may never have reached the service, or be its answer. Among the calls of the
-window it counts as half an answered one. As a probe it says nothing: the next one follows at once, and twelve in a row,
-without one that fails, close the breaker.
-
-Where there are fewer than 8 calls in 30 s, as when each hangs for a minute, the last 8 are looked at, up to 5 minutes
-old. The rule of the last 8 finds an outage in a busy run, where half of 30 s are more calls than conversations have.
-
-A call that fails at once ends before one that is answered. So as many outages are needed as there are calls that began
-beside them, within `WINDOW_S`, and have not ended yet: what becomes of these is not known.
+**It closes** by probes: waiting calls of the run, one at a time. One that hangs has failed when its lease is over. A
+mistake of the model counts a quarter of a good probe. A call that fails as a probe once more may be the only one that
+the service does not answer, so the good ones before it still count. Where the service says when it wants to be asked
+again, the next probe follows then.
 
 Invariants:
 - pure: the caller gives the time, always of the same clock. Nothing here waits, and nothing knows Ray;
 - `epoch` counts the changes of the state: it is odd exactly while the breaker is open, and never falls;
 - a conversation is judged when one of its outages lies in the evidence on which the breaker opens, comes while it is
   open, or is that of a call which began before the last change. So one late call of a healthy run judges nobody.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -38,22 +36,20 @@ from typing import NamedTuple
 
 WINDOW_S = 30.0
 """Seconds of calls that are looked at."""
-SHARE = 0.5
-"""Share of outages among them at which the breaker opens."""
+OLDEST_S = 300.0
+"""Seconds of calls that are looked at where fewer than `LEAST_CALLS` are newer, or all of them failed."""
 LEAST_CALLS = 8
 """Fewest calls that say anything."""
 LEAST_CONVERSATIONS = 2
 """Fewest conversations of the outages: what one conversation does says nothing of the service."""
-OLDEST_S = 300.0
-"""Seconds after which a call says nothing any more, also where there are fewer than `LEAST_CALLS` newer ones."""
+MISTAKE = 0.5
+"""Part of a call that did not fail for which a mistake of the model counts."""
 PROBE_S = (1.0, 2.0, 4.0, 5.0)
 """Seconds from the opening to the first probe, and from each failed probe to the next; the last holds on."""
 GOOD_PROBES = 3
 """Probes in a row that must be answered."""
-MISTAKE = 0.5
-"""What a mistake of the model counts among the calls that were answered."""
 MISTAKEN_PROBES = 12
-"""Probes in a row that may end by the model's mistake: so many have reached the service."""
+"""Probes in a row that may end by the model's mistake instead: so many have reached the service."""
 
 
 class Outage(NamedTuple):
@@ -98,13 +94,12 @@ class Breaker:
         """Calls beside the outages of each process, and the time of the report."""
         self._row: list[tuple[float, str]] = []
         """Times and conversations of the outages since the last call that ended in any other way."""
-        self._mistakes = 0
-        """The model's mistakes of probes since the last one that failed."""
         self._probe: str | None = None
         self._probe_ends = 0.0
         self._has_failed = False
         self._next_probe = 0.0
-        self._failed_probes = self._good_probes = 0
+        self._failed_probes = 0
+        self._good_probes = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -148,6 +143,7 @@ class Breaker:
             The conversations that are judged by it; empty while it stays closed.
         """
         if self.is_open:
+            self.take_back(outages)
             return [each.conversation for each in (*outages, *hung)]
         judged = [each.conversation for each in (*outages, *hung) if each.epoch < self.epoch]
         hanging = tuple(each.conversation for each in hung if each.epoch >= self.epoch)
@@ -162,7 +158,7 @@ class Breaker:
             self._answered += answers
             self._failed += len(counted)
             self._forget(now)
-        if counted and self._trips(now):
+        if counted and self._is_out(now):
             judged += [conversation for calls in self._window for conversation in calls.outages + calls.hung]
             self._open(now, self.epoch + 1)
         return judged
@@ -177,15 +173,15 @@ class Breaker:
             self._answered -= first.answered
             self._failed -= len(first.outages)
 
-    def _trips(self, now: float) -> bool:
-        """Tell whether the calls of the window say that it is an outage, whatever becomes of those beside them."""
-        unknown = sum(calls for at, calls in self._beside.values() if at >= now - WINDOW_S)
+    def _is_out(self, now: float) -> bool:
+        """Tell whether the last calls say that the service is out, whatever becomes of those that still run."""
+        running = sum(calls for at, calls in self._beside.values() if at >= now - WINDOW_S)
+        failed = [conversation for each in self._window for conversation in each.outages]
         row = [conversation for at, conversation in self._row if at >= now - OLDEST_S]
-        all_failed = len(row) >= max(LEAST_CALLS, unknown) and _several(row)
-        calls = self._answered + self._failed
-        if all_failed or calls < LEAST_CALLS or self._failed < SHARE * (calls + unknown):
-            return all_failed
-        return _several(conversation for each in self._window for conversation in each.outages)
+        return any(
+            len(calls) >= others + running and len(calls) + others >= LEAST_CALLS and _several(calls)
+            for calls, others in ((failed, self._answered), (row, 0.0))
+        )
 
     def _open(self, now: float, epoch: int) -> None:
         self._clear()
@@ -274,31 +270,27 @@ class Breaker:
         if probe != self._probe:
             return False
         self._probe = None
-        if good is None:
-            self._next_probe = now
-            self._mistakes += mistaken
-            if self._mistakes >= MISTAKEN_PROBES:
-                self._close(now)
-        elif not good:
+        if good is False:
             if not self._has_failed:
-                self._good_probes = self._mistakes = 0
+                self._good_probes = 0.0
             self._wait_longer(now)
-        else:
-            self._good_probes += 1
+            return True
+        self._next_probe = now
+        if good:
             self._failed_probes = 0
-            self._next_probe = now
-            if self._good_probes >= GOOD_PROBES:
-                self._close(now)
+        self._good_probes += 1 if good else GOOD_PROBES / MISTAKEN_PROBES if mistaken else 0
+        if self._good_probes >= GOOD_PROBES:
+            self._close(now)
         return True
 
     def take_back(self, outages: Iterable[Outage]) -> None:
         """Forget the good probes where one of them met an outage after all; one that is long is told good early.
 
         Args:
-            outages: Outages of calls that were told good as probes.
+            outages: Outages of calls. One that began while the breaker is open was a probe.
         """
         if self.is_open and any(outage.epoch == self.epoch for outage in outages):
-            self._good_probes = self._mistakes = 0
+            self._good_probes = 0.0
 
     def _wait_longer(self, now: float) -> None:
         self._failed_probes = min(self._failed_probes + 1, len(PROBE_S) - 1)

@@ -85,8 +85,6 @@ class Sums:
     """Id of a probe that has ended; "" for none."""
     probe_good: bool | None = False
     """Whether that probe was answered; None: it failed by the model's mistake."""
-    taken_back: list[Outage] = field(default_factory=list)
-    """Calls among `outages` that had been told good as probes."""
 
 
 class Told(NamedTuple):
@@ -240,7 +238,6 @@ class OutageKeeper:
             )
             if own.probe:
                 kept.breaker.end_probe(now, own.probe, own.probe_good, mistaken=own.probe_good is None)
-            kept.breaker.take_back(own.taken_back)
             if own.next_try_s is not None:
                 kept.breaker.put_off(now, own.next_try_s)
             if kept.breaker.epoch != epoch:

@@ -13,7 +13,10 @@ Invariant: an outage is known to the keeper before its conversation goes on.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Literal
 
+from verl_multiturn.calls.invocation import BusyError
 from verl_multiturn.calls.outages.authorship import NOTHING, WrittenTexts
 from verl_multiturn.calls.outages.breaker import Outage
 from verl_multiturn.calls.outages.causes import cause_of, next_try_s
@@ -25,6 +28,16 @@ from verl_multiturn.tasks import keep
 _MOST_PROBES = 3
 """Probes of one call that fail, over at least `_PROBES_S`, after which its conversation ends: it may be its doing."""
 _PROBES_S = 600.0
+Role = Literal["create", "call", "repeatable", "score"]
+"""What a call is in its conversation.
+
+- `create`: begins a tool. Each failure is an outage, but for a `ValueError`, which is the row's mistake: the model
+  would be told at each call of the tool.
+- `call`: any other that asks the service. How it ends says whether the service is there.
+- `repeatable`: a `call` that may be made once more, where it was a probe that failed.
+- `score`: gives a reward. It may ask no service, so it waits for none and says nothing of it. An outage of it ends its
+  conversation, and nothing else.
+"""
 _NO_CAUSE = (OutageEndError, ToolContractError, InteractionContractError)
 
 
@@ -36,10 +49,7 @@ class Watched:
     Args:
         watch: The watch over what is called; None: nobody asks.
         conversation: Id of the conversation.
-        may_wait_again: Whether the call may be made once more, where it was a probe that failed.
-        counts: Whether an answer says that the service is there, and an outage that it is not. Without it the outage of
-            this call ends its conversation, and nothing else.
-        is_outage: Whether each failure is an outage, but for a `ValueError`.
+        role: What the call is in it.
         written: What others than the service and the author wrote for the call.
 
     Attributes:
@@ -50,15 +60,12 @@ class Watched:
 
     __slots__ = (
         "_conversation",
-        "_counts",
         "_epoch",
         "_failed_at",
         "_failed_probes",
-        "_is_outage",
-        "_may_wait_again",
         "_probe",
+        "_role",
         "_until",
-        "_was_good",
         "_watch",
         "_written",
         "again",
@@ -70,19 +77,14 @@ class Watched:
         self,
         watch: Watch | None,
         conversation: str,
-        may_wait_again: bool = False,
-        counts: bool = True,
-        is_outage: bool = False,
+        role: Role = "call",
         written: WrittenTexts = NOTHING,
     ) -> None:
         self._watch = watch
         self._written = written
         self._conversation = conversation
-        self._may_wait_again = may_wait_again
-        self._counts = counts
-        self._is_outage = is_outage
+        self._role = role
         self._probe = ""
-        self._was_good = False
         self._failed_probes = 0
         self._failed_at = 0.0
         self._epoch = 0
@@ -101,24 +103,44 @@ class Watched:
 
     @property
     def must_wait(self) -> bool:
-        """Tell whether there is an outage, and the call is not a probe."""
-        return self._watch is not None and self._watch.is_open and not self._probe
+        """Tell whether there is an outage for whose end the call waits; a probe does not."""
+        return self._watch is not None and self._watch.is_open and not self._probe and self._role != "score"
 
-    def begin(self) -> None:
-        """Note that the call begins, where nothing is waited for."""
-        if (watch := self._watch) is not None:
-            watch.outages.begin()
-            self._began(watch)
-
-    async def wait(self, begins: bool = True) -> bool:
-        """Wait while there is an outage; return whether that took time.
-
-        Args:
-            begins: Whether the call begins then; else `begin` says it.
+    async def wait(self) -> bool:
+        """Wait while there is an outage, then note that the call begins; return whether that took time.
 
         Raises:
             OutageEndError: It took too long.
         """
+        waits = await self._wait()
+        self._began()
+        return waits
+
+    async def take(self, take: Callable[[], Awaitable[None]], give_back: Callable[[], None]) -> None:
+        """Take a slot once there is no outage, or the call is let through as a probe; then note that it begins.
+
+        Args:
+            take: Takes the slot, and raises a `BusyError` where none is free in time.
+            give_back: Gives it back, since an outage began while the call waited for it.
+
+        Raises:
+            BusyError: No slot was free in time.
+            OutageEndError: The wait for the end of an outage took too long.
+        """
+        while True:
+            await self._wait()
+            try:
+                await take()
+            except BusyError:
+                if self.must_wait:
+                    continue
+                raise
+            if not self.must_wait:
+                break
+            give_back()
+        self._began()
+
+    async def _wait(self) -> bool:
         watch = self._watch
         if watch is None:
             return False
@@ -128,15 +150,13 @@ class Watched:
                 self._until = asyncio.get_running_loop().time() + watch.outages.settings.stop_s
             admitted, waiter = await watch.enter("failed" if self._failed_probes else "call", self._until)
             self._probe = waiter if admitted.why == "probe" else ""
-        self._epoch = watch.epoch
-        if begins:
-            self._began(watch)
         return waits
 
-    def _began(self, watch: Watch) -> None:
-        self._epoch = watch.epoch
-        if self._counts:
-            watch.running[self] = loop_time()
+    def _began(self) -> None:
+        if (watch := self._watch) is not None:
+            self._epoch = watch.epoch
+            if self._role != "score":
+                watch.running[self] = loop_time()
 
     def _ended(self) -> float | None:
         """Note that the call runs no more; return when it began, None where it did not run."""
@@ -180,13 +200,12 @@ class Watched:
         """Tell that the call ended without an outage: answered, or by the model's mistake."""
         watch = self._watch
         self._ended()
-        if watch is None or not self._counts:
+        if watch is None or self._role == "score":
             return
         watch.mistaken() if mistaken else watch.answered()
         if self._probe:
             sums = watch.take()
             sums.probe, sums.probe_good, self._probe = self._probe, None if mistaken else True, ""
-            self._was_good = not mistaken
             keep(asyncio.ensure_future(watch.outages.tell({watch.name: sums})))
 
     async def failed(self, error: BaseException) -> None:
@@ -200,7 +219,7 @@ class Watched:
             return
         rules = watch.rules
         cause = cause_of(error, rules.timeouts or "model", rules.errors, self._written, rules.addresses)
-        if self._is_outage and not isinstance(error, ValueError):  # that is the row's mistake
+        if self._role == "create" and not isinstance(error, ValueError):
             cause = "outage"
         if cause != "outage":
             if cause == "bug":
@@ -212,21 +231,19 @@ class Watched:
             return
         began = self._ended()
         text = describe(error)
-        if not (watch.pauses and self._counts):
+        if not watch.pauses or self._role == "score":
             watch.masked(text)
             self.met = self.ends = True
             return
         if began is not None:
             watch.newest = max(watch.newest, began)
         probe, self._probe = self._probe, ""
-        self.again = bool(probe) and self._may_wait_again and not self._has_probed_enough()
+        self.again = bool(probe) and self._role == "repeatable" and not self._has_probed_enough()
         self.met = not self.again
         sums = watch.take()
         sums.error, sums.probe, sums.next_try_s = text, probe, next_try_s(error)
         if self.met:
             sums.outages.append(Outage(self._conversation, self._epoch))
-            if self._was_good:
-                sums.taken_back.append(sums.outages[-1])
         told = await watch.outages.tell({watch.name: sums})
         self.ends = self.met and (not told or watch.is_open or watch.outages.is_judged(self._conversation))
 

@@ -198,19 +198,16 @@ class InteractionSession:
             OutageEndError: It met an outage that ends the conversation, or waited for its end for too long.
         """
         where, began = f"interaction {self.name!r}: {method}", time.perf_counter()
-        gate, conversation = self._gate, self._calls.instance_id
         self._seen = arguments or self._seen
         written = WrittenTexts(self._seen, list(self._calls.kwargs.values()))
-        watched = (gate.watched_begin if method == "start" else gate.watched)(conversation, written)
-        if method == "score":  # it may ask no service, so its answer says nothing
-            watched = gate.watched(conversation, written, counts=False)
-            watched.begin()
+        watched = self._gate.watched(self._calls.instance_id, method, written)
         try:
             async with watched:
                 if method == "score":
+                    await watched.wait()
                     return await self._calls.call(method)
                 with Slot(self._gate) as slot:
-                    await slot.take_unless_out(watched)
+                    await watched.take(slot.take, slot.give_back)
                     return await self._calls.call(method, *arguments, slot=slot)
         except BusyError as error:
             problem, cause = f"{where}: {error}", None

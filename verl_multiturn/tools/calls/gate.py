@@ -38,7 +38,6 @@ class Gate(Slots):
         self, tool: Any, timeout_s: float, shared: SharedSlots | None = None, outages: Outages | None = None
     ) -> None:
         super().__init__(tool_owner(tool), timeout_s, shared, outages)
-        self.is_repeatable = bool(getattr(tool, "repeatable", False))
         self.limits = limits_of(tool, ToolLimits)
         self.schema = schema_of(tool)
         self.ends_conversation = bool(getattr(tool, "ends_conversation", False))

@@ -215,10 +215,10 @@ class ToolSession:
             if "calc_reward" in gate.owner.inherited:
                 rewards[name] = 0.0
                 continue
-            watched = gate.watched(self._request_id, self._written(gate), counts=False)  # it may ask no service
-            watched.begin()
+            watched = gate.watched(self._request_id, "calc_reward", self._written(gate))
             try:
                 async with watched:
+                    await watched.wait()
                     value = await self._judged(name)
             except Exception as error:  # a tool's own code: log it, the conversation stays valid but after an outage
                 logger.warning("tool %r: calc_reward raised %s", name, describe(error))
@@ -241,7 +241,7 @@ class ToolSession:
 
     async def _create(self, gate: Gate) -> None:
         name, calls = gate.name, self._calls[gate.name]
-        watched = gate.watched_begin(self._request_id, self._written(gate), is_outage=True)
+        watched = gate.watched(self._request_id, "create", self._written(gate))
         await watched.wait()
         calls.begin()
         try:
@@ -313,14 +313,14 @@ class ToolSession:
             if (known := gate.cached(key)) is not None:
                 return Run(gate, call).answered(known)
         self._arguments.append(call.arguments)
-        watched = gate.watched(self._request_id, self._written(gate), may_wait_again=gate.is_repeatable)
+        watched = gate.watched(self._request_id, "execute", self._written(gate))
         self._called[watched.name] += 1
         while True:
             run = Run(gate, call)
             try:
                 async with watched:
                     with run.slot:
-                        await run.slot.take_unless_out(watched)
+                        await watched.take(run.slot.take, run.slot.give_back)
                         returned = await self._execute(run, arguments)
                         answer = read_answer(gate.name, returned, gate.limits.response_characters, gate.is_foreign)
             except (ToolContractError, OutageEndError):

@@ -72,7 +72,7 @@ class Rewards:
         if self._watch is None:
             await self._compute(last, compute)
             return
-        watched = Watched(self._watch, str(getattr(last, "stats", {}).get("request_id", id(last))), True)
+        watched = Watched(self._watch, str(getattr(last, "stats", {}).get("request_id", id(last))), "repeatable")
         tries, again_s = 0, 0.0
         while True:
             try:
