@@ -16,7 +16,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl_multiturn.certificate.receipts import as_unrewarded
 from verl_multiturn.chat.images import Vision
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
-from verl_multiturn.config import ScoreSettings
+from verl_multiturn.config import MultiTurnSettings, ScoreSettings
 from verl_multiturn.errors import RewardContractError
 from verl_multiturn.observe.metrics import numbers_of, stats_of
 from verl_multiturn.reward_numbers import LARGEST_SCORE, NoNumberError, UnusableNumberError, as_reward
@@ -24,6 +24,8 @@ from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome, SessionReport
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.rollout.turn_rewards import Scores, interaction_scores, tool_scores, turns_of
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
+from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.names import STATS
 
 logger = logging.getLogger(__name__)
@@ -137,6 +139,27 @@ class OutputSettings:
     vision: Vision | None
     """Placeholder tokens of the model; None for a model that takes no images."""
     mm_processor_kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, config: Any, settings: MultiTurnSettings, model: LoadedModel, vision: Vision | None) -> OutputSettings:
+        """Return the properties of a run's rows.
+
+        Args:
+            config: verl's whole configuration.
+            settings: Our settings in it.
+            model: The model.
+            vision: Its placeholder tokens; None for a model that takes no images.
+        """
+        pattern = settings.void_turn_pattern
+        return cls(
+            prompt_length=config.actor_rollout_ref.rollout.prompt_length,
+            fill_id=model.fill_id,
+            tool_reward=settings.tool_reward,
+            interaction_reward=settings.interaction_reward,
+            final_answer=None if pattern is None else re.compile(pattern),
+            vision=vision,
+            mm_processor_kwargs=plain_dict(config.data.get("mm_processor_kwargs")),
+        )
 
 
 def to_outputs(outcome: Outcome, settings: OutputSettings, step: int) -> list[CertifiedOutput]:
