@@ -6,6 +6,8 @@ verl's settings under `rollout.multi_turn.*` keep their meaning.
 from __future__ import annotations
 
 import difflib
+import functools
+import pickle
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
@@ -537,7 +539,7 @@ class MultiTurnSettings(BaseModel):
 
 
 def read_settings(raw: Mapping[str, Any] | None) -> MultiTurnSettings:
-    """Read the settings of this package.
+    """Read the settings of this package, which are validated once in a process for each content.
 
     Args:
         raw: The mapping under `PATH`; None: all defaults.
@@ -547,7 +549,18 @@ def read_settings(raw: Mapping[str, Any] | None) -> MultiTurnSettings:
     """
     if raw is not None and not isinstance(raw, Mapping):
         raise ConfigError(f"{PATH}: expected a mapping, got {raw!r}; write each setting under its own key")
-    return read_model(MultiTurnSettings, _without_history(raw or {}), PATH)
+    raw = dict(_without_history(raw or {}))
+    try:
+        content = pickle.dumps(raw)
+    except Exception:  # an object of somebody's own, which may refuse in any way
+        return read_model(MultiTurnSettings, raw, PATH)
+    return _validated(content)
+
+
+@functools.lru_cache(maxsize=64)
+def _validated(content: bytes) -> MultiTurnSettings:
+    """Validate settings by their content: they may change in place, and a refusal is not remembered."""
+    return read_model(MultiTurnSettings, pickle.loads(content), PATH)
 
 
 def _without_history(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -148,7 +148,7 @@ class World:
         self._client = Client(Script(self._tokenizer))
         self.runner: Runner = shared_runner(self._config, self._client, self._tokenizer, "qwen2", dataset_cls=None)
         self.runner.tools["noop"] = Instant({}, ToolSchema.read(SCHEMA, "benchmark"))
-        run = build_run(self.runner, self._config, self._tokenizer, "qwen2")
+        run = build_run(self.runner)
         self.endpoint = ProxyAgentLoop._endpoints[self._client] = Endpoint(run, Caller(), ProxyServer(), 600.0)
         self._begun = 0
 

@@ -43,6 +43,7 @@ from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.verl_bridge.loops.runner import build_runner
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
 CALLS = 5000
 IN_FLIGHT = 512
@@ -178,7 +179,7 @@ async def our_turn(tokenizer: Any) -> Model:
     config = make_config(2000)
     config.actor_rollout_ref.rollout.multi_turn.max_parallel_calls = 4
     model = OurModel(tokenizer)
-    runner = build_runner(config.actor_rollout_ref.rollout, tokenizer, model, "qwen2", {})
+    runner = build_runner(config, LoadedModel(tokenizer, "qwen2"), model)
     await runner.conversation.run(Request("r", MESSAGES, {"noop": OurSleep({}, SCHEMA)}))
     return model
 

@@ -32,6 +32,7 @@ from verl.workers.rollout.replica import TokenOutput
 from tests.support.rollout_config import ANSWER, MESSAGES, MODEL, SCHEMA, large_schemas, make_config
 from verl_multiturn import Ask, BaseTool, Generation, Request, ToolResponse, ToolSchema
 from verl_multiturn.verl_bridge.loops.runner import build_runner
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
 AT = (8, 64, 512)
 LONG = 1000
@@ -114,8 +115,8 @@ async def run_ours(turns: int, tokenizer: Any, others: Sequence[dict[str, Any]] 
         others: Schemas of further tools, which are never called.
     """
     clock = Clock(turns, tokenizer.encode(CALL), tokenizer.encode("Done.<|im_end|>"))
-    rollout = make_config(turns * 200, 2048 + len(json.dumps(others))).actor_rollout_ref.rollout
-    runner = build_runner(rollout, tokenizer, OurEngine(clock), "qwen2", {})
+    config = make_config(turns * 200, 2048 + len(json.dumps(others)))
+    runner = build_runner(config, LoadedModel(tokenizer, "qwen2"), OurEngine(clock))
     made = [OurTool({}, ToolSchema.read(schema, "benchmark")) for schema in (SCHEMA, *others)]
     outcome = await runner.conversation.run(Request("r", MESSAGES, {tool.name: tool for tool in made}))
     assert outcome.trajectory.turns == turns, outcome

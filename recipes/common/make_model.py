@@ -105,13 +105,14 @@ async def roll_out(recipe: str, config: Any, rows: Sequence[dict[str, Any]], tok
     """
     from verl_multiturn import ScriptedEngine
     from verl_multiturn.verl_bridge.loops.runner import build_runner
+    from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
     said = {f"{recipe} {i}": row["extra_info"]["demonstration"] for i, row in enumerate(rows)}
 
     def script(request_id: str, ids: Sequence[int], turn: int) -> list[int]:
         return list(tokenizer.encode(ended(said[request_id][turn]), add_special_tokens=False))
 
-    runner = build_runner(config.actor_rollout_ref.rollout, tokenizer, ScriptedEngine(script), "qwen2", {})
+    runner = build_runner(config, LoadedModel(tokenizer, "qwen2"), ScriptedEngine(script))
     examples = []
     for name, row in zip(said, rows, strict=True):
         request = await runner.request({**row, "raw_prompt": row["prompt"]}, {}, name)

@@ -15,13 +15,13 @@ from typing import Any
 
 import pandas as pd
 from omegaconf import OmegaConf
-from transformers import AutoConfig, AutoTokenizer
 
 from verl_multiturn import ScriptedEngine
 from verl_multiturn.launch.compose import compose_run, resolved
 from verl_multiturn.launch.plan import plan_run
 from verl_multiturn.records.rows import columns
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
+from verl_multiturn.verl_bridge.model.loading import load_model
 
 _WITHOUT_RECORDS = "actor_rollout_ref.rollout.custom.multiturn.record_dir=null"
 _AT_ONCE = 256
@@ -119,9 +119,8 @@ def _results(messages: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 def built_in(engine: ScriptedEngine) -> Runner:
     """Return the quickstart's conversations, as its workers run them, with another engine."""
     config = OmegaConf.create(resolved(compose_run(plan_run("quickstart", overrides=[_WITHOUT_RECORDS]))))
-    model = config.actor_rollout_ref.model.path
-    kind = AutoConfig.from_pretrained(model).model_type
-    return build_runner(config.actor_rollout_ref.rollout, AutoTokenizer.from_pretrained(model), engine, kind, {})
+    model = load_model(config.actor_rollout_ref.model, "install the package with its recipes", config.data)
+    return build_runner(config, model, engine)
 
 
 def turns_of(mask: Sequence[int]) -> list[tuple[int, int]]:

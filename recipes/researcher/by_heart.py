@@ -74,6 +74,7 @@ async def roll_out(config: Any, tokenizer: Any) -> dict[str, list[Example]]:
     """
     from verl_multiturn import ScriptedEngine
     from verl_multiturn.verl_bridge.loops.runner import build_runner
+    from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
     asked = str(config.actor_rollout_ref.rollout.custom.multiturn.context.summary_prompt)
     said: dict[str, int] = {}
@@ -89,7 +90,7 @@ async def roll_out(config: Any, tokenizer: Any) -> dict[str, list[Example]]:
             said[request_id] += 1
         return list(tokenizer.encode(text + END, add_special_tokens=False))
 
-    runner = build_runner(config.actor_rollout_ref.rollout, tokenizer, ScriptedEngine(script), "qwen2", {})
+    runner = build_runner(config, LoadedModel(tokenizer, "qwen2"), ScriptedEngine(script))
     examples: dict[str, list[Example]] = {way: [] for way in SHARES}
     rows = []
     for name, (task, way) in worked.items():

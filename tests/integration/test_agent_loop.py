@@ -69,6 +69,7 @@ def runner(
     from transformers import AutoTokenizer
 
     from verl_multiturn.verl_bridge.loops.runner import build_runner
+    from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
     multi_turn = {
         "max_assistant_turns": 5,
@@ -80,8 +81,10 @@ def runner(
         "format": tool_format,
         "tokenization_sanity_check_mode": sanity_check,
     }
-    rollout = OmegaConf.create({"prompt_length": 600, "response_length": 400, "multi_turn": multi_turn})
-    return build_runner(rollout, tokenizer or AutoTokenizer.from_pretrained(MODEL), engine, model_type, {})
+    rollout = {"prompt_length": 600, "response_length": 400, "multi_turn": multi_turn}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+    model = LoadedModel(tokenizer or AutoTokenizer.from_pretrained(MODEL), model_type)
+    return build_runner(config, model, engine)
 
 
 def test_a_service_that_may_hang_for_longer_than_a_conversation_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -205,6 +208,7 @@ def test_every_limit_of_the_configuration_is_the_conversations() -> None:
 
     from verl_multiturn import Limits, ScriptedEngine
     from verl_multiturn.verl_bridge.loops.runner import build_runner
+    from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
     multi_turn = {
         "max_assistant_turns": 5,
@@ -224,10 +228,9 @@ def test_every_limit_of_the_configuration_is_the_conversations() -> None:
         "turns_reminder": True,
         "request_timeout_s": 7.5,
     }
-    rollout = OmegaConf.create(
-        {"prompt_length": 600, "response_length": 400, "multi_turn": multi_turn, "custom": {"multiturn": ours}}
-    )
-    made = build_runner(rollout, AutoTokenizer.from_pretrained(MODEL), ScriptedEngine([]), "qwen2", {})
+    rollout = {"prompt_length": 600, "response_length": 400, "multi_turn": multi_turn, "custom": {"multiturn": ours}}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+    made = build_runner(config, LoadedModel(AutoTokenizer.from_pretrained(MODEL), "qwen2"), ScriptedEngine([]))
     assert made.conversation._limits == Limits(
         prompt_length=600,
         response_length=400,

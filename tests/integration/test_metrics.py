@@ -81,6 +81,7 @@ async def roll_out(
     from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker
     from verl_multiturn.verl_bridge.loops.runner import build_runner
     from verl_multiturn.verl_bridge.loops.shared_puts import SharedPuts
+    from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
     config = make_config(500)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
@@ -88,7 +89,7 @@ async def roll_out(
     OmegaConf.update(rollout, "custom.multiturn", multiturn, force_add=True)
     engine = ScriptedEngine([tokenizer.encode(turn) for turn in turns])
     loop = object.__new__(MultiTurnAgentLoop)
-    loop._runner = replace(build_runner(rollout, tokenizer, engine, "qwen2", {}), tools={"echo": tool})
+    loop._runner = replace(build_runner(config, LoadedModel(tokenizer, "qwen2"), engine), tools={"echo": tool})
     row = {**ROW, "uid": "u", "session_id": session_id, "global_steps": 4, "extra_info": {"index": 7}}
     output = await loop.run({"temperature": 1.0, "logprobs": True}, **row)
 

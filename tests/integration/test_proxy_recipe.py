@@ -65,14 +65,15 @@ def play(folder: Path, rows: list[dict[str, Any]], *variants: str, sessions: int
     from verl_multiturn.verl_bridge.loops.life import follow
     from verl_multiturn.verl_bridge.loops.proxy_loop import build_endpoint
     from verl_multiturn.verl_bridge.loops.runner import build_runner
+    from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
     config = composed("proxy_quickstart", *variants, overrides=[f"{RECORDS}={folder}/records"])
     own = tokenizer()
     engine = ScriptedEngine(policy(own.decode, own.encode, seed=3), version=3)
 
     async def run() -> list[Any]:
-        runner = build_runner(config.actor_rollout_ref.rollout, own, engine, "qwen2", {})
-        endpoint = build_endpoint(runner, config, own, "qwen2")
+        runner = build_runner(config, LoadedModel(own, "qwen2"), engine)
+        endpoint = build_endpoint(runner)
         assert runner.records is not None
 
         async def one(number: int, session: int) -> Any:

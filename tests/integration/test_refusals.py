@@ -1,9 +1,11 @@
 """A wrong setting ends the trainer's command before Ray or an engine starts, with one clear error and status not 0."""
 
+import copy
 import json
 import re
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +372,46 @@ def test_our_settings_may_refer_to_others() -> None:
 
     rollout = {"seconds": 7.5, "custom": {"multiturn": {"tool_timeout_s": "${seconds}"}}}
     assert settings_of(OmegaConf.create(rollout)).tool_timeout_s == 7.5
+
+
+def test_settings_are_validated_once_for_each_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    from omegaconf import OmegaConf
+
+    from verl_multiturn import ConfigError, config
+    from verl_multiturn.verl_bridge.settings import settings_of
+
+    validated: list[Any] = []
+    monkeypatch.setattr(config, "read_model", partial(_noted, validated, config.read_model))
+    ours = {"tool_timeout_s": 7.0625, "proxy": {"harbor": {"harness_kwargs": {"a": [1]}}}}
+    rollout = OmegaConf.create({"custom": {"multiturn": ours}})
+    first = settings_of(rollout)
+    assert all(settings_of(each) is first for each in (rollout, copy.deepcopy(rollout), OmegaConf.create(rollout)))
+    assert len(validated) == 1
+    rollout.custom.multiturn.proxy.harbor.harness_kwargs.a.append(
+        2
+    )  # who changes a configuration is given what it says then
+    assert [settings_of(rollout).proxy.harbor.harness_kwargs, first.proxy.harbor.harness_kwargs] == [
+        {"a": [1, 2]},
+        {"a": [1]},
+    ]
+    for wrong, message in (("soon", "tool_timeout_s"), (True, "expected a number, got True")):
+        rollout.custom.multiturn.tool_timeout_s = wrong
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=message):
+                settings_of(rollout)
+    assert len(validated) == 6
+    rollout.custom.multiturn.tool_timeout_s = 1.0
+    rollout.custom.multiturn.proxy.harbor.harness_kwargs.a = [1]
+    assert settings_of(rollout).tool_timeout_s == 1.0
+    # A number equal to it is another content, and refused.
+    rollout.custom.multiturn.tool_timeout_s = True
+    with pytest.raises(ConfigError, match="expected a number, got True"):
+        settings_of(rollout)
+
+
+def _noted(validated: list[Any], read_model: Any, model: Any, raw: Any, where: str) -> Any:
+    validated.append(raw)
+    return read_model(model, raw, where)
 
 
 @pytest.mark.parametrize("custom", ["text", "", 0, [], [1]])

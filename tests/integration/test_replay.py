@@ -32,6 +32,7 @@ from verl_multiturn.tools.loading.call_limits import ToolLimits
 from verl_multiturn.tools.loading.registry import load_tools, schema_of
 from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
 from verl_multiturn.verl_bridge.loops.runner import build_runner
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.replay import conversations
 from verl_multiturn.verl_bridge.replay.loading import recorded_interactions, recorded_tools
 
@@ -86,7 +87,7 @@ def make_run(made: Path, users: Path | None = None) -> Path:
 
     async def roll(number: int) -> None:
         said = [tokenizer.encode(f"{turn}<|im_end|>") for turn in TURNS]
-        runner = build_runner(config.actor_rollout_ref.rollout, tokenizer, ScriptedEngine(said), "qwen2", {})
+        runner = build_runner(config, LoadedModel(tokenizer, "qwen2"), ScriptedEngine(said))
         row = {
             "raw_prompt": [{"role": "user", "content": "What is 2 + 3?"}],
             "data_source": "openai/gsm8k",

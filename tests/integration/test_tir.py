@@ -28,6 +28,7 @@ def tokenizer() -> Any:
 def make_runner(tokenizer: Any, turns: list[str], custom: dict[str, Any] | None = None, **rollout: Any) -> Any:
     from verl_multiturn import ScriptedEngine
     from verl_multiturn.verl_bridge.loops.runner import build_runner
+    from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
     multi_turn = {
         "max_assistant_turns": None,
@@ -41,7 +42,8 @@ def make_runner(tokenizer: Any, turns: list[str], custom: dict[str, Any] | None 
     config = {"prompt_length": 200, "response_length": 400, "multi_turn": multi_turn, **rollout}
     config["custom"] = {"multiturn": custom or {}}
     engine = ScriptedEngine([tokenizer.encode(turn) for turn in turns], version=3)
-    runner = build_runner(OmegaConf.create(config), tokenizer, engine, "qwen2", {})
+    whole = OmegaConf.create({"actor_rollout_ref": {"rollout": config}, "data": {}})
+    runner = build_runner(whole, LoadedModel(tokenizer, "qwen2"), engine)
     runner.tools["run"] = CodeTool()
     return runner
 

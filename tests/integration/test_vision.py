@@ -179,14 +179,15 @@ async def test_a_tool_that_returns_no_image(processors: dict[str, Any]) -> None:
 async def test_a_model_that_takes_no_images(processors: dict[str, Any]) -> None:
     from tests.support.families import family
     from verl_multiturn.verl_bridge.loops.runner import build_runner
+    from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
     tokenizer = family("qwen2.5").tokenizer
     engine = ScriptedEngine([tokenizer.encode(f"{CALL}<|im_end|>")])
-    runner = build_runner(make_config(400).actor_rollout_ref.rollout, tokenizer, engine, "qwen2", {})
+    runner = build_runner(make_config(400), LoadedModel(tokenizer, "qwen2"), engine)
     with pytest.raises(ConfigError, match=r"data row 5: message 1 \(user\): an image in a message"):
         await roll(runner, [image(picture(28, 2, 2)), text("?")], [])
     engine = ScriptedEngine([tokenizer.encode(f"{CALL}<|im_end|>"), tokenizer.encode("Well.<|im_end|>")])
-    runner = build_runner(make_config(400).actor_rollout_ref.rollout, tokenizer, engine, "qwen2", {})
+    runner = build_runner(make_config(400), LoadedModel(tokenizer, "qwen2"), engine)
     outcome, _, _ = await roll(runner, "?", [ToolResponse("x", image=[picture(28, 2, 2)])])
     assert outcome.stop_reason is StopReason.FINISHED
     assert outcome.messages[3]["content"] == "x\n[an image that this model cannot be shown]"

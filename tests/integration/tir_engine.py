@@ -94,6 +94,7 @@ def main(path: Path) -> None:
 
     from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
     from verl_multiturn.verl_bridge.loops.runner import build_runner
+    from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
     multi_turn = {
         "max_assistant_turns": None,
@@ -104,7 +105,8 @@ def main(path: Path) -> None:
         "tool_config_path": str(ROOT / "tool_configs" / "python.yaml"),
         "format": "tir",
     }
-    rollout = OmegaConf.create({"prompt_length": 200, "response_length": 60, "multi_turn": multi_turn})
+    rollout = {"prompt_length": 200, "response_length": 60, "multi_turn": multi_turn}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
     server = sglang.Engine(
         model_path=str(path),
         device="cpu",
@@ -120,7 +122,7 @@ def main(path: Path) -> None:
     )
     try:
         engine = Server(server)
-        runner = build_runner(rollout, tokenizer, engine, "qwen2", {})
+        runner = build_runner(config, LoadedModel(tokenizer, "qwen2"), engine)
 
         async def converse() -> Any:
             row = {"raw_prompt": [{"role": "user", "content": "6*7?"}]}

@@ -21,6 +21,7 @@ def make_output(uid: str, session_id: int, turns: list[str]) -> Any:
     from verl_multiturn import ScriptedEngine
     from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
     from verl_multiturn.verl_bridge.loops.runner import build_runner
+    from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
     config = make_config(500)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
@@ -28,7 +29,7 @@ def make_output(uid: str, session_id: int, turns: list[str]) -> Any:
     OmegaConf.update(rollout, "multi_turn.tool_config_path", str(ROOT / "tool_configs" / "calculator.yaml"))
     engine = ScriptedEngine([tokenizer.encode(turn) for turn in turns], version=3)
     loop = object.__new__(MultiTurnAgentLoop)
-    loop._runner = build_runner(rollout, tokenizer, engine, "qwen2", {})
+    loop._runner = build_runner(config, LoadedModel(tokenizer, "qwen2"), engine)
     row = {"raw_prompt": [{"role": "user", "content": "1+1"}], "uid": uid, "session_id": session_id, "global_steps": 4}
     return asyncio.run(loop.run({"temperature": 1.0, "logprobs": True}, **row))
 

@@ -46,14 +46,16 @@ runners: dict[tuple[int, int, int], tuple[Any, Speaker]] = {}
 
 def make_runner(processor: Any, kind: str, said: list[str], tokens: int = 400, prompt_length: int = 2048) -> Any:
     from verl_multiturn.verl_bridge.loops.runner import build_runner
+    from verl_multiturn.verl_bridge.model.loading import LoadedModel
     from verl_multiturn.verl_bridge.model.processors import image_reader
 
     key = (id(processor), tokens, prompt_length)
     if key not in runners:
-        rollout = make_config(tokens).actor_rollout_ref.rollout
+        config = make_config(tokens)
+        rollout = config.actor_rollout_ref.rollout
         rollout.multi_turn.max_parallel_calls, rollout.prompt_length = 4, prompt_length
         speaker, read = Speaker(), image_reader(processor, {})
-        runners[key] = build_runner(rollout, processor.tokenizer, speaker, kind, {}, processor, read), speaker
+        runners[key] = build_runner(config, LoadedModel(processor.tokenizer, kind, processor, read), speaker), speaker
     runner, speaker = runners[key]
     speaker.scripted = ScriptedEngine([processor.tokenizer.encode(text) for text in said], version=7)
     return runner

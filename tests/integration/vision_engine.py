@@ -77,12 +77,13 @@ def main(kind: str, path: Path) -> None:
         from tests.support.rollout_config import make_config
         from verl_multiturn import ToolResponse
         from verl_multiturn.verl_bridge.loops.runner import build_runner
+        from verl_multiturn.verl_bridge.model.loading import LoadedModel
         from verl_multiturn.verl_bridge.model.processors import image_reader
 
         engine = HalfReal(server, first)
-        rollout = make_config(len(first) + 60).actor_rollout_ref.rollout
-        rollout.multi_turn.max_assistant_turns = 2
-        runner = build_runner(rollout, tokenizer, engine, kind, {}, processor, image_reader(processor, {}))
+        config = make_config(len(first) + 60)
+        config.actor_rollout_ref.rollout.multi_turn.max_assistant_turns = 2
+        runner = build_runner(config, LoadedModel(tokenizer, kind, processor, image_reader(processor, {})), engine)
         answer = ToolResponse("Two.", image=[picture(32, 2, 2, 1), picture(32, 3, 3, 2)])
         outcome, receipts, output = asyncio.run(roll(runner, [image(picture(32, 3, 2)), text("What?")], [answer]))
     finally:

@@ -22,9 +22,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from verl_multiturn.chat.clipping import Side, truncate
+from verl_multiturn.config import MultiTurnSettings
 
 
 class StopReason(StrEnum):
@@ -156,6 +157,32 @@ class Limits:
 
     A generation under way is cancelled; the engine may end it all the same. Tools get 10 s more to be released.
     """
+
+    @classmethod
+    def of(cls, rollout: Any, settings: MultiTurnSettings) -> Limits:
+        """Return the limits of a run's requests.
+
+        Args:
+            rollout: verl's `actor_rollout_ref.rollout`.
+            settings: Our settings in it.
+        """
+        multi_turn = rollout.multi_turn
+        return cls(
+            prompt_length=rollout.prompt_length,
+            response_length=rollout.response_length,
+            turn_length=settings.turn_length,
+            max_assistant_turns=multi_turn.max_assistant_turns,
+            max_user_turns=multi_turn.max_user_turns,
+            max_parallel_calls=multi_turn.max_parallel_calls,
+            max_tool_calls=settings.max_tool_calls,
+            max_malformed_turns=settings.max_malformed_turns,
+            observation_length=settings.observation_length,
+            max_tool_response_length=multi_turn.max_tool_response_length,
+            tool_response_truncate_side=multi_turn.tool_response_truncate_side,
+            user_turn_length=settings.user_turn_length,
+            turns_reminder=settings.turns_reminder,
+            wall_clock_s=settings.request_timeout_s,
+        )
 
     def turn_budget(self, response_tokens: int) -> int:
         """Return the most tokens that the next assistant turn may have.

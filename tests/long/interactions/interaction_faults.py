@@ -49,6 +49,7 @@ from verl_multiturn.records.verified_files import verify_files
 from verl_multiturn.rollout import conversation, outcome
 from verl_multiturn.rollout.limits import INVALID, StopReason
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
 AT_ONCE = 48
 WALL_CLOCK_S = 30.0
@@ -114,7 +115,8 @@ class Suite(FaultSuite):
         """Build a runner for each mode."""
         path, tokenizer = interactions_file(self.folder, endpoint), AutoTokenizer.from_pretrained(MODEL)
         for mode, context in MODES.items():
-            rollout = make_config(90 if mode == "overflow" else 400).actor_rollout_ref.rollout
+            config = make_config(90 if mode == "overflow" else 400)
+            rollout = config.actor_rollout_ref.rollout
             rollout.multi_turn.max_assistant_turns = 6
             rollout.custom = {
                 "multiturn": {
@@ -128,7 +130,7 @@ class Suite(FaultSuite):
                     "certificate_share": 1.0,
                 }
             }
-            self.runners[mode] = build_runner(rollout, tokenizer, self.engine, "qwen2", {})
+            self.runners[mode] = build_runner(config, LoadedModel(tokenizer, "qwen2"), self.engine)
 
     async def run(self) -> None:
         """Run all conversations, and close all interactions and the files of the records."""

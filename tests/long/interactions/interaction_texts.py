@@ -33,6 +33,7 @@ from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.trajectory import Source
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 from verl_multiturn.verl_bridge.model.call_formats import make_parser
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
 TEXTS = 30
 """Texts for each family."""
@@ -217,8 +218,8 @@ async def user_turn_ms(turns: int = 100) -> float:
             times.append((asked, time.perf_counter()))
             return made
 
-    rollout = make_config(100_000).actor_rollout_ref.rollout
-    rollout.multi_turn.max_assistant_turns = turns
-    runner = build_runner(rollout, tokenizer, Timed(), "qwen2", {})
+    config = make_config(100_000)
+    config.actor_rollout_ref.rollout.multi_turn.max_assistant_turns = turns
+    runner = build_runner(config, LoadedModel(tokenizer, "qwen2"), Timed())
     await runner.run(Request("a", [{"role": "user", "content": "Go."}], interaction=Answers({})))
     return 1e3 * statistics.median(after[0] - before[1] for before, after in itertools.pairwise(times))

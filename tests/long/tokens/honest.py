@@ -41,6 +41,7 @@ from verl_multiturn.verl_bridge.compat import stored_rows
 from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
 from verl_multiturn.verl_bridge.loops.recording import Recorder
 from verl_multiturn.verl_bridge.loops.runner import build_runner
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.verify import PREFIX, BatchVerifier
 
@@ -219,13 +220,14 @@ class Rolled:
 
 
 async def _roll(name: str, situation: str, numbers: Iterable[int]) -> list[Rolled]:
-    rollout = make_config(4000).actor_rollout_ref.rollout
+    config = make_config(4000)
     settings = {"multi_turn.format": family(name).format, "multi_turn.max_parallel_calls": 2}
     settings |= {f"{OURS}.tool_timeout_s": 0.03, **SITUATIONS[situation]}
     for key, value in settings.items():
-        OmegaConf.update(rollout, key, value, force_add=True)
+        OmegaConf.update(config.actor_rollout_ref.rollout, key, value, force_add=True)
     mishaps = MISHAPS if situation == "short clock" else MISHAPS[:-1]
-    runner = build_runner(rollout, family(name).tokenizer, Unsteady(name, mishaps), family(name).model_type, {})
+    model = LoadedModel(family(name).tokenizer, family(name).model_type)
+    runner = build_runner(config, model, Unsteady(name, mishaps))
     tools = {TOOL: Surprises({}, ToolSchema.read(SCHEMA, "honest"))}
     guest = Guest(situation)
     interactions = {guest.name: guest} if "user who" in situation else {}

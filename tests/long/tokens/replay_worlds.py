@@ -154,12 +154,13 @@ async def record(runner: Runner, row: Mapping[str, Any], sampling: Mapping[str, 
 async def conversations(name: str, situation: str, numbers: Iterable[int]) -> World:
     """Roll conversations of a family out in a situation."""
     config = make_config(4000)
-    rollout, model = config.actor_rollout_ref.rollout, family(name)
-    settings = {"multi_turn.format": model.format, "multi_turn.max_parallel_calls": 2, f"{OURS}.tool_timeout_s": 0.03}
+    rollout, made = config.actor_rollout_ref.rollout, family(name)
+    settings = {"multi_turn.format": made.format, "multi_turn.max_parallel_calls": 2, f"{OURS}.tool_timeout_s": 0.03}
     for key, value in {**settings, **(SITUATIONS | MORE)[situation]}.items():
         OmegaConf.update(rollout, key, value, force_add=True)
     mishaps = MISHAPS if "clock" in situation else MISHAPS[:-1]
-    runner = build_runner(rollout, model.tokenizer, Mistaken(name, mishaps), model.model_type, {})
+    model = LoadedModel(made.tokenizer, made.model_type)
+    runner = build_runner(config, model, Mistaken(name, mishaps))
     guest, tools = Timed(situation), {TOOL: Paid(situation)}
     interactions = {guest.name: guest} if "user" in situation and "user turn" not in situation else {}
     runner = replace(runner, tools=tools, interactions=interactions)
@@ -169,7 +170,7 @@ async def conversations(name: str, situation: str, numbers: Iterable[int]) -> Wo
         return record(runner, row, {"temperature": 1.0, "conversation": number}, f"{name}, {situation}, {number}")
 
     records = list(await asyncio.gather(*map(one, numbers)))
-    replay = Replay(config, LoadedModel(model.tokenizer, model.model_type), tools, interactions)
+    replay = Replay(config, model, tools, interactions)
     return World(f"{name}, {situation}", records, replay.play)
 
 
@@ -179,7 +180,7 @@ async def images(processor: Any, kind: str, numbers: Iterable[int]) -> World:
     config.actor_rollout_ref.rollout.multi_turn.max_parallel_calls = 4
     speaker, read, side = Speaker(), image_reader(processor, {}), 32 if kind == "qwen3_vl" else 28
     model = LoadedModel(processor.tokenizer, kind, processor, read)
-    runner = build_runner(config.actor_rollout_ref.rollout, processor.tokenizer, speaker, kind, {}, processor, read)
+    runner = build_runner(config, model, speaker)
     records = []
     for number in numbers:
         chance = random.Random(f"pictures {number}")

@@ -38,6 +38,7 @@ from verl_multiturn.reward_numbers import LARGEST_REWARD
 from verl_multiturn.rollout.life import Life
 from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
 AUTHORS = 50
 """One group in so many has tools whose author made a mistake."""
@@ -150,11 +151,12 @@ class Suite(FaultSuite):
         for plan in self.plans:
             for methods in plan.kwargs.values():
                 methods["execute_kwargs"] = {"shared": self.tally.shared}
-        rollout = make_config(8192).actor_rollout_ref.rollout
+        config = make_config(8192)
+        rollout = config.actor_rollout_ref.rollout
         rollout.multi_turn.max_parallel_calls = 4
         rollout.multi_turn.max_tool_response_length = 200
         rollout.custom = {"multiturn": {"tool_timeout_s": TIMEOUT_S, "request_timeout_s": WALL_CLOCK_S}}
-        self.runner: Runner = build_runner(rollout, tokenizer, self.engine, "qwen2", {})
+        self.runner: Runner = build_runner(config, LoadedModel(tokenizer, "qwen2"), self.engine)
         self.tools = {name: FaultyTool(name, self.tally, root) for name in ("one", "two")}
 
     async def conversation(self, index: int) -> None:

@@ -78,15 +78,17 @@ class Talk:
         from transformers import AutoTokenizer
 
         from verl_multiturn.verl_bridge.loops import runner
+        from verl_multiturn.verl_bridge.model.loading import LoadedModel
         from verl_multiturn.verl_bridge.servers.verl_engine import VerlEngine
 
         self.engine = engine
         self.tool = WaitTool()
         self.outcomes: dict[str, Outcome] = {}
         tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
-        config = OmegaConf.merge(engine.config.actor_rollout_ref.rollout, {"custom": {"multiturn": custom}})
+        ours = {"actor_rollout_ref": {"rollout": {"custom": {"multiturn": custom}}}}
+        config, model = OmegaConf.merge(engine.config, ours), LoadedModel(tokenizer, "qwen2")
         with mock.patch.object(runner, "make_parser", return_value=CallAlways()):
-            self.runner = runner.build_runner(config, tokenizer, VerlEngine(engine.client.generate), "qwen2", {})
+            self.runner = runner.build_runner(config, model, VerlEngine(engine.client.generate))
         self.runner.tools["wait"] = self.tool
         self._ends: dict[str, set[int]] = {}
         self.stop_ids = random.Random(0).sample(range(100, len(tokenizer)), STOPS)

@@ -31,7 +31,6 @@ from verl_multiturn.verl_bridge.loops.life import follow, note_score
 from verl_multiturn.verl_bridge.loops.proxy_loop import build_endpoint
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
-from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.names import AGENT_LOOP, SAMPLING_LOOPS
 
 
@@ -74,19 +73,9 @@ class Conversations:
     def __init__(
         self, config: DictConfig, model: LoadedModel, rows: Any, engine: Engine, weights: str, start: str
     ) -> None:
-        self._config, self._model, self._rows = config, model, rows
-        self._weights, self._suffix = weights, start.rpartition("_")[2]
+        self._rows, self._weights, self._suffix = rows, weights, start.rpartition("_")[2]
         rollout = config.actor_rollout_ref.rollout
-        self.runner = build_runner(
-            rollout,
-            model.tokenizer,
-            engine,
-            model.model_type,
-            plain_dict(config.data.get("apply_chat_template_kwargs")),
-            model.processor,
-            model.read_images,
-            plain_dict(config.data.get("mm_processor_kwargs")),
-        )
+        self.runner = build_runner(config, model, engine)
         self._judge = Judge(config, model.tokenizer)
         self._default_loop = str(rollout.agent.default_agent_loop)
         self._endpoint: Endpoint | None = None
@@ -155,10 +144,7 @@ class Conversations:
 
     async def _session(self, fields: Mapping[str, Any], name: str) -> Sequence[CertifiedOutput]:
         if self._endpoint is None:
-            model = self._model
-            self._endpoint = build_endpoint(
-                self.runner, self._config, model.tokenizer, model.model_type, model.processor
-            )
+            self._endpoint = build_endpoint(self.runner)
         outcome, receipts = await self._endpoint.run(name, fields, self._sampling)
         return self.runner.finish(outcome, receipts, fields, 0, self._sampling)
 

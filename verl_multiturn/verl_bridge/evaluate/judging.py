@@ -17,13 +17,12 @@ from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.records.joins import JoinedRow
 from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
+from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput, joined_row
 from verl_multiturn.verl_bridge.loops.reward_manager import load_manager
 from verl_multiturn.verl_bridge.loops.rewards import Rewards
 from verl_multiturn.verl_bridge.loops.scored_rows import scored_rows
 from verl_multiturn.verl_bridge.names import STATS
 from verl_multiturn.verl_bridge.settings import settings_of
-from verl_multiturn.verl_bridge.trainer.joining import joined_row
 
 INVALID, UNREWARDED, FAILED = "invalid", "reward_outage", "failed"
 """Causes in the join's column `untrained` for which a conversation has no score that counts."""

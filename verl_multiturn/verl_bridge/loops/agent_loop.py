@@ -13,7 +13,8 @@ from verl_multiturn.tools.loading.registry import schema_of
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.loops.life import follow
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
-from verl_multiturn.verl_bridge.model.processors import image_reader, plain_dict
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
+from verl_multiturn.verl_bridge.model.processors import image_reader
 from verl_multiturn.verl_bridge.names import AGENT_LOOP
 from verl_multiturn.verl_bridge.servers.verl_engine import VerlEngine
 
@@ -47,16 +48,9 @@ def shared_runner(
     """
     runner = _runners.get(client)
     if runner is None:
-        runner = _runners[client] = build_runner(
-            config.actor_rollout_ref.rollout,
-            tokenizer,
-            VerlEngine(client.generate),
-            hf_model_type,
-            plain_dict(config.data.get("apply_chat_template_kwargs")),
-            processor,
-            image_reader(processor, config.data, kwargs["dataset_cls"]) if processor is not None else as_they_are,
-            plain_dict(config.data.get("mm_processor_kwargs")),
-        )
+        read = as_they_are if processor is None else image_reader(processor, config.data, kwargs["dataset_cls"])
+        model = LoadedModel(tokenizer, hf_model_type, processor, read)
+        runner = _runners[client] = build_runner(config, model, VerlEngine(client.generate))
         CallWatch().start()  # as long as the worker lives
         close_at_end([*runner.tools.values(), *runner.interactions.values()])
         gc.set_threshold(YOUNG, *gc.get_threshold()[1:])

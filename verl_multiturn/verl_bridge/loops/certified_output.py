@@ -1,10 +1,12 @@
-"""`CertifiedOutput`: a finished conversation as the row that verl's trainer gets."""
+"""`CertifiedOutput`: a conversation as the rows that verl's trainer gets, and `joined_row`: such a row in the join."""
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +18,18 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl_multiturn.certificate.receipts import as_unrewarded
 from verl_multiturn.chat.images import Vision
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
-from verl_multiturn.config import ScoreSettings
+from verl_multiturn.config import MultiTurnSettings, ScoreSettings
 from verl_multiturn.errors import RewardContractError
-from verl_multiturn.observe.metrics import numbers_of, stats_of
+from verl_multiturn.observe.metrics import Stats, numbers_of, stats_of
+from verl_multiturn.records.joins import JoinedRow
 from verl_multiturn.reward_numbers import LARGEST_SCORE, NoNumberError, UnusableNumberError, as_reward
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome, SessionReport
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.rollout.turn_rewards import Scores, interaction_scores, tool_scores, turns_of
+from verl_multiturn.row_keys import RowKey
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
+from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.names import STATS
 
 logger = logging.getLogger(__name__)
@@ -33,6 +39,11 @@ OUTAGE, UNJUDGEABLE = "outage", "unjudgeable"
 one what the reward needs is not there now; with the second one the row can never be judged."""
 _ADDED = ("tool_score", "interaction_score", "completion_score")
 """Stats of what is added to the reward function's score."""
+_PARTS = {"score": "compute_score", **{name: name for name in _ADDED}}
+"""Entries of a row's stats that are parts of its reward, and their names in the join."""
+
+Fields = Mapping[str, Any]
+"""The columns of a row."""
 
 
 class CertifiedOutput(AgentLoopOutput):
@@ -112,6 +123,28 @@ class CertifiedOutput(AgentLoopOutput):
         return float((self.reward_score or 0.0) + sum(self.stats.get(name, 0.0) for name in _ADDED))
 
 
+def joined_row(key: RowKey, stats: Stats | None, fields: Fields, step: int, validation: bool) -> JoinedRow:
+    """Return what the join says of a row before it is trained: whose it is, its score and the parts of that.
+
+    Args:
+        key: Its name.
+        stats: Its stats; None for a row of another agent loop.
+        fields: Its columns, `rm_scores` among them where it was scored.
+        step: Step of the trainer.
+        validation: Whether it belongs to a validation.
+    """
+    own = stats or {}
+    number = int(key.session) if key.session is not None and key.session.isdecimal() else 0
+    row = JoinedRow(own.get("request_id"), key.uid, number, max(0, key.number), validation, step)
+    if (scores := fields.get("rm_scores")) is not None:
+        row.score = float(np.asarray(scores, np.float32).sum(dtype=np.float64))
+    if stats is not None:
+        parts = {**own.get("reported", {})}
+        parts |= {ours: own[name] for name, ours in _PARTS.items() if own.get(name) is not None}
+        row.parts = json.dumps(parts)
+    return row
+
+
 def is_valid(output: AgentLoopOutput | list[AgentLoopOutput]) -> bool:
     """Tell whether an agent loop returned a conversation that can be trained; one of another loop than ours always can.
 
@@ -137,6 +170,27 @@ class OutputSettings:
     vision: Vision | None
     """Placeholder tokens of the model; None for a model that takes no images."""
     mm_processor_kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, config: Any, settings: MultiTurnSettings, model: LoadedModel, vision: Vision | None) -> OutputSettings:
+        """Return the properties of a run's rows.
+
+        Args:
+            config: verl's whole configuration.
+            settings: Our settings in it.
+            model: The model.
+            vision: Its placeholder tokens; None for a model that takes no images.
+        """
+        pattern = settings.void_turn_pattern
+        return cls(
+            prompt_length=config.actor_rollout_ref.rollout.prompt_length,
+            fill_id=model.fill_id,
+            tool_reward=settings.tool_reward,
+            interaction_reward=settings.interaction_reward,
+            final_answer=None if pattern is None else re.compile(pattern),
+            vision=vision,
+            mm_processor_kwargs=plain_dict(config.data.get("mm_processor_kwargs")),
+        )
 
 
 def to_outputs(outcome: Outcome, settings: OutputSettings, step: int) -> list[CertifiedOutput]:

@@ -42,8 +42,7 @@ class ProxyAgentLoop(AgentLoopBase):
         self._runner = shared_runner(trainer_config.config, server_manager, tokenizer, hf_model_type, **kwargs)
         endpoint = self._endpoints.get(server_manager)
         if endpoint is None:
-            endpoint = build_endpoint(self._runner, trainer_config.config, tokenizer, hf_model_type, **kwargs)
-            self._endpoints[server_manager] = endpoint
+            endpoint = self._endpoints[server_manager] = build_endpoint(self._runner)
             close_at_end([endpoint])
             spare_loaded()  # the endpoint's modules, too
         self._endpoint = endpoint
@@ -68,46 +67,39 @@ class ProxyAgentLoop(AgentLoopBase):
         return outputs[0] if len(outputs) == 1 else list(outputs)
 
 
-def build_endpoint(
-    runner: Runner, config: Any, tokenizer: Any, hf_model_type: str | None, processor: Any = None, **_: Any
-) -> Endpoint:
+def build_endpoint(runner: Runner) -> Endpoint:
     """Build what the sessions of one process share.
 
     Args:
         runner: What conversations share, too.
-        config: verl's whole configuration.
-        tokenizer: The model's tokenizer.
-        hf_model_type: `model_type` of the model's config.json.
-        processor: The processor of a model that takes images; None for a text model.
 
     Raises:
         ConfigError: A setting or the agent cannot work.
     """
-    settings = settings_of(config.actor_rollout_ref.rollout)
-    proxy, run = settings.proxy, build_run(runner, config, tokenizer, hf_model_type, processor)
+    settings = settings_of(runner.config.actor_rollout_ref.rollout)
+    proxy, run = settings.proxy, build_run(runner)
     server, limit_s = ProxyServer(proxy.host), wall_clock_s(settings)
     agent = proxy.agent or (proxy.command or [""])[0]
     watch = runner.outages.of(f"agent {agent}", OutageLimits(), min(limit_s, GOOD_AFTER_S) + 60)
     return Endpoint(run, build_runner(proxy), server, limit_s, proxy.error_reward, watch)
 
 
-def build_run(
-    runner: Runner, config: Any, tokenizer: Any, hf_model_type: str | None, processor: Any = None
-) -> ProxyRun:
+def build_run(runner: Runner) -> ProxyRun:
     """Build what sessions share without their agents, as `build_endpoint` says."""
+    config, model = runner.config, runner.model
     proxy = settings_of(config.actor_rollout_ref.rollout).proxy
     # A codec of its own, since requests are rendered in a thread.
     chat = make_chat(
-        tokenizer,
-        hf_model_type,
+        model.tokenizer,
+        model.model_type,
         plain_dict(config.data.get("apply_chat_template_kwargs")),
-        processor=processor,
+        processor=model.processor,
         mm_processor_kwargs=plain_dict(config.data.get("mm_processor_kwargs")),
     )
     return ProxyRun(
         engine=runner.engine,
-        renderer=PromptRenderer(chat.codec, chat.end_ids, runner.read_images),
-        reader=TurnReader(runner.parser, tokenizer, chat.end_ids, reasoning_marks(tokenizer)),
+        renderer=PromptRenderer(chat.codec, chat.end_ids, model.read_images),
+        reader=TurnReader(runner.parser, model.tokenizer, chat.end_ids, reasoning_marks(model.tokenizer)),
         limits=runner.limits,
         fill_id=runner.output_settings.fill_id,
         max_completions=proxy.max_completions,

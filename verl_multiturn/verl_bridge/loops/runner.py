@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,11 +12,10 @@ import ray
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
-from verl_multiturn.chat.images import ReadImages, Vision, as_they_are, load_images
+from verl_multiturn.chat.images import Vision, load_images
 from verl_multiturn.chat.parsing.turns import CallParser
 from verl_multiturn.chat.rendering import Difference
 from verl_multiturn.chat.tir import STOP_PATTERN, TIR
-from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import load_interactions
@@ -41,6 +39,8 @@ from verl_multiturn.verl_bridge.loops.slots import RayKeeper, RaySlots
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
 from verl_multiturn.verl_bridge.model.call_formats import make_parser, stop_ids
 from verl_multiturn.verl_bridge.model.chat_setup import check_names, make_chat
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
+from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.names import AGENT_LOOP
 from verl_multiturn.verl_bridge.rows import make_request, row_name
 from verl_multiturn.verl_bridge.settings import settings_of
@@ -52,6 +52,9 @@ logger = logging.getLogger(__name__)
 class Runner:
     """Everything that the requests of one process share."""
 
+    config: Any
+    """verl's whole configuration."""
+    model: LoadedModel
     conversation: Conversation
     engine: ReceiptingEngine
     """Engine of `conversation`, which keeps the receipts."""
@@ -65,7 +68,6 @@ class Runner:
     """Regular expressions of the texts at which the engine stops; empty unless in text mode."""
     certified: bool
     """True when the trainer verifies rows; receipts are then sent with each row."""
-    read_images: ReadImages
     limits: Limits
     outages: Outages
     parser: CallParser
@@ -85,7 +87,7 @@ class Runner:
         request = make_request(row, self.tools, sampling, request_id, self.vision is not None, self.interactions)
         if self.vision is None:
             return request
-        return replace(request, messages=await load_images(request.messages, self.read_images, row_name(row)))
+        return replace(request, messages=await load_images(request.messages, self.model.read_images, row_name(row)))
 
     async def run(self, request: Request) -> tuple[Outcome, list[Receipt]]:
         """Roll a request out; return its outcome and the receipts of its generations.
@@ -183,32 +185,17 @@ class Staged:
     interactions: dict[str, Interaction]
 
 
-def build_runner(
-    rollout_config: Any,
-    tokenizer: Any,
-    engine: Engine,
-    hf_model_type: str | None,
-    chat_template_kwargs: dict[str, Any],
-    processor: Any = None,
-    read_images: ReadImages = as_they_are,
-    mm_processor_kwargs: Mapping[str, Any] | None = None,
-    staged: Staged | None = None,
-) -> Runner:
-    """Build everything that requests share, from one rollout configuration.
+def build_runner(config: Any, model: LoadedModel, engine: Engine, staged: Staged | None = None) -> Runner:
+    """Build everything that requests share.
 
     The engine is wrapped, so that what `Conversation` sees is already what may be trained:
 
         Conversation → ReceiptingEngine → PlaceholderGuard (image models) → StopTexts → engine
 
     Args:
-        rollout_config: `actor_rollout_ref.rollout`.
-        tokenizer: The model's tokenizer.
+        config: verl's whole configuration; `actor_rollout_ref.rollout` and `data` are read.
+        model: The model.
         engine: The engine that samples; it is wrapped here to keep receipts.
-        hf_model_type: `model_type` of the model's config.json.
-        chat_template_kwargs: `data.apply_chat_template_kwargs`.
-        processor: The processor of a model that takes images; None for a text model.
-        read_images: Loads and resizes the images of rows and tools.
-        mm_processor_kwargs: `data.mm_processor_kwargs`.
         staged: What a replay has; nothing of the run is written or shared then, and no clock runs unless it is live.
 
     Raises:
@@ -216,18 +203,19 @@ def build_runner(
             text, or the model takes images.
         ValueError: verl has no token builder for the model.
     """
-    settings = settings_of(rollout_config)
-    multi_turn = rollout_config.multi_turn
+    rollout = config.actor_rollout_ref.rollout
+    settings, multi_turn = settings_of(rollout), rollout.multi_turn
     mode = multi_turn.get("tokenization_sanity_check_mode", "strict")
     ignored = {Difference.WHITESPACE} if mode == "ignore_strippable" else set()
-    mm_kwargs = dict(mm_processor_kwargs or {})
     text_mode = multi_turn.format == TIR
-    if text_mode and rollout_config.get("skip_tokenizer_init"):
+    if text_mode and rollout.get("skip_tokenizer_init"):
         raise ConfigError(
             f"rollout.skip_tokenizer_init=True: without a tokenizer SGLang cannot stop at the output marker of "
             f"multi_turn.format={TIR}; set it to False"
         )
-    chat = make_chat(tokenizer, hf_model_type, chat_template_kwargs, None, ignored, processor, mm_kwargs, text_mode)
+    tokenizer, template_kwargs = model.tokenizer, plain_dict(config.data.get("apply_chat_template_kwargs"))
+    mm_kwargs = plain_dict(config.data.get("mm_processor_kwargs"))
+    chat = make_chat(tokenizer, model.model_type, template_kwargs, None, ignored, model.processor, mm_kwargs, text_mode)
     vision = chat.codec.vision
     if staged is not None:
         tools, interactions = staged.tools, staged.interactions
@@ -245,7 +233,7 @@ def build_runner(
     if vision is not None:
         engine = PlaceholderGuard(engine, vision)
     receipting = ReceiptingEngine(engine)
-    limits = _limits(rollout_config, settings)
+    limits = Limits.of(rollout, settings)
     outages = Outages(settings.outage, RayKeeper if ray.is_initialized() else None, stopped)
     # A replay shares nothing with other processes, and asks nobody whether a failure is an outage: the records say so.
     # Without Ray there are no other processes.
@@ -266,13 +254,15 @@ def build_runner(
         tool_gates,
         # In text mode the template writes only the prompt, so there is no rendering of the whole to compare with.
         check=None if mode == "disable" or text_mode else chat.check,
-        read_images=read_images,
+        read_images=model.read_images,
         interactions=user_gates,
         context=Context(**settings.context.model_dump(exclude={"weight"})),
         make_tools=ToolSession if staged is None else staged.stage.make_tools,
         make_user=InteractionSession if staged is None else staged.stage.make_user,
     )
     return Runner(
+        config=config,
+        model=model,
         conversation=conversation,
         engine=receipting,
         tools=tools,
@@ -281,19 +271,10 @@ def build_runner(
         stop_ids=stops,
         stop_patterns=[STOP_PATTERN] if text_mode else [],
         certified=settings.certificate_share > 0,
-        read_images=read_images,
         limits=limits,
         outages=outages,
         parser=parser,
-        output_settings=OutputSettings(
-            prompt_length=rollout_config.prompt_length,
-            fill_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
-            tool_reward=settings.tool_reward,
-            interaction_reward=settings.interaction_reward,
-            final_answer=re.compile(settings.void_turn_pattern) if settings.void_turn_pattern is not None else None,
-            vision=vision,
-            mm_processor_kwargs=mm_kwargs,
-        ),
+        output_settings=OutputSettings.of(config, settings, model, vision),
     )
 
 
@@ -309,23 +290,3 @@ def _warn_of_clocks(gates: Sequence[Any], limits: Limits) -> None:
                 gate.timeout_s,
                 limits.wall_clock_s,
             )
-
-
-def _limits(rollout_config: Any, settings: MultiTurnSettings) -> Limits:
-    multi_turn = rollout_config.multi_turn
-    return Limits(
-        prompt_length=rollout_config.prompt_length,
-        response_length=rollout_config.response_length,
-        max_assistant_turns=multi_turn.max_assistant_turns,
-        max_user_turns=multi_turn.max_user_turns,
-        turn_length=settings.turn_length,
-        max_parallel_calls=multi_turn.max_parallel_calls,
-        max_tool_calls=settings.max_tool_calls,
-        max_malformed_turns=settings.max_malformed_turns,
-        observation_length=settings.observation_length,
-        max_tool_response_length=multi_turn.max_tool_response_length,
-        tool_response_truncate_side=multi_turn.tool_response_truncate_side,
-        user_turn_length=settings.user_turn_length,
-        turns_reminder=settings.turns_reminder,
-        wall_clock_s=settings.request_timeout_s,
-    )

@@ -12,6 +12,7 @@ import contextlib
 import pickle
 from collections import Counter
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -33,6 +34,7 @@ from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.model.processors import takes_images
 from verl_multiturn.verl_bridge.servers.lost_server import EngineOfServer
 from verl_multiturn.verl_bridge.servers.verl_engine import VerlEngine
@@ -156,13 +158,10 @@ class AsyncSGLangRollout(ServerAdapter):
                 f"generate_sequences returns a row for each row, and custom.multiturn.context.mode={mode} makes "
                 "several; set the mode to append, or use the agent loop multiturn_agent"
             )
-        runner = build_runner(
-            self.config,
-            model.tokenizer,
-            await self._make_engine(),
-            model_type,
-            dict(meta_info.get("apply_chat_template_kwargs", {})),
-        )
+        # verl gives a rollout no more than its own sections.
+        data = {"apply_chat_template_kwargs": meta_info.get("apply_chat_template_kwargs")}
+        config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=self.config), data=data)
+        runner = build_runner(config, LoadedModel(model.tokenizer, model_type), await self._make_engine())
         close_at_end([*runner.tools.values(), *runner.interactions.values()])
         return runner
 
@@ -190,8 +189,7 @@ class AsyncSGLangRollout(ServerAdapter):
 
     def _to_batch(self, outputs: list[CertifiedOutput], prompts: DataProto) -> DataProto:
         prompt_width, response_width = self.config.prompt_length, self.config.response_length
-        tokenizer = self.model_config.tokenizer
-        fill = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        fill = LoadedModel(self.model_config.tokenizer, None).fill_id
 
         def left(rows: list[list[int]], value: int) -> torch.Tensor:
             return torch.tensor([[value] * (prompt_width - len(row)) + row for row in rows])

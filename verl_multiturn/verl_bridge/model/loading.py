@@ -36,6 +36,13 @@ class LoadedModel:
         shown = self.tokenizer.chat_template
         return str(shown.get("default") if isinstance(shown, dict) else shown)
 
+    @property
+    def fill_id(self) -> int:
+        """Return the token id that fills what has no token: its padding token, or else its end token."""
+        padding = self.tokenizer.pad_token_id
+        fill: int = self.tokenizer.eos_token_id if padding is None else padding
+        return fill
+
 
 _RUN_ITS_CODE = (
     "if its author may run a program here, set actor_rollout_ref.model.trust_remote_code=true in a run "

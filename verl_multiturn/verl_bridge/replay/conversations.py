@@ -34,7 +34,6 @@ from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput, t
 from verl_multiturn.verl_bridge.loops.proxy_loop import build_run
 from verl_multiturn.verl_bridge.loops.runner import Staged, build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
-from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.settings import settings_of
 
 _WHOLE_TEXT = 1_000_000
@@ -76,20 +75,10 @@ class Replay:
     is_changed: bool = False
 
     def __post_init__(self) -> None:
-        config, model = self.config, self.model
-        OmegaConf.update(config, "actor_rollout_ref.rollout.custom.multiturn.record_dir", None, force_add=True)
+        OmegaConf.update(self.config, "actor_rollout_ref.rollout.custom.multiturn.record_dir", None, force_add=True)
         self.stage = Stage(self.is_live)
-        self.runner = build_runner(
-            config.actor_rollout_ref.rollout,
-            model.tokenizer,
-            self.stage,
-            model.model_type,
-            plain_dict(config.data.get("apply_chat_template_kwargs")),
-            model.processor,
-            model.read_images,
-            plain_dict(config.data.get("mm_processor_kwargs")),
-            Staged(self.stage, dict(self.tools), dict(self.interactions)),
-        )
+        staged = Staged(self.stage, dict(self.tools), dict(self.interactions))
+        self.runner = build_runner(self.config, self.model, self.stage, staged)
         self._run: ProxyRun | None = None
 
     async def play(self, record: Mapping[str, Any]) -> Played:
@@ -145,8 +134,7 @@ class Replay:
 
     async def _session(self, record: Mapping[str, Any]) -> Played:
         if self._run is None:
-            model = self.model
-            self._run = build_run(self.runner, self.config, model.tokenizer, model.model_type, model.processor)
+            self._run = build_run(self.runner)
         session = RecordedSession(record, self._run, self.is_changed)
         self.stage.begin(record, Outcome.begun(session.session.id), session)
         diverged = None

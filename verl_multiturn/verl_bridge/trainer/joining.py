@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import logging
 import math
 import time
@@ -45,6 +44,7 @@ from verl_multiturn.rollout.staleness import Bound, too_old
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.certificate.columns import VERSIONS, fetch_some
 from verl_multiturn.verl_bridge.certificate.parts import FetchedColumns
+from verl_multiturn.verl_bridge.loops.certified_output import Fields, joined_row
 from verl_multiturn.verl_bridge.loops.news import RunNews
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
@@ -52,9 +52,6 @@ from verl_multiturn.verl_bridge.trainer.run_notes import run_file
 
 logger = logging.getLogger(__name__)
 
-_PARTS = {"score": "compute_score", "tool_score": "tool_score", "interaction_score": "interaction_score",
-          "completion_score": "completion_score"}  # fmt: skip
-"""Entries of a row's stats that are parts of its reward, and their names in the join."""
 _LISTS = {
     "advantages": "advantages",
     "old_log_probs": "old_log_probs",
@@ -65,9 +62,6 @@ _LISTS = {
 """Columns of verl's that have a value for each response token, and their names in the join."""
 NEEDED = (VERSIONS, "response_mask", "rm_scores", *_LISTS)
 """Columns that the join needs."""
-
-Fields = Mapping[str, Any]
-"""The columns of a row."""
 
 
 class Joining:
@@ -359,28 +353,6 @@ def _no_score(left_out: Mapping[str, str], key: RowKey, stats: Stats | None) -> 
     if stats is None or stats["valid"]:
         return None
     return "outage" if stats.get("stop") == StopReason.OUTAGE else "invalid"
-
-
-def joined_row(key: RowKey, stats: Stats | None, fields: Fields, step: int, validation: bool) -> JoinedRow:
-    """Return what the join says of a row before it is trained: whose it is, its score and the parts of that.
-
-    Args:
-        key: Its name.
-        stats: Its stats; None for a row of another agent loop.
-        fields: Its columns, `rm_scores` among them where it was scored.
-        step: Step of the trainer.
-        validation: Whether it belongs to a validation.
-    """
-    own = stats or {}
-    number = int(key.session) if key.session is not None and key.session.isdecimal() else 0
-    row = JoinedRow(own.get("request_id"), key.uid, number, max(0, key.number), validation, step)
-    if (scores := fields.get("rm_scores")) is not None:
-        row.score = float(np.asarray(scores, np.float32).sum(dtype=np.float64))
-    if stats is not None:
-        parts = {**own.get("reported", {})}
-        parts |= {ours: own[name] for name, ours in _PARTS.items() if own.get(name) is not None}
-        row.parts = json.dumps(parts)
-    return row
 
 
 def _sampled(stats: Stats | None, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
