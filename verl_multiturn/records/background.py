@@ -51,18 +51,20 @@ class Losses:
         self._is_reported = False
         self._lock = threading.Lock()
 
-    def add(self, why: str, count: int = 1) -> None:
+    def add(self, why: str, count: int = 1, has_trace: bool = False) -> None:
         """Count what is lost, and report the first of it.
 
         Args:
             why: Why it is lost.
             count: How many are lost; 0: they are late, or it is not known yet.
+            has_trace: Whether the traceback of the error that is being handled is shown, since it is a bug of ours.
         """
         with self._lock:
             self.count += count
             was_reported, self._is_reported = self._is_reported, True
         if not was_reported:
-            logger.warning("%s are lost: %s: %s; the run goes on (said once)", self.what, self.where, why)
+            report = "%s are lost: %s: %s; the run goes on (said once)"
+            logger.warning(report, self.what, self.where, why, exc_info=has_trace)
 
     def end(self) -> None:
         """Report that writing works again, where a loss was reported before."""
@@ -113,7 +115,8 @@ class BackgroundWriter(Generic[Item]):
         self._at_end: list[Callable[[], object]] = []
         """Called in the thread when it is over."""
         self._process = os.getpid()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
 
     @property
     def waiting(self) -> int:
@@ -133,7 +136,7 @@ class BackgroundWriter(Generic[Item]):
         if os.getpid() != self._process:  # in a fork a lock may never be free
             self._losses.count += large
             return "this process is a fork"
-        with self._changed:
+        with self._lock:
             why = self._refusal(large) or self._start()
             if not why:
                 self._queue.append((item, large))
@@ -207,34 +210,33 @@ class BackgroundWriter(Generic[Item]):
             logger.warning("the last %s may be lost: some %d were not written in time: %s", what, self.waiting, where)
 
     def _run(self) -> None:
-        while items := self._next():
-            self._guarded(partial(self._write, items))
+        while batch := self._next():
+            self._guarded(partial(self._write, [item for item, _ in batch]), sum(large for _, large in batch))
             self._underway = 0
         if self._last is not None:
             self._guarded(self._last)
         with self._changed:
             self._is_over, at_end = True, self._at_end
         for call in at_end:
-            self._guarded(call)
+            call()
 
-    def _next(self) -> list[Item]:
+    def _next(self) -> list[tuple[Item, bool]]:
         """Wait for items and take them out of the queue: `enough` large ones at most; [] at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing)
             if self._gather_s:
                 self._changed.wait_for(lambda: self._closing or self._large >= self._enough, self._gather_s)
-            items: list[Item] = []
-            large_ones = 0
-            while self._queue and large_ones + self._queue[0][1] <= self._enough:
-                item, large = self._queue.popleft()
-                items.append(item)
-                large_ones += large
-            self._large -= large_ones
-            self._underway = len(items)
-            return items
+            batch: list[tuple[Item, bool]] = []
+            large = 0
+            while self._queue and large + self._queue[0][1] <= self._enough:
+                batch.append(self._queue.popleft())
+                large += batch[-1][1]
+            self._large -= large
+            self._underway = len(batch)
+            return batch
 
-    def _guarded(self, call: Callable[[], object]) -> None:
+    def _guarded(self, call: Callable[[], None], large: int = 0) -> None:
         try:
             call()
-        except (Exception, SystemExit):  # the thread lives as long as the run, whatever is wrong with one item
-            logger.exception("%s: the writer failed, and goes on", self._name)
+        except (Exception, SystemExit) as error:  # the thread lives as long as the run, whatever is wrong with one item
+            self._losses.add(f"writing failed: {describe(error)}", large, has_trace=True)

@@ -1,7 +1,6 @@
 """The background writer: nothing that goes wrong below it holds anybody up, ends the thread, or goes unreported."""
 
 import asyncio
-import logging
 import os
 import subprocess
 import sys
@@ -29,8 +28,8 @@ class Place:
         self.is_closed = False
         self.losses = Losses("texts", "there")
         self.writer: BackgroundWriter[str] = BackgroundWriter(
-            "texts", self.write, self.losses, **{"most": 3, "last": self.close, **settings}  # type: ignore[arg-type]
-        )  # fmt: skip
+            "texts", self.write, self.losses, **{"most": 3, "last": self.close, **settings}
+        )
 
     @property
     def texts(self) -> list[str]:
@@ -68,7 +67,9 @@ def test_what_is_put_is_written_in_order_before_it_is_closed() -> None:
 
 def test_large_ones_come_by_so_many_and_small_ones_with_those_before() -> None:
     place = Place(most=100, enough=2, gather_s=WAIT_S)
-    for text in "AbBccCDd":
+    place.writer.put("A")
+    assert not place.begun.wait(0.1), "the first one waits for another"
+    for text in "bBccCDd":
         place.writer.put(text, large=text.isupper())
     place.writer.close()
     assert place.batches == [list("AbBcc"), list("CDd")]
@@ -121,8 +122,10 @@ async def test_a_writer_that_raises_goes_on(error: BaseException, caplog: pytest
     place.writer.put("B")
     place.writer.close()
     assert place.texts == ["B"]
-    assert said(caplog) == ["texts: the writer failed, and goes on"]
+    (text,) = said(caplog)
+    assert text.startswith(f"texts are lost: there: writing failed: {type(error).__name__}")
     assert caplog.records[0].exc_info is not None
+    assert place.losses.count == 1
 
 
 def test_what_comes_late_is_refused_and_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -240,12 +243,9 @@ def test_losses_are_counted_from_several_threads() -> None:
     losses = Losses("texts", "there")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(background.logger, "disabled", True)
-        threads = [
-            threading.Thread(target=lambda: [losses.add("x") for _ in range(5_000)]) for _ in range(4)
-        ]  # fmt: skip
+        threads = [threading.Thread(target=lambda: [losses.add("x") for _ in range(5_000)]) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     assert losses.count == 20_000
-    assert logging.getLogger(background.__name__) is background.logger
