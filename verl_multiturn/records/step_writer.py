@@ -1,44 +1,39 @@
-"""`StepWriter`: the thread that writes what the trainer knows of its steps, so that no step waits for a disk.
+"""`StepWriter`: writes what the trainer knows of its steps, in a thread (`background`).
 
     trainer   step(…)  line(…)       references alone, in microseconds
     thread    join/….parquet, then the line in steps.jsonl, which says whether the join is there
 
 Invariants:
-- no step fails or waits because something could not be written. It is said once, and again when it works again;
+- no step fails or waits because something could not be written;
 - lines keep their order, and the line of a step comes after its join;
 - at most `_MOST_JOINS` joins wait. With a disk that is slower, joins are dropped, and their lines say so.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from verl_multiturn.describe import describe
 from verl_multiturn.records import joins, run_file
+from verl_multiturn.records.background import BackgroundWriter, Losses
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.writer import append_lines
 
-_LOG = logging.getLogger(__name__)
-
 STEPS = "steps.jsonl"
-_MOST_JOINS = 4
-_CLOSE_S = 30.0
+_MOST_JOINS = 3
+"""So many joins wait, besides the one that is being written."""
 
 
-@dataclass
-class _Join:
-    """A join that waits to be written."""
+class _Task(NamedTuple):
+    """Something to write."""
 
-    name: str
-    make: Callable[[], pa.Table]
+    write: Callable[[], None]
+    is_join: bool = False
 
 
 class StepWriter:
@@ -51,22 +46,18 @@ class StepWriter:
 
     def __init__(self, folder: str | Path, start: str) -> None:
         self.folder, self.start = Path(folder), start
-        self._tasks: deque[Callable[[], None]] = deque()
-        self._joins = 0
-        """Number of joins that wait."""
         self._joined: dict[str, int] = {}
         """Number of rows of each join that was written and has no line yet."""
         self._lines: list[bytes] = []
         """Lines that could not be written so far."""
-        self._failing = False
-        self._closing = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
-        self._thread.start()
+        self._losses = Losses("joins and steps", self.folder)
+        self._background: BackgroundWriter[_Task] = BackgroundWriter(
+            "steps", self._write, self._losses, most=_MOST_JOINS
+        )
 
     def run(self, make: Callable[[], dict[str, Any]]) -> None:
         """Write the run's file anew; `make` is called in the thread and returns a `schema.RunFile`."""
-        self._hand(lambda: self._write_run(make))
+        self._hand(_Task(partial(self._write_run, make)))
 
     def join(self, validation: bool, step: int, make: Callable[[], pa.Table]) -> None:
         """Write the join of a step or a validation; `make` is called in the thread.
@@ -76,72 +67,43 @@ class StepWriter:
             step: The step.
             make: Function that returns a table of `schema.JOINED`. Nothing that it reads may be changed any more.
         """
-        with self._changed:
-            if self._joins >= _MOST_JOINS:
-                self._fail(f"{self._joins} joins wait already, since the disk is too slow")
-                return
-            self._joins += 1
-        join = _Join(joins.name_of(validation, step, self.start), make)
-        self._hand(lambda: self._write_join(join))
+        name = joins.name_of(validation, step, self.start)
+        self._hand(_Task(partial(self._write_join, name, make), is_join=True))
 
     def line(self, line: dict[str, Any]) -> None:
         """Append a `StepLine`, without its `start`, `join` and `rows`."""
         name = joins.name_of(line["event"] == "validation", line["step"], self.start)
-        self._hand(lambda: self._write_line(self._with_join(line, name)))
+        self._hand(_Task(lambda: self._write_line(self._with_join(line, name))))
 
     def other(self, line: dict[str, Any]) -> None:
         """Append a line of another kind (`Clock`, `End`)."""
-        self._hand(lambda: self._write_line(line))
+        self._hand(_Task(partial(self._write_line, line)))
 
     def close(self) -> None:
-        """Write what was handed over, and stop. It waits for a slow disk, but not forever."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self._thread.join(_CLOSE_S)
-        if self._thread.is_alive():
-            _LOG.warning("joins are lost: %s could not be written to its end within %.0f s", self.folder, _CLOSE_S)
+        """Write what was handed over, and stop, within the time of `BackgroundWriter.close`."""
+        self._background.close()
 
-    def _hand(self, task: Callable[[], None]) -> None:
-        with self._changed:
-            if not self._closing:
-                self._tasks.append(task)
-                self._changed.notify()
+    def _hand(self, task: _Task) -> None:
+        self._background.put(task, large=task.is_join)
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._tasks or self._closing)
-                if not self._tasks:
-                    return
-                task = self._tasks.popleft()
+    def _write(self, tasks: Sequence[_Task]) -> None:
+        for task in tasks:
             try:
-                task()
+                task.write()
             except OSError as error:
-                self._fail(describe(error))
+                self._losses.add(describe(error), task.is_join)  # a line that is not written is kept
             except Exception as error:  # what a run is like is no reason to end it, whatever is wrong with it
-                self._fail(f"it could not be made: {describe(error)}")
+                self._losses.add(f"it could not be made: {describe(error)}", task.is_join)
             else:
-                if self._failing:
-                    _LOG.warning("joins and steps are written again: %s", self.folder)
-                self._failing = False
-
-    def _fail(self, why: str) -> None:
-        if not self._failing:
-            _LOG.warning("what the trainer made of its rows is not recorded: %s: %s; the run goes on", self.folder, why)
-        self._failing = True
+                self._losses.end()
 
     def _write_run(self, make: Callable[[], dict[str, Any]]) -> None:
         run_file.write_whole(run_file.path_of(self.folder, self.start), line_of(make()).decode())
 
-    def _write_join(self, join: _Join) -> None:
-        try:
-            table = join.make()
-            joins.write(self.folder, join.name, table)
-            self._joined[join.name] = table.num_rows
-        finally:
-            with self._changed:
-                self._joins -= 1
+    def _write_join(self, name: str, make: Callable[[], pa.Table]) -> None:
+        table = make()
+        joins.write(self.folder, name, table)
+        self._joined[name] = table.num_rows
 
     def _with_join(self, line: dict[str, Any], name: str) -> dict[str, Any]:
         rows = self._joined.pop(name, None)

@@ -1,4 +1,4 @@
-"""`RecordWriter`: the thread that writes a worker's records, so that the event loop only hands them over.
+"""`RecordWriter`: writes a worker's records in a thread (`background`); the event loop only hands them over.
 
 Invariants:
 - no conversation fails or waits because its record could not be written. A record that was not written is counted;
@@ -9,15 +9,13 @@ Invariants:
 
 from __future__ import annotations
 
-import atexit
 import gzip
 import hashlib
-import logging
 import os
 import secrets
 import socket
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,20 +23,18 @@ from typing import Any, NamedTuple
 
 from verl_multiturn.describe import describe
 from verl_multiturn.records import schema
+from verl_multiturn.records.background import BackgroundWriter, Losses
 from verl_multiturn.records.json_text import dumps, line_of, plain
 from verl_multiturn.records.lines import defaults
 from verl_multiturn.records.redaction import redaction
 from verl_multiturn.records.summaries import summary_of
 
-_LOG = logging.getLogger(__name__)
-
 MEMBER_RECORDS, MEMBER_BYTES, MEMBER_S = 32, 1_000_000, 1.0
 """A gzip member holds at most so many records, or so many bytes before compression, or what came within this time."""
 _MOST_RECORDS, _MOST_LINES = 1_000, 100_000
-"""So many wait to be written; what comes beyond is lost."""
+"""So many records wait to be written; what comes beyond is lost. So many lines are kept while the disk is full."""
 _LOOK_S = 10.0
 """How often the folder's size is looked at, with `max_gb`."""
-_CLOSE_S = 30.0
 
 Line = dict[str, Any]
 
@@ -82,25 +78,30 @@ class RecordWriter:
     ) -> None:
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        self._process = os.getpid()
-        self.stem = f"{start}-{socket.gethostname()}-{self._process}-{secrets.token_hex(4)}"
+        self.stem = f"{start}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._records, self._lines = path / f"{self.stem}.jsonl.gz", path / f"{self.stem}.lines.jsonl"
         self._open = path / f"{self.stem}.open.json"
         self._lines.open("xb").close()  # fail now, at the start of the run, when the path is wrong
         self._share, self._redact = share, redaction(redact)
         self._room = _Room(path, max_gb)
-        self.dropped = 0
-        """Number of records that could not be kept."""
-        self._lost = False
+        self._losses = Losses("records of conversations", self._records)
+        self._background: BackgroundWriter[_Item | None] = BackgroundWriter(
+            "records",
+            self._write,
+            self._losses,
+            most=_MOST_RECORDS,
+            enough=MEMBER_RECORDS,
+            gather_s=MEMBER_S,
+            last=self._write_last,
+        )
         self._unwritten: list[bytes] = []
-        self._queue: list[_Item] = []
-        self._waiting = 0
-        self._snapshot: list[dict[str, Any]] | None = None
-        self._closing = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="records", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)
+        self._snapshots: deque[list[dict[str, Any]]] = deque(maxlen=1)
+        """The last snapshot that is not written; its place in the order is that of a None."""
+
+    @property
+    def dropped(self) -> int:
+        """Return the number of records that could not be kept."""
+        return self._losses.count
 
     def begin(self, line: Line) -> None:
         """Note that a conversation begins."""
@@ -135,76 +136,37 @@ class RecordWriter:
 
     def snapshot(self, open: list[dict[str, Any]]) -> None:
         """Hand over what runs now, a list of `schema.Open`. The next one replaces it."""
-        if os.getpid() == self._process:
-            with self._changed:
-                self._snapshot = open
-                self._changed.notify()
+        self._snapshots.append(open)
+        self._background.put(None, large=False)
 
     def close(self) -> None:
-        """Write what was handed over, and stop. It waits for a slow disk, but not forever."""
-        atexit.unregister(self.close)
-        if os.getpid() != self._process:  # a fork has neither the thread nor what it still has to write
-            return
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self._thread.join(_CLOSE_S)
-        if self._thread.is_alive():
-            _LOG.warning("records are lost: %s could not be written to its end within %.0f s", self._records, _CLOSE_S)
+        """Write what was handed over, and stop, within the time of `BackgroundWriter.close`."""
+        self._background.close()
+
+    async def aclose(self) -> None:
+        """Do as `close` does, and leave the event loop free meanwhile."""
+        await self._background.aclose()
 
     def _hand(self, item: _Item) -> None:
-        if os.getpid() != self._process:  # a fork has no thread, and the lock may never be free in it
-            self.dropped += item.make is not None
-            return
-        with self._changed:
-            if item.make is not None and self._waiting >= _MOST_RECORDS:
-                item = self._dropped(item, "the disk is too slow, and the queue full")
-            if self._closing or len(self._queue) >= _MOST_LINES:
-                self._dropped(item, "the writer is closed" if self._closing else "the queue of lines is full")
-                return
-            self._queue.append(item)
-            self._waiting += item.make is not None
-            if len(self._queue) == 1 or self._waiting >= MEMBER_RECORDS:
-                self._changed.notify()
+        why = self._background.put(item, large=item.make is not None)
+        if why and item.make is not None:
+            self._background.put(_without_record(item, why), large=False)
 
-    def _dropped(self, item: _Item, why: str) -> _Item:
-        """Count a record as lost, say so once, and return the line that says so in the place of its end."""
-        with self._changed:
-            self.dropped += item.make is not None
-            if not self._lost:
-                _LOG.warning("records of conversations are lost: %s: %s; the run goes on", self._records, why)
-            self._lost = True
-        if item.make is None or item.line["event"] == "cancel":  # what became of it is known without its record
-            return _Item(item.line, None)
-        return _Item({**item.line, "event": "drop", "why": why}, None)
-
-    def _run(self) -> None:
-        while not self._closing or self._queue:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing or self._snapshot is not None)
-                self._changed.wait_for(lambda: self._closing or self._waiting >= MEMBER_RECORDS, MEMBER_S)
-                items, self._queue, self._waiting = self._queue, [], 0
-                shot, self._snapshot = self._snapshot, None
-            try:
-                self._write_snapshot(shot)
-                self._write(items)
-            except Exception:  # the thread lives as long as the run, whatever is wrong with one line
-                _LOG.exception("records: %s could not be written to its end", self._records)
-        if self._open.exists():  # nothing runs any more
-            self._write_snapshot([])
-
-    def _write(self, items: Sequence[_Item]) -> None:
-        """Write the records in members, and after each member the lines up to it."""
+    def _write(self, items: Sequence[_Item | None]) -> None:
+        """Write a member of records, or several small ones, and after each member the lines up to it."""
         member: list[_Made] = []
         lines: list[Line] = []
         for item in items:
+            if item is None:
+                self._write_snapshot()
+                continue
             lines.append(item.line)
             if item.make is None:
                 continue
             made = self._made(item.line, item.make)
             if made is not None:
                 member.append(made)
-            if len(member) == MEMBER_RECORDS or sum(len(each.text) for each in member) >= MEMBER_BYTES:
+            if sum(len(each.text) for each in member) >= MEMBER_BYTES:
                 self._write_member(member)
                 self._write_lines(lines)
                 member, lines = [], []
@@ -229,7 +191,9 @@ class RecordWriter:
         return _Made(text, _Item(line, make))
 
     def _turn_into_drop(self, item: _Item, why: str) -> None:
-        item.line.update(self._dropped(item, why).line)
+        """Count a record as lost, and let the line of its end say so."""
+        self._losses.add(why)
+        item.line.update(_without_record(item, why).line)
 
     def _write_member(self, member: Sequence[_Made]) -> None:
         if not member:
@@ -244,10 +208,7 @@ class RecordWriter:
         self._room.took(len(data))
         for place, made in enumerate(member):
             made.item.line.update(offset=offset, place=place)
-        with self._changed:
-            if self._lost:
-                _LOG.warning("records are written again; %d were lost so far: %s", self.dropped, self._records)
-            self._lost = False
+        self._losses.end()
 
     def _write_lines(self, lines: Sequence[Line]) -> None:
         self._unwritten += [line_of(_lean(self._hidden(line))) for line in lines]
@@ -262,19 +223,30 @@ class RecordWriter:
         """Return a line as the rules leave it; the cause of `cancel` is a word of ours."""
         return line if line["event"] == "cancel" else self._redact(line)
 
-    def _snapshot_of(self, shot: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"at": time.time(), "open": shot, "dropped": self.dropped, "cpu_s": time.thread_time()}
-
-    def _write_snapshot(self, shot: list[dict[str, Any]] | None) -> None:
-        if shot is None:
+    def _write_snapshot(self) -> None:
+        if not self._snapshots:  # a later one was written
             return
+        shot = {"at": time.time(), "open": self._snapshots.pop(), "dropped": self.dropped, "cpu_s": time.thread_time()}
         new = self._open.with_suffix(".new")
         try:
-            new.write_bytes(line_of(self._snapshot_of(shot)))
+            new.write_bytes(line_of(shot))
             new.replace(self._open)
         except OSError:  # the next one is due in two seconds
             with suppress(OSError):
                 new.unlink(missing_ok=True)
+
+    def _write_last(self) -> None:
+        """Write that nothing runs any more."""
+        if self._open.exists():
+            self._snapshots.append([])
+            self._write_snapshot()
+
+
+def _without_record(item: _Item, why: str) -> _Item:
+    """Return the line of a conversation whose record is lost, in the place of both."""
+    if item.line["event"] == "cancel":  # what became of it is known without its record
+        return _Item(item.line, None)
+    return _Item({**item.line, "event": "drop", "why": why}, None)
 
 
 def append_lines(path: Path, data: bytes) -> int:

@@ -125,8 +125,8 @@ def test_a_full_disk_is_said_once_and_the_run_goes_on(
     writer.close()
     said = [record.getMessage() for record in caplog.records]
     assert [text.split(":")[0] for text in said] == [
-        "what the trainer made of its rows is not recorded",
-        "joins and steps are written again",
+        "joins and steps are lost",
+        "joins and steps are written again; 2 were lost so far",
     ]
     # The lines were kept, and say that the joins are not there.
     assert [(each["step"], each["join"] is None) for each in lines(tmp_path)] == [(1, True), (2, True), (3, False)]
@@ -169,20 +169,24 @@ def test_what_cannot_be_made_ends_nothing(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_a_slow_disk_costs_joins_and_no_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    goes_on = threading.Event()
+    begun, goes_on = threading.Event(), threading.Event()
 
     def slow() -> pa.Table:
+        begun.set()
         goes_on.wait()
         return table_of([row()])
 
     writer = StepWriter(tmp_path, START)
-    for step in range(1, 7):
+    writer.join(False, 1, slow)
+    writer.line(line(1))
+    begun.wait()
+    for step in range(2, 7):
         writer.join(False, step, slow)
         writer.line(line(step))
     goes_on.set()
     writer.close()
     assert [each["join"] is not None for each in lines(tmp_path)] == [True] * 4 + [False] * 2
-    assert "the disk is too slow" in caplog.text
+    assert "3 wait already, since writing is too slow" in caplog.text
 
 
 def test_how_far_a_clock_is() -> None:
@@ -194,7 +198,7 @@ def test_how_far_a_clock_is() -> None:
 def settle(writer: StepWriter) -> None:
     """Wait until the thread has done all that it was handed."""
     done = threading.Event()
-    writer._hand(done.set)
+    writer._background.put(step_writer._Task(done.set), large=False)
     assert done.wait(60)
 
 

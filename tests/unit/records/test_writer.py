@@ -91,7 +91,7 @@ def test_records_come_in_members_and_lines_name_their_places(tmp_path: Path) -> 
 
 def test_a_member_holds_a_megabyte_at_most_or_one_record(tmp_path: Path) -> None:
     writer = RecordWriter(tmp_path, START)
-    with writer._changed:  # so that all are written together
+    with writer._background._changed:  # so that all are written together
         for number in range(5):
             hand(writer, number, error="x" * 600_000)
     writer.close()
@@ -183,7 +183,7 @@ async def test_a_full_disk_is_counted_said_once_and_over_again(
     said = [record.getMessage() for record in caplog.records]
     assert [text.split(":")[0] for text in said] == [
         "records of conversations are lost",
-        "records are written again; 39 were lost so far",
+        "records of conversations are written again; 39 were lost so far",
     ]
     assert "File too large" in said[0]
     lines = lines_of(tmp_path)
@@ -332,7 +332,7 @@ def test_a_torn_line_ends_before_the_next(tmp_path: Path) -> None:
 async def test_a_snapshot_replaces_the_one_before(tmp_path: Path) -> None:
     writer = RecordWriter(tmp_path, START)
     waiting = {"request_id": "r", "began": 1.0, "doing": "generation", "since": 2.0}
-    with writer._changed:  # so that the first is not written
+    with writer._background._changed:  # so that the first is not written
         writer.snapshot([waiting, waiting])
         writer.snapshot([waiting])
     await until(lambda: named(tmp_path, "*.open.json"))

@@ -48,7 +48,7 @@ class Recorder:
 
     async def aclose(self) -> None:
         """Write what was handed over, and stop."""
-        await asyncio.to_thread(self.writer.close)
+        await self.writer.aclose()
 
     def begun(self, life: Life) -> None:
         """Write that a conversation begins."""
