@@ -154,8 +154,11 @@ def image(workspace: ThreadWorkspace) -> None:
     assert done.exit_code == 0, done.output
 
 
-def play(task: Written, command: str) -> tuple[str, dict[str, bytes]]:
-    """Play a task's scripts around a command of an agent; return what its git knows, and the files of the reward."""
+def play(task: Written, command: str, patch: str | None = None) -> tuple[str, dict[str, bytes]]:
+    """Play a task's scripts around a command of an agent; return what its git knows, and the files of the reward.
+
+    A patch is that of an agent whose git is its own.
+    """
     settings = WorkspaceSettings(packages=("pytest",), folders=("testbed", "var"), timeout_s=120)
     with open_workspace(settings) as workspace:
         image(workspace)
@@ -166,6 +169,7 @@ def play(task: Written, command: str) -> tuple[str, dict[str, bytes]]:
         workspace.run(command, cwd="/testbed")
         workspace.run(task.collect)
         left = read_tar(workspace.get("work.patch", path="/tmp/logs/artifacts")).files
+        left = left if patch is None else {"work.patch": patch.encode()}
     with open_workspace(settings) as workspace:
         image(workspace)
         workspace.put(write_tar({path: text.encode() for path, text in task.tests.items()}), "/tmp/tests")
@@ -194,3 +198,14 @@ def test_the_scripts_work_without_an_image(command: str, reward: bytes | None) -
     known, files = play(task, command)
     assert known == "The repository as it is\nbuilt\n"
     assert files == ({} if reward is None else {"reward.txt": reward})
+
+
+@pytest.mark.parametrize("kind", ["rename", "copy"])
+def test_a_file_comes_to_no_name_by_a_renaming(kind: str) -> None:
+    """The task's own command writes none; git names it in another line than a new file, and would apply it."""
+    _, task = task_of_row("swe_rebench", ROWS["swe_rebench"], "row 1")
+    name = f"diff --git a/calc.py b/pytest.py\nsimilarity index 60%\n{kind} from calc.py\n{kind} to pytest.py\n"
+    forged = FORGED.removeprefix("print('").removesuffix("')").split("\\n")
+    change = "--- a/calc.py\n+++ b/pytest.py\n@@ -1,2 +1,2 @@\n-def add(a, b):\n-    return a - b\n"
+    change += "".join(f"+print({line!r})\n" for line in forged)
+    assert play(task, "true", name + change)[1] == {"reward.txt": b"0\n"}

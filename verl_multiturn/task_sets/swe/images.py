@@ -65,10 +65,11 @@ patch=/logs/artifacts/work.patch
 mkdir -p /logs/verifier
 git config --global --add safe.directory {repository}
 links='^(new file mode|new mode|old mode|index [0-9a-f]+\\.\\.[0-9a-f]+) 1[26]0000'
+moves='^(rename|copy) (from|to) '  # the command that collects the patch writes none
 if [ -s "$patch" ]; then
     git apply --summary "$patch" | python3 -I -S /tests/import_places.py /tests/names.json > /tmp/shadows
     mapfile -t shadows < /tmp/shadows
-    if [ "$(stat -c %s "$patch")" -gt {most} ] || grep -qaE "$links" "$patch" ||
+    if [ "$(stat -c %s "$patch")" -gt {most} ] || grep -qaE "$links|$moves" "$patch" ||
         ! git apply --whitespace=nowarn {excluded} "${{shadows[@]}}" "$patch"; then
         echo 0 > /logs/verifier/reward.txt
         exit 0
