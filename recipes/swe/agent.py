@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from verl_multiturn.proxy.agents.agent import SessionAddress
+from verl_multiturn.proxy.agents.mini_swe import MiniSettings, check_installed, solve
 from verl_multiturn.task_sets.swe.draw import settings_for
-from verl_multiturn.task_sets.swe.mini import MiniSettings, check_installed, solve
 from verl_multiturn.task_sets.swe.tasks import SweTask
 from verl_multiturn.workspaces.thread_judge import judge_workspace
 from verl_multiturn.workspaces.threads import open_workspace
@@ -40,5 +40,5 @@ def run(row: dict[str, Any], session: SessionAddress) -> float:
     with open_workspace(shown) as workspace:
         workspace.put(task.tar())
         workspace.run(_COMMIT)
-        solve(row["messages"][-1]["content"], workspace, session, MiniSettings(**info["agent"]))
+        solve(row["messages"][-1]["content"], workspace.run, session, MiniSettings(**info["agent"]))
         return judge_workspace(task, workspace, shown).reward

@@ -20,8 +20,8 @@ from openai.types.chat import ChatCompletion
 from transformers import Qwen2ForCausalLM
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.proxy.agents.mini_swe import MiniSettings, bash_tool, play
 from verl_multiturn.task_sets.swe.draw import settings_for
-from verl_multiturn.task_sets.swe.mini import MiniSettings, bash_tool, play
 from verl_multiturn.task_sets.swe.tasks import SweTask, installed
 from verl_multiturn.workspaces.tars import read_tar
 from verl_multiturn.workspaces.threads import open_workspace
@@ -90,7 +90,7 @@ def conversation_of(task: SweTask, settings: MiniSettings) -> list[dict[str, Any
     path = task.mutation.path
     with open_workspace(settings_for(task.package)) as workspace:
         workspace.put(task.task().tar())
-        said = play(task.statement, workspace, Scripted(commands_of(task)), settings)
+        said = play(task.statement, workspace.run, Scripted(commands_of(task)), settings)
         left = read_tar(workspace.get(path)).files.get(path)
     if left != installed(task.package).files[path]:
         raise ConfigError(f"the commands {commands_of(task)} do not mend {path!r}; this is a fault of the recipe")

@@ -1,10 +1,12 @@
-"""The answers of processes: one line of JSON each, over a socket."""
+"""The answers of processes, a line of JSON each, over a socket: the worker reads them, a fork writes them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 
@@ -33,3 +35,25 @@ async def read_line(connection: socket.socket, most_bytes: int = 2**26) -> dict[
     if not isinstance(answer, dict):
         raise ValueError("no answer")
     return answer
+
+
+def answer_lines(served: socket.socket, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer requests, a line of JSON each, until the worker closes the socket; first say which process this is.
+
+    Args:
+        served: The socket.
+        answer: Returns the answer of a request.
+    """
+    process = os.getpid()
+    said: dict[str, Any] = {"process": process}
+    with served.makefile("rwb") as stream:
+        while True:
+            stream.write(json.dumps(said).encode() + b"\n")
+            stream.flush()
+            if not (line := stream.readline()):
+                return
+            try:
+                said = answer(json.loads(line))
+            finally:
+                if os.getpid() != process:  # a child that the author's code forked: it would answer a second time
+                    os._exit(0)

@@ -5,9 +5,7 @@
 Invariants:
 - a change counts only if the row allows its path, and never one that could decide what a test sees before it runs:
   tests, configuration of test runners, start-up files, compiled files, git's files, links;
-- nor one by which a name of the tests, of their configuration, of a runner, or of what tests may import would be found
-  in another place than before: a package in the place of a module, a module where imports begin, and an `__init__.py`
-  made or deleted so that they begin elsewhere;
+- nor one by which tests would import something in another place than before: `import_places.py` has the rule;
 - whatever a model leaves there are changes, or words that say why there are none. Only a failure of ours raises.
 """
 
@@ -15,15 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from verl_multiturn.errors import UnjudgedError
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.packages import modules_of
+from verl_multiturn.workspaces import import_places
 from verl_multiturn.workspaces.globs import Globs
+from verl_multiturn.workspaces.import_places import Names, above, exposing, first_root, modules, patterns
 from verl_multiturn.workspaces.tars import TarFiles, read_tar, write_tar
 from verl_multiturn.workspaces.task import PytestVerdict, ScriptVerdict, Task
 from verl_multiturn.workspaces.workspace import Workspace, WorkspaceError
@@ -43,86 +42,17 @@ NEVER = {
     "an installed package's": ("*.dist-info", "*.egg-info", "*.egg", "site-packages", "dist-packages"),
 }
 """Names that are never taken, wherever they stand in a path, in whatever case."""
-_NEVER_PATTERNS = {
-    reason: re.compile("(?:^|/)(?:" + "|".join(map(re.escape, names)).replace(r"\*", "[^/]*") + r")(?:/|\Z)")
-    for reason, names in NEVER.items()
-}
 RUNNERS = frozenset(
     {"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "nose", "coverage"}
 )
 """Modules of test runners: a new file of such a name is not taken."""
+_NEVER_PATTERNS = patterns(NEVER)
 _OF_TESTS = ("a test", "configuration of tests")
 _MOST_ENTRIES = 20_000
 _MOST_TAR_BYTES = 64 * 2**20
 _FOLDER_BYTES = 512
 """Bytes of a folder in a tar."""
 _LONGEST_NAME = 200
-
-
-@dataclass(frozen=True)
-class Names:
-    """Names in a row's tree with its hidden tests, found once: a model may leave thousands of files.
-
-    Attributes:
-        files: Paths of the files.
-        folders: Paths of the folders, also of those that imports begin in and that are not there yet.
-        modules: What an import may mean: the path of each file `.py` without its ending, and that of each folder with
-            an `__init__.py`. Another folder takes the place of no module that is found elsewhere.
-        roots: Folders that imports begin in, also where they are packages; `.` for the tree itself.
-        taken: Modules that are found elsewhere, and that tests may import.
-        tests: Paths of the hidden files, and of the files whose tests are judged.
-        above_tests: Folders that tests lie below; the tree itself is "". A script may run those of the tree.
-        begun: Those of them in which imports begin before the agent's work: roots, and what pytest adds for the tests.
-    """
-
-    files: Collection[str]
-    folders: frozenset[str]
-    modules: frozenset[str]
-    roots: frozenset[str]
-    taken: frozenset[str]
-    tests: frozenset[str]
-    above_tests: frozenset[str]
-    begun: frozenset[str]
-
-    @classmethod
-    def of(cls, task: Task, tree: Mapping[str, bytes], packages: bool | tuple[str, ...]) -> Names:
-        """Return the names in a tree.
-
-        Args:
-            task: The task.
-            tree: Its tree.
-            packages: Installed packages that its tests may import.
-
-        Raises:
-            ConfigError: A package is not installed.
-        """
-        verdict = task.verdict
-        roots = {os.path.normpath(root) for root in ((".",) if isinstance(verdict, ScriptVerdict) else verdict.roots)}
-        hidden: Mapping[str, str] = {}
-        plugins: tuple[str, ...] = ()
-        named, own = set[str](), set[str]()
-        if isinstance(verdict, PytestVerdict):
-            hidden, plugins = verdict.files, verdict.plugins
-            named = {name.partition("::")[0] for name in (*verdict.tests, *verdict.kept)}
-        elif isinstance(verdict, ScriptVerdict):
-            own = {path for path in tree if _why_by_name(path) in _OF_TESTS}
-        files = tree.keys() | hidden.keys()  # pytest begins imports in the folders of hidden tests
-        tests = {path for path in {*hidden, *named, *own} if path.endswith(".py")}
-        return cls(
-            files=files,
-            folders=frozenset(_above(files | {f"{root}/" for root in roots})),
-            modules=frozenset(_modules(files)),
-            roots=frozenset({".", *roots}),
-            taken=modules_of(packages) | {name.partition(".")[0] for name in plugins} | sys.stdlib_module_names,
-            tests=frozenset({*hidden, *named}),
-            above_tests=frozenset({"", *_above(tests)} if tests else ()),
-            begun=frozenset({"" if root == "." else root for root in roots})
-            | {_first_root(os.path.dirname(path), files) for path in named},
-        )
-
-    def is_taken(self, module: str) -> bool:
-        """Tell whether tests may import a module of this name that is found elsewhere."""
-        return module.lower() in RUNNERS or module in self.taken
 
 
 @dataclass(frozen=True)
@@ -180,7 +110,7 @@ def why_uncollected(task: Task, tree: Mapping[str, bytes]) -> str:
         for path, content in tree.items()
         if any(place in (".", path) or path.startswith(f"{place}/") for place in places)
     }
-    folders = _above(files)
+    folders = above(files)
     entries, size = len(files) + len(folders), len(write_tar(files)) + _FOLDER_BYTES * len(folders)
     if entries <= _MOST_ENTRIES and size <= _MOST_TAR_BYTES:
         return ""
@@ -201,7 +131,7 @@ def changes(task: Task, found: TarFiles, packages: bool | tuple[str, ...]) -> Le
     if found.problem is not None:
         return Left(problem=f"the files that were left cannot be taken: {found.problem}")
     original, was_executable = task.tree()
-    names = Names.of(task, original, packages)
+    names = names_of(task, original, packages)
     allowed = Globs(task.allowed)
     left_out = dict(found.left_out)
     counted: dict[str, bytes | None] = {}
@@ -228,13 +158,51 @@ def changes(task: Task, found: TarFiles, packages: bool | tuple[str, ...]) -> Le
         left_out[path] = reason
         del counted[path]
     there = {path for path in original if counted.get(path, b"") is not None}
-    folders = _above(there)
+    folders = above(there)
     for path in sorted(path for path, content in counted.items() if content is not None):
         # Changes cannot meet each other so: they were in one tree.
-        if path in folders or not there.isdisjoint(_above([path])):
+        if path in folders or not there.isdisjoint(above([path])):
             left_out[path] = "there is a folder in the place of a file, or a file in that of a folder"
             del counted[path]
     return Left(counted, frozenset(found.executable & counted.keys()), left_out)
+
+
+def names_of(task: Task, tree: Mapping[str, bytes], packages: bool | tuple[str, ...]) -> Names:
+    """Return the names in a row's tree with its hidden tests.
+
+    Args:
+        task: The task.
+        tree: Its tree.
+        packages: Installed packages that its tests may import.
+
+    Raises:
+        ConfigError: A package is not installed.
+    """
+    verdict = task.verdict
+    roots = {os.path.normpath(root) for root in ((".",) if isinstance(verdict, ScriptVerdict) else verdict.roots)}
+    hidden: Mapping[str, str] = {}
+    plugins: tuple[str, ...] = ()
+    named, own = set[str](), set[str]()
+    if isinstance(verdict, PytestVerdict):
+        hidden, plugins = verdict.files, verdict.plugins
+        named = {name.partition("::")[0] for name in (*verdict.tests, *verdict.kept)}
+    elif isinstance(verdict, ScriptVerdict):  # a script may run the tests of the tree
+        own = {path for path in tree if any(_NEVER_PATTERNS[reason].search(path.lower()) for reason in _OF_TESTS)}
+    files = tree.keys() | hidden.keys()  # pytest begins imports in the folders of hidden tests
+    tests = {path for path in {*hidden, *named, *own} if path.endswith(".py")}
+    return Names(
+        never=_NEVER_PATTERNS,
+        runners=RUNNERS,
+        taken=modules_of(packages) | {name.partition(".")[0] for name in plugins} | sys.stdlib_module_names,
+        files=files,
+        folders=above(files | {f"{root}/" for root in roots}),
+        modules=modules(files),
+        roots={".", *roots},
+        tests={*hidden, *named},
+        above_tests={"", *above(tests)} if tests else set(),
+        begun={"" if root == "." else root for root in roots}
+        | {first_root(os.path.dirname(path), files) for path in named},
+    )
 
 
 def why_never(task: Task, path: str, names: Names) -> str:
@@ -245,127 +213,9 @@ def why_never(task: Task, path: str, names: Names) -> str:
         path: The path.
         names: Those in the row's tree.
     """
-    reason = _why_by_name(path) or ("a test" if path in names.tests else "")
-    if not reason and path not in names.files:
-        reason = _why_replacing(task, path, names)
-    if reason:
+    if reason := import_places.why_never(path, names, Globs(task.allowed).match):
         return reason
-    if any(len(part.encode()) > _LONGEST_NAME for part in path.lower().split("/")):
-        return "its name is too long"
-    return _shadowed(path, names)
-
-
-def exposing(counted: Mapping[str, bytes | None], names: Names) -> list[tuple[str, str]]:
-    """Return the changes of an `__init__.py` by which pytest would begin imports beside modules of others' names.
-
-    pytest begins them in the innermost folder above a test that has no `__init__.py`. So a folder becomes one of these
-    if its `__init__.py` is deleted, or if one is made in the folders below it that lead to a test.
-
-    Args:
-        counted: New content of each file that was changed or made; None for one that was deleted.
-        names: Those in the row's tree.
-
-    Returns:
-        The path of each such file, and the reason.
-    """
-    there = {path for path in names.files | counted.keys() if counted.get(path, b"") is not None}
-    shadows: dict[str, str] = {}  # by folder, one of its modules that could be the agent's and is found elsewhere
-    for path in sorted(path for path in there if path.endswith(".py")):
-        module = _module(path)
-        if names.is_taken(os.path.basename(module)) and path not in names.tests and not _why_by_name(path):
-            shadows.setdefault(os.path.dirname(module), module)
-    changed = [path for path in counted if f"/{path}".endswith("/__init__.py")]
-    changed = [path for path in changed if os.path.dirname(path) in names.above_tests]
-    found: list[tuple[str, str]] = []
-
-    def is_refused(path: str, root: str) -> bool:
-        if root in names.begun or root not in shadows:
-            return False
-        found.append((path, f"{shadows[root]!r} would shadow the module {os.path.basename(shadows[root])!r}"))
-        return True
-
-    # From within: a package that stays one is a module of the folder above.
-    for path in sorted((path for path in changed if counted[path] is None), key=_depth, reverse=True):
-        package = os.path.dirname(path)
-        if is_refused(path, package):
-            there.add(path)
-            if names.is_taken(os.path.basename(package)):
-                shadows.setdefault(os.path.dirname(package), package)
-    # From without: where imports begin depends on the folders above.
-    for path in sorted((path for path in changed if path in there and path not in names.files), key=_depth):
-        if is_refused(path, _first_root(os.path.dirname(path), there)):
-            there.discard(path)
-    return found
-
-
-def _why_by_name(path: str) -> str:
-    """Return why a change of a path of this name never counts; empty if it may count."""
-    return next((reason for reason, pattern in _NEVER_PATTERNS.items() if pattern.search(path.lower())), "")
-
-
-def _why_replacing(task: Task, path: str, names: Names) -> str:
-    """Return why a new file may not be found before another one that lies beside it; empty if it may.
-
-    Python looks for a package first, then for a module, then for a folder without `__init__.py`. So a new package
-    counts as a module of its name would, whether that is there or not: names of tests are drawn. Packages of such names
-    that the row has, for example `load_test`, may be changed.
-    """
-    if path.endswith("/__init__.py"):
-        module = f"{_module(path)}.py"
-        if reason := _why_by_name(module) or ("a test" if module in names.tests else ""):
-            return reason
-        if module in names.files and not Globs(task.allowed).match(module):
-            return f"it would take the place of {module!r}, which the task does not allow"
-    elif path.endswith(".py") and _module(path) in names.above_tests:
-        return f"it would take the place of the tests' folder {_module(path)!r}"
-    return ""
-
-
-def _shadowed(path: str, names: Names) -> str:
-    """Return why a new file would take the place of another module in imports; empty if it would not."""
-    if path in names.files:
-        return ""
-    folders = path.split("/")
-    for depth, part in enumerate(folders):  # from the outermost folder to the file itself
-        place = "/".join(folders[:depth])
-        above = f"{place}/" if place else ""
-        is_new_folder = depth < len(folders) - 1 and f"{above}{part}" not in names.folders
-        becomes_package = folders[depth + 1 :] == ["__init__.py"]
-        module = part.removesuffix(".py")
-        if is_new_folder or becomes_package or module != part:
-            is_root = (place or ".") in names.roots or f"{above}__init__.py" not in names.files
-            if is_root and names.is_taken(module) and f"{above}{module}" not in names.modules:
-                return f"it would shadow the module {module!r}"
-        if is_new_folder:
-            return ""  # nothing imports from below it but by its own name
-    return ""
-
-
-def _modules(paths: Collection[str]) -> set[str]:
-    """Return what an import may mean: see `Names.modules`."""
-    return {_module(path) for path in paths if path.endswith(".py")}
-
-
-def _module(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__")
-
-
-def _first_root(folder: str, files: Collection[str]) -> str:
-    """Return the folder in which pytest begins imports for a test in a folder; "" is the tree, `..` is outside."""
-    while os.path.join(folder, "__init__.py") in files:
-        if not folder:
-            return ".."
-        folder = os.path.dirname(folder)
-    return folder
-
-
-def _above(paths: Collection[str]) -> set[str]:
-    """Return all folders above paths."""
-    return {path[:end] for path in paths for end, sign in enumerate(path) if sign == "/"}
-
-
-def _depth(path: str) -> int:
-    return path.count("/")
+    return "its name is too long" if any(len(part.encode()) > _LONGEST_NAME for part in path.split("/")) else ""
 
 
 def _places(task: Task) -> list[str]:

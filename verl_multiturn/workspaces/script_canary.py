@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_multiturn.workspaces.globs import Globs
-from verl_multiturn.workspaces.left import Names, why_never
+from verl_multiturn.workspaces.import_places import Names
+from verl_multiturn.workspaces.left import why_never
 from verl_multiturn.workspaces.script_run import REWARD_FOLDER
 from verl_multiturn.workspaces.task import ScriptVerdict, Task
 from verl_multiturn.workspaces.workspace import FOLDER

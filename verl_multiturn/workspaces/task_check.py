@@ -15,7 +15,8 @@ from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.workspaces.canaries import Layout, changed, function_of, lay_out, lots, shared
 from verl_multiturn.workspaces.disturbed import DisturbedError
 from verl_multiturn.workspaces.hidden_file import candidates, words_of
-from verl_multiturn.workspaces.left import Left, Names, exposing, why_never, why_uncollected
+from verl_multiturn.workspaces.import_places import exposing
+from verl_multiturn.workspaces.left import Left, names_of, why_never, why_uncollected
 from verl_multiturn.workspaces.script_canary import Canary, canary_runs, named_program, why_no_place
 from verl_multiturn.workspaces.task import PytestVerdict, ScriptVerdict, Task, UnguardedError
 from verl_multiturn.workspaces.verdict import Judge, Tree, judged_outcomes
@@ -41,7 +42,7 @@ async def check_task(task: Task, judge: Judge, repair: Left | None = None) -> Ta
     if repair is None and not task.gold:
         raise _refusal(task, "it has no 'gold', so nobody knows whether its tests can pass")
     original, gold = task.tree()[0], gold_left(task).changes
-    names = Names.of(task, original, judge.packages)
+    names = names_of(task, original, judge.packages)
     never = [(path, why_never(task, path, names)) for path in gold]
     for path, reason in (*never, *exposing(gold, names)):
         if reason:
@@ -156,7 +157,7 @@ async def _why_started(task: Task, verdict: ScriptVerdict, judge: Judge, after: 
     )
     if program := why_no_place(task, verdict, after.files):
         return f"its script has no twins, and starts {program!r}, in whose programs no canary has a place; {instead}"
-    canary, names = Canary(), Names.of(task, task.tree()[0], judge.packages)
+    canary, names = Canary(), names_of(task, task.tree()[0], judge.packages)
     for each in canary_runs(task, verdict, after.files, names, canary):
         tree = Tree({**after.files, **each.changed}, after.executable | each.changed.keys(), after.own)
         reward, started = await _said(task, "the repair with canaries", judge.canary_run(task, verdict, tree, canary))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import httpx
 import pytest
+from openai import BadRequestError
+from openai.types.chat import ChatCompletion
 
 from verl_multiturn.proxy.agents.harbor.sorting import Story
+from verl_multiturn.proxy.agents.mini_swe import play
 
 pytest.importorskip("minisweagent")
 
@@ -21,8 +28,7 @@ _STAND_INS = (
     *("harbor.environments.docker.docker", "harbor.environments.tar_transfer", "harbor.models"),
     *("harbor.models.agent", "harbor.models.agent.context", "harbor.models.environment_type", "harbor.models.task"),
     *("harbor.models.task.config", "harbor.models.trial", "harbor.models.trial.config", "harbor.trial"),
-    *("harbor.trial.hooks", "harbor.trial.single_step", "harbor.trial.trial", "litellm", "litellm.exceptions"),
-    "minisweagent.models.litellm_model",
+    *("harbor.trial.hooks", "harbor.trial.single_step", "harbor.trial.trial", "litellm"),
 )
 
 
@@ -65,18 +71,6 @@ class Containers:
         """Stop a service."""
 
 
-class FullError(Exception):
-    """LiteLLM's error for a conversation that no longer fits."""
-
-
-class Model:
-    """mini-swe-agent's model, whose context is full."""
-
-    def query(self, messages: list[dict[str, str]], **_: Any) -> dict[str, Any]:
-        """Ask the model."""
-        raise FullError("the prompt has 70000 tokens")
-
-
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     """Return the bridge's modules that import Harbor."""
@@ -87,8 +81,6 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     sys.modules["harbor.environments.base"].BaseEnvironment = Environment  # type: ignore[attr-defined]
     sys.modules["harbor.environments.docker.docker"].DockerEnvironment = Containers  # type: ignore[attr-defined]
     sys.modules["harbor.agents.base"].BaseAgent = object  # type: ignore[attr-defined]
-    sys.modules["litellm.exceptions"].ContextWindowExceededError = FullError  # type: ignore[attr-defined]
-    sys.modules["minisweagent.models.litellm_model"].LitellmModel = Model  # type: ignore[attr-defined]
     found = {}
     for name in ("trial", "environment", "mini_swe"):
         spec = importlib.util.find_spec(f"verl_multiturn.proxy.agents.harbor.{name}")
@@ -184,11 +176,75 @@ async def test_who_ended_a_container_is_asked_before_harbor_ends_it(
     assert (Containers.start, Containers.stop, Containers.stop_service) == before
 
 
-def test_a_full_context_ends_mini_swe_agent_at_a_limit(modules: dict[str, ModuleType]) -> None:
-    from minisweagent.exceptions import LimitsExceeded
+class HarborEnvironment:
+    """An environment of Harbor that runs two commands, and whose other ones fail at once or late."""
 
-    with pytest.raises(LimitsExceeded) as ended:
-        modules["mini_swe"]._Model().query([])
-    [message] = ended.value.messages
-    assert (message["role"], message["extra"]["exit_status"]) == ("exit", "LimitsExceeded")
-    assert message["content"] == "the prompt has 70000 tokens"
+    def __init__(self) -> None:
+        self.commands: list[str] = []
+
+    async def exec(self, command: str, env: dict[str, str], timeout_sec: int) -> Any:
+        """Run a command."""
+        self.commands.append(command)
+        assert env["PAGER"] == "cat"
+        if command == "gone":
+            raise RuntimeError("the container is gone")
+        if command == "late":
+            await asyncio.sleep(timeout_sec)
+            raise RuntimeError("Harbor's own words")
+        return SimpleNamespace(stdout="so\n", stderr="far\n", return_code=3)
+
+
+def scripted(*commands: str) -> Any:
+    """Return a client of OpenAI's form whose model gives some commands, and then says that its context is full."""
+    left = list(commands)
+
+    def create(**_: Any) -> ChatCompletion:
+        if not left:
+            request = httpx.Request("POST", "http://127.0.0.1")
+            response = httpx.Response(400, request=request, json={})
+            raise BadRequestError("full", response=response, body={"code": "context_length_exceeded"})
+        call = {"name": "bash", "arguments": json.dumps({"command": left.pop(0)})}
+        calls = [{"id": "c", "type": "function", "function": call}]
+        message = {"role": "assistant", "content": None, "tool_calls": calls}
+        choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
+        return ChatCompletion.model_validate(
+            {"id": "c", "object": "chat.completion", "created": 0, "model": "policy", "choices": [choice]}
+        )
+
+    return contextlib.nullcontext(SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create))))
+
+
+async def _worked(modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, *commands: str) -> list[Any]:
+    module, said = modules["mini_swe"], []
+    monkeypatch.setattr(module, "client_of", lambda *address: scripted(*commands))
+    monkeypatch.setattr(module, "play", lambda *given: said.extend(play(*given)))
+    harness = module.MiniSweAgent(command_s=1.0)
+    harness._get_env = lambda name: name
+    environment = HarborEnvironment()
+    await harness.run("Mend it.", environment, None)
+    assert environment.commands == list(commands)
+    return said
+
+
+async def test_commands_of_mini_swe_agent_run_in_harbors_environment(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = await _worked(modules, monkeypatch, "ls", "late")
+    assert [each["role"] for each in said] == ["system", "user", "assistant", "tool", "assistant", "tool", "exit"]
+    assert ('"returncode": 3' in said[3]["content"], "so\\nfar" in said[3]["content"]) == (True, True)
+    assert "did not end within 1 seconds" in said[5]["content"]
+    assert (said[-1]["extra"]["exit_status"], said[-1]["content"]) == ("LimitsExceeded", "context_length_exceeded")
+
+
+async def test_a_lost_environment_ends_mini_swe_agent(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RuntimeError, match="the container is gone"):
+        await _worked(modules, monkeypatch, "gone")
+
+
+def test_no_command_of_mini_swe_agent_runs_behind_its_time(modules: dict[str, ModuleType]) -> None:
+    inside = modules["mini_swe"]._Inside(HarborEnvironment(), MagicMock())
+    inside.is_over = True
+    with pytest.raises(RuntimeError, match="the agent's time is over"):
+        inside.run("ls", timeout_s=1.0, env={})

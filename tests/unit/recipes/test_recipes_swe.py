@@ -13,13 +13,13 @@ from tests.recipe_scripts import RECIPES, composed, prepared, script
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.config import ProxySettings
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.proxy.agents import mini_swe
+from verl_multiturn.proxy.agents.mini_swe import MiniSettings
 from verl_multiturn.proxy.agents.runners import build_runner, check_agent
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
-from verl_multiturn.task_sets.swe import mini
-from verl_multiturn.task_sets.swe.mini import MiniSettings
 from verl_multiturn.task_sets.swe.mutations import mutations_of
 from verl_multiturn.task_sets.swe.tasks import SweTask, installed
 
@@ -77,7 +77,7 @@ def test_what_the_tiny_model_knows_mends_every_mistake(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_found_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mini._package.cache_clear()
+    mini_swe.package.cache_clear()
     monkeypatch.setitem(sys.modules, "minisweagent", None)
     monkeypatch.delitem(sys.modules, "recipes.swe.agent", raising=False)
     with pytest.raises(ConfigError, match="mini-swe-agent cannot be imported"):

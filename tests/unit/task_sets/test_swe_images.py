@@ -12,10 +12,9 @@ import pytest
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.task_sets.harbor.write import Written, write_folder
-from verl_multiturn.task_sets.swe import counted
-from verl_multiturn.task_sets.swe.counted import exposing, pattern, shadows
 from verl_multiturn.task_sets.swe.grade import grade
 from verl_multiturn.task_sets.swe.images import task_of_row
+from verl_multiturn.workspaces import import_places
 from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.tars import read_tar, write_tar
 from verl_multiturn.workspaces.threads import ThreadWorkspace, open_workspace
@@ -115,61 +114,6 @@ def test_rows_that_cannot_be_used_are_refused(kind: str, change: dict[str, Any],
         task_of_row(kind, {**ROWS[kind], **change}, "row 1")
 
 
-@pytest.mark.parametrize(
-    ("path", "is_shadow"),
-    [
-        ("pytest.py", True),  # the root has an `__init__.py`
-        ("json/__init__.py", True),  # a folder of data
-        ("logging.py", True),  # beside `logging.yaml`
-        ("queue/__init__.py", True),
-        ("random.py", False),  # the repository's own
-        ("lib/random.py", False),
-        ("json/more.json", False),
-        ("queue.json", False),
-        ("conftest/__init__.py", True),  # Python finds a package before a module
-        ("lib/test_ops/__init__.py", True),
-        ("lib/Ops_Test/__init__.py", True),
-        ("lib/test_ops/data.json", False),
-    ],
-)
-def test_a_new_file_of_a_patch_takes_the_place_of_no_module(
-    path: str, is_shadow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("__init__.py", "lib/__init__.py", "json/a.json", "logging.yaml", "random.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    monkeypatch.chdir(tmp_path)
-    never = pattern(["conftest.py", "test_*.py", "*_test.py"])
-    assert shadows(path, {"pytest", "json", "logging", "queue", "random"}, never) is is_shadow
-
-
-@pytest.mark.parametrize(
-    ("made", "gone", "exposed"),
-    [
-        ([], ["lib/__init__.py"], ["lib/__init__.py"]),
-        (["lib/json.py"], ["lib/__init__.py", "lib/random.py"], ["lib/__init__.py"]),
-        (["lib/queue/__init__.py"], ["lib/__init__.py", "lib/random.py"], ["lib/__init__.py"]),
-        (["src/lib/__init__.py", "src/lib/random.py"], ["lib/__init__.py", "lib/random.py"], []),  # moved: tests stay
-        (["app/spec/__init__.py"], [], ["app/spec/__init__.py"]),
-        (["app/spec/__init__.py", "app/spec/deep/__init__.py"], [], ["app/spec/__init__.py"]),
-        (["app/spec/deep/__init__.py"], [], []),  # imports would begin in `app/spec`
-        (["app/__init__.py", "app/spec/__init__.py"], [], []),  # in the repository itself
-        (["app/spec/__init__.py"], ["app/calendar.py"], []),
-        (["app/new/__init__.py"], [], []),  # no test lies below it
-    ],
-)
-def test_a_patch_does_not_move_where_imports_begin(
-    made: list[str], gone: list[str], exposed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = ["lib/__init__.py", "lib/random.py", "lib/test/__init__.py", "app/calendar.py", "app/spec/deep/test_a.py"]
-    for name in there:
-        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
-        (tmp_path / name).touch()
-    monkeypatch.chdir(tmp_path)
-    names = {"calendar", "json", "queue", "random", "test"}
-    assert exposing(set(made), set(gone), names, pattern(["test", "test_*.py"])) == exposed
-
-
 def test_what_git_says_of_a_patch_becomes_options(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "__init__.py").touch()
@@ -179,11 +123,11 @@ def test_what_git_says_of_a_patch_becomes_options(tmp_path: Path) -> None:
         " create mode 100644 lib/random.py\n delete mode 100644 lib/__init__.py\n mode change 100644 => 100755 a.py\n"
         " create mode 100644 json.py\n create mode 100644 conftest/__init__.py\n create mode 100644 conftest.py\n"
     )
-    script = str(Path(counted.__file__))
+    script = str(Path(import_places.__file__))
     command = [sys.executable, "-I", "-S", script, str(names)]
     done = subprocess.run(command, cwd=tmp_path, input=said, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [
-        f"--exclude={path}" for path in ("conftest/__init__.py", "json.py", "lib/__init__.py")
+        f"--exclude={path}" for path in ("conftest.py", "conftest/__init__.py", "json.py", "lib/__init__.py")
     ]
 
 
@@ -210,8 +154,11 @@ def image(workspace: ThreadWorkspace) -> None:
     assert done.exit_code == 0, done.output
 
 
-def play(task: Written, command: str) -> tuple[str, dict[str, bytes]]:
-    """Play a task's scripts around a command of an agent; return what its git knows, and the files of the reward."""
+def play(task: Written, command: str, patch: str | None = None) -> tuple[str, dict[str, bytes]]:
+    """Play a task's scripts around a command of an agent; return what its git knows, and the files of the reward.
+
+    A patch is that of an agent whose git is its own.
+    """
     settings = WorkspaceSettings(packages=("pytest",), folders=("testbed", "var"), timeout_s=120)
     with open_workspace(settings) as workspace:
         image(workspace)
@@ -222,6 +169,7 @@ def play(task: Written, command: str) -> tuple[str, dict[str, bytes]]:
         workspace.run(command, cwd="/testbed")
         workspace.run(task.collect)
         left = read_tar(workspace.get("work.patch", path="/tmp/logs/artifacts")).files
+        left = left if patch is None else {"work.patch": patch.encode()}
     with open_workspace(settings) as workspace:
         image(workspace)
         workspace.put(write_tar({path: text.encode() for path, text in task.tests.items()}), "/tmp/tests")
@@ -250,3 +198,14 @@ def test_the_scripts_work_without_an_image(command: str, reward: bytes | None) -
     known, files = play(task, command)
     assert known == "The repository as it is\nbuilt\n"
     assert files == ({} if reward is None else {"reward.txt": reward})
+
+
+@pytest.mark.parametrize("kind", ["rename", "copy"])
+def test_a_file_comes_to_no_name_by_a_renaming(kind: str) -> None:
+    """The task's own command writes none; git names it in another line than a new file, and would apply it."""
+    _, task = task_of_row("swe_rebench", ROWS["swe_rebench"], "row 1")
+    name = f"diff --git a/calc.py b/pytest.py\nsimilarity index 60%\n{kind} from calc.py\n{kind} to pytest.py\n"
+    forged = FORGED.removeprefix("print('").removesuffix("')").split("\\n")
+    change = "--- a/calc.py\n+++ b/pytest.py\n@@ -1,2 +1,2 @@\n-def add(a, b):\n-    return a - b\n"
+    change += "".join(f"+print({line!r})\n" for line in forged)
+    assert play(task, "true", name + change)[1] == {"reward.txt": b"0\n"}

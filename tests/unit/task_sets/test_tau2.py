@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ from verl_multiturn.task_sets.tau2.package import (
 )
 from verl_multiturn.task_sets.tau2.tools import domain_tools
 from verl_multiturn.task_sets.tau2.user import Customer, CustomerSettings, TauUser
+from verl_multiturn.task_sets.tau2.world_process import Loaded, serve
 from verl_multiturn.task_sets.tau2.worlds import World, close_worlds, world_of, worlds_of
 
 # The tests share a zygote, which takes two seconds to start.
@@ -190,6 +193,31 @@ async def test_a_world_that_is_killed_is_made_again() -> None:
     assert not failed, content
     assert (await world.judge(CANCEL, [GREETING])).reward == 1.0
     await world.close()
+
+
+async def test_a_child_that_a_call_forked_answers_nothing() -> None:
+    class Forking:
+        def get_response(self, made: Any) -> Any:
+            os.fork()  # and the child, which should do its work and end, returns, too
+            return SimpleNamespace(content="done", error=False)
+
+    messages = SimpleNamespace(ToolCall=lambda **_: None)
+    ours, theirs = socket.socketpair()
+    if (process := os.fork()) == 0:
+        ours.close()
+        try:
+            serve(theirs, Loaded("retail", [Forking()], {}, messages, {}))
+        finally:
+            os._exit(0)
+    theirs.close()
+    with ours.makefile("rwb") as stream:
+        stream.write(json.dumps({"do": "call", "name": "think", "arguments": {}}).encode() + b"\n")
+        stream.flush()
+        ours.shutdown(socket.SHUT_WR)
+        answers = [json.loads(line) for line in stream]
+    ours.close()
+    await asyncio.to_thread(os.waitpid, process, 0)
+    assert answers == [{"process": process}, {"content": "done", "error": False}]
 
 
 async def test_no_world_is_shared() -> None:

@@ -264,7 +264,7 @@ def test_many_deleted_packages_are_looked_at_once_each(monkeypatch: pytest.Monke
         packages = [f"p{number}" for number in range(count)]
         tree = {f"{package}/{name}": b"" for package in packages for name in ("__init__.py", "random.py")}
         judged = hidden_in(*(f"{package}/test_a.py" for package in packages), tree=tree)
-        names = of_agents.Names.of(judged, tree, ())
+        names = of_agents.names_of(judged, tree, ())
         calls: list[str] = []
         monkeypatch.setattr(os.path, "dirname", lambda path, calls=calls: calls.append(path) or dirname(path))
         found = of_agents.exposing(dict.fromkeys((f"{package}/__init__.py" for package in packages), None), names)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.workspaces.left import Names
+from verl_multiturn.workspaces.left import names_of
 from verl_multiturn.workspaces.script_canary import Canary, CanaryRun, canary_runs, named_program, why_no_place
 from verl_multiturn.workspaces.task import ScriptVerdict, Task, UnguardedError, read_task
 
@@ -25,7 +25,7 @@ def one(script: str, tree: Mapping[str, str], allowed: tuple[str, ...] = ("*",),
 def runs(task: Task) -> list[CanaryRun]:
     assert isinstance(task.verdict, ScriptVerdict)
     tree = task.tree()[0]
-    return list(canary_runs(task, task.verdict, tree, Names.of(task, tree, ()), CANARY))
+    return list(canary_runs(task, task.verdict, tree, names_of(task, tree, ()), CANARY))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_program_that_is_named_may_be_started_after_a_look_at_its_text() -> No
         task = one(script, {"main.py": "", "answer.txt": "", "kept/a.py": ""})
         tree = task.tree()[0]
         assert isinstance(task.verdict, ScriptVerdict)
-        assert named_program(task, task.verdict, tree, Names.of(task, tree, ())) == path
+        assert named_program(task, task.verdict, tree, names_of(task, tree, ())) == path
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ disturb each other.
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 from typing import Any
 
@@ -15,6 +13,7 @@ from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.errors import OutageError
 from verl_multiturn.interactions.environments.episode import EnvironmentCode, Episode, WrongTypeError, load
+from verl_multiturn.processes.lines import answer_lines
 from verl_multiturn.processes.zygote import problem_of
 
 __all__ = ["load", "serve"]
@@ -28,32 +27,25 @@ def serve(served: socket.socket, loaded: EnvironmentCode) -> None:
         loaded: The environment's code.
     """
     episode: Episode | None = None
-    process = os.getpid()
-    with served.makefile("rwb") as stream:
-        answer: dict[str, Any] = {"process": process}
-        while True:
-            stream.write(json.dumps(answer).encode() + b"\n")
-            stream.flush()
-            line = stream.readline()
-            if not line:
-                return
-            request = json.loads(line)
-            try:
-                if request["do"] == "reset":
-                    episode = Episode(loaded, request["seed"], request["kwargs"])
-                    answer = episode.reset()
-                elif episode is not None and request["do"] == "step":
-                    answer = episode.step(request["text"])
-                elif episode is not None:
-                    episode.close()
-                    answer = {}
-            except WrongTypeError as error:
-                answer = {"wrong_type": str(error)}
-            except BaseException as error:  # an environment may raise anything, SystemExit too
-                # An action may be the reason of an error of a connection; it is not that of what `reset` needs.
-                can_be = request["do"] == "reset" or isinstance(error, OutageError)
-                written = WrittenTexts(row=(request.get("kwargs"),))
-                is_outage = can_be and cause_of(error, "model", written=written) == "outage"
-                answer = {"failed": problem_of(error), "is_outage": is_outage}
-            if os.getpid() != process:  # a child that the environment forked: it would answer a second time
-                os._exit(0)
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        nonlocal episode
+        try:
+            if request["do"] == "reset":
+                episode = Episode(loaded, request["seed"], request["kwargs"])
+                return episode.reset()
+            if episode is not None and request["do"] == "step":
+                return episode.step(request["text"])
+            if episode is not None:
+                episode.close()
+            return {}
+        except WrongTypeError as error:
+            return {"wrong_type": str(error)}
+        except BaseException as error:  # an environment may raise anything, SystemExit too
+            # An action may be the reason of an error of a connection; it is not that of what `reset` needs.
+            can_be = request["do"] == "reset" or isinstance(error, OutageError)
+            written = WrittenTexts(row=(request.get("kwargs"),))
+            is_outage = can_be and cause_of(error, "model", written=written) == "outage"
+            return {"failed": problem_of(error), "is_outage": is_outage}
+
+    answer_lines(served, answer)

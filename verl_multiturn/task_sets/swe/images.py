@@ -27,6 +27,7 @@ from typing import Any
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.task_sets.harbor.write import Written
+from verl_multiturn.workspaces import import_places
 from verl_multiturn.workspaces.left import NEVER, RUNNERS
 
 REPOSITORY = "/testbed"
@@ -35,7 +36,8 @@ _MOST_PATCH_BYTES = 2 * 2**20
 _TESTS_S = 1_800.0
 _HIDDEN = ("run_tests.sh", "r2e_tests")
 """What R2E-Gym's images hold of the hidden tests, in the repository, at the root, or in the home."""
-_GRADE, _COUNTED = Path(__file__).with_name("grade.py"), Path(__file__).with_name("counted.py")
+_GRADE = Path(__file__).with_name("grade.py")
+_NEVER = {**NEVER, "a hidden test": _HIDDEN}
 _ONE_COMMIT = f"""#!/bin/bash
 # Leaves the repository as it is, without its history.
 set -eu
@@ -63,10 +65,11 @@ patch=/logs/artifacts/work.patch
 mkdir -p /logs/verifier
 git config --global --add safe.directory {repository}
 links='^(new file mode|new mode|old mode|index [0-9a-f]+\\.\\.[0-9a-f]+) 1[26]0000'
+moves='^(rename|copy) (from|to) '  # the command that collects the patch writes none
 if [ -s "$patch" ]; then
-    git apply --summary "$patch" | python3 -I -S /tests/counted.py /tests/names.json > /tmp/shadows
+    git apply --summary "$patch" | python3 -I -S /tests/import_places.py /tests/names.json > /tmp/shadows
     mapfile -t shadows < /tmp/shadows
-    if [ "$(stat -c %s "$patch")" -gt {most} ] || grep -qaE "$links" "$patch" ||
+    if [ "$(stat -c %s "$patch")" -gt {most} ] || grep -qaE "$links|$moves" "$patch" ||
         ! git apply --whitespace=nowarn {excluded} "${{shadows[@]}}" "$patch"; then
         echo 0 > /logs/verifier/reward.txt
         exit 0
@@ -137,6 +140,7 @@ def task_of_row(kind: str, row: Mapping[str, Any], where: str) -> tuple[str, Wri
     statement = str(row["problem_statement"])
     if issue := re.search(r"\[ISSUE\](.*)\[/ISSUE\]", statement, re.DOTALL):
         statement = issue[1]
+    names = {"modules": sorted(sys.stdlib_module_names), "runners": sorted(RUNNERS), "never": _NEVER}
     return name, Written(
         instruction=_INSTRUCTION % statement.strip(),
         environment={
@@ -148,8 +152,8 @@ def task_of_row(kind: str, row: Mapping[str, Any], where: str) -> tuple[str, Wri
             "Dockerfile": f"FROM {image}\nCOPY . /tests\nWORKDIR {REPOSITORY}\nENTRYPOINT []\n",
             "test.sh": script,
             "grade.py": _GRADE.read_text(encoding="utf-8"),
-            "counted.py": _COUNTED.read_text(encoding="utf-8"),
-            "names.json": json.dumps({"modules": sorted(RUNNERS | sys.stdlib_module_names), "never": _never()}),
+            "import_places.py": Path(import_places.__file__).read_text(encoding="utf-8"),
+            "names.json": json.dumps(names),
             **tests,
         },
         solution=_solution(str(row.get("patch") or "")),
@@ -160,14 +164,10 @@ def task_of_row(kind: str, row: Mapping[str, Any], where: str) -> tuple[str, Wri
     )
 
 
-def _never() -> list[str]:
-    """Return globs of names that never count."""
-    return sorted({*(glob for each in NEVER.values() for glob in each), *_HIDDEN})
-
-
 def _excluded() -> list[str]:
     """Return globs of git for what never counts, wherever it lies: here `*` stands for slashes, too."""
-    return [form for glob in _never() for form in (glob, f"*/{glob}", f"{glob}/*", f"*/{glob}/*")]
+    globs = sorted({glob for each in _NEVER.values() for glob in each})
+    return [form for glob in globs for form in (glob, f"*/{glob}", f"{glob}/*", f"*/{glob}/*")]
 
 
 def _solution(patch: str) -> str:

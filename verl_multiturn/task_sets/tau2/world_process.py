@@ -11,14 +11,13 @@ Invariants:
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from verl_multiturn.describe import message_of
+from verl_multiturn.processes.lines import answer_lines
 from verl_multiturn.processes.zygote import problem_of
 from verl_multiturn.task_sets.tau2.package import import_tau2, tasks_of
 
@@ -69,29 +68,21 @@ def serve(served: socket.socket, loaded: Loaded) -> None:
         served: The socket.
         loaded: The domain.
     """
-    process = os.getpid()
-    with served.makefile("rwb") as stream:
-        answer: dict[str, Any] = {"process": process}
-        while True:
-            stream.write(json.dumps(answer).encode() + b"\n")
-            stream.flush()
-            line = stream.readline()
-            if not line:
-                return
-            request = json.loads(line)
-            try:
-                if request["do"] == "call":
-                    answer = call(loaded, request["name"], request["arguments"])
-                elif request["do"] == "repeat":
-                    for each in lasting(loaded, request["calls"]):
-                        call(loaded, each["name"], each["arguments"])
-                    answer = {}
-                elif request["do"] == "judge":
-                    answer = judge(loaded, request["task"], request["calls"], request["texts"])
-                else:
-                    answer = {}
-            except BaseException as error:  # tau2's code may raise anything; the answer names it
-                answer = {"failed": problem_of(error), "is_outage": False}
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            if request["do"] == "call":
+                return call(loaded, request["name"], request["arguments"])
+            if request["do"] == "repeat":
+                for each in lasting(loaded, request["calls"]):
+                    call(loaded, each["name"], each["arguments"])
+            elif request["do"] == "judge":
+                return judge(loaded, request["task"], request["calls"], request["texts"])
+            return {}
+        except BaseException as error:  # tau2's code may raise anything; the answer names it
+            return {"failed": problem_of(error), "is_outage": False}
+
+    answer_lines(served, answer)
 
 
 def call(loaded: Loaded, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

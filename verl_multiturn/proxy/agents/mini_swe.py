@@ -1,7 +1,7 @@
-"""mini-swe-agent as it comes, behind the endpoint: its model asks the session, its commands run in a workspace.
+"""mini-swe-agent as it comes, behind the endpoint: its model asks the session, its commands run where the caller says.
 
-`recipes/swe/agent.py` runs it. The loop, the templates and the reading of calls are the package's own; LiteLLM is not
-needed, and not imported.
+`recipes/swe/agent.py` runs it over a workspace, `harbor/mini_swe.py` over an environment of Harbor. The loop, the
+templates and the reading of calls are the package's own; LiteLLM is not needed, and not imported.
 
 Invariants:
 - a session is one row: each request repeats all that the model said before. mini-swe-agent forgets a turn that it
@@ -16,30 +16,25 @@ import functools
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.workspaces.workspace import CommandResult
 
+if TYPE_CHECKING:
+    from openai import OpenAI
+
 INSTALL = f"{sys.executable} -m pip install --no-deps mini-swe-agent==2.4.6 python-dotenv==1.2.4"
 """Without `--no-deps` it would replace the `openai` that SGLang pins."""
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 _REFUSED = 400
-
-
-class Shell(Protocol):
-    """What runs commands, and waits for them."""
-
-    def run(
-        self, command: str, *, timeout_s: float | None = None, env: Mapping[str, str] | None = None
-    ) -> CommandResult:
-        """Run a command."""
-        ...
+RunCommand = Callable[..., CommandResult]
+"""Runs a command, and waits for it: `ThreadWorkspace.run`, with `timeout_s` and `env` by their names."""
 
 
 @dataclass(frozen=True)
@@ -60,36 +55,45 @@ def check_installed() -> None:
     Raises:
         ConfigError: It is not installed.
     """
-    _package()
+    package()
 
 
-def solve(task: str, shell: Shell, session: SessionAddress, settings: MiniSettings) -> str:
+def solve(task: str, run: RunCommand, session: SessionAddress, settings: MiniSettings) -> str:
     """Let mini-swe-agent work at a task, and return its exit status, such as `Submitted` or `LimitsExceeded`.
 
     Args:
         task: The problem statement.
-        shell: Where its commands run.
+        run: Runs a command of its.
         session: Where it finds the model.
         settings: Its settings.
 
     Raises:
         ConfigError: mini-swe-agent is not installed, or has no such configuration.
     """
+    with client_of(session.base_url, session.api_key) as client:
+        return str(play(task, run, client, settings)[-1]["extra"].get("exit_status", ""))
+
+
+def client_of(base_url: str, api_key: str) -> OpenAI:
+    """Return a client of the endpoint, to be closed.
+
+    Args:
+        base_url: Address of the session.
+        api_key: Its secret.
+    """
     from openai import DefaultHttpxClient, OpenAI
 
     # A client of its own: in one that many threads share, a connection may be closed under a request, which then hangs
     # until its time is up (httpcore#1110). Without certificates it takes a quarter of a millisecond to make.
-    http_client = DefaultHttpxClient(verify=False)
-    with OpenAI(base_url=session.base_url, api_key=session.api_key, http_client=http_client) as client:
-        return str(play(task, shell, client, settings)[-1]["extra"].get("exit_status", ""))
+    return OpenAI(base_url=base_url, api_key=api_key, http_client=DefaultHttpxClient(verify=False))
 
 
-def play(task: str, shell: Shell, client: Any, settings: MiniSettings) -> list[dict[str, Any]]:
+def play(task: str, run: RunCommand, client: Any, settings: MiniSettings) -> list[dict[str, Any]]:
     """Let mini-swe-agent work at a task with any client of OpenAI's form, and return its messages.
 
     Args:
         task: The problem statement.
-        shell: Where its commands run.
+        run: Runs a command of its.
         client: Asks the model.
         settings: Its settings.
 
@@ -99,11 +103,11 @@ def play(task: str, shell: Shell, client: Any, settings: MiniSettings) -> list[d
     Raises:
         ConfigError: As `solve`.
     """
-    mini = _package()
+    mini = package()
     config = _read_config(settings.config)
     known = {key: value for key, value in config["agent"].items() if key in mini.agent_fields}
     limits = {"step_limit": settings.step_limit, "cost_limit": 0.0}
-    environment = WorkspaceEnvironment(shell, settings.timeout_s, config.get("environment", {}).get("env", {}))
+    environment = CommandEnvironment(run, settings.timeout_s, config.get("environment", {}).get("env", {}))
     agent = mini.agent(EndpointModel(client, config["model"]), environment, **{**known, **limits})
     agent.run(task)
     messages: list[dict[str, Any]] = agent.messages
@@ -112,7 +116,7 @@ def play(task: str, shell: Shell, client: Any, settings: MiniSettings) -> list[d
 
 def bash_tool() -> dict[str, Any]:
     """Return the schema of the only tool that mini-swe-agent gives its model."""
-    found: dict[str, Any] = _package().bash_tool
+    found: dict[str, Any] = package().bash_tool
     return found
 
 
@@ -126,7 +130,7 @@ class EndpointModel:
 
     def __init__(self, client: Any, config: Mapping[str, Any]) -> None:
         self._client = client
-        self._mini = _package()
+        self._mini = package()
         self.config = SimpleNamespace(
             observation_template=config["observation_template"], format_error_template=config["format_error_template"]
         )
@@ -187,19 +191,19 @@ class EndpointModel:
         return {}
 
 
-class WorkspaceEnvironment:
-    """An environment of mini-swe-agent's whose commands run in a workspace.
+class CommandEnvironment:
+    """An environment of mini-swe-agent's whose commands run where the caller says.
 
     Args:
-        shell: The workspace.
+        run: Runs a command.
         timeout_s: Seconds of a command.
         variables: Variables of each command.
     """
 
-    def __init__(self, shell: Shell, timeout_s: float, variables: Mapping[str, str]) -> None:
+    def __init__(self, run: RunCommand, timeout_s: float, variables: Mapping[str, str]) -> None:
         self.config = SimpleNamespace(timeout=timeout_s, env=dict(variables))
-        self._shell = shell
-        self._mini = _package()
+        self._run = run
+        self._mini = package()
 
     def execute(self, action: Mapping[str, Any], cwd: str = "") -> dict[str, Any]:
         """Run a command, and return what the model is told of it.
@@ -211,7 +215,7 @@ class WorkspaceEnvironment:
         command = action["command"]
         if not isinstance(command, str):
             return _output("", -1, f"The command is {type(command).__name__}, expected a text")
-        result = self._shell.run(command, timeout_s=self.config.timeout, env=self.config.env)
+        result = self._run(command, timeout_s=self.config.timeout, env=self.config.env)
         if result.stopped is not None:
             raise self._mini.limits_exceeded(_exit("WorkspaceEnded", result.stopped))
         if result.timed_out:
@@ -239,7 +243,7 @@ def _exit(status: str, text: str) -> dict[str, Any]:
 
 
 @functools.cache
-def _package() -> SimpleNamespace:
+def package() -> SimpleNamespace:
     """Import what is used of mini-swe-agent.
 
     Raises:
@@ -247,6 +251,7 @@ def _package() -> SimpleNamespace:
     """
     os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")  # else each worker prints its banner
     try:
+        from minisweagent import __version__ as version
         from minisweagent import exceptions
         from minisweagent.agents.default import AgentConfig, DefaultAgent
         from minisweagent.models.utils import actions_toolcall
@@ -261,6 +266,7 @@ def _package() -> SimpleNamespace:
         format_error=exceptions.FormatError,
         limits_exceeded=exceptions.LimitsExceeded,
         submitted=exceptions.Submitted,
+        version=version,
     )
 
 

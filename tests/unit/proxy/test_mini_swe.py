@@ -14,14 +14,14 @@ from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.config import ProxySettings
 from verl_multiturn.errors import ConfigError, OutageError
+from verl_multiturn.proxy.agents import mini_swe
+from verl_multiturn.proxy.agents.mini_swe import MiniSettings, solve
 from verl_multiturn.proxy.agents.runners import build_runner
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.rollout.life import stopped
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
-from verl_multiturn.task_sets.swe import mini
-from verl_multiturn.task_sets.swe.mini import MiniSettings, solve
 from verl_multiturn.workspaces.workspace import CommandResult
 
 pytest.importorskip("minisweagent")
@@ -55,7 +55,7 @@ LIMIT = 0
 
 
 def agent(row: dict[str, Any], session: Any) -> float:
-    SHELL.status = solve(row["messages"][-1]["content"], SHELL, session, MiniSettings(step_limit=LIMIT))
+    SHELL.status = solve(row["messages"][-1]["content"], SHELL.run, session, MiniSettings(step_limit=LIMIT))
     return 1.0
 
 
@@ -154,13 +154,13 @@ async def test_a_lost_sandbox_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_unknown_configuration_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no configuration 'none\.yaml'.*such as 'mini\.yaml'"):
-        mini._read_config("none.yaml")
+        mini_swe._read_config("none.yaml")
 
 
 def test_a_missing_package_is_named_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    mini._package.cache_clear()
+    mini_swe.package.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "minisweagent", None)
     with pytest.raises(
         ConfigError, match=re.escape(f"{sys.executable} -m pip install --no-deps mini-swe-agent==2.4.6")
     ):
-        mini._package()
+        mini_swe.package()
