@@ -240,9 +240,9 @@ class OutageSettings(BaseModel):
     mode: OutageMode = "pause"
     """What an outage does. `limits.outage.mode` of a tool's or an interaction's entry goes before it.
 
-    - `pause`: when half of the calls of 30 s are outages (at least 8 calls, of 2 conversations), calls and new
-      conversations wait, with their clocks standing still, until three calls in a row were answered. Conversations that
-      met the outage are not trained on.
+    - `pause`: when as many of a service's last calls failed as did not (8 calls, 2 conversations or more), calls and
+      new conversations wait, with their clocks standing still, until three calls in a row were answered.
+      Conversations that met the outage are not trained on.
     - `mask`: each conversation that meets an outage ends at once, and is not trained on. Nothing waits.
     - `off`: the model is told, as of any other failure, and is trained on what it does then.
     """

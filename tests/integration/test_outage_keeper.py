@@ -32,10 +32,10 @@ class Worker:
         self.is_up = is_up
 
     async def call(self, conversation: str) -> str:
-        from verl_multiturn.calls.outages.watch import Watched
+        from verl_multiturn.calls.outages.guarded_call import GuardedCall
 
         await self.watch.admit()
-        watched = Watched(self.watch, conversation, role="repeatable")
+        watched = GuardedCall(self.watch, conversation, role="repeatable")
         while True:
             try:
                 async with watched:

@@ -20,7 +20,7 @@ from tests.integration.trainer_rows import (
     step,
 )
 from tests.support.warm_python import start_ray
-from verl_multiturn.calls.outages.keeper import KeeperLostError, OutageState
+from verl_multiturn.calls.outages.messages import KeeperLostError, OutageState
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -104,10 +104,10 @@ def add(
 
 
 def trainer_of(keeper: FakeKeeper, mode: str = "sync", stop_s: float = 1800.0, **changes: Any) -> Any:
-    from verl_multiturn.verl_bridge.trainer.outages import Outages
+    from verl_multiturn.verl_bridge.trainer.outages import TrainerOutages
 
     trainer = make_trainer(mode, **{"algorithm__norm_adv_by_std_in_grpo": False, **changes})
-    trainer._outages = Outages(keeper, stop_s)
+    trainer._outages = TrainerOutages(keeper, stop_s)
     return trainer
 
 
@@ -209,7 +209,7 @@ async def test_the_trainer_asks_the_keeper_of_the_run(cluster: None) -> None:
     import ray
 
     from verl_multiturn.calls.outages.breaker import Outage
-    from verl_multiturn.calls.outages.keeper import Sums
+    from verl_multiturn.calls.outages.messages import Sums
     from verl_multiturn.verl_bridge.loops.slots import RayKeeper, run_keeper
     from verl_multiturn.verl_bridge.trainer.outages import KeeperClient
 
@@ -530,9 +530,9 @@ def validating(store: WritableStore, keeper: FakeKeeper, scored: dict[str, Any])
             return {}
 
     trainer = type("Trainer", (hooks.MultiTurnHooks, Base), {"mode": "sync"})(make_config())
-    from verl_multiturn.verl_bridge.trainer.outages import Outages
+    from verl_multiturn.verl_bridge.trainer.outages import TrainerOutages
 
-    trainer._outages = Outages(keeper, 1.0)
+    trainer._outages = TrainerOutages(keeper, 1.0)
     return trainer
 
 

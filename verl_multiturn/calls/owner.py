@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_multiturn.calls.invocation import Invocation, is_coroutine_method, task_name
 from verl_multiturn.calls.limits import CallLimits
-from verl_multiturn.calls.outages.watch import Role
+from verl_multiturn.calls.outages.guarded_call import Role
 from verl_multiturn.calls.timeline import Kind
 from verl_multiturn.errors import MultiTurnError
 

@@ -18,8 +18,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from verl_multiturn.calls.invocation import BusyError
 from verl_multiturn.calls.limits import outage_rules
 from verl_multiturn.calls.outages.authorship import NOTHING, WrittenTexts
+from verl_multiturn.calls.outages.guarded_call import GuardedCall
 from verl_multiturn.calls.outages.process import Outages, Watch
-from verl_multiturn.calls.outages.watch import Watched
 from verl_multiturn.calls.owner import Owner
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.tasks import Alarms, done_within, keep
@@ -88,8 +88,8 @@ class Slots:
             if owner.begin not in owner.inherited:
                 self._begin_watch = outages.of(f"{name} {owner.begin}", rules, lease_s)
 
-    def watched(self, conversation: str, method: str, written: WrittenTexts = NOTHING) -> Watched:
-        """Return what stands beside one call of a conversation.
+    def watched(self, conversation: str, method: str, written: WrittenTexts = NOTHING) -> GuardedCall:
+        """Return the guard of one call of a conversation.
 
         Args:
             conversation: Id of the conversation.
@@ -97,7 +97,7 @@ class Slots:
             written: What others than the service and the author wrote for the call.
         """
         watch = self._begin_watch if method == self.owner.begin else self._watch
-        return Watched(watch, conversation, self.owner.roles[method], written)
+        return GuardedCall(watch, conversation, self.owner.roles[method], written)
 
     def is_judged(self, conversation: str) -> bool:
         """Tell whether a conversation met an outage that is known to be one."""

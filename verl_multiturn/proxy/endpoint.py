@@ -22,8 +22,8 @@ from contextvars import Context
 from dataclasses import replace
 from typing import Any
 
+from verl_multiturn.calls.outages.guarded_call import GuardedCall
 from verl_multiturn.calls.outages.process import OutageEndError, Watch
-from verl_multiturn.calls.outages.watch import Watched
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import AgentContractError, ConfigError, OutageError
@@ -115,7 +115,7 @@ class Endpoint:
             self._starting = asyncio.get_running_loop().create_task(self._server.start(), context=Context())
         await asyncio.shield(self._starting)
         plain = agent_row(row)
-        watched = Watched(self._watch, name)
+        watched = GuardedCall(self._watch, name)
         try:
             await watched.wait()  # before the clock starts, and before the agent asks for a token
         except OutageEndError as error:
@@ -139,7 +139,7 @@ class Endpoint:
         name: str,
         plain: Mapping[str, Any],
         sampling: Mapping[str, Any],
-        watched: Watched,
+        watched: GuardedCall,
     ) -> tuple[Outcome, list[Receipt]]:
         """Run the agent, as `run` says, and tell whether it met an outage."""
         time_up = asyncio.Event()

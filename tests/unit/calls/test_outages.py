@@ -29,9 +29,10 @@ from verl_multiturn.calls.invocation import BusyError, TimedOutError
 from verl_multiturn.calls.limits import CallLimits, OutageLimits, outage_rules, set_limits
 from verl_multiturn.calls.outages.breaker import Outage
 from verl_multiturn.calls.outages.causes import Timeouts, agents_cause, cause_of, next_try_s, retry_after_s, status_kind
-from verl_multiturn.calls.outages.keeper import KeeperLostError, OutageKeeper, OutageState, Sums
+from verl_multiturn.calls.outages.guarded_call import GuardedCall
+from verl_multiturn.calls.outages.keeper import OutageKeeper
+from verl_multiturn.calls.outages.messages import KeeperLostError, OutageState, Sums
 from verl_multiturn.calls.outages.process import REPORT_S, OutageEndError, Outages, Watch
-from verl_multiturn.calls.outages.watch import Watched
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.chat_endpoint import EndpointError
@@ -305,7 +306,7 @@ def process(keeper: OutageKeeper | None = None, **settings: Any) -> Watch:
 
 async def call(watch: Watch, conversation: str, answer: Callable[[str], Awaitable[str]], repeat: bool = False) -> str:
     """Call the service as a session does; return what becomes of the conversation."""
-    watched = Watched(watch, conversation, "repeatable" if repeat else "call")
+    watched = GuardedCall(watch, conversation, "repeatable" if repeat else "call")
     while True:
         try:
             async with watched:
@@ -350,7 +351,7 @@ async def test_an_outage_that_shows_after_probes_were_told_good_lasts() -> None:
     await break_it(watch, service)
 
     async def session(name: str) -> None:
-        watched = Watched(watch, name)
+        watched = GuardedCall(watch, name)
         await watched.wait()
         loop.call_later(30, watched.answered)  # as the endpoint of agents does
         await asyncio.sleep(50)
@@ -729,8 +730,8 @@ async def test_our_own_limit_on_calls_is_no_outage() -> None:
 
 
 async def test_a_mistake_of_the_row_is_no_outage_where_each_failure_is_one() -> None:
-    async def begin(error: Exception) -> Watched:
-        watched = Watched(process(), "a", "create")
+    async def begin(error: Exception) -> GuardedCall:
+        watched = GuardedCall(process(), "a", "create")
         with pytest.raises(type(error)):
             async with watched:
                 raise error
@@ -748,7 +749,7 @@ async def test_a_broken_contract_is_raised_and_says_nothing() -> None:
     async def wrong(_: str) -> str:
         raise ToolContractError("a wrong type")
 
-    watched = Watched(watch, "a")
+    watched = GuardedCall(watch, "a")
     with pytest.raises(ToolContractError):
         async with watched:
             await wrong("a")
@@ -973,7 +974,7 @@ async def test_where_all_of_a_burst_fail_it_opens_at_once(after_s: float) -> Non
 async def test_a_call_that_its_conversations_time_cut_off_is_judged_with_the_outage() -> None:
     service, watch = Service(), process()
     service.hangs = True
-    watched = Watched(watch, "cut")
+    watched = GuardedCall(watch, "cut")
 
     async def hangs() -> None:
         async with watched:

@@ -29,10 +29,11 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal
 from uuid import uuid4
 
-from verl_multiturn.calls.outages.breaker import Breaker, Outage
+from verl_multiturn.calls.outages.breaker import Breaker
+from verl_multiturn.calls.outages.messages import Admission, KeeperAnswer, OutageState, Sums, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -45,119 +46,13 @@ SILENT_S = 10.0
 MOST_JUDGED = 100_000
 """How many judged conversations are remembered; the oldest are forgotten."""
 
-Waiting = Literal["call", "failed", "conversation"]
-"""A call; a call that has failed as a probe; a new conversation."""
-
-
-class Admitted(NamedTuple):
-    """The end of a wait."""
-
-    why: Literal["closed", "probe", "scout", "again"]
-    """The breaker is closed; the call is a probe; the new conversation may come in; enter again."""
-    epoch: int
-    """Epoch of the breaker."""
-
-
-@dataclass
-class Sums:
-    """Calls of one name in one process since its last report."""
-
-    answered: int = 0
-    """Calls that were answered."""
-    mistakes: int = 0
-    """Calls that failed by the model's mistake, with or without an answer of the service."""
-    bugs: int = 0
-    """Calls that failed by a bug."""
-    outages: list[Outage] = field(default_factory=list)
-    """Calls that ended with an outage, after those that were answered."""
-    hung: list[Outage] = field(default_factory=list)
-    """Calls that had not ended when their conversation's time was up, where lateness is an outage."""
-    beside: int = 0
-    """Calls that have not ended, and did not begin after the newest outage here."""
-    masked: int = 0
-    """Calls with an outage that says nothing to the breaker: those of `mode: mask`, where nothing waits, and those that
-    may ask another service than the other calls."""
-    error: str = ""
-    """Text of the last outage."""
-    next_try_s: float | None = None
-    """Seconds after which the service wants to be asked again; None: it does not say."""
-    probe: str = ""
-    """Id of a probe that has ended; "" for none."""
-    probe_good: bool | None = False
-    """Whether that probe was answered; None: it failed by the model's mistake."""
-
-
-class Told(NamedTuple):
-    """What a process is told."""
-
-    keeper: str
-    """Id of the keeper; another one has died."""
-    version: int
-    """Number of changes so far."""
-    epochs: dict[str, int]
-    """Epoch of each breaker, by name. It is odd while the breaker is open."""
-    judged: tuple[str, ...]
-    """Conversations that were judged since."""
-
-
-@dataclass(frozen=True)
-class OutageState:
-    """The state of one name, for the trainer."""
-
-    is_open: bool
-    """Whether calls wait."""
-    open_s: float
-    """Seconds for which the breaker has been open now; 0 while it is closed."""
-    lasting_s: float
-    """Seconds of it in which somebody asked for what is called; 0 after `IDLE_S` in which nobody did.
-
-    Somebody asks for it while a call or a new conversation waits, a probe is under way, or a call fails.
-    """
-    open_total_s: float
-    """Seconds for which it has been open in the whole run."""
-    trips: int
-    """How often it opened."""
-    calls: int
-    """Calls that have ended, outages included."""
-    outages: int
-    """Calls that ended with an outage."""
-    bugs: int
-    """Calls that failed by a bug."""
-    waiting: int
-    """Calls and new conversations that wait now."""
-    error: str
-    """Text of the last outage; "" without one."""
-
-
-class Keeper(Protocol):
-    """What a process needs of a keeper; a process of a run reaches it through Ray."""
-
-    async def report(self, sums: Mapping[str, Sums], process: str = "") -> Told:
-        """Note calls that have ended; see `OutageKeeper.report`."""
-
-    async def changes(self, keeper: str, seen: int, process: str = "") -> Told:
-        """Wait for a change; see `OutageKeeper.changes`."""
-
-    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> Admitted:
-        """Wait at a breaker; see `OutageKeeper.enter`."""
-
-    async def leave(self, name: str, waiter: str) -> None:
-        """Wait no longer; see `OutageKeeper.leave`."""
-
-    async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
-        """Take over what a process knows; see `OutageKeeper.recall`."""
-
-
-class KeeperLostError(Exception):
-    """The keeper has died, or cannot be reached."""
-
 
 @dataclass
 class _Waiter:
     kind: Waiting
     lease_s: float
     process: str
-    admitted: asyncio.Future[Admitted]
+    admitted: asyncio.Future[Admission]
 
 
 @dataclass
@@ -210,7 +105,7 @@ class OutageKeeper:
         self._heard: dict[str, float] = {}
         """When a word of each process came last."""
 
-    async def report(self, sums: Mapping[str, Sums], process: str = "") -> Told:
+    async def report(self, sums: Mapping[str, Sums], process: str = "") -> KeeperAnswer:
         """Note calls that have ended in one process, and judge.
 
         Args:
@@ -246,9 +141,9 @@ class OutageKeeper:
             self._admit(kept)
         self._judge(judged)
         epochs = {name: self._of(name).breaker.epoch for name in sums}
-        return Told(self._id, version, epochs, tuple(judged))
+        return KeeperAnswer(self._id, version, epochs, tuple(judged))
 
-    async def changes(self, keeper: str, seen: int, process: str = "") -> Told:
+    async def changes(self, keeper: str, seen: int, process: str = "") -> KeeperAnswer:
         """Wait until there is a change, at most for `POLL_S`, and return what has changed, the oldest first.
 
         Args:
@@ -272,9 +167,9 @@ class OutageKeeper:
                 break
             judged.append(conversation)
         epochs = {name: kept.breaker.epoch for name, kept in self._names.items()}
-        return Told(self._id, self._version, epochs, tuple(reversed(judged)))
+        return KeeperAnswer(self._id, self._version, epochs, tuple(reversed(judged)))
 
-    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> Admitted:
+    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> Admission:
         """Wait at a breaker until it is closed, or the caller is let through.
 
         A call that has not failed yet is the next probe. Without one, new conversations are let in: 1, 2, 4, …, and 1
@@ -290,9 +185,9 @@ class OutageKeeper:
         self._hear(process)
         kept = self._of(name)
         if not kept.breaker.is_open:
-            return Admitted("closed", kept.breaker.epoch)
+            return Admission("closed", kept.breaker.epoch)
         loop = asyncio.get_running_loop()
-        admitted: asyncio.Future[Admitted] = loop.create_future()
+        admitted: asyncio.Future[Admission] = loop.create_future()
         kept.ask(loop.time())
         kept.waiting[waiter] = _Waiter(kind, lease_s, process, admitted)
         self._admit(kept)
@@ -308,7 +203,7 @@ class OutageKeeper:
         kept.ask(now)
         left = kept.waiting.pop(waiter, None)
         if left is not None and not left.admitted.done():
-            left.admitted.set_result(Admitted("closed", kept.breaker.epoch))  # nobody waits for it any more
+            left.admitted.set_result(Admission("closed", kept.breaker.epoch))  # nobody waits for it any more
         kept.breaker.end_probe(now, waiter, None)
         self._admit(kept)
 
@@ -423,4 +318,4 @@ class OutageKeeper:
         kept.ask(asyncio.get_running_loop().time())
         admitted = kept.waiting.pop(waiter).admitted
         if not admitted.done():
-            admitted.set_result(Admitted(why, kept.breaker.epoch))
+            admitted.set_result(Admission(why, kept.breaker.epoch))

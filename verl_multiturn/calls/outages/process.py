@@ -20,7 +20,8 @@ from weakref import WeakKeyDictionary
 
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.breaker import WINDOW_S
-from verl_multiturn.calls.outages.keeper import Admitted, Keeper, KeeperLostError, OutageKeeper, Sums, Told, Waiting
+from verl_multiturn.calls.outages.keeper import OutageKeeper
+from verl_multiturn.calls.outages.messages import Admission, Keeper, KeeperAnswer, KeeperLostError, Sums, Waiting
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.config import OutageSettings
 from verl_multiturn.describe import describe, place_of
@@ -57,7 +58,7 @@ class Watch:
         name: The name, for example `tool search`.
         epoch: Epoch of its breaker, as far as it is known here.
         opened_at: Time of the loop's clock at which it was learnt.
-        running: Calls (`watch.Watched`) that have not ended, with the time at which they began.
+        running: Calls (`guarded_call.GuardedCall`) that have not ended, with the time at which they began.
         newest: When the newest call that met an outage began.
     """
 
@@ -132,7 +133,7 @@ class Watch:
                 place_of(error),
             )
 
-    async def enter(self, kind: Waiting, until: float | None = None) -> tuple[Admitted, str]:
+    async def enter(self, kind: Waiting, until: float | None = None) -> tuple[Admission, str]:
         """Wait while the breaker is open, with the conversation's clock standing still.
 
         Args:
@@ -145,7 +146,7 @@ class Watch:
         Raises:
             OutageEndError: It took too long.
         """
-        waiter, stop_s, again = uuid4().hex, self.outages.settings.stop_s, Admitted("again", 0)
+        waiter, stop_s, again = uuid4().hex, self.outages.settings.stop_s, Admission("again", 0)
         until = asyncio.get_running_loop().time() + stop_s if until is None else until
         with self.outages.stopped(), during("wait", self.name.partition(" ")[2]):
             try:
@@ -287,7 +288,7 @@ class Outages:
             self._learn(told)
             keeper, seen = told.keeper, told.version
 
-    def _learn(self, told: Told) -> None:
+    def _learn(self, told: KeeperAnswer) -> None:
         for name, epoch in told.epochs.items():
             if (watch := self._watches.get(name)) is not None:
                 watch.learn(epoch)

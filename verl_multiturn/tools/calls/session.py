@@ -26,8 +26,8 @@ from verl_multiturn.calls.calls import Calls
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
 from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.causes import next_try_s
+from verl_multiturn.calls.outages.guarded_call import GuardedCall
 from verl_multiturn.calls.outages.process import OutageEndError
-from verl_multiturn.calls.outages.watch import Watched
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.describe import describe, message_of, show
@@ -341,7 +341,7 @@ class ToolSession:
     def _written(self, gate: Gate) -> WrittenTexts:
         return WrittenTexts(self._arguments, list(self._calls[gate.name].kwargs.values()))
 
-    def _note(self, watched: Watched, error: BaseException) -> None:
+    def _note(self, watched: GuardedCall, error: BaseException) -> None:
         """Note the outage that a call met."""
         if watched.met:
             self.outages[watched.name] = None

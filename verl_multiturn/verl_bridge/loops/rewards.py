@@ -22,8 +22,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from verl_multiturn.calls.limits import OutageLimits
+from verl_multiturn.calls.outages.guarded_call import GuardedCall
 from verl_multiturn.calls.outages.process import OutageEndError, Outages
-from verl_multiturn.calls.outages.watch import Watched
 from verl_multiturn.describe import describe, message_of
 from verl_multiturn.errors import ConfigError, OutageError, RewardContractError, UnjudgedError
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose
@@ -72,7 +72,7 @@ class Rewards:
         if self._watch is None:
             await self._compute(last, compute)
             return
-        watched = Watched(self._watch, str(getattr(last, "stats", {}).get("request_id", id(last))), "repeatable")
+        watched = GuardedCall(self._watch, str(getattr(last, "stats", {}).get("request_id", id(last))), "repeatable")
         tries, again_s = 0, 0.0
         while True:
             try:

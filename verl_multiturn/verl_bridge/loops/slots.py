@@ -24,7 +24,8 @@ from uuid import uuid4
 import ray
 from ray.exceptions import RayError
 
-from verl_multiturn.calls.outages.keeper import Admitted, KeeperLostError, OutageKeeper, Sums, Told, Waiting
+from verl_multiturn.calls.outages.keeper import OutageKeeper
+from verl_multiturn.calls.outages.messages import Admission, KeeperAnswer, KeeperLostError, Sums, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -114,19 +115,19 @@ class RayKeeper:
         except (RayError, ValueError) as error:  # a ValueError: the name's old owner is just ending
             raise KeeperLostError(str(error)) from error
 
-    async def report(self, sums: Mapping[str, Sums], process: str = "") -> Told:
+    async def report(self, sums: Mapping[str, Sums], process: str = "") -> KeeperAnswer:
         """Report calls that have ended."""
-        told: Told = await self._ask(self._actor.report, dict(sums), process)
+        told: KeeperAnswer = await self._ask(self._actor.report, dict(sums), process)
         return told
 
-    async def changes(self, keeper: str, seen: int, process: str = "") -> Told:
+    async def changes(self, keeper: str, seen: int, process: str = "") -> KeeperAnswer:
         """Wait for a change."""
-        told: Told = await self._ask(self._actor.changes, keeper, seen, process)
+        told: KeeperAnswer = await self._ask(self._actor.changes, keeper, seen, process)
         return told
 
-    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> Admitted:
+    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> Admission:
         """Wait at a breaker."""
-        admitted: Admitted = await self._ask(self._actor.enter, name, waiter, kind, lease_s, process)
+        admitted: Admission = await self._ask(self._actor.enter, name, waiter, kind, lease_s, process)
         return admitted
 
     async def leave(self, name: str, waiter: str) -> None:

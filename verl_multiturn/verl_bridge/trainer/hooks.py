@@ -83,7 +83,7 @@ from verl_multiturn.verl_bridge.trainer.history import History
 from verl_multiturn.verl_bridge.trainer.joining import NEEDED, Joining
 from verl_multiturn.verl_bridge.trainer.numbered_rows import draw_prompt
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
-from verl_multiturn.verl_bridge.trainer.outages import KeeperClient, OutageLasts, Outages, Scored
+from verl_multiturn.verl_bridge.trainer.outages import KeeperClient, OutageLasts, Scored, TrainerOutages
 from verl_multiturn.verl_bridge.trainer.rank_parts import deal, has_our_engine
 from verl_multiturn.verl_bridge.trainer.replay_buffer import (
     Sleep,
@@ -160,7 +160,7 @@ class MultiTurnHooks:
         self._bound = bound = _bound_of(settings, self.mode)  # verl's constructor builds the replay buffer
         super().__init__(config)  # type: ignore[call-arg]
         self._rows = StepRows()
-        self._outages = Outages(KeeperClient(), settings.outage.stop_s)
+        self._outages = TrainerOutages(KeeperClient(), settings.outage.stop_s)
         self._scored = Scored(self._outages.causes)
         self._validation_scores = ScoreRange()
         self._masks_void_rows = settings.void_turn_pattern is not None

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from verl_multiturn.calls.outages.keeper import KeeperLostError, OutageState
+from verl_multiturn.calls.outages.messages import KeeperLostError, OutageState
 from verl_multiturn.certificate.conversations import OUTAGE, REWARD_OUTAGE
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import OutageError
@@ -85,7 +85,7 @@ class KeeperClient:
         return answer
 
 
-class Outages:
+class TrainerOutages:
     """The outages that a trainer meets.
 
     Metrics of a step, under `rollout/outage/`; none before the keeper knows a name:
@@ -252,7 +252,7 @@ class Scored:
     verl scores one sample for each conversation, in the order of their last rows in each batch.
 
     Args:
-        causes: Says which conversations of a batch are left out, as `Outages.causes`.
+        causes: Says which conversations of a batch are left out, as `TrainerOutages.causes`.
     """
 
     def __init__(self, causes: Callable[[BatchRows], dict[str, str]]) -> None:

@@ -1,7 +1,7 @@
-"""`Watched`: what stands beside one call of what has a name; the `Watch` over that is in `process.py`.
+"""`GuardedCall`: one call of a service from the wait at its breaker to the report of its end.
 
     wait  ──open──▶ clock stands still ──closed, or the probe──▶ slot → call ──┬─ answered, whatever it was ─▶ a sum
-      └──closed────────────────────────────────────────────────▶               └─ outage ─▶ told at once
+      └──closed────────────────────────────────────────────────▶               └─ outage ─▶ reported at once
                                                                                     ├─ closed: the model reads it
                                                                                     └─ open: the conversation ends
 
@@ -41,15 +41,16 @@ Role = Literal["create", "call", "repeatable", "score"]
 _NO_CAUSE = (OutageEndError, ToolContractError, InteractionContractError)
 
 
-class Watched:
-    """What stands beside one call: wait for the end of an outage, and tell how the call ended.
+class GuardedCall:
+    """Waits for the end of an outage before a call, and reports how the call ended.
 
-    It is an async context manager around the call, and raises nothing itself but on `wait`.
+    It is an async context manager around the call. Within it, `wait` comes first, or `take` where the call needs a
+    slot; nothing else raises.
 
     Args:
         watch: The watch over what is called; None: nobody asks.
         conversation: Id of the conversation.
-        role: What the call is in it.
+        role: What the call is in the conversation.
         written: What others than the service and the author wrote for the call.
 
     Attributes:
@@ -162,7 +163,7 @@ class Watched:
         """Note that the call runs no more; return when it began, None where it did not run."""
         return self._watch.running.pop(self, None) if self._watch is not None else None
 
-    async def __aenter__(self) -> Watched:
+    async def __aenter__(self) -> GuardedCall:
         self.again = False
         return self
 
