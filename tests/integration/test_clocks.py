@@ -129,6 +129,20 @@ def test_one_that_hangs_is_ended_where_all_have_to_answer(ray: Ray, caplog: pyte
     assert "an agent-loop worker has not answered 'news' for 300 s and is ended" in caplog.text
 
 
+def test_a_worker_whose_answer_fails_ends_no_step_and_is_named_once(ray: Ray, caplog: pytest.LogCaptureFixture) -> None:
+    from ray.exceptions import RayTaskError
+
+    from verl_multiturn.verl_bridge.loops.news import NewsRounds, RunNews
+
+    error = RayTaskError("news", "a traceback", ValueError("its disk is full")).as_instanceof_cause()
+    rounds, workers = NewsRounds(), [Worker(error, error, news(5)), Worker(news(2, 3))]
+    assert [rounds.take(workers, of_all=True) for _ in range(3)] == [*[RunNews(2, 1.0, 3)] * 2, RunNews(7, 3.5, 3)]
+    assert ray.killed == []
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert line.startswith("metrics lack what an agent-loop worker could not report: ")
+    assert "its disk is full" in line
+
+
 def test_what_a_worker_says_of_its_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.conftest import EchoTool
     from verl_multiturn.verl_bridge.loops import agent_loop

@@ -61,7 +61,7 @@ def judge(handles: Any, data_source: str, ground_truth: str = "42") -> tuple[Any
 
 
 def near(config: Any, far: Far) -> Any:
-    from verl_multiturn.verl_bridge.loops.near_rewards import NearRewards
+    from verl_multiturn.verl_bridge.loops.rewards import NearRewards
 
     return NearRewards.handles(config, tokenizer(), [far])
 
@@ -112,6 +112,6 @@ def test_all_rewards_are_judged_here() -> None:
 
 
 def test_no_handles_stay_none() -> None:
-    from verl_multiturn.verl_bridge.loops.near_rewards import NearRewards
+    from verl_multiturn.verl_bridge.loops.rewards import NearRewards
 
     assert NearRewards.handles(make_config(), None, None) is None

@@ -64,7 +64,7 @@ def said(folder: Path, name: str, kind: str) -> str:
 @pytest.mark.parametrize("kind", SAID)
 def test_what_is_no_reward_is_named_here(kind: str, name: str, manager: str, tmp_path: Path) -> None:
     from verl_multiturn.errors import RewardContractError
-    from verl_multiturn.verl_bridge.loops.near_rewards import NearRewards
+    from verl_multiturn.verl_bridge.loops.rewards import NearRewards
 
     def ask(truth: str) -> Any:
         # A manager belongs to the event loop in which it was made.
@@ -86,8 +86,7 @@ def test_what_is_no_reward_is_named_by_a_reward_worker(tmp_path: Path) -> None:
     from verl_multiturn.calls.outages.process import Outages
     from verl_multiturn.config import OutageSettings
     from verl_multiturn.errors import RewardContractError
-    from verl_multiturn.verl_bridge.loops.reward_manager import check_workers
-    from verl_multiturn.verl_bridge.loops.rewards import Rewards
+    from verl_multiturn.verl_bridge.loops.rewards import Rewards, check_workers
 
     worker = ray.remote(RewardLoopWorker).remote(config_of(tmp_path), None)
     check_workers([worker])
@@ -98,7 +97,7 @@ def test_what_is_no_reward_is_named_by_a_reward_worker(tmp_path: Path) -> None:
         output = make_output("u", 0, [CALL, "#### 42<|im_end|>"])
 
         async def compute() -> None:
-            from verl_multiturn.verl_bridge.loops.scored_rows import scored_rows
+            from verl_multiturn.verl_bridge.loops.rewards import scored_rows
 
             row = {"data_source": "sums", "reward_model": {"ground_truth": kind}, "extra_info": {"index": 7}}
             result = await worker.compute_score.remote(scored_rows(row, [output]))

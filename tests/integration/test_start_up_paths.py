@@ -92,6 +92,27 @@ def test_what_is_right_starts_and_a_model_of_the_hub_is_no_path(rows: str, tmp_p
         started(composed(rows, **{"data.train_files": f"'{files}'"}))
 
 
+def test_an_evaluation_is_checked_as_a_training_is(rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.startup import configuration
+    from verl_multiturn.verl_bridge.startup.table import Section
+
+    few = {"data.train_batch_size": "8", "actor_rollout_ref.actor.ppo_mini_batch_size": "8"}
+    configuration.check_run(composed(rows, **few), is_training=False)  # which fills no batch
+    with pytest.raises(ConfigError, match="fewer than the 8 of a batch"):
+        configuration.check_run(composed(rows, **few))
+
+    def refuse(run: Any) -> None:
+        raise ConfigError(f"a new check of {run.value('trainer.logger')}")
+
+    for table in ("VALUES", "FILES", "BEFORE_PLATFORM", "SETTINGS"):
+        monkeypatch.setattr(configuration, table, [Section("New", [refuse])])
+        for is_training in (True, False):
+            with pytest.raises(ConfigError, match="a new check of console"):
+                configuration.check_run(composed(rows), is_training)
+        monkeypatch.setattr(configuration, table, [])
+
+
 def test_a_model_path_is_one_that_transformers_can_open(
     rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

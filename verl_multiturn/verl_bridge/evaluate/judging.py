@@ -5,7 +5,6 @@ Invariant: what a row scores is what the same conversation would have scored in 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,9 +17,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.records.joins import JoinedRow
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput, joined_row
-from verl_multiturn.verl_bridge.loops.reward_manager import load_manager
-from verl_multiturn.verl_bridge.loops.rewards import Rewards
-from verl_multiturn.verl_bridge.loops.scored_rows import scored_rows
+from verl_multiturn.verl_bridge.loops.rewards import LocalRewards, Rewards
 from verl_multiturn.verl_bridge.names import STATS
 from verl_multiturn.verl_bridge.settings import settings_of
 
@@ -46,7 +43,7 @@ class Judge:
                 "reward function ask a model over HTTP, or evaluate with the trainer (trainer.val_only=True)"
             )
         try:
-            self._manager = load_manager(config, tokenizer)
+            self._local = LocalRewards(config, tokenizer)
         except Exception as error:  # the file of a reward function is its author's code
             raise ConfigError(f"the recipe's reward function cannot be loaded: {describe(error)}; mend it") from None
         self._rewards = Rewards(Outages(settings_of(config.actor_rollout_ref.rollout).outage))
@@ -64,7 +61,7 @@ class Judge:
         if not outputs[-1].stats["valid"]:
             return [self._joined(output, key, number, INVALID) for number, output in enumerate(outputs)], ""
         try:
-            await self._rewards.score(outputs, partial(self._compute, row, outputs))
+            await self._rewards.score(outputs, partial(self._local.score, row, outputs))
             columns = [output.as_dict() for output in self._shared(outputs)]
         except ConfigError:
             raise
@@ -79,16 +76,6 @@ class Judge:
             joined.untrained = untrained
             rows.append(joined)
         return rows, ""
-
-    async def _compute(self, row: Mapping[str, Any], outputs: Sequence[CertifiedOutput]) -> None:
-        last = outputs[-1]
-        if last.reward_score is None:
-            # verl's managers write into what they get; a reward worker gets a copy.
-            data = scored_rows(copy.deepcopy(dict(row)), outputs)
-            data.non_tensor_batch["tool_extra_fields"] = copy.deepcopy(data.non_tensor_batch["tool_extra_fields"])
-            result = await self._manager.run_single(data)
-            last.reward_score = result["reward_score"]
-            last.extra_fields["reward_extra_info"] = result["reward_extra_info"]
 
     def _shared(self, outputs: Sequence[CertifiedOutput]) -> Sequence[CertifiedOutput]:
         """Give all rows the score of the last one, as verl does; `CertifiedOutput` makes one score of them again."""

@@ -22,14 +22,7 @@ from verl_multiturn.row_files import read_rows, row_digest
 from verl_multiturn.verl_bridge.evaluate import chat_level
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.settings import ADAPTER_RANKS
-from verl_multiturn.verl_bridge.startup.configuration import prepare_config
-from verl_multiturn.verl_bridge.startup.derive import make_absolute
-from verl_multiturn.verl_bridge.startup.own_code import check_own_code
-from verl_multiturn.verl_bridge.startup.refusals import FILES, VALUES
-from verl_multiturn.verl_bridge.startup.refusals.files import models_of
-from verl_multiturn.verl_bridge.startup.table import check
-from verl_multiturn.verl_bridge.startup.versions import check_versions
-from verl_multiturn.verl_bridge.startup.view import RunView
+from verl_multiturn.verl_bridge.startup.configuration import check_run
 from verl_multiturn.verl_bridge.trainer.run_notes import reward_function
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -111,14 +104,9 @@ def config_of(job: Job, start: str) -> DictConfig:
     with open_dict(config):
         for key, value in values.items():
             OmegaConf.update(config, key, value, force_add=True)
-    check_versions()
-    run = RunView(config)
-    check(run, VALUES + FILES)
-    make_absolute(config, models_of(run))
-    prepare_config(config)
+    check_run(config, is_training=False)
     if job.chat is not None:
         chat_level.prepare(config)
-    check_own_code(RunView(config), is_imported=False)  # it is imported here, before the first conversation
     return config
 
 

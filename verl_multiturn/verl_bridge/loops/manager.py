@@ -45,10 +45,9 @@ from verl_multiturn.verl_bridge.loops.agent_loop import tool_schemas
 from verl_multiturn.verl_bridge.loops.certified_output import is_valid
 from verl_multiturn.verl_bridge.loops.finished_rows import finished_rows, kept_columns
 from verl_multiturn.verl_bridge.loops.life import follow, note_score
-from verl_multiturn.verl_bridge.loops.near_rewards import NearRewards
 from verl_multiturn.verl_bridge.loops.news import HUNG_S, News, NewsRounds, RunNews, end_hung
 from verl_multiturn.verl_bridge.loops.recording import Recorder, recorder_of
-from verl_multiturn.verl_bridge.loops.rewards import Rewards
+from verl_multiturn.verl_bridge.loops.rewards import NearRewards, Rewards
 from verl_multiturn.verl_bridge.loops.shared_puts import SharedPuts
 from verl_multiturn.verl_bridge.loops.slots import RayKeeper
 from verl_multiturn.verl_bridge.names import REROLLED_FROM, SAMPLING_LOOPS

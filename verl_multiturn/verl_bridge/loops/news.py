@@ -2,12 +2,12 @@
 
     trainer  `manager.news()`  ──▶  `worker.news()` of each worker, all at once  ──▶  `RunNews`
 
-What a busy worker has to say comes with a later step, unless all have to answer. What a dead one had to say is lost.
+What a busy worker has to say comes with a later step, unless all have to answer. What a dead one had to say is lost,
+and what one could not say: metrics end no step.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
+from verl_multiturn.describe import describe
 from verl_multiturn.records.step_writer import clock_of
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class NewsRounds:
         """A pending question to each worker, and when it was asked."""
         self._clocked: set[Any] = set()
         """Workers whose clock is known."""
+        self._has_failed = False
 
     def take(self, workers: Sequence[Any], of_all: bool) -> RunNews:
         """Return what the workers say since the last call.
@@ -110,8 +112,21 @@ class NewsRounds:
                 return
             worker = pending.pop(come[0])
             answer, asked = self._asked.pop(worker)
-            with contextlib.suppress(RayActorError):
-                yield worker, ray.get(answer), asked, answered
+            try:
+                said = ray.get(answer)
+            except RayActorError:  # the manager's poll replaces it
+                continue
+            except RayError as error:  # of the worker itself: its disk, or a tool's schema
+                self._note_failure(error)
+                continue
+            yield worker, said, asked, answered
+
+    def _note_failure(self, error: RayError) -> None:
+        """Log once that a worker could not answer."""
+        if not self._has_failed:
+            why = describe(getattr(error, "cause", error))
+            logger.warning("metrics lack what an agent-loop worker could not report: %s (said once)", why)
+        self._has_failed = True
 
 
 def end_hung(worker: Any, method: str) -> None:

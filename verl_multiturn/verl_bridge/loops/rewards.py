@@ -1,13 +1,21 @@
-"""The reward of a finished conversation, asked of verl's reward workers; while they cannot judge, rows wait.
+"""The reward of a finished conversation: who asks verl's reward manager for it, and what an outage of it does.
 
-    answer ──▶ reward worker ──▶ a verdict                        the row is written
-                             └─▶ `outage` of the reward function  told to the run's keeper under the name `reward`
-                                   ├─ of this row alone           the row is written, and left out by the trainer
-                                   └─ the breaker is open         the row waits for its end, and is judged again
+    training     Rewards ─▶ verl's worker ─▶ NearRewards ─┬─ here  LocalRewards
+                                                          └─ else  a reward worker, by a call of Ray
+    evaluation   Judge ──▶ Rewards ──▶ LocalRewards
+    replay       Scores ──────────────▶ LocalRewards
 
-A reward worker knows no keeper of the run, so the agent-loop worker watches over it.
+    `Rewards`: a verdict                        the row is written
+               `outage` of the reward function  told to the run's keeper under the name `reward`
+                 ├─ of this row alone           the row is written, and left out by the trainer
+                 └─ the breaker is open         the row waits for its end, and is judged again
+
+A reward worker knows no keeper of the run, so the agent-loop worker watches over it. A call of Ray costs more than a
+quick rule: the row is pickled, waits for its place in another process, and comes back.
 
 Invariants:
+- reward code gets copies of the row's fields, as in a reward worker: what it changes is seen nowhere else;
+- the manager, the function, the data and so the results are those of a reward worker, and so is what either raises;
 - what is waited for is a reward alone: the conversation has ended, and its tools are released;
 - a row that was judged again has the last verdict; one that waited for too long keeps the one that it had. Without any
   it scores 0, and has the keys of other rows with the mark of an outage: the trainer leaves it out.
@@ -16,18 +24,35 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
+
+import numpy as np
+import ray
+import torch
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from torch.nn.utils.rnn import pad_sequence
+from verl import DataProto
+from verl.trainer.ppo.reward import get_custom_reward_fn, load_reward_manager
 
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.guarded_call import GuardedCall
 from verl_multiturn.calls.outages.process import OutageEndError, Outages
 from verl_multiturn.describe import describe, message_of
 from verl_multiturn.errors import ConfigError, OutageError, RewardContractError, UnjudgedError
+from verl_multiturn.rewards.contract import require_rewards
+from verl_multiturn.rewards.router import find_reward, read_reward_kwargs
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose
-from verl_multiturn.verl_bridge.loops.certified_output import OUTAGE, UNJUDGEABLE
+from verl_multiturn.verl_bridge.loops.certified_output import OUTAGE, UNJUDGEABLE, CertifiedOutput
+from verl_multiturn.verl_bridge.model.processors import plain_dict
+from verl_multiturn.verl_bridge.names import STATELESS_MANAGERS
+from verl_multiturn.verl_bridge.settings import is_our_reward, settings_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +64,9 @@ _TRIES = 3
 """How often a row that has waited is judged once more, where there is no outage any more."""
 _OURS = compose(Score(answered=1.0, failed=1.0, outage=1.0), Solution("", ()), RewardOptions())
 """What the rewards in the box report of an outage."""
+QUICK = frozenset({"gsm8k", "qa", "tool_n1"})
+"""Rewards in the box that only compare texts: they start no process, ask nobody, and wait for nothing."""
+_FUNCTION = "reward.custom_reward_function"
 
 
 class Rewards:
@@ -131,3 +159,174 @@ def _tell_once(mark: str, why: str) -> None:
 def _is_outage(output: Any) -> bool:
     found = (output.extra_fields.get("reward_extra_info") or {}).get(OUTAGE, 0)
     return isinstance(found, int | float) and found > 0
+
+
+class LocalRewards:
+    """verl's reward manager in this process, whose reward function is checked, and which gets a copy of each row.
+
+    A manager that calls its function elsewhere (`remote`), or that calls none, is checked by its result alone
+    (`certified_output.py`). A manager belongs to the event loop in which it is made.
+
+    Args:
+        config: verl's whole configuration.
+        tokenizer: The model's tokenizer.
+
+    Raises:
+        Exception: Whatever the file of a reward function raises, which is its author's code.
+    """
+
+    def __init__(self, config: DictConfig, tokenizer: Any) -> None:
+        further = {"reward_router_address": None, "reward_model_tokenizer": None}
+        self._manager = _with_check(load_reward_manager(config, tokenizer, **further))
+
+    def run_single(self, data: DataProto) -> Awaitable[dict[str, Any]]:
+        """Ask the manager for the reward of a conversation, as a reward worker does.
+
+        Args:
+            data: Its rows, as verl's worker makes them; the last one is judged. verl's managers write into them.
+        """
+        data.non_tensor_batch = copy.deepcopy(data.non_tensor_batch)
+        result: Awaitable[dict[str, Any]] = self._manager.run_single(data)
+        return result
+
+    async def score(self, columns: Mapping[str, Any], outputs: Sequence[CertifiedOutput]) -> None:
+        """Enter the reward of a conversation into its last row, as verl's worker does; one that is there stays.
+
+        Args:
+            columns: Fields of its data row.
+            outputs: Its rows, in order.
+        """
+        last = outputs[-1]
+        if last.reward_score is None:
+            result = await self.run_single(scored_rows(columns, outputs))
+            last.reward_score = result["reward_score"]
+            last.extra_fields["reward_extra_info"] = result["reward_extra_info"]
+
+
+class NearRewards:
+    """What an agent-loop worker asks in the place of verl's handle of a reward worker: quick rewards are judged here.
+
+    Args:
+        config: verl's whole configuration.
+        tokenizer: The model's tokenizer.
+        workers: Handles of the reward workers, which judge the other rows.
+    """
+
+    def __init__(self, config: DictConfig, tokenizer: Any, workers: Sequence[Any]) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._workers = workers
+        self._all = settings_of(config.actor_rollout_ref.rollout).near_rewards == "all"
+        get_custom_reward_fn(config)  # imports what the function needs, before conversations could wait for it
+        self.compute_score = self  # verl asks `handle.compute_score.remote(data)`
+
+    @classmethod
+    def handles(cls, config: DictConfig, tokenizer: Any, workers: Sequence[Any] | None) -> Sequence[Any] | None:
+        """Return the handles that verl's worker asks for rewards.
+
+        Args:
+            config: verl's whole configuration.
+            tokenizer: The model's tokenizer.
+            workers: Handles of the reward workers; None: rewards are not asked for here.
+        """
+        mode = settings_of(config.actor_rollout_ref.rollout).near_rewards
+        if workers is None or mode == "off":
+            return workers
+        manager = config.reward.reward_manager
+        is_stateless = manager.source == "register" and manager.name in STATELESS_MANAGERS
+        has_model = OmegaConf.select(config, "reward.reward_model.enable")
+        if has_model or not is_stateless or (mode == "quick" and not is_our_reward(config)):
+            return workers
+        return [cls(config, tokenizer, workers)]
+
+    @cached_property
+    def _local(self) -> LocalRewards:
+        return LocalRewards(self._config, self._tokenizer)
+
+    def remote(self, data: Any) -> Awaitable[dict[str, Any]]:
+        """Judge a conversation, here or in a reward worker.
+
+        Args:
+            data: verl's `DataProto` of its rows.
+        """
+        if not self._is_near(data.non_tensor_batch["data_source"][-1]):
+            asked: Awaitable[dict[str, Any]] = random.choice(self._workers).compute_score.remote(data)
+            return asked
+        return self._local.run_single(data)
+
+    def _is_near(self, data_source: Any) -> bool:
+        if self._all:
+            return True
+        try:
+            return reward_of(self._config, data_source) in QUICK
+        except ConfigError:  # the reward worker says so
+            return False
+
+
+def reward_of(config: DictConfig, data_source: str) -> str:
+    """Return the name of the reward that our reward function has for a data source.
+
+    Args:
+        config: verl's whole configuration.
+        data_source: The row's data source.
+
+    Raises:
+        ConfigError: There is none, or an option is unknown.
+    """
+    options = read_reward_kwargs(plain_dict(OmegaConf.select(config, f"{_FUNCTION}.reward_kwargs")))
+    return find_reward(data_source, options.routes)
+
+
+def check_workers(workers: Sequence[Any]) -> None:
+    """Check the reward functions of verl's reward workers from now on.
+
+    Args:
+        workers: Ray's handles of them.
+    """
+    ray.get([worker.__ray_call__.remote(_check_worker) for worker in workers])
+
+
+def _check_worker(worker: Any) -> None:
+    _with_check(worker.reward_manager)
+
+
+def _with_check(manager: Any) -> Any:
+    if callable(function := getattr(manager, "compute_score", None)):
+        manager.compute_score = require_rewards(function)
+    return manager
+
+
+def scored_rows(columns: Mapping[str, Any], outputs: Sequence[CertifiedOutput]) -> DataProto:
+    """Return the rows of a conversation as verl's reward manager gets them (`run_single`).
+
+    Args:
+        columns: Fields of its data row; each row has them.
+        outputs: Its rows, in order. The last one is scored.
+    """
+    prompts = [torch.tensor(output.prompt_ids, dtype=torch.int64) for output in outputs]
+    responses = [torch.tensor(output.response_ids, dtype=torch.int64) for output in outputs]
+    input_ids = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
+    held = {
+        "prompts": prompts,
+        "responses": responses,
+        "input_ids": input_ids,
+        "attention_mask": [torch.ones_like(ids) for ids in input_ids],
+    }
+    batch = {name: pad_sequence(column, batch_first=True, padding_value=0) for name, column in held.items()}
+    told: dict[str, list[Any]] = {name: [value] * len(outputs) for name, value in columns.items()}
+    told["__num_turns__"] = [output.num_turns for output in outputs]
+    told["tool_extra_fields"] = [output.extra_fields for output in outputs]
+    told["prompt_len"] = [len(output.prompt_ids) for output in outputs]
+    told["response_len"] = [len(output.response_ids) for output in outputs]
+    return DataProto(
+        batch=TensorDict(batch, batch_size=len(outputs)),
+        non_tensor_batch={name: _objects(values) for name, values in told.items()},
+    )
+
+
+def _objects(values: Sequence[Any]) -> Any:
+    """Return values as an array of objects; numpy would make arrays of lists."""
+    column = np.empty(len(values), dtype=object)
+    for place, value in enumerate(values):
+        column[place] = value
+    return column

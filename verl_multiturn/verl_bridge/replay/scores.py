@@ -10,9 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError, OutageError, UnjudgedError
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
-from verl_multiturn.verl_bridge.loops.near_rewards import reward_of
-from verl_multiturn.verl_bridge.loops.reward_manager import load_manager
-from verl_multiturn.verl_bridge.loops.scored_rows import scored_rows
+from verl_multiturn.verl_bridge.loops.rewards import LocalRewards, reward_of
 from verl_multiturn.verl_bridge.settings import is_our_reward
 
 _ASKING = ("judge",)
@@ -42,7 +40,7 @@ class Scores:
             self._why = "a reward model judges"
             return
         try:
-            self._manager = load_manager(config, tokenizer)
+            self._local = LocalRewards(config, tokenizer)
         except Exception as error:  # the file of a reward function is an author's code
             raise ConfigError(
                 f"the run's reward function cannot be loaded ({describe(error)}); say where it is with --set "
@@ -60,27 +58,24 @@ class Scores:
             UnrepeatableError: The reward is another program's verdict, or cannot be judged now.
             ConfigError: The reward function raised, or returned something that is not a reward.
         """
-        last = outputs[-1]
-        if last.reward_score is None:
-            last.reward_score = await self._computed(record["sample"], outputs)
-        return last.total()
+        if outputs[-1].reward_score is None:
+            await self._score(record["sample"], outputs)
+        return outputs[-1].total()
 
-    async def _computed(self, sample: Mapping[str, Any], outputs: Sequence[CertifiedOutput]) -> Any:
+    async def _score(self, sample: Mapping[str, Any], outputs: Sequence[CertifiedOutput]) -> None:
         source = sample["data_source"]
         if not self._why and self._own and (name := reward_of(self._config, source)) in _ASKING:
             raise UnrepeatableError(f"the reward {name!r} asks a model")
         if self._why:
             raise UnrepeatableError(self._why)
         try:
-            result = await self._manager.run_single(scored_rows(_columns(sample), outputs[-1:]))
+            await self._local.score(_columns(sample), outputs)
         except ConfigError:
             raise
         except (UnjudgedError, OutageError) as error:
             raise UnrepeatableError(f"it cannot be judged here: {describe(error)}") from None
         except Exception as error:  # an author's code
             raise ConfigError(f"the reward function raised {describe(error)}") from error
-        outputs[-1].extra_fields["reward_extra_info"] = result["reward_extra_info"]
-        return result["reward_score"]
 
 
 def _columns(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +83,7 @@ def _columns(sample: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "data_source": sample["data_source"],
         "reward_model": {"ground_truth": sample["ground_truth"]},
-        "extra_info": dict(sample["extra_info"] or {}),
+        "extra_info": sample["extra_info"] or {},
         "raw_prompt": sample["messages"],
         "index": sample["index"],
     }

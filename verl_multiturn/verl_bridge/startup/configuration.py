@@ -2,7 +2,7 @@
 
 It is a Hydra callback, selected through Hydra's config store; verl itself is not changed. So it runs inside
 `python -m verl.trainer.main_ppo`, and inside every other Hydra program with verl's configuration. A program that
-builds the configuration in another way has to call `prepare_config` itself.
+builds the configuration in another way has to call `check_run` or `prepare_config` itself, as `eval` does.
 """
 
 from __future__ import annotations
@@ -67,29 +67,44 @@ def prepare_config(config: DictConfig) -> None:
     complete(run)
 
 
-class StartUpCheck(Callback):
-    """Hydra callback that runs `prepare_config` before the trainer's main function.
+def check_run(config: DictConfig, is_training: bool = True) -> None:
+    """Check everything that a run needs on the machine of its start, and complete its configuration in place.
 
-    Before it, it looks at the versions of verl and SGLang, at the places that Ray needs, and for the files and folders
-    that the configuration names, which lie on the machine of the run alone; after it, since an import may take long, it
-    imports the user's own code.
+    `StartUpCheck` calls it for a training and `eval` for an evaluation. In this order: the versions of verl and SGLang,
+    values, files and folders, `prepare_config`, and the user's own code, since an import may take long.
+
+    Args:
+        config: verl's whole configuration.
+        is_training: False for an evaluation: it starts no Ray, fills no batches, reports to no logger, and imports the
+            user's code in this process before its first conversation.
+
+    Raises:
+        ConfigError: The run cannot work; the message names the setting, its value and the remedy.
     """
+    check_versions()
+    if is_training:
+        require_places(OmegaConf.select(config, "ray_kwargs.ray_init") or {}, os.environ)
+    run = RunView(config)
+    check(run, VALUES + FILES)
+    make_absolute(config, models_of(run))
+    is_imported = is_training and not has_other_environment(config)
+    prepare_config(config)
+    expand_homes(config)  # what is compared with verl's defaults has been
+    run = RunView(config)
+    if is_training:
+        check(run, LAST)
+    check_own_code(run, is_imported=is_imported)
+
+
+class StartUpCheck(Callback):
+    """Hydra callback that runs `check_run` before the trainer's main function."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check the configuration of verl's trainer; exit with status 2 when it cannot work."""
         if not _is_trainer_config(config):
             return
         try:
-            check_versions()
-            require_places(OmegaConf.select(config, "ray_kwargs.ray_init") or {}, os.environ)
-            run = RunView(config)
-            check(run, VALUES + FILES)
-            make_absolute(config, models_of(run))
-            is_elsewhere = has_other_environment(config)
-            prepare_config(config)
-            expand_homes(config)  # what is compared with verl's defaults has been
-            check(RunView(config), LAST)
-            check_own_code(RunView(config), is_imported=not is_elsewhere)
+            check_run(config)
         except MultiTurnError as error:
             # Hydra turns a callback's Exception into a warning and goes on. SystemExit is not an Exception.
             print(f"\nverl-multiturn: {error}\n", file=sys.stderr)

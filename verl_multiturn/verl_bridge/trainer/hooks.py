@@ -66,7 +66,7 @@ from verl_multiturn.reward_numbers import ScoreRange
 from verl_multiturn.rollout.staleness import Bound
 from verl_multiturn.verl_bridge.closing import close_workers
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, list_prompts
-from verl_multiturn.verl_bridge.loops.reward_manager import check_workers
+from verl_multiturn.verl_bridge.loops.rewards import check_workers
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
 from verl_multiturn.verl_bridge.settings import may_have_several_rows, runs_our_server, settings_of, why_rows_stay
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows, StepRows
