@@ -137,15 +137,17 @@ class BackgroundWriter(Generic[Item]):
             self._losses.count += large
             return "this process is a fork"
         with self._lock:
-            why = self._refusal(large) or self._start()
-            if not why:
-                self._queue.append((item, large))
-                self._large += large
-                if len(self._queue) == 1 or self._large >= self._enough:
-                    self._changed.notify()
-        if why:
-            self._losses.add(why, int(large))
-        return why
+            waiting = len(self._queue)
+            if self._thread is None or self._closing or self._large >= self._most or waiting >= _MOST_SMALL:
+                why = self._refusal(large) or self._start()
+                if why:
+                    self._losses.add(why, int(large))
+                    return why
+            self._queue.append((item, large))
+            self._large += large
+            if not waiting or self._large >= self._enough:
+                self._changed.notify()
+        return ""
 
     def close(self) -> None:
         """Write what waits, and stop. A slow disk or a backend that hangs is waited for, but not forever."""
