@@ -46,7 +46,7 @@ from transformers import AutoTokenizer
 from benchmarks.oversample import PROMPTS, RATE, SAMPLES, World
 from benchmarks.oversample_world import Sample, ScriptedWorker
 from tests.support.rollout_config import MODEL
-from verl_multiturn.observe.traces import Span
+from verl_multiturn.observe.spans import Span
 from verl_multiturn.rollout.life import Life, note
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome

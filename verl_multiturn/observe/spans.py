@@ -1,9 +1,126 @@
-"""A conversation's timeline: its spans, in order, and the calls and generations that they belong to."""
+"""`tree_of`: the tree of a conversation's spans; live traces and those that `convert` writes are made of it.
+
+    agent_loop ............................. the record
+    ├─ turn 0 ─┬─ generation ............... its entry in `generations`
+    │          └─ tool search, tool search . their entries in `calls`    (or `interaction`: in `replies`)
+    └─ turn 1 ─── generation
+
+A tree is made from a record, which has the times, and not from spans that are opened and closed while the conversation
+runs. So a conversation pays for no trace, a backend can neither delay nor fail one, calls that run at the same time
+cannot nest in one another, and a conversation that was cancelled leaves no open span.
+
+Below it lies the timeline: stretches of waiting, each part of a span of the tree. A pause, a wait for a slot and an
+earlier attempt of a call are part of their turn; what belongs to no turn is part of the conversation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["agent", "turn", "generation", "tool", "interaction"]
+
+
+@dataclass
+class Span:
+    """A stretch of time in a conversation, with what went in and what came out, in plain types."""
+
+    name: str
+    kind: Kind
+    began: float
+    """Seconds since the epoch."""
+    ended: float
+    entry: Mapping[str, Any]
+    """Entry of the record that it is made of: the record itself, a generation, a call, a reply. A turn has that of its
+    generation."""
+    error: str = ""
+    """What went wrong; "" otherwise."""
+    children: list[Span] = field(default_factory=list)
+    inputs: dict[str, Any] = field(default_factory=dict)
+    """What went in, as backends show it (`traces.trace_of`); so with the next two."""
+    outputs: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    def walk(self) -> Iterator[Span]:
+        """Yield the span and all below it, each before those below it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+class Stretch(NamedTuple):
+    """A stretch of the timeline."""
+
+    wait: Mapping[str, Any]
+    """A `schema.Span`."""
+    span: Span
+    """The span of the tree that it is part of."""
+
+
+class Tree(NamedTuple):
+    """The spans of a conversation."""
+
+    root: Span
+    timeline: list[Stretch]
+    """Its timeline, by begin."""
+
+
+def tree_of(record: Mapping[str, Any]) -> Tree:
+    """Return the tree of a conversation's spans.
+
+    Args:
+        record: A `schema.Record`, or what `encode.conversation_of` returns in plain types.
+    """
+    root = Span("agent_loop", "agent", float(record["began"]), float(record["ended"]), record)
+    turns = [_turn(number, generation) for number, generation in enumerate(record.get("generations") or [])]
+    root.children += turns
+    of_call: dict[int, Span] = {}
+    for call in record.get("calls") or []:
+        of_call[id(call)] = _tool(call)
+        _at(call, turns, root).children.append(of_call[id(call)])
+    for reply in record.get("replies") or []:
+        if (turn := _at(reply, turns, root)) is not root:  # the opening is no answer
+            began = turn.children[0].ended
+            turn.children.append(Span("interaction", "interaction", began, float(reply.get("at") or 0.0), reply))
+    for turn in turns:
+        turn.ended = max(child.ended for child in turn.children)
+    waits = spans_of(record)
+    timeline = []
+    for wait, call in zip(waits, calls_of(record, waits), strict=True):
+        turn = _at(wait, turns, root)
+        same = next((child for child in turn.children if child.kind == wait["kind"]), turn)
+        timeline.append(Stretch(wait, same if call is None else of_call[id(call)]))
+    _nest(root)
+    return Tree(root, timeline)
+
+
+def _at(entry: Mapping[str, Any], turns: Sequence[Span], root: Span) -> Span:
+    """Return the turn that an entry names; the root where there is none."""
+    turn = entry.get("turn")
+    return turns[turn] if isinstance(turn, int) and 0 <= turn < len(turns) else root
+
+
+def _turn(number: int, generation: Mapping[str, Any]) -> Span:
+    began, ended = (float(generation.get(name) or 0.0) for name in ("asked_at", "at"))
+    name = f"{'summary' if generation.get('summary') else 'turn'} {number}"
+    asked = Span("generation", "generation", began, ended, generation)
+    return Span(name, "turn", began, ended, generation, children=[asked])
+
+
+def _tool(call: Mapping[str, Any]) -> Span:
+    ended, seconds, queue_s = (float(call.get(name) or 0.0) for name in ("at", "seconds", "queue_s"))
+    error = "" if call.get("status") in (None, "ok") else str(call.get("text") or "")
+    return Span(f"tool {call.get('tool') or ''}".rstrip(), "tool", ended - seconds - queue_s, ended, call, error)
+
+
+def _nest(span: Span) -> None:
+    """Let every span lie within the one above it. They do, unless the machine's clock was set meanwhile."""
+    span.ended = max(span.began, span.ended)
+    for child in span.children:
+        child.began = min(max(child.began, span.began), span.ended)
+        child.ended = min(child.ended, span.ended)
+        _nest(child)
 
 
 def spans_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:

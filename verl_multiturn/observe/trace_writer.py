@@ -13,7 +13,8 @@ from typing import Protocol
 
 from verl_multiturn.calls.closing import CLOSE_S
 from verl_multiturn.describe import describe
-from verl_multiturn.observe.traces import Decode, Span, trace_of
+from verl_multiturn.observe.spans import Span
+from verl_multiturn.observe.traces import Decode, trace_of
 from verl_multiturn.records.background import BackgroundWriter, Losses
 from verl_multiturn.rollout.life import Life
 
@@ -81,7 +82,7 @@ class TraceWriter:
         self._background.put(life)
 
     async def aclose(self) -> None:
-        """Write what is waiting, and what the backends hold back, within `CLOSE_S`."""
+        """Write what is waiting, and what the backends hold back. Whoever calls this bounds its time."""
         await self._background.aclose()
 
     def _write(self, lives: Sequence[Life]) -> None:

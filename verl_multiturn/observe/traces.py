@@ -1,61 +1,33 @@
-"""`trace_of`: the trace of a conversation that is over, as a tree of spans in plain types.
+"""`trace_of`: the trace of a conversation that is over, for the backends of `rollout.trace`.
 
-    agent_loop
-    ├─ turn 0 ─┬─ generation
-    │          └─ tool search, tool search        (or `interaction`)
-    └─ turn 1 ─── generation
-
-A trace is made from the `Outcome`, which has the times, and not from spans that are opened and closed while the
-conversation runs. So a conversation pays for no trace, a backend can neither delay nor fail one, calls that run at the
-same time cannot nest in one another, and a conversation that was cancelled leaves no open span.
+It is the tree of spans of the conversation's record (`spans.tree_of`), with inputs, outputs and attributes in plain
+types. The record is made for it (`records.encode`), whether or not the run keeps records, and nothing in it is hidden.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import orjson
 
-from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
+from verl_multiturn.observe.spans import Span, tree_of
 from verl_multiturn.records import json_text
+from verl_multiturn.records.encode import conversation_of
 from verl_multiturn.records.json_text import dumps
 from verl_multiturn.rollout.life import Life
-from verl_multiturn.rollout.outcome import ConversationRow, Outcome
-from verl_multiturn.rollout.turn import Turn
-from verl_multiturn.tools.calls.results import CallResult, CallStatus
 
-Kind = Literal["agent", "turn", "generation", "tool", "interaction"]
 Decode = Callable[[Sequence[int]], str]
 """Returns the text of token ids."""
 TAGS = ("sample_index", "step", "rollout_n", "validate", "experiment_name", "uid")
 """Attributes of a trace by which verl's backends find it."""
-
-
-@dataclass
-class Span:
-    """A stretch of time in a conversation, with what went in and what came out, in plain types."""
-
-    name: str
-    kind: Kind
-    began: float
-    """Seconds since the epoch."""
-    ended: float
-    inputs: dict[str, Any]
-    outputs: dict[str, Any]
-    attributes: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
-    """What went wrong; "" otherwise."""
-    children: list[Span] = field(default_factory=list)
-
-    def walk(self) -> Iterator[Span]:
-        """Yield the span and all below it, each before those below it."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
+_OUTPUTS = {
+    "tool": ("text", "images", "status", "reward", "metrics"),
+    "interaction": ("text", "images", "reward", "done", "truncated", "metrics"),
+}
+"""Entries of a call, and of a reply, that are outputs of its span."""
 
 
 def trace_of(life: Life, decode: Decode | None = None, experiment_name: str | None = None) -> Span:
@@ -66,122 +38,81 @@ def trace_of(life: Life, decode: Decode | None = None, experiment_name: str | No
         decode: Returns the text of token ids, for `trace.token2text`; None: the trace has the ids alone.
         experiment_name: `rollout.trace.experiment_name`.
     """
-    outcome = life.outcome
-    assert outcome is not None
-    status = "invalid" if life.status == "finished" and not outcome.valid else life.status
-    reason = outcome.trajectory.stop_reason
-    outputs = {
-        "messages": outcome.messages[outcome.asked :],
+    record = plain(conversation_of(life))
+    root = tree_of(record).root
+    status = "invalid" if life.status == "finished" and not record["valid"] else life.status
+    rows = [_row(row, decode) for row in record["rows"]]
+    root.inputs = {"messages": record["messages"][: record["asked"]]}
+    root.outputs = {
+        "messages": record["messages"][record["asked"] :],
         "status": status,
-        "stop_reason": None if reason is None else str(reason),
-        "score": life.score,
-        **({"reported": life.reported} if life.reported else {}),
-        **({"calc_rewards": outcome.calc_rewards} if outcome.calc_rewards else {}),
-        **({"interaction_score": outcome.score} if outcome.score else {}),
+        "stop_reason": record["stop_reason"] or None,
+        "score": plain(life.score),
+        **({"reported": plain(life.reported)} if life.reported else {}),
+        **({"calc_rewards": record["calc_rewards"]} if record["calc_rewards"] else {}),
+        **({"interaction_score": record["score"]} if record["score"] else {}),
+        "rows": rows,
     }
-    error = life.error or outcome.error or ("" if status in ("finished", "invalid") else status)
-    attributes = {
-        "sample_index": plain(life.row.get("index")),
-        "step": life.step,
-        "rollout_n": life.number,
-        "validate": life.validation,
+    root.attributes = {
+        "sample_index": record["sample"]["index"],
+        "step": record["step"],
+        "rollout_n": record["number"],
+        "validate": record["validation"],
         "experiment_name": experiment_name,
-        "uid": life.group,
-        "agent_name": life.loop,
-        "request_id": life.id,
+        "uid": record["uid"],
+        "agent_name": record["loop"],
+        "request_id": record["request_id"],
         "status": status,
     }
-    root = Span(
-        "agent_loop",
-        "agent",
-        life.began,
-        life.ended,
-        plain({"messages": outcome.messages[: outcome.asked]}),
-        {**plain(outputs), "rows": [_row(row, decode) for row in outcome.rows]},
-        attributes,
-        error,
-        [_turn(turn, outcome, decode) for turn in outcome.turns],
-    )
-    _nest(root)
+    root.error = life.error or record["error"] or ("" if status in ("finished", "invalid") else status)
+    for number, turn in enumerate(root.children):
+        _fill(number, turn, rows, decode)
     return root
 
 
-def _row(row: ConversationRow, decode: Decode | None) -> dict[str, Any]:
-    """Return the tokens of a row under the names that verl's traces have for them.
-
-    Ids are plain already, and there are thousands of them.
-    """
-    trajectory = row.trajectory
-    start = trajectory.prompt_length
-    ids, mask = list(trajectory.ids), list(trajectory.mask)
+def _row(row: Mapping[str, Any], decode: Decode | None) -> dict[str, Any]:
+    """Return the tokens of a row under the names that verl's traces have for them."""
+    start, ids = row["prompt_length"], row["ids"]
+    mask = [masked for count, masked, *_ in row["runs"] for _ in range(count)]
     texts = {}
     if decode is not None:
         texts = {"prompt_text": plain(decode(ids[:start])), "response_text": plain(decode(ids[start:]))}
     return {"prompt_ids": ids[:start], "response_ids": ids[start:], "response_mask": mask[start:], **texts}
 
 
-def _turn(turn: Turn, outcome: Outcome, decode: Decode | None) -> Span:
-    began = turn.at - turn.seconds
-    children = [_generation(turn, outcome, decode)]
-    asked = {call.id: call for call in turn.said.calls} if turn.said is not None else {}
-    children += [_call(result, asked.get(result.call_id)) for result in turn.calls]
-    if turn.reply is not None:
-        reply = turn.reply
-        told = {"text": reply.text, "images": reply.images, "reward": reply.reward, "done": reply.done}
-        outputs = {**told, "truncated": reply.truncated, "metrics": reply.metrics}
-        children.append(Span("interaction", "interaction", turn.at, reply.at, {}, plain(outputs)))
-    name = f"{'summary' if turn.summary else 'turn'} {turn.number}"
+def _fill(number: int, turn: Span, rows: Sequence[Mapping[str, Any]], decode: Decode | None) -> None:
+    """Fill in what backends show of a turn and of the spans in it."""
+    generation, (first, *answers) = turn.entry, turn.children
+    said = generation["said"]
+    calls = {} if said is None else {call["id"]: call for call in said["calls"]}
+    first.inputs = {"messages": generation["given"]} if generation["given"] else {}
+    first.outputs = _sampled(generation, rows, decode)
+    for span in answers:
+        span.outputs = {name: span.entry[name] for name in _OUTPUTS[span.kind]}
+        if span.kind == "tool":
+            span.inputs = calls.get(span.entry["id"], {})
+            span.attributes = {name: span.entry[name] for name in ("attempts", "queue_s", "cached")}
     # A turn of a session has its reward here, beside those of its calls and of its reply.
-    outputs = {"reward": turn.earned} if turn.earned is not None else {}
-    attributes = {"turn": turn.number, "parent": turn.parent, "row": turn.place}
-    ended = max(child.ended for child in children)
-    return Span(name, "turn", began, ended, {}, plain(outputs), plain(attributes), children=children)
+    rewards = [span.entry["reward"] for span in answers if span.kind == "interaction" or span.entry["reward"]]
+    earned = [float(reward) for reward in (*rewards, generation["reward"]) if reward is not None]
+    turn.outputs = {"reward": plain(sum(earned))} if earned else {}
+    place = generation["cause"] if generation["row"] is None else generation["row"]
+    turn.attributes = {"turn": number, "parent": generation["parent"], "row": place}
 
 
-def _generation(turn: Turn, outcome: Outcome, decode: Decode | None) -> Span:
+def _sampled(generation: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], decode: Decode | None) -> dict[str, Any]:
+    """Return what the engine sampled: the ids that a row holds, and what was read of them."""
     ids: list[int] = []
-    if isinstance(turn.place, int) and turn.sampled:
-        trajectory = outcome.rows[turn.place].trajectory
-        ids = list(trajectory.ids[trajectory.prompt_length + turn.start : trajectory.prompt_length + turn.end])
+    if generation["row"] is not None:
+        row = rows[generation["row"]]
+        start = generation["start"] - len(row["prompt_ids"])
+        ids = row["response_ids"][start : start + generation["tokens"]]
     outputs: dict[str, Any] = {"token_ids": ids}
     if decode is not None:
         outputs["response_text"] = plain(decode(ids))
-    if (said := turn.said) is not None:
-        calls = [_asked(call) for call in said.calls]
-        outputs |= plain({"content": said.content, "reasoning": said.reasoning, "tool_calls": calls})
-    inputs = {"messages": list(turn.given)} if turn.given else {}
-    return Span("generation", "generation", turn.at - turn.seconds, turn.at, plain(inputs), outputs)
-
-
-def _asked(call: ToolCall | MalformedCall) -> dict[str, str]:
-    if isinstance(call, MalformedCall):
-        return {"id": call.id, "malformed": call.text}
-    return {"id": call.id, "name": call.name, "arguments": call.arguments}
-
-
-def _call(result: CallResult, asked: ToolCall | MalformedCall | None) -> Span:
-    outputs = {
-        "text": result.text,
-        "images": result.images,
-        "status": str(result.status),
-        "reward": result.reward,
-        "metrics": result.metrics,
-    }
-    attributes = {"attempts": result.attempts, "queue_s": round(result.queue_s, 6), "cached": result.cached}
-    began = result.at - result.seconds - result.queue_s
-    error = "" if result.status is CallStatus.OK else result.text
-    inputs = {} if asked is None else _asked(asked)
-    name = f"tool {result.tool}".rstrip()
-    return Span(name, "tool", began, result.at, plain(inputs), plain(outputs), plain(attributes), error)
-
-
-def _nest(span: Span) -> None:
-    """Let every span lie within the one above it. They do, unless the machine's clock was set meanwhile."""
-    span.ended = max(span.began, span.ended)
-    for child in span.children:
-        child.began = min(max(child.began, span.began), span.ended)
-        child.ended = min(child.ended, span.ended)
-        _nest(child)
+    if (said := generation["said"]) is not None:
+        outputs |= {"content": generation["text"], "reasoning": said["reasoning"], "tool_calls": said["calls"]}
+    return outputs
 
 
 def plain(value: Any) -> Any:

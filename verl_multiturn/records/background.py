@@ -2,7 +2,7 @@
 
     caller   put(item)       in microseconds
     thread   write(items)    in the order of `put`
-    caller   close()         waits for what is left, within `close_s`
+    caller   close()         waits until the rest is written, within `close_s`
 
 Records, joins and traces are written by it (`records.writer`, `records.step_writer`, `observe.trace_writer`).
 
@@ -30,6 +30,8 @@ from verl_multiturn.describe import describe
 
 logger = logging.getLogger(__name__)
 
+CLOSE_S = 30.0
+"""Seconds for which the end of a writer is waited for, where its owner says nothing else."""
 _MOST_SMALL = 100_000
 """So many items wait at most, small ones among them."""
 
@@ -100,7 +102,7 @@ class BackgroundWriter(Generic[Item]):
         enough: int = 1,
         gather_s: float = 0.0,
         last: Callable[[], None] | None = None,
-        close_s: float = 30.0,
+        close_s: float = CLOSE_S,
     ) -> None:
         self._name, self._write, self._losses = name, write, losses
         self._most, self._enough, self._gather_s = most, enough, gather_s
@@ -137,15 +139,17 @@ class BackgroundWriter(Generic[Item]):
             self._losses.count += large
             return "this process is a fork"
         with self._lock:
-            why = self._refusal(large) or self._start()
-            if not why:
-                self._queue.append((item, large))
-                self._large += large
-                if len(self._queue) == 1 or self._large >= self._enough:
-                    self._changed.notify()
-        if why:
-            self._losses.add(why, int(large))
-        return why
+            waiting = len(self._queue)
+            if self._thread is None or self._closing or self._large >= self._most or waiting >= _MOST_SMALL:
+                why = self._refusal(large) or self._start()
+                if why:
+                    self._losses.add(why, int(large))
+                    return why
+            self._queue.append((item, large))
+            self._large += large
+            if not waiting or self._large >= self._enough:
+                self._changed.notify()
+        return ""
 
     def close(self) -> None:
         """Write what waits, and stop. A slow disk or a backend that hangs is waited for, but not forever."""
@@ -157,7 +161,7 @@ class BackgroundWriter(Generic[Item]):
             self._forget()
 
     async def aclose(self) -> None:
-        """Do as `close` does, and leave the event loop free meanwhile. A caller that cannot wait cancels it."""
+        """Write what waits, and stop, while the event loop goes on. Whoever calls this bounds its time."""
         if os.getpid() != self._process:
             return
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -172,8 +176,7 @@ class BackgroundWriter(Generic[Item]):
                 return
             self._at_end.append(end)
         try:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), self._close_s)
+            await ended.wait()
         finally:
             self._forget()
 

@@ -2,6 +2,7 @@
 
     loop    `Life.complete`: references to what is known of it, made on the event loop in microseconds
     thread  `record_of(life)`: the record, which takes milliseconds
+            `conversation_of(life)`: the same with what no record keeps; live traces are made of it
 
 Invariant: nothing changes what a life refers to once it is complete, so that the thread may read it at any later time.
 A conversation's trajectories are sealed and its turns answered by then; `rollout`, `proxy` and `verl_bridge` copy what
@@ -81,6 +82,37 @@ def record_of(life: Life) -> dict[str, Any]:
     }
 
 
+def conversation_of(life: Life) -> dict[str, Any]:
+    """Return all that is known of a conversation that is over: its record, and what no record keeps of it.
+
+    One that was cancelled or raised has its rows, generations and stop reason as far as it got. Each generation has two
+    entries more: `said`, its reasoning and all its calls as the model wrote them, or None where nobody read it; and
+    `given`, the messages that a session's agent sent for it.
+    """
+    outcome = life.outcome or Outcome.begun(life.id)
+    found, reason = record_of(life), outcome.trajectory.stop_reason
+    if life.generations is None:
+        found["stop_reason"] = "" if reason is None else str(reason)
+        found["valid"] = reason is not None and outcome.valid
+        found["rows"] = [_row(row) for row in outcome.rows]
+        found["generations"] = [_generation(turn, None, outcome) for turn in outcome.turns]
+    for turn, generation in zip(outcome.turns, found["generations"], strict=True):
+        generation["said"], generation["given"] = _said(turn), turn.given
+    return found
+
+
+def _said(turn: Turn) -> dict[str, Any] | None:
+    if turn.said is None:
+        return None
+    calls = [
+        {"id": call.id, "malformed": call.text}
+        if isinstance(call, MalformedCall)
+        else {"id": call.id, "name": call.name, "arguments": call.arguments}
+        for call in turn.said.calls
+    ]
+    return {"reasoning": turn.said.reasoning, "calls": calls}
+
+
 def _time(seconds: float) -> float:
     return round(seconds, 6)
 
@@ -116,23 +148,27 @@ def _images(images: Sequence[Any]) -> list[Any]:
     return [image for image in images if is_pil(image)]
 
 
-def _generation(turn: Turn, receipt: Receipt, outcome: Outcome) -> dict[str, Any]:
-    """Return a generation. Its tokens are in it where no row holds them: a faulty one's never got into its row."""
+def _generation(turn: Turn, receipt: Receipt | None, outcome: Outcome) -> dict[str, Any]:
+    """Return a generation. Its tokens are in it where no row holds them: a faulty one's never got into its row.
+
+    Without a receipt, as where the conversation was cancelled, it has the entries that a turn knows of.
+    """
     row = turn.place if isinstance(turn.place, int) and turn.sampled else None
-    own, cause = row is None, turn.place if isinstance(turn.place, str) else "invalid"
+    cause = turn.place if isinstance(turn.place, str) else "invalid"
+    own = receipt if row is None else None
     return {
-        "prompt_tokens": receipt.prompt_tokens,
-        "prompt_digest": receipt.prompt_digest,
-        "max_tokens": receipt.max_tokens,
-        "tokens": len(receipt.ids),
+        "prompt_tokens": receipt and receipt.prompt_tokens,
+        "prompt_digest": receipt and receipt.prompt_digest,
+        "max_tokens": receipt and receipt.max_tokens,
+        "tokens": turn.end - turn.start if receipt is None else len(receipt.ids),
         "finish": turn.finish,
-        "digest": receipt.digest,
+        "digest": receipt and receipt.digest,
         "row": row,
         "start": None if row is None else outcome.rows[row].trajectory.prompt_length + turn.start,
-        "cause": cause if own else None,
-        "ids": receipt.ids if own else None,
-        "logprobs": receipt.logprobs if own else None,
-        "versions": version_runs(receipt.versions) if own else None,
+        "cause": cause if row is None else None,
+        "ids": own and own.ids,
+        "logprobs": own and own.logprobs,
+        "versions": own and version_runs(own.versions),
         "cached_tokens": turn.cached,
         "parent": turn.parent,
         "summary": turn.summary,

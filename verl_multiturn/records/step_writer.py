@@ -80,7 +80,7 @@ class StepWriter:
         self._hand(_Task(partial(self._write_line, line)))
 
     def close(self) -> None:
-        """Write what was handed over, and stop, within the time of `BackgroundWriter.close`."""
+        """Write what was handed over, and stop, within `background.CLOSE_S`."""
         self._background.close()
 
     def _hand(self, task: _Task) -> None:

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import os
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 
 from verl_multiturn.describe import describe
 from verl_multiturn.records import schema
-from verl_multiturn.records.background import BackgroundWriter, Losses
+from verl_multiturn.records.background import CLOSE_S, BackgroundWriter, Losses
 from verl_multiturn.records.json_text import dumps, line_of, plain
 from verl_multiturn.records.lines import defaults
 from verl_multiturn.records.redaction import redaction
@@ -140,12 +141,13 @@ class RecordWriter:
         self._background.put(None, large=False)
 
     def close(self) -> None:
-        """Write what was handed over, and stop, within the time of `BackgroundWriter.close`."""
+        """Write what was handed over, and stop, within `CLOSE_S`."""
         self._background.close()
 
     async def aclose(self) -> None:
-        """Do as `close` does, and leave the event loop free meanwhile."""
-        await self._background.aclose()
+        """Do as `close` does, while the event loop goes on."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._background.aclose(), CLOSE_S)
 
     def _hand(self, item: _Item) -> None:
         why = self._background.put(item, large=item.make is not None)

@@ -172,14 +172,6 @@ async def test_aclose_leaves_the_loop_free_and_can_be_cancelled(caplog: pytest.L
     assert (place.texts, place.is_closed) == (["slow"], True)
 
 
-async def test_aclose_ends_by_itself(caplog: pytest.LogCaptureFixture) -> None:
-    place = Place(close_s=0.01)
-    place.hold()
-    await place.writer.aclose()
-    assert [text.split(":")[0] for text in said(caplog)] == ["the last texts may be lost"]
-    place.free.set()
-
-
 def test_a_machine_without_another_thread_loses_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

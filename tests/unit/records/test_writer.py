@@ -373,6 +373,19 @@ def test_what_was_handed_over_is_written_at_exit(tmp_path: Path) -> None:
     assert [record["request_id"] for record in Records(tmp_path).records()] == ["r-0"]
 
 
+async def test_a_disk_that_hangs_is_waited_for_but_not_forever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writing, "CLOSE_S", 0.05)
+    writer, free = RecordWriter(tmp_path, START), threading.Event()
+    writer.keep(lambda: sample_record(void=not free.wait()), {"request_id": "slow", "uid": "u", "at": 0.0})
+    await writer.aclose()
+    (said,) = [record.getMessage() for record in caplog.records]
+    free.set()
+    assert said.startswith("the last records of conversations may be lost: some 1 were not written in time")
+    writer.close()
+
+
 def test_a_path_that_is_a_file_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):

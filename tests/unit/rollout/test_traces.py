@@ -15,8 +15,9 @@ from tests.scripted import CALL, run
 from tests.unit.proxy.test_proxy_endpoint import ROW, serving
 from tests.unit.rollout.test_context import Counting, play
 from verl_multiturn import Outcome
+from verl_multiturn.observe.spans import Span
 from verl_multiturn.observe.trace_writer import TraceWriter
-from verl_multiturn.observe.traces import Span, chat_of, plain, trace_of
+from verl_multiturn.observe.traces import chat_of, plain, trace_of
 from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.life import Life, live
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer

@@ -3,8 +3,9 @@
     invoke_agent LOOP
     ├─ chat MODEL              a generation
     ├─ execute_tool NAME       a call
-    └─ KIND NAME               any other span of the timeline
+    └─ KIND NAME               any other stretch of the timeline
 
+It is the timeline of the tree of which live traces are made, too (`spans.tree_of`): what was waited for, flat.
 The file has a line for each conversation: an `ExportTraceServiceRequest` as OTLP's JSON, as collectors read it (the
 OTLP file format). Ids are hexadecimal there, not base64 as in Protobuf's own JSON. They come from the request id, so
 that a run that is converted twice has the same traces.
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from verl_multiturn.observe.convert.messages import as_json, asked_of, parts_of
 from verl_multiturn.observe.convert.source import Source
-from verl_multiturn.observe.spans import calls_of, spans_of
+from verl_multiturn.observe.spans import Span, tree_of
 from verl_multiturn.records.json_text import dumps, plain
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.0"
@@ -64,9 +66,8 @@ def _request(record: dict[str, Any], source: Source) -> dict[str, Any]:
 
 def _spans(record: dict[str, Any], source: Source) -> list[dict[str, Any]]:
     offset = source.offset_s(record["request_id"])
-    timeline = spans_of(record)
-    calls = calls_of(record, timeline)
-    ended = max([float(record["ended"]), *(float(span["end"]) for span in timeline)])
+    timeline = tree_of(record).timeline
+    ended = max([float(record["ended"]), *(float(wait["end"]) for wait, _ in timeline)])
     root = {
         "name": f"invoke_agent {record.get('loop') or 'agent'}",
         "kind": _INTERNAL,
@@ -75,8 +76,8 @@ def _spans(record: dict[str, Any], source: Source) -> list[dict[str, Any]]:
         "status": {"code": _OK if record.get("valid", True) else _ERROR, "message": str(record.get("error") or "")},
     }
     spans = [root]
-    for span, call in zip(timeline, calls, strict=True):
-        spans.append({**_span(span, call, record, source), **_times(span["start"], span["end"], offset)})
+    for wait, span in timeline:
+        spans.append({**_span(wait, span, record, source), **_times(wait["start"], wait["end"], offset)})
     trace, first = _hex(record["request_id"], 16), _hex(f"{record['request_id']}/0", 8)
     for number, each in enumerate(spans):
         each |= {"traceId": trace, "spanId": _hex(f"{record['request_id']}/{number}", 8)}
@@ -113,13 +114,13 @@ def _of_conversation(record: dict[str, Any], source: Source) -> dict[str, Any]:
     }
 
 
-def _span(span: dict[str, Any], call: dict[str, Any] | None, record: dict[str, Any], source: Source) -> dict[str, Any]:
-    kind, name, turn = span["kind"], span.get("name") or "", span.get("turn")
+def _span(wait: Mapping[str, Any], span: Span, record: dict[str, Any], source: Source) -> dict[str, Any]:
+    kind, name, turn = wait["kind"], wait.get("name") or "", wait.get("turn")
     attributes: dict[str, Any] = {"verl_multiturn.kind": kind, "verl_multiturn.turn": turn}
     status: dict[str, Any] = {"code": _OK}
     if kind == "generation":
         title = f"chat {source.model}".rstrip()
-        attributes |= _of_generation(record, turn, source)
+        attributes |= _of_generation(record, span, source)
     elif kind == "call":
         title = f"execute_tool {name}".rstrip()
         attributes |= {
@@ -127,7 +128,8 @@ def _span(span: dict[str, Any], call: dict[str, Any] | None, record: dict[str, A
             "gen_ai.tool.name": name,
             "gen_ai.tool.type": "function",
         }
-        if call is not None:
+        if span.kind == "tool":
+            call = span.entry
             attributes |= {
                 "gen_ai.tool.call.id": call.get("id"),
                 "gen_ai.tool.call.arguments": as_json(call.get("arguments")),
@@ -149,17 +151,16 @@ def _span(span: dict[str, Any], call: dict[str, Any] | None, record: dict[str, A
     }
 
 
-def _of_generation(record: dict[str, Any], turn: Any, source: Source) -> dict[str, Any]:
-    generations = record.get("generations") or []
+def _of_generation(record: dict[str, Any], span: Span, source: Source) -> dict[str, Any]:
     common = {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "sglang",
         "gen_ai.request.model": source.model or None,
         "gen_ai.conversation.id": record["request_id"],
     }
-    if not isinstance(turn, int) or not 0 <= turn < len(generations):
+    if span.kind != "generation":  # the engine returned nothing
         return common
-    found = generations[turn]
+    found = span.entry
     return common | {
         "gen_ai.request.max_tokens": found.get("max_tokens"),
         "gen_ai.usage.input_tokens": found.get("prompt_tokens"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.observe.convert.source import Source
-from verl_multiturn.observe.spans import calls_of, spans_of
+from verl_multiturn.observe.spans import tree_of
 from verl_multiturn.records.json_text import dumps, plain
 
 _TRAINER = 0
@@ -78,8 +78,8 @@ def _of_conversation(
     request = record["request_id"]
     name = hashlib.blake2b(request.encode(errors="surrogatepass"), digest_size=8).hexdigest()
     yield _named("thread_name", process, thread, request)
-    spans = spans_of(record)
-    ended = max([float(record["ended"]), *(float(span["end"]) for span in spans)])
+    timeline = tree_of(record).timeline
+    ended = max([float(record["ended"]), *(float(wait["end"]) for wait, _ in timeline)])
     args = {
         "request_id": request,
         "uid": record.get("uid"),
@@ -89,19 +89,19 @@ def _of_conversation(
     whole = {"cat": "conversation", "name": f"conversation {record.get('number')}", "id": f"{name}/0"}
     yield from _pair(whole, process, thread, float(record["began"]) + offset, ended + offset, args)
     lanes: list[float] = []
-    for span, call in zip(spans, calls_of(record, spans), strict=True):
-        start, end = float(span["start"]), max(float(span["start"]), float(span["end"]))
+    for wait, span in timeline:
+        start, end = float(wait["start"]), max(float(wait["start"]), float(wait["end"]))
         lane = next((at for at, free in enumerate(lanes) if free <= start), len(lanes))
         lanes[lane:] = [end, *lanes[lane + 1 :]]
         event = {
-            "cat": span["kind"],
-            "name": f"{span['kind']} {span.get('name') or ''}".rstrip(),
+            "cat": wait["kind"],
+            "name": f"{wait['kind']} {wait.get('name') or ''}".rstrip(),
             "id": f"{name}/{lane + 1}",
         }
-        detail: dict[str, Any] = {"turn": span.get("turn")}
-        if call is not None:
+        detail: dict[str, Any] = {"turn": wait.get("turn")}
+        if span.kind == "tool":
             kept = ("id", "arguments", "status", "attempts", "cached")
-            detail |= {key: call.get(key) for key in kept}
+            detail |= {key: span.entry.get(key) for key in kept}
         yield from _pair(event, process, thread, start + offset, end + offset, detail)
 
 

@@ -16,8 +16,9 @@ from typing import Any
 from verl.utils.rollout_trace import RolloutTraceConfig
 from verl.utils.tracking import RLInsightLogger
 
+from verl_multiturn.observe.spans import Span
 from verl_multiturn.observe.trace_writer import Sink
-from verl_multiturn.observe.traces import TAGS, Span, chat_of
+from verl_multiturn.observe.traces import TAGS, chat_of
 from verl_multiturn.rollout.life import Life
 
 _MLFLOW_TYPES = {"agent": "AGENT", "turn": "CHAIN", "generation": "LLM", "tool": "TOOL", "interaction": "CHAIN"}
