@@ -117,8 +117,8 @@ def _match(old: Any) -> Any:
 
 def _read(old: Any) -> Any:
     async def read(self: Any, *args: Any) -> Any:
-        turn = await old(self, *args)
-        return replace(turn, content=f"{turn.content} ")
+        turn, stop = await old(self, *args)
+        return replace(turn, content=f"{turn.content} "), stop
 
     return read
 
