@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.http.server import ProxyServer
-from verl_multiturn.proxy.protocols.requests import Call, ChatRequest, Completion
+from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion
 from verl_multiturn.proxy.sessions.journal import Journal
 
 
@@ -42,7 +43,7 @@ class FakeSession:
     def __init__(self, content: str = "one", open_gate: bool = True) -> None:
         self.id = "s"
         self.content = content
-        self.calls: list[Call] = []
+        self.calls: list[ToolCall] = []
         self.gate = asyncio.Event()
         if open_gate:
             self.gate.set()

@@ -371,15 +371,15 @@ async def test_the_connections_live_as_long_as_the_conversations(
     async with conversation(tool, "a") as a:
         async with conversation(tool, "b") as b:
             await asyncio.gather(*(call(query="a") for call in (a, b) for _ in range(10)))
-            shared = tool._connections.get()
+            shared = tool._connections.get(tool._open_connections)
         await tool.release("d")  # the `create` was cancelled before it ran
-        assert tool._connections.get() is shared
+        assert tool._connections.get(tool._open_connections) is shared
         clients = list(shared._idle)
         assert [client.is_closed for client in clients] == [False, False]
     assert [client.is_closed for client in clients] == [True, True]
     async with conversation(tool, "c") as c:
         assert "fine" in (await c(query="a"))[0].text
-        assert tool._connections.get() is not shared
+        assert tool._connections.get(tool._open_connections) is not shared
 
 
 def test_event_loops_share_no_connections(running: tuple[Service, str], service: Service) -> None:
@@ -397,4 +397,4 @@ def test_event_loops_share_no_connections(running: tuple[Service, str], service:
     for thread in threads:
         thread.join()
     assert texts == ["[1] 1\nfine"] * 60
-    assert not tool._connections._uses
+    assert not tool._connections.everywhere()

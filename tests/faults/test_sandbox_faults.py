@@ -267,7 +267,8 @@ async def test_a_zygote_that_dies_takes_its_sandboxes_and_is_replaced(isolation:
         sandbox = await pool.acquire()
         running = asyncio.create_task(sandbox.run("import time; time.sleep(1000)"))
         await asyncio.sleep(0.05)
-        zygote = pool._zygote
+        (kept,) = pool._zygotes.everywhere()
+        zygote = kept.zygote
         assert zygote is not None
         zygote._launch.process.kill()
         result = await running
@@ -280,7 +281,8 @@ async def test_a_zygote_that_dies_takes_its_sandboxes_and_is_replaced(isolation:
 async def test_a_zygote_that_unprotected_code_has_stopped_goes_on() -> None:
     async with SandboxPool(SandboxSettings(**{**LIMITS, "isolation": "subprocess", "pool": 0})) as pool:
         first = await pool.acquire()
-        zygote = pool._zygote
+        (kept,) = pool._zygotes.everywhere()
+        zygote = kept.zygote
         assert zygote is not None
         process = psutil.Process(zygote._launch.process.pid)
         process.suspend()

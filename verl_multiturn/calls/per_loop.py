@@ -1,17 +1,18 @@
-"""`PerLoop`: a resource that the conversations of one event loop share, such as a pool of connections.
+"""`PerLoop`: what each event loop has of its own, such as a pool of connections or the processes of an environment.
 
 Invariants:
-- the resource is opened at its first use, and closed when the last conversation that entered has left;
+- a resource is opened at its first use on an event loop, and two event loops never see the same one;
+- it is closed on its event loop: by name, with all others of that loop, or when the last conversation that entered has
+  left. What an event loop that was closed has left is let go when another one begins;
 - `enter` and `get` never wait, so that they cannot be cancelled halfway;
-- `leave` is safe for a conversation that never entered, because its `create` was cancelled before it ran;
-- two event loops never see the same resource.
+- `leave` is safe for a conversation that never entered, because its `create` was cancelled before it ran.
 """
 
 from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -19,44 +20,90 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Use(Generic[T]):
+class _OfLoop(Generic[T]):
+    resources: dict[Hashable, T] = field(default_factory=dict)
     conversations: set[str] = field(default_factory=set)
-    resource: T | None = None
 
 
 class PerLoop(Generic[T]):
-    """A resource for each event loop. Call `enter` in a tool's `create`, `get` in `execute`, `leave` in `release`.
+    """Resources for each event loop, by a key where it has several.
+
+    For one that conversations share, a tool calls `enter` in its `create`, `get` in `execute`, `leave` in `release`.
 
     Args:
-        open_resource: Opens the resource; called on the event loop that will use it.
-        close_resource: Closes the resource; called on the event loop that used it.
+        close: Closes a resource; called on the event loop that used it.
+        let_go: Ends without waiting what a closed event loop has left; None: the garbage collector does.
     """
 
-    def __init__(self, open_resource: Callable[[], T], close_resource: Callable[[T], Awaitable[None]]) -> None:
-        self._open = open_resource
-        self._close = close_resource
-        self._uses: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Use[T]] = weakref.WeakKeyDictionary()
+    def __init__(self, close: Callable[[T], Awaitable[None]], let_go: Callable[[T], None] | None = None) -> None:
+        self._close = close
+        self._let_go = let_go
+        self._of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop[T]] = weakref.WeakKeyDictionary()
 
-    def enter(self, instance_id: str) -> None:
-        """Count a conversation of the running event loop."""
-        self._uses.setdefault(asyncio.get_running_loop(), _Use()).conversations.add(instance_id)
+    def get(self, open_resource: Callable[[], T], key: Hashable = None) -> T:
+        """Return a resource of the running event loop.
 
-    def get(self) -> T:
-        """Return the resource of the running event loop, opened if it is not yet; only between `enter` and `leave`."""
-        use = self._uses[asyncio.get_running_loop()]
-        if use.resource is None:
-            use.resource = self._open()
-        return use.resource
+        Args:
+            open_resource: Opens it, if it is not open yet.
+            key: Names it among those of its event loop.
+        """
+        resources = self._of_loop().resources
+        if key not in resources:
+            resources[key] = open_resource()
+        return resources[key]
 
-    async def leave(self, instance_id: str) -> None:
-        """Stop counting a conversation; the last one of the event loop closes the resource."""
+    def everywhere(self) -> list[T]:
+        """Return the resources of all event loops."""
+        of_loops = [self._of_loops.get(loop) for loop in self._loops()]
+        return [resource for of_loop in of_loops if of_loop is not None for resource in of_loop.resources.values()]
+
+    async def close(self, key: Hashable = None) -> None:
+        """Close a resource of the running event loop, if it is open.
+
+        Args:
+            key: As in `get`.
+        """
+        of_loop = self._of_loops.get(asyncio.get_running_loop())
+        if of_loop is not None and key in of_loop.resources:
+            await self._close(of_loop.resources.pop(key))
+
+    async def aclose(self) -> None:
+        """Close all resources of the running event loop."""
+        of_loop = self._of_loops.pop(asyncio.get_running_loop(), None)
+        for resource in of_loop.resources.values() if of_loop is not None else ():
+            await self._close(resource)
+
+    def enter(self, conversation: str) -> None:
+        """Count a conversation of the running event loop.
+
+        Args:
+            conversation: Its id.
+        """
+        self._of_loop().conversations.add(conversation)
+
+    async def leave(self, conversation: str) -> None:
+        """Stop counting a conversation; the last one of the event loop closes its resources.
+
+        Args:
+            conversation: Its id.
+        """
+        of_loop = self._of_loops.get(asyncio.get_running_loop())
+        if of_loop is None:
+            return
+        of_loop.conversations.discard(conversation)
+        if not of_loop.conversations:
+            await self.aclose()
+
+    def _of_loop(self) -> _OfLoop[T]:
         loop = asyncio.get_running_loop()
-        use = self._uses.get(loop)
-        if use is None:
-            return
-        use.conversations.discard(instance_id)
-        if use.conversations:
-            return
-        del self._uses[loop]
-        if use.resource is not None:
-            await self._close(use.resource)
+        if (found := self._of_loops.get(loop)) is None:
+            for other in self._loops():
+                left = self._of_loops.pop(other, None) if other.is_closed() else None
+                if left is not None and self._let_go is not None:
+                    for resource in left.resources.values():
+                        self._let_go(resource)
+            found = self._of_loops[loop] = _OfLoop()
+        return found
+
+    def _loops(self) -> list[asyncio.AbstractEventLoop]:
+        return [loop for reference in self._of_loops.keyrefs() if (loop := reference()) is not None]

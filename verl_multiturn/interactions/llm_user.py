@@ -62,7 +62,7 @@ class LlmUser(SimulatedUser):
         self._where = f"config of {type(self).__name__}"
         check_address(settings.base_url, f"{self._where}: base_url")
         self._key()
-        self._endpoints = PerLoop(self._open, ChatEndpoint.close)
+        self._endpoints = PerLoop(ChatEndpoint.close)
 
     async def start(self, instance_id: str, *, persona: str | None = None) -> Reply | None:  # type: ignore[override]
         """Begin a conversation, as in `SimulatedUser`; connections stay open for it."""
@@ -78,7 +78,7 @@ class LlmUser(SimulatedUser):
             EnvironmentFailedError: It refuses the conversation, for which a turn of the model may be the reason.
             EnvironmentLateError: It gave none in time.
         """
-        endpoint = self._endpoints.get()
+        endpoint = self._endpoints.get(self._open)
         try:
             return await endpoint.ask(messages, _read)
         except TimeoutError:

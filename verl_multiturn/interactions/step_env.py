@@ -10,7 +10,6 @@ A row chooses the episode: `interaction_kwargs: {"lake": {"seed": 7, "env_kwargs
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import operator
@@ -21,6 +20,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.chat.model_text import spoken
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
@@ -131,7 +131,7 @@ class StepEnv(Interaction):
         self._settings = read_config(config, StepEnvSettings, "StepEnv")
         _check_installed(self._settings.env)
         self._episodes: dict[str, _Episode] = {}
-        self._processes: tuple[asyncio.AbstractEventLoop, EnvProcesses] | None = None
+        self._processes = PerLoop(EnvProcesses.aclose)
 
     async def start(  # type: ignore[override]
         self, instance_id: str, *, seed: int | None = None, env_kwargs: Mapping[str, Any] | None = None
@@ -149,7 +149,7 @@ class StepEnv(Interaction):
             InteractionContractError: The environment returned something of the wrong type.
         """
         request = self._reset(seed, env_kwargs)
-        process = await self._forks().fork()
+        process = await self._processes.get(self._make_processes).fork()
         episode = self._episodes[instance_id] = _Episode(process)
         return self._reply(episode, await process.ask(request))
 
@@ -182,20 +182,14 @@ class StepEnv(Interaction):
         """End all processes."""
         while self._episodes:
             await self._episodes.popitem()[1].process.close()
-        if self._processes is not None:
-            await self._processes[1].aclose()
-            self._processes = None
+        await self._processes.aclose()
 
     def _of_turn(self, reward: float | None) -> float | None:
         """Return the reward that a turn has; None where the whole conversation has it."""
         return reward if self._settings.score == "none" else None
 
-    def _forks(self) -> EnvProcesses:
-        loop = asyncio.get_running_loop()
-        if self._processes is None or self._processes[0] is not loop:
-            spec = self._settings.model_dump(include={"env", "to_text", "to_action", "state", "actions"})
-            self._processes = (loop, EnvProcesses(spec))
-        return self._processes[1]
+    def _make_processes(self) -> EnvProcesses:
+        return EnvProcesses(self._settings.model_dump(include={"env", "to_text", "to_action", "state", "actions"}))
 
     def _reset(self, seed: Any, env_kwargs: Any) -> dict[str, Any]:
         where = "interaction_kwargs of StepEnv"

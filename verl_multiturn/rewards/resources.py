@@ -6,10 +6,10 @@ then end by themselves, because their sockets close.
 
 from __future__ import annotations
 
-import asyncio
-import weakref
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Protocol, TypeVar
+
+from verl_multiturn.calls.per_loop import PerLoop
 
 
 class _Closable(Protocol):
@@ -18,7 +18,7 @@ class _Closable(Protocol):
 
 Resource = TypeVar("Resource", bound=_Closable)
 
-_resources: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
+_resources: PerLoop[Any] = PerLoop(lambda resource: resource.close())
 
 
 def shared(key: Hashable, open_resource: Callable[[], Resource]) -> Resource:
@@ -28,14 +28,10 @@ def shared(key: Hashable, open_resource: Callable[[], Resource]) -> Resource:
         key: Names the resource, its options included.
         open_resource: Makes the resource, without waiting for anything.
     """
-    of_loop = _resources.setdefault(asyncio.get_running_loop(), {})
-    if key not in of_loop:
-        of_loop[key] = open_resource()
-    resource: Resource = of_loop[key]
+    resource: Resource = _resources.get(open_resource, key)
     return resource
 
 
 async def aclose() -> None:
     """Close all resources of the running event loop; the next reward opens new ones."""
-    for resource in _resources.pop(asyncio.get_running_loop(), {}).values():
-        await resource.close()
+    await _resources.aclose()

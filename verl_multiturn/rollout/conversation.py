@@ -349,7 +349,11 @@ class Conversation:
         # A limit does not stop a call that ends the conversation: with it the model hands in its answer.
         if reason is not None and not session.ends(turn.calls):
             return reason
-        results = await self._execute(turn, outcome, session)
+        outcome.doing, started = "tools", time.perf_counter()
+        try:
+            results = outcome.turns[-1].calls = await session.execute(turn.calls)
+        finally:
+            outcome.tools_s += time.perf_counter() - started
         if session.lost:
             raise OutageEndError(session.lost)
         if session.ended:
@@ -431,16 +435,6 @@ class Conversation:
         turn = outcome.turns[-1]
         turn.said = await self._parser.parse(generation.ids, schemas, turn.number, before)
         return turn.said
-
-    async def _execute(self, turn: AssistantTurn, outcome: Outcome, session: ToolSession) -> list[CallResult]:
-        """Execute a turn's calls and return their results, in order."""
-        outcome.doing, started = "tools", time.perf_counter()
-        try:
-            results = await session.execute(turn.calls)
-        finally:
-            outcome.tools_s += time.perf_counter() - started
-        outcome.turns[-1].calls = results
-        return results
 
     async def _tool_message(self, result: CallResult, ending: str = "") -> Message:
         limits, text = self._limits, result.text

@@ -40,6 +40,7 @@ from collections import deque
 from contextlib import nullcontext, suppress
 from types import TracebackType
 
+from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.processes.kept_running import kept_running
 from verl_multiturn.sandbox.control_groups import make_group
 from verl_multiturn.sandbox.launch import Launch, SandboxError
@@ -55,8 +56,8 @@ _CLOSE_S = 30.0
 class SandboxPool:
     """A pool of sandboxes with the same settings.
 
-    The first `acquire` starts the zygote. A later one starts it again, if the zygote died or if it is called on another
-    event loop; it then closes what belonged to the old loop.
+    The first `acquire` on an event loop starts the zygote. A later one starts it again, if the zygote died. What an
+    event loop that was closed has left is ended when the pool is used on another one.
 
     Args:
         settings: The settings of every sandbox of the pool.
@@ -67,10 +68,7 @@ class SandboxPool:
     def __init__(self, settings: SandboxSettings, *, spares_worker: bool = False) -> None:
         self._settings = settings
         self._spares_worker = spares_worker
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._start_lock = asyncio.Lock()
-        self._zygote: _RunningZygote | None = None
-        self._finalizer: weakref.finalize[[], SandboxPool] | None = None
+        self._zygotes = PerLoop(_PoolZygote.aclose, _PoolZygote.close_now)
 
     async def acquire(self) -> Sandbox:
         """Return a sandbox that has run no code yet; the caller ends it with `kill`.
@@ -78,35 +76,28 @@ class SandboxPool:
         Raises:
             SandboxError: No sandbox could be started.
         """
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self.close_now()
-            self._loop, self._start_lock = loop, asyncio.Lock()
-        async with self._start_lock:
-            zygote = self._zygote
+        kept = self._zygotes.get(_PoolZygote)
+        async with kept.start_lock:
+            zygote = kept.zygote
             if zygote is None or zygote.failed:
-                self.close_now()
-                zygote = self._zygote = await _RunningZygote.start(self._settings, self._spares_worker)
+                kept.close_now()
+                zygote = kept.zygote = await _RunningZygote.start(self._settings, self._spares_worker)
                 # The zygote holds no reference to the pool, so the garbage collector finds a dropped pool.
-                self._finalizer = weakref.finalize(self, zygote.close_now)
+                kept.finalizer = weakref.finalize(self, zygote.close_now)
         return await zygote.acquire()
 
     async def aclose(self) -> None:
         """End every sandbox, and return when no process, descriptor or folder is left."""
-        is_ours = self._loop is asyncio.get_running_loop()
-        async with self._start_lock if is_ours else nullcontext():  # a zygote that is being started is closed, too
-            if self._zygote is not None:
-                await self._zygote.aclose()
-            self.close_now()
+        for kept in self._zygotes.everywhere():
+            await kept.aclose()
 
     def close_now(self) -> None:
         """Kill every sandbox at once, without an await; blocks for the milliseconds that this takes.
 
         Use it where the event loop has ended; elsewhere `aclose`.
         """
-        if self._finalizer is not None:
-            self._finalizer()
-        self._zygote = None
+        for kept in self._zygotes.everywhere():
+            kept.close_now()
 
     async def __aenter__(self) -> SandboxPool:
         return self
@@ -115,6 +106,27 @@ class SandboxPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+class _PoolZygote:
+    """The zygote that a pool has on one event loop; None: it is started when a sandbox is asked for."""
+
+    def __init__(self) -> None:
+        self.loop, self.start_lock = asyncio.get_running_loop(), asyncio.Lock()
+        self.zygote: _RunningZygote | None = None
+        self.finalizer: weakref.finalize[[], SandboxPool] | None = None
+
+    async def aclose(self) -> None:
+        is_ours = self.loop is asyncio.get_running_loop()
+        async with self.start_lock if is_ours else nullcontext():  # a zygote that is being started is closed, too
+            if self.zygote is not None:
+                await self.zygote.aclose()
+            self.close_now()
+
+    def close_now(self) -> None:
+        if self.finalizer is not None:
+            self.finalizer()
+        self.zygote = None
 
 
 class _RunningZygote:

@@ -80,7 +80,7 @@ class SqlTool(BaseTool):
             )
         self._root = self._settings.root.resolve()
         self._databases: dict[str, Path] = {}
-        self._workers = PerLoop(self._open_workers, WorkerPool.close)
+        self._workers = PerLoop(WorkerPool.close)
 
     def get_schema(self) -> ToolSchema:
         """Return the schema: one argument, `query`, a statement that only reads."""
@@ -124,7 +124,7 @@ class SqlTool(BaseTool):
         """
         request = {"path": str(self._databases[instance_id]), "query": parameters["query"]}
         try:
-            answer = await self._workers.get().ask(request)
+            answer = await self._workers.get(self._open_workers).ask(request)
         except TimeoutError:
             answer = {"late": True}
         except WorkerError:

@@ -21,6 +21,7 @@ import ray
 from ray.exceptions import RayError
 
 from verl_multiturn.calls.closing import CLOSE_S, close_all
+from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.describe import describe
 
 logger = logging.getLogger(__name__)
@@ -31,28 +32,38 @@ _POLL_S = 0.05
 class _Opened:
     """Tools and interactions that are in use on one event loop."""
 
-    def __init__(self, tools: Sequence[Any]) -> None:
-        self.tools = tools
+    def __init__(self) -> None:
+        self.tools: list[Any] = []
         self.loop = asyncio.get_running_loop()
-        self.closing: asyncio.Future[None] | None = None
+        self.closing: list[asyncio.Future[None]] = []
+        atexit.register(self.close_at_exit)
 
     def begin(self) -> None:
         """Begin to close the tools; called within the loop."""
-        if self.closing is None:
-            self.closing = self.loop.create_task(close_all(self.tools))
+        if self.tools:
+            self.closing.append(self.loop.create_task(self.close()))
+
+    async def close(self) -> None:
+        """Close the tools."""
+        tools, self.tools = self.tools, []
+        await close_all(tools)
 
     def close_at_exit(self) -> None:
         """Close the tools from outside the loop, which may be running in another thread, stopped, or closed."""
-        if self.closing is not None or self.loop.is_closed():
+        if not self.tools or self.loop.is_closed():
             return
         with contextlib.suppress(Exception):  # the process ends either way
             if self.loop.is_running():
-                asyncio.run_coroutine_threadsafe(close_all(self.tools), self.loop).result(2 * CLOSE_S)
+                asyncio.run_coroutine_threadsafe(self.close(), self.loop).result(2 * CLOSE_S)
             else:
-                self.loop.run_until_complete(close_all(self.tools))
+                self.loop.run_until_complete(self.close())
+
+    def has_ended(self) -> bool:
+        """Tell whether all tools are closed."""
+        return not self.tools and all(closing.done() for closing in self.closing)
 
 
-_opened: list[_Opened] = []
+_opened = PerLoop(_Opened.close)
 
 
 def close_at_end(tools: Sequence[Any]) -> None:
@@ -61,9 +72,7 @@ def close_at_end(tools: Sequence[Any]) -> None:
     Args:
         tools: The tools and interactions.
     """
-    opened = _Opened(tools)
-    _opened.append(opened)
-    atexit.register(opened.close_at_exit)
+    _opened.get(_Opened).tools.extend(tools)
 
 
 def close_workers(workers: Sequence[Any]) -> None:
@@ -91,9 +100,9 @@ def close_workers(workers: Sequence[Any]) -> None:
 
 
 def _begin(worker: Any) -> None:
-    for opened in _opened:
+    for opened in _opened.everywhere():
         opened.begin()
 
 
 def _has_ended(worker: Any) -> bool:
-    return all(opened.closing is not None and opened.closing.done() for opened in _opened)
+    return all(opened.has_ended() for opened in _opened.everywhere())

@@ -101,9 +101,10 @@ def _observation(old: Any) -> Any:
 
 
 def _failure(old: Any) -> Any:
-    def failure(error: Exception, timeout_s: float) -> Any:
-        status, text = old(error, timeout_s)
-        return (CallStatus.ERROR if status is CallStatus.TIMEOUT else status), text
+    def failure(result: Any, *given: Any) -> Any:
+        if old(result, *given).status is CallStatus.TIMEOUT:
+            result.status = CallStatus.ERROR
+        return result
 
     return failure
 
@@ -117,8 +118,8 @@ def _match(old: Any) -> Any:
 
 def _read(old: Any) -> Any:
     async def read(self: Any, *args: Any) -> Any:
-        turn = await old(self, *args)
-        return replace(turn, content=f"{turn.content} ")
+        turn, stop = await old(self, *args)
+        return replace(turn, content=f"{turn.content} "), stop
 
     return read
 
@@ -164,9 +165,9 @@ CHANGES: dict[str, Change] = {
         receipts, "_digest", lambda old: lambda request, ids: old(request, ids[1:]), ("generations.prompt_digest",)
     ),
     "the parser drops a letter": Change(TextParser, "parse", _parse, ("generations.text",)),
-    "a late call is an error": Change(tools, "_failure", _failure, ("calls.status",)),
+    "a late call is an error": Change(tools, "read_failure", _failure, ("calls.status",)),
     "an answer keeps less": Change(
-        tools, "read_answer", lambda old: lambda name, given, most, foreign=False: old(name, given, 30, foreign),
+        tools, "read_answer", lambda old: lambda result, given, most, foreign=False: old(result, given, 30, foreign),
         ("calls.text", "calls.truncated", "generations.prompt"),
     ),
     "a call more is executed": Change(

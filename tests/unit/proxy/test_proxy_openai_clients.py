@@ -10,10 +10,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from pydantic import BaseModel
 
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.proxy.protocols import PROTOCOLS
 from verl_multiturn.proxy.protocols import model as model_card
 from verl_multiturn.proxy.protocols import models as model_list
-from verl_multiturn.proxy.protocols.requests import Call, ChatRequest, Completion, ContextLengthError, RefusedError
+from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, ContextLengthError, RefusedError
 
 ADD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 TOOL: Any = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": ADD}}
@@ -25,12 +26,12 @@ CALLED = Completion(
     "c2",
     "I add.",
     reasoning="Think.",
-    calls=[Call("abcdefgh1", "add", '{"a": 1}'), Call("abcdefgh2", "add", '{"a":2}')],
+    calls=[ToolCall("add", '{"a": 1}', "abcdefgh1"), ToolCall("add", '{"a":2}', "abcdefgh2")],
     finish="tool_calls",
     prompt_tokens=11,
     completion_tokens=5,
 )
-BARE_CALL = Completion("c3", "", calls=[Call("abcdefgh3", "add", '{"a": 3}')], finish="tool_calls")
+BARE_CALL = Completion("c3", "", calls=[ToolCall("add", '{"a": 3}', "abcdefgh3")], finish="tool_calls")
 CUT = Completion("c4", "Half of", finish="length", prompt_tokens=2, completion_tokens=2)
 SCORED = Completion("c5", "é!", token_logprobs=[("é", -0.5), ("!", float("-inf"))], completion_tokens=2)
 JSON_TEXT = Completion("c6", '{"answer": 5}')
@@ -371,7 +372,10 @@ async def test_a_custom_tool_gets_a_text(served: Both) -> None:
         Completion(
             "c8",
             "",
-            calls=[Call("abcdefgh4", "apply_patch", '{"input": "*** a\\n"}'), Call("abcdefgh5", "apply_patch", "{}")],
+            calls=[
+                ToolCall("apply_patch", '{"input": "*** a\\n"}', "abcdefgh4"),
+                ToolCall("apply_patch", "{}", "abcdefgh5"),
+            ],
         )
     ]
     answer = await client.responses.create(model="policy", input="x", tools=[patch])

@@ -12,11 +12,12 @@ import orjson
 import pytest
 
 from tests.proxy_clients import HELLO, FakeSession, answer, connect, post, serving, until
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.http.bodies import MOST_BYTES, WeightedSemaphore, inflated
 from verl_multiturn.proxy.http.parsing import parse_body
 from verl_multiturn.proxy.http.server import ProxyServer, check_host
-from verl_multiturn.proxy.protocols.requests import Call, RefusedError
+from verl_multiturn.proxy.protocols.requests import RefusedError
 
 PATHS = ["/v1/chat/completions", "/chat/completions", "/v1/v1/chat/completions", "//v1/chat/completions/"]
 
@@ -287,7 +288,7 @@ async def test_refusals_have_their_status_and_leave_the_session_well(stream: boo
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_with_what_orjson_cannot_write_is_answered(written: str, value: object, stream: bool) -> None:
     session = FakeSession()
-    session.calls = [Call("abcdefgh1", "add", f'{{"a": {written}}}')]
+    session.calls = [ToolCall("add", f'{{"a": {written}}}', "abcdefgh1")]
     async with serving(session) as (_, access):
         answered = await ask(access, "/v1/messages", json={**HELLO, "stream": stream})
     assert answered.status_code == 200

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.proxy.protocols import PROTOCOLS
 from verl_multiturn.proxy.protocols.anthropic_messages import token_count
-from verl_multiturn.proxy.protocols.requests import Call, ChatRequest, Completion, ContextLengthError, RefusedError
+from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, ContextLengthError, RefusedError
 
 CHAT, RESPONSES, MESSAGES = (PROTOCOLS[f"/v1/{name}"] for name in ("chat/completions", "responses", "messages"))
 ASKED = ChatRequest([{"role": "user", "content": "x"}], model="policy")
@@ -15,7 +16,7 @@ CALLED = Completion(
     "c2",
     "I\u2028add.",
     reasoning="Think.",
-    calls=[Call("abcdefgh1", "add", '{"a":  1}')],
+    calls=[ToolCall("add", '{"a":  1}', "abcdefgh1")],
     finish="tool_calls",
     prompt_tokens=11,
     completion_tokens=5,
@@ -106,7 +107,7 @@ def test_why_a_message_ended(completion: Completion, reason: str, stop: str | No
 
 
 def test_numbers_that_json_cannot_hold_stay_text_in_a_block() -> None:
-    call = Call("abcdefgh1", "f", '{"a": NaN, "b": -Infinity, "c": 1e999, "d": 1.5}')
+    call = ToolCall("f", '{"a": NaN, "b": -Infinity, "c": 1e999, "d": 1.5}', "abcdefgh1")
     block = MESSAGES.answer(ASKED, [Completion("c", "", calls=[call])], 0)["content"][0]
     assert block["input"] == {"a": "NaN", "b": "-Infinity", "c": "1e999", "d": 1.5}
 

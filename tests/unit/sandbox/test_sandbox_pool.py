@@ -236,7 +236,8 @@ async def test_cancelled_anywhere_it_gives_back_what_it_has(isolation: str) -> N
 
     async with SandboxPool(settings(isolation=isolation, pool=0)) as pool:
         assert await call(pool, "1") == "1\n"
-        zygote = pool._zygote
+        (kept,) = pool._zygotes.everywhere()
+        zygote = kept.zygote
         assert zygote is not None
         rest: tuple[Any, ...] | None = None
         for delay_s in (0, 0, 0.002, 0.004, 0.006, 0.01, 0.02, 0.05):

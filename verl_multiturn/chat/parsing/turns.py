@@ -38,10 +38,16 @@ class AssistantTurn:
 
     content: str
     """Text outside of calls; in text mode, all of the turn's text."""
-    calls: list[ToolCall | MalformedCall] = field(default_factory=list)
+    calls: Sequence[ToolCall | MalformedCall] = field(default_factory=list)
     """Calls in the order of the text, readable or not."""
     reasoning: str = ""
-    """Text of the reasoning, where the format keeps it apart from the text (gpt-oss); elsewhere `content` has it."""
+    """Text of the reasoning, where the format keeps it apart from the text (gpt-oss), and in a session of an agent;
+    elsewhere `content` has it."""
+
+    @property
+    def readable(self) -> list[ToolCall]:
+        """Return the calls that could be read."""
+        return [call for call in self.calls if isinstance(call, ToolCall)]
 
 
 class CallParser(Protocol):

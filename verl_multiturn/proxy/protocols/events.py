@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from verl_multiturn.proxy.protocols.requests import Call, Completion
+from verl_multiturn.chat.parsing.turns import ToolCall
+from verl_multiturn.proxy.protocols.requests import Completion
 
 COMMENT = b": ping\n\n"
 """Bytes that keep a connection alive and are no event to any client."""
@@ -40,7 +41,7 @@ def logprobs(completion: Completion) -> list[dict[str, Any]]:
     ]
 
 
-def arguments_of(call: Call) -> dict[str, Any]:
+def arguments_of(call: ToolCall) -> dict[str, Any]:
     """Return a call's arguments. A number that JSON cannot hold stays text."""
     arguments: dict[str, Any] = json.loads(call.arguments, parse_constant=str, parse_float=_number)
     return arguments

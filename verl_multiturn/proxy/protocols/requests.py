@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from verl_multiturn.chat.codec import Message
+from verl_multiturn.chat.parsing.turns import ToolCall
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -47,17 +48,6 @@ class ChatRequest:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A readable tool call of a completion."""
-
-    id: str
-    """Nine letters and digits, unique in the session."""
-    name: str
-    arguments: str
-    """The JSON text of an object, as the model wrote it."""
-
-
-@dataclass(frozen=True)
 class Completion:
     """One generation in the words of the protocols, from the session's memory to the client and to `proxy.select`."""
 
@@ -67,7 +57,8 @@ class Completion:
     """Text outside of calls and reasoning, without the text at which it stopped. An unreadable call is part of it."""
     reasoning: str = ""
     """Text of the reasoning, without its marks."""
-    calls: Sequence[Call] = ()
+    calls: Sequence[ToolCall] = ()
+    """Its readable calls; their ids are nine letters and digits, unique in the session."""
     finish: FinishReason = "stop"
     stop: str | None = None
     """The text of the request's `stop` that ended it."""

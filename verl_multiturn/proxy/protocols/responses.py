@@ -14,11 +14,12 @@ from typing import Annotated, Any
 from pydantic import Field, Tag
 
 from verl_multiturn.chat.codec import Message
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.proxy.protocols import events as sse
 from verl_multiturn.proxy.protocols import fields
 from verl_multiturn.proxy.protocols.chat_completions import error_body
 from verl_multiturn.proxy.protocols.fields import ABSENT, Array, Fields, Other
-from verl_multiturn.proxy.protocols.requests import Call, ChatRequest, Completion, RefusedError, Sent, nothing_sent
+from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, RefusedError, Sent, nothing_sent
 from verl_multiturn.proxy.protocols.response_items import Item, References, Turns
 from verl_multiturn.proxy.protocols.validation import read_as, refused
 
@@ -249,7 +250,7 @@ def _part_events(
     ]
 
 
-def _function_call(call: Call, index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _function_call(call: ToolCall, index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     item = {
         "id": f"fc_{call.id}",
         "type": "function_call",
@@ -263,7 +264,7 @@ def _function_call(call: Call, index: int) -> tuple[dict[str, Any], list[dict[st
     return item, [{"type": "response.function_call_arguments.delta", **place, "delta": call.arguments}, done]
 
 
-def _custom_call(call: Call, index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _custom_call(call: ToolCall, index: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     given = sse.arguments_of(call).get("input")
     # Arguments that are not as the schema has them reach the tool as they are.
     given = given if isinstance(given, str) else call.arguments

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from verl_multiturn.chat.codec import Message
+from verl_multiturn.chat.parsing.turns import AssistantTurn
 from verl_multiturn.proxy.protocols.requests import Completion
 from verl_multiturn.proxy.sessions.canonical import Compared
 from verl_multiturn.rollout.engine import Generation
@@ -112,7 +113,10 @@ class CompletionNode:
     prompt: PromptNode
     generation: Generation
     lane: Lane
+    turn: AssistantTurn
+    """What it says, with the ids that its calls have in the session."""
     completion: Completion
+    """The turn as it goes to clients."""
     said: Message
     """The turn as a message of the template."""
     delivered: bool = False

@@ -13,14 +13,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl_multiturn.calls.recorded import Difference, DivergedError
 from verl_multiturn.chat.codec import Message
+from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.errors import EngineError
 from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult, EndKind
-from verl_multiturn.proxy.protocols.requests import Call, ChatRequest, RefusedError
+from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
 from verl_multiturn.proxy.sessions.journal import COUNT
 from verl_multiturn.proxy.sessions.nodes import PromptNode
 from verl_multiturn.proxy.sessions.session import AgentSession, Delivery
@@ -42,11 +43,11 @@ class _RecordedIds(CallIds):
     recorded: list[str] = field(default_factory=list)
     """Those of the generation that is read now."""
 
-    def named(self, calls: Sequence[Any]) -> list[Call]:
+    def named(self, calls: Sequence[Any]) -> list[ToolCall]:
         """Return the calls with their recorded ids, as far as there are any."""
         if len(calls) != len(self.recorded):
             return super().named(calls)
-        return [Call(id_, call.name, call.arguments) for id_, call in zip(self.recorded, calls, strict=True)]
+        return [replace(call, id=id_) for id_, call in zip(self.recorded, calls, strict=True)]
 
 
 class _GatedSession(AgentSession):

@@ -16,7 +16,6 @@ from dataclasses import replace
 
 from verl_multiturn.calls.invocation import Invocation, TimedOutError, is_coroutine_method
 from verl_multiturn.calls.loading import resolve
-from verl_multiturn.chat.parsing.turns import AssistantTurn, ToolCall
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.processes.zygote import problem_of
@@ -228,6 +227,5 @@ def _turn(
         turn.place = "undelivered"
         return turn
     turn.place = trained_in.get(node, "dropped_row") if node in chosen else "not_selected"
-    turn.reward, given = node.reward, node.completion
-    turn.said = AssistantTurn(given.content, [ToolCall(call.name, call.arguments, call.id) for call in given.calls])
+    turn.reward, turn.said = node.reward, node.turn
     return turn

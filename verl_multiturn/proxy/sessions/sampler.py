@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from verl_multiturn.calls.timeline import during
@@ -120,23 +121,24 @@ class Sampler:
         known = 0 if before is None else before.prompt.length + len(before.generation.ids) - 1
         self.cache.add(ask, generation, known)
         entry.cause = "undelivered"
-        said = await run.reader.read(generation.ids, ids, request)
-        calls = self.call_ids.named(said.calls)
+        read, stop = await run.reader.read(generation.ids, ids, request)
+        calls = self.call_ids.named(read.readable)
+        turn = replace(read, calls=calls)
         completion = Completion(
             secrets.token_hex(12),
-            said.content,
-            said.reasoning,
+            turn.content,
+            turn.reasoning,
             calls,
-            _finish(generation, bool(calls), said.stop),
-            said.stop,
+            _finish(generation, bool(calls), stop),
+            stop,
             len(ids),
             len(generation.ids),
         )
-        message = as_message(said.content, calls, said.reasoning)
+        message = as_message(turn.content, calls, turn.reasoning)
         echoes = [message]
-        if said.stop is not None:
-            echoes.append({**message, "content": said.content + said.stop})
-        node = CompletionNode(number, prompt, generation, lane, completion, message)
+        if stop is not None:
+            echoes.append({**message, "content": turn.content + stop})
+        node = CompletionNode(number, prompt, generation, lane, turn, completion, message)
         entry.node = node
         self._forest.add(node, echoes)
         return node

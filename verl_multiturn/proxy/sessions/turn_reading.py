@@ -5,27 +5,24 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl_multiturn.chat.parsing.call_json import object_of
 from verl_multiturn.chat.parsing.reasoning import Reasoning
-from verl_multiturn.chat.parsing.turns import HEADER, CallParser, MalformedCall, Tokenizer, ToolCall, turn_text
-from verl_multiturn.proxy.protocols.requests import Call, ChatRequest
+from verl_multiturn.chat.parsing.turns import (
+    HEADER,
+    AssistantTurn,
+    CallParser,
+    MalformedCall,
+    Tokenizer,
+    ToolCall,
+    turn_text,
+)
+from verl_multiturn.proxy.protocols.requests import ChatRequest
 
 _ID_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
-
-
-@dataclass(frozen=True)
-class TurnText:
-    """A turn as text."""
-
-    content: str
-    reasoning: str
-    calls: Sequence[ToolCall]
-    stop: str | None
-    """The text at which it stopped; it is in neither `content` nor `reasoning`."""
 
 
 class TurnReader:
@@ -48,7 +45,9 @@ class TurnReader:
         self._marks = [mark for pair in marks for mark in pair]
         self._token_texts: dict[int, str] = {}
 
-    async def read(self, sampled: Sequence[int], before: Sequence[int], request: ChatRequest) -> TurnText:
+    async def read(
+        self, sampled: Sequence[int], before: Sequence[int], request: ChatRequest
+    ) -> tuple[AssistantTurn, str | None]:
         """Read a turn.
 
         A call that cannot be read, or that a client cannot send back, is text. So are all calls if the request has no
@@ -58,11 +57,14 @@ class TurnReader:
             sampled: The turn's ids.
             before: All ids before them.
             request: What asked for the turn.
+
+        Returns:
+            The turn, whose reasoning is apart from its text, and the text at which it stopped, which is in neither.
         """
         header = list(before[-HEADER:])
         raw = turn_text(self._tokenizer, sampled, self._end_ids)
         turn = await self._parser.parse(sampled, request.tools, 0, header)
-        calls = [call for call in turn.calls if isinstance(call, ToolCall)]
+        calls = turn.readable
         unread = [call.text for call in turn.calls if isinstance(call, MalformedCall)]
         opened = None
         if calls and request.tools and request.reads_calls and all(map(_is_readable, calls)):
@@ -77,11 +79,12 @@ class TurnReader:
             reasoning = turn.reasoning
         stop = _first_of(request.stop, self._tokenizer.decode(list(sampled)))
         if stop is None:
-            return TurnText(content.strip(), self._unmarked(reasoning), calls, None)
+            return AssistantTurn(content.strip(), calls, self._unmarked(reasoning)), None
         # White space at the end is part of a text that was cut; a client puts the stop text right after it.
         shown = stop if stop in content else stop.strip()
         content, stopped, _ = content.lstrip().partition(shown or stop)
-        return TurnText(content, self._unmarked(reasoning if stopped else reasoning.partition(stop)[0]), calls, stop)
+        reasoning = reasoning if stopped else reasoning.partition(stop)[0]
+        return AssistantTurn(content, calls, self._unmarked(reasoning)), stop
 
     def _unmarked(self, reasoning: str) -> str:
         for mark in self._marks:
@@ -118,9 +121,9 @@ class CallIds:
     _given: set[str] = field(default_factory=set)
     _random: random.Random = field(default_factory=random.SystemRandom)
 
-    def named(self, calls: Sequence[ToolCall]) -> list[Call]:
+    def named(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
         """Return the calls with ids that no other call of the session has."""
-        return [Call(self._new(), call.name, call.arguments) for call in calls]
+        return [replace(call, id=self._new()) for call in calls]
 
     def _new(self) -> str:
         while (made := "".join(self._random.choices(_ID_LETTERS, k=_ID_LENGTH))) in self._given:
@@ -129,7 +132,7 @@ class CallIds:
         return made
 
 
-def as_message(content: str, calls: Sequence[Call], reasoning: str) -> dict[str, Any]:
+def as_message(content: str, calls: Sequence[ToolCall], reasoning: str) -> dict[str, Any]:
     """Return a turn as a message of a request."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning:

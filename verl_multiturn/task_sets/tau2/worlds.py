@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.environments.process import EnvProcess, EnvProcesses
 from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentOutageError
@@ -179,23 +179,18 @@ class World:
         return self._process
 
 
-_of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Worlds]] = weakref.WeakKeyDictionary()
+_worlds: PerLoop[Worlds] = PerLoop(Worlds.aclose)
 _open: dict[str, World] = {}
 
 
 def worlds_of(domain: str) -> Worlds:
     """Return the worlds of a domain, for the running event loop."""
-    of_loop = _of_loops.setdefault(asyncio.get_running_loop(), {})
-    if domain not in of_loop:
-        of_loop[domain] = Worlds(domain)
-    return of_loop[domain]
+    return _worlds.get(lambda: Worlds(domain), domain)
 
 
 async def close_worlds(domain: str) -> None:
     """End all processes of a domain's worlds of the running event loop."""
-    worlds = _of_loops.get(asyncio.get_running_loop(), {}).pop(domain, None)
-    if worlds is not None:
-        await worlds.aclose()
+    await _worlds.close(domain)
 
 
 async def open_world(instance_id: str, domain: str) -> World:

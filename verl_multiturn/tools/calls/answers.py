@@ -1,18 +1,20 @@
-"""`CallAnswer`: what `execute` returned, checked and within its limits."""
+"""Reading of what `execute` returned or raised into the result of its call, checked and within its limits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from verl_multiturn.calls.invocation import BusyError, TimedOutError
 from verl_multiturn.calls.metrics import plain_metrics, warn_once
 from verl_multiturn.calls.timeline import is_kept
 from verl_multiturn.chat.clipping import shorten
-from verl_multiturn.describe import show
+from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
 from verl_multiturn.tools.base import ToolResponse
+from verl_multiturn.tools.calls.results import CallResult, CallStatus
 
 LONGEST_WHOLE = 1_000_000
 """Characters of an answer that a record keeps."""
@@ -30,37 +32,11 @@ def is_response(value: Any) -> bool:
     return isinstance(value, str | ToolResponse) or (hasattr(value, "text") and hasattr(value, "image"))
 
 
-@dataclass(slots=True)
-class CallAnswer:
-    """Answer of `execute` to one call, checked and within its limits."""
-
-    text: str
-    reward: float = 0.0
-    metrics: dict[str, Any] = field(default_factory=dict)
-    images: tuple[Any, ...] = ()
-    truncated: bool = False
-    """True if the text lost its middle, because it was longer than `response_characters`."""
-    whole: str | None = None
-    """The text before that, for a record; None: it lost nothing, or the conversation is not recorded."""
-
-
-def whole_of(text: str, most_characters: int) -> str | None:
-    """Return what a record keeps of a text that loses its middle: its first `LONGEST_WHOLE` characters.
-
-    None: it loses nothing, or the conversation is not recorded.
+def read_answer(result: CallResult, returned: Any, most_characters: int, foreign: bool = False) -> CallResult:
+    """Read what `execute` returned into the result of its call, and return that.
 
     Args:
-        text: The text.
-        most_characters: Largest number of characters that the model may read.
-    """
-    return text[:LONGEST_WHOLE] if len(text) > most_characters and is_kept() else None
-
-
-def read_answer(name: str, returned: Any, most_characters: int, foreign: bool = False) -> CallAnswer:
-    """Read what `execute` returned.
-
-    Args:
-        name: The tool's name, for errors.
+        result: The result, which names the call and its tool.
         returned: The return value.
         most_characters: Largest number of characters in the answer's text; a longer text loses its middle.
         foreign: Whether the tool was written for another agent loop (`is_foreign`). Then a reward that is not a number,
@@ -71,10 +47,8 @@ def read_answer(name: str, returned: Any, most_characters: int, foreign: bool = 
             response holds a video, or images that are not a list.
     """
     if isinstance(returned, ToolResponse) and type(returned.text) is str and not returned.image:  # the usual case
-        said = returned.text
-        if len(said) <= most_characters:
-            return CallAnswer(said)
-        return CallAnswer(shorten(said, most_characters), truncated=True, whole=whole_of(said, most_characters))
+        return _with_text(result, returned.text, most_characters)
+    name = result.tool
     if isinstance(returned, UnreadableReturn):
         raise ToolContractError(f"tool {name!r}: {returned.problem}")
     response, reward, metrics = returned if isinstance(returned, tuple) and len(returned) == 3 else (returned, 0.0, {})
@@ -96,11 +70,39 @@ def read_answer(name: str, returned: Any, most_characters: int, foreign: bool = 
             f"got {show(returned)}"
         )
     number = None if reward is None else read_reward(name, "execute", reward, foreign)
-    text = str.__str__(text)  # a plain str: a subclass may have methods of the author's
-    short = shorten(text, most_characters)
-    metrics = plain_metrics(name, metrics or {})
-    is_long, whole = len(text) > most_characters, whole_of(text, most_characters)
-    return CallAnswer(short, number or 0.0, metrics, tuple(images or ()), is_long, whole)
+    result.reward, result.images = number or 0.0, tuple(images or ())
+    result.metrics = plain_metrics(name, metrics or {})
+    # A plain str: a subclass may have methods of the author's.
+    return _with_text(result, str.__str__(text), most_characters)
+
+
+def read_failure(result: CallResult, error: Exception, timeout_s: float, most_characters: int) -> CallResult:
+    """Write into the result of a call how the call failed and what the model reads of it, and return that.
+
+    Args:
+        result: The result.
+        error: What the tool raised, or what stood in its way.
+        timeout_s: Seconds that the call had.
+        most_characters: As for `read_answer`.
+    """
+    result.status, said = CallStatus.ERROR, describe(error)
+    if isinstance(error, BusyError):
+        result.status, said = CallStatus.OVERLOADED, str(error)
+    elif isinstance(error, TimedOutError):
+        result.status, said = CallStatus.TIMEOUT, f"the tool did not answer within {timeout_s:g} s"
+    elif isinstance(error, ValueError):
+        said = message_of(error) or said
+    _with_text(result, f"Error: {said}", most_characters)
+    result.truncated = False  # that is said of answers
+    return result
+
+
+def _with_text(result: CallResult, text: str, most_characters: int) -> CallResult:
+    result.text = text
+    if len(text) > most_characters:
+        result.text, result.truncated = shorten(text, most_characters), True
+        result.whole = text[:LONGEST_WHOLE] if is_kept() else None
+    return result
 
 
 def read_reward(name: str, method: str, value: Any, foreign: bool = False) -> float | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from verl_multiturn.calls.limits import limits_of
@@ -14,7 +14,7 @@ from verl_multiturn.calls.owner import Owner
 from verl_multiturn.calls.slots import SharedSlots, Slots
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.tools.base import BaseTool, is_foreign
-from verl_multiturn.tools.calls.answers import CallAnswer
+from verl_multiturn.tools.calls.results import CallResult
 from verl_multiturn.tools.loading.call_limits import ToolLimits
 from verl_multiturn.tools.loading.registry import METHODS, schema_of
 
@@ -42,7 +42,7 @@ class Gate(Slots):
         self.schema = schema_of(tool)
         self.ends_conversation = bool(getattr(tool, "ends_conversation", False))
         self.is_foreign = is_foreign(tool)
-        self._answers: OrderedDict[str, CallAnswer] = OrderedDict()
+        self._answers: OrderedDict[str, CallResult] = OrderedDict()
 
     def cache_key(self, arguments: Mapping[str, Any], kwargs: Sequence[Mapping[str, Any]]) -> str | None:
         """Return the key under which the answer to a call is kept; None where the call is not JSON and has no key.
@@ -56,17 +56,29 @@ class Gate(Slots):
         except (TypeError, ValueError):
             return None
 
-    def cached(self, key: str | None) -> CallAnswer | None:
-        """Return the answer kept under a key; None where there is none."""
+    def cached(self, key: str | None, call_id: str) -> CallResult | None:
+        """Return the answer kept under a key, as that to a call; None where there is none."""
         if key is None or key not in self._answers:
             return None
         self._answers.move_to_end(key)
-        return self._answers[key]
+        return _copied(self._answers[key], call_id)
 
-    def remember(self, key: str | None, answer: CallAnswer) -> None:
-        """Keep an answer under a key; do nothing if the key is None. The answer used least recently makes room."""
-        if key is None:
-            return
-        self._answers[key] = answer if answer.whole is None else replace(answer, whole=None)
+    def remember(self, key: str, result: CallResult) -> None:
+        """Keep an answer under a key. The one used least recently makes room."""
+        self._answers[key] = _copied(result, "")
         if len(self._answers) > self.limits.cache:
             self._answers.popitem(last=False)
+
+
+def _copied(result: CallResult, call_id: str) -> CallResult:
+    """Return the answer to another call that gets it without an attempt."""
+    return CallResult(
+        call_id,
+        result.tool,
+        text=result.text,
+        reward=result.reward,
+        metrics=copy.deepcopy(result.metrics),
+        images=result.images,
+        cached=True,
+        truncated=result.truncated,
+    )

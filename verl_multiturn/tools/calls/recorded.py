@@ -13,10 +13,11 @@ from typing import Any
 from verl_multiturn.calls.invocation import BusyError, TimedOutError
 from verl_multiturn.calls.outages.process import OutageEndError
 from verl_multiturn.calls.recorded import Difference, DivergedError, RecordedCalls, Recording, raised
+from verl_multiturn.calls.slots import Slot
 from verl_multiturn.errors import UnjudgedError
 from verl_multiturn.tools.base import ToolResponse
 from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.results import EXECUTED, CallStatus, Run
+from verl_multiturn.tools.calls.results import EXECUTED, CallResult, CallStatus
 from verl_multiturn.tools.calls.session import ToolSession
 
 _ANSWERED = {*EXECUTED, CallStatus.OVERLOADED}
@@ -96,9 +97,9 @@ class RecordedToolSession(ToolSession):
             raise raised("it raised, or gave no reward")
         return float(rewards[name])
 
-    async def _execute(self, run: Run, arguments: dict[str, Any]) -> Any:
+    async def _execute(self, gate: Gate, result: CallResult, slot: Slot, arguments: dict[str, Any]) -> Any:
         """Return what `execute` had returned for a call."""
-        record, call = self._record, self._recorded.get(run.call.id)
+        record, call = self._record, self._recorded.get(result.call_id)
         if call is None:
             if record["time_up"] == "tools":
                 await self._recording.run_out()
@@ -107,7 +108,7 @@ class RecordedToolSession(ToolSession):
         if call is None or call["status"] not in _ANSWERED:
             status = "no call" if call is None else call["status"]
             raise DivergedError(Difference(self._recording.turn, "calls.status", None, status, "executed"))
-        run.attempts = call["attempts"]
+        result.attempts = call["attempts"]
         text: str = call["text"]
         if call["status"] == CallStatus.TIMEOUT:
             raise TimedOutError(text)

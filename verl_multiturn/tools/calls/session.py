@@ -18,6 +18,7 @@ import asyncio
 import copy
 import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -28,15 +29,15 @@ from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.causes import next_try_s
 from verl_multiturn.calls.outages.guarded_call import GuardedCall
 from verl_multiturn.calls.outages.process import OutageEndError
-from verl_multiturn.calls.slots import Gates
+from verl_multiturn.calls.slots import Gates, Slot
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ToolContractError, UnjudgedError
 from verl_multiturn.tasks import Alarms, gather
 from verl_multiturn.tools.agent_data import AgentData
-from verl_multiturn.tools.calls.answers import read_answer, read_reward
+from verl_multiturn.tools.calls.answers import read_answer, read_failure, read_reward
 from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.results import CallResult, CallStatus, Run
+from verl_multiturn.tools.calls.results import CallResult, CallStatus
 from verl_multiturn.tools.loading.kwargs import bind_kwargs, copy_kwargs, hidden_tools
 from verl_multiturn.tools.loading.registry import METHODS
 
@@ -310,19 +311,20 @@ class ToolSession:
         if gate.limits.cache:
             row = self._calls[gate.name].kwargs
             key = gate.cache_key(arguments, [row["create"], row["execute"]])
-            if (known := gate.cached(key)) is not None:
-                return Run(gate, call).answered(known)
+            if (known := gate.cached(key, call.id)) is not None:
+                return known
         self._arguments.append(call.arguments)
         watched = gate.watched(self._request_id, "execute", self._written(gate))
         self._called[watched.name] += 1
+        most = gate.limits.response_characters
         while True:
-            run = Run(gate, call)
+            result, slot = CallResult(call.id, gate.name), Slot(gate)
             try:
                 async with watched:
-                    with run.slot:
-                        await watched.take(run.slot.take, run.slot.give_back)
-                        returned = await self._execute(run, arguments)
-                        answer = read_answer(gate.name, returned, gate.limits.response_characters, gate.is_foreign)
+                    with slot:
+                        await watched.take(slot.take, slot.give_back)
+                        returned = await self._execute(gate, result, slot, arguments)
+                        read_answer(result, returned, most, gate.is_foreign)
             except (ToolContractError, OutageEndError):
                 raise
             except asyncio.CancelledError as error:
@@ -334,9 +336,14 @@ class ToolSession:
                 self._note(watched, error)
                 self._failed[watched.name] += watched.met
                 self._refused[watched.name] += isinstance(error, BusyError) and not watched.met
-                return run.failed(*_failure(error, gate.timeout_s))
-            gate.remember(key, answer)
-            return run.answered(answer)
+                read_failure(result, error, gate.timeout_s, most)
+            else:
+                result.cached = result.attempts == 0  # in a recorded conversation
+                if key is not None:
+                    gate.remember(key, result)
+            result.at, result.queue_s = time.time(), slot.started - slot.asked
+            result.seconds = asyncio.get_running_loop().time() - slot.started if result.attempts else 0.0
+            return result
 
     def _written(self, gate: Gate) -> WrittenTexts:
         return WrittenTexts(self._arguments, list(self._calls[gate.name].kwargs.values()))
@@ -348,38 +355,29 @@ class ToolSession:
         if watched.ends:
             self._lost = f"{watched.name}: {describe(error)}"
 
-    async def _execute(self, run: Run, arguments: dict[str, Any]) -> Any:
+    async def _execute(self, gate: Gate, result: CallResult, slot: Slot, arguments: dict[str, Any]) -> Any:
         """Call `execute`, again while it fails and may be repeated within the call's time, and return what it returned.
+
+        The result counts the attempts.
 
         Raises:
             TimedOutError: The tool did not answer in time.
             Exception: The tool raised it, in its last attempt.
         """
-        gate, loop = run.gate, asyncio.get_running_loop()
-        until = run.slot.started + gate.timeout_s
+        loop = asyncio.get_running_loop()
+        until = slot.started + gate.timeout_s
         while True:
-            run.attempts += 1
-            alarms = None if run.attempts == 1 else Alarms(until - loop.time())
+            result.attempts += 1
+            alarms = None if result.attempts == 1 else Alarms(until - loop.time())
             given = copy.deepcopy(arguments) if gate.limits.retries else arguments
             try:
-                return await self._calls[gate.name].call("execute", given, slot=run.slot, alarms=alarms)
+                return await self._calls[gate.name].call("execute", given, slot=slot, alarms=alarms)
             except (TimedOutError, ToolContractError, ValueError):
                 raise
             except Exception as error:  # a tool's own code
                 wait_s = next_try_s(error)
                 if wait_s is None:
-                    wait_s = BACKOFF_S * 2 ** (run.attempts - 1) * random.uniform(0.5, 1)
-                if run.attempts > gate.limits.retries or loop.time() + wait_s >= until:
+                    wait_s = BACKOFF_S * 2 ** (result.attempts - 1) * random.uniform(0.5, 1)
+                if result.attempts > gate.limits.retries or loop.time() + wait_s >= until:
                     raise
             await asyncio.sleep(wait_s)
-
-
-def _failure(error: Exception, timeout_s: float) -> tuple[CallStatus, str]:
-    """Return the status of a call that failed, and what the model reads of it."""
-    if isinstance(error, BusyError):
-        return CallStatus.OVERLOADED, f"Error: {error}"
-    if isinstance(error, TimedOutError):
-        return CallStatus.TIMEOUT, f"Error: the tool did not answer within {timeout_s:g} s"
-    if isinstance(error, ValueError):
-        return CallStatus.ERROR, f"Error: {message_of(error) or describe(error)}"
-    return CallStatus.ERROR, f"Error: {describe(error)}"

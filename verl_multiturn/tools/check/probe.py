@@ -19,6 +19,7 @@ from verl_multiturn.tools.agent_data import AgentData
 from verl_multiturn.tools.base import is_foreign
 from verl_multiturn.tools.calls.answers import read_answer, read_reward
 from verl_multiturn.tools.calls.gate import tool_owner
+from verl_multiturn.tools.calls.results import CallResult
 from verl_multiturn.tools.check.probed import CallProbe, Probed
 from verl_multiturn.tools.loading.kwargs import bind_kwargs, copy_kwargs
 from verl_multiturn.tools.loading.registry import METHODS, schema_of
@@ -46,7 +47,7 @@ def text_of(outcome: Probed, name: str) -> str:
     """
     if outcome.error is not None:
         return f"Error: {message_of(outcome.error)}"
-    return read_answer(name, outcome.value, _ENOUGH, foreign=True).text
+    return read_answer(CallResult("", name), outcome.value, _ENOUGH, foreign=True).text
 
 
 def reward_of(outcome: Probed) -> str:
@@ -228,7 +229,7 @@ def is_result(tool: Any, outcome: Probed) -> str:
     """Return what is wrong with what `execute` returned; an empty text if it is a result."""
     value, foreign = outcome.value, is_foreign(tool)
     try:
-        read_answer(tool.name, value, _ENOUGH, foreign)
+        read_answer(CallResult("", tool.name), value, _ENOUGH, foreign)
         reward = value[1] if isinstance(value, tuple) and not foreign else None
         if reward is not None and read_reward(tool.name, "execute", reward) is None:
             return f"the step reward must be a {USABLE}, got {show(reward)}"

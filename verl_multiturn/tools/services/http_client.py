@@ -118,7 +118,7 @@ class HttpTool(BaseTool):
         url = settings.url.rstrip("/")
         self._address = url if url.endswith(self.path) else url + self.path
         self._route = route_to(self._address, "config.url")
-        self._connections = PerLoop(self._open_connections, Connections.close)
+        self._connections = PerLoop(Connections.close)
 
     async def create(self, instance_id: str, **kwargs: Any) -> None:
         """Count the conversation, so that connections stay open for it."""
@@ -147,7 +147,7 @@ class HttpTool(BaseTool):
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self._connections.get().one() as connection,
+                self._connections.get(self._open_connections).one() as connection,
                 connection.stream("POST", self._address, content=content) as response,
             ):
                 body = await self._read(response)
