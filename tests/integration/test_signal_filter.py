@@ -283,7 +283,7 @@ def checked(**changes: str) -> Any:
     """Compose verl's configuration with changes, check its filter, and complete it as the start-up check does."""
     from tests.trainer_config import compose_config
     from verl_multiturn.verl_bridge.startup.derive import complete
-    from verl_multiturn.verl_bridge.startup.refusals.filters import FILTERS
+    from verl_multiturn.verl_bridge.startup.refusals.filters import FILTERS, filters
     from verl_multiturn.verl_bridge.startup.table import Section, check
     from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -295,7 +295,7 @@ def checked(**changes: str) -> Any:
     }
     config = compose_config([f"{key}={value}" for key, value in (needed | changes).items()])
     run = RunView(config)
-    check(run, [Section("", FILTERS)])
+    check(run, [Section("", FILTERS, filters)])
     complete(run)
     return config
 
