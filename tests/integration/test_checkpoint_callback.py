@@ -19,6 +19,7 @@ def test_it_comes_after_all_of_a_checkpoint(mode: str, tmp_path: Path, monkeypat
     from verl.trainer.ppo.v1 import trainer_base
 
     from verl_multiturn.launch.checkpoints import TRACKER, is_complete
+    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
     from verl_multiturn.verl_bridge.trainer.history import History
     from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
 
@@ -42,7 +43,7 @@ def test_it_comes_after_all_of_a_checkpoint(mode: str, tmp_path: Path, monkeypat
     trainer.config, trainer.global_steps = OmegaConf.create(config), 3
     trainer.trainer_mode, trainer.use_critic, trainer.replay_buffer = mode, False, None
     trainer._history = None if mode == "sync" else History(saves=True)
-    trainer._filters = False
+    trainer._sampler = CustomSampler(None)
     trainer.actor_rollout_wg = SimpleNamespace(save_checkpoint=lambda local, *_, **__: Path(local).mkdir(parents=True))
     trainer.train_dataloader = SimpleNamespace(state_dict=dict)
     trainer.checkpoint_callback = SimpleNamespace(on_save=on_save)

@@ -24,7 +24,7 @@ def derived(weight: Any, *overrides: str, mode: str = "separate_async", max_stal
     """Return verl's composed configuration after the importance weight was derived."""
     from tests.trainer_config import compose_config
     from verl_multiturn.config import PATH
-    from verl_multiturn.verl_bridge.startup.derive import importance_needs, set_needs
+    from verl_multiturn.verl_bridge.startup.needs import set_needs
     from verl_multiturn.verl_bridge.startup.refusals.staleness import IMPORTANCE
     from verl_multiturn.verl_bridge.startup.table import Section, check
     from verl_multiturn.verl_bridge.startup.view import RunView
@@ -34,7 +34,7 @@ def derived(weight: Any, *overrides: str, mode: str = "separate_async", max_stal
     config = compose_config([f"trainer.v1.trainer_mode={mode}", *ours, *overrides])
     run = RunView(config)
     check(run, [Section("", IMPORTANCE)])
-    set_needs(config, importance_needs(run))
+    set_needs(run)
     return config
 
 

@@ -110,6 +110,7 @@ async def roll_out(
 
 def make_trainer(*batches: Any, **changes: Any) -> Any:
     from tests.integration.trainer_rows import make_config
+    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
     from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
 
     class Base:
@@ -117,7 +118,7 @@ def make_trainer(*batches: Any, **changes: Any) -> Any:
         use_critic = False
 
         def __init__(self, config: Any) -> None:
-            self.config = config
+            self.config, self._sampler = config, CustomSampler(None)
 
         def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
             return batches[0]

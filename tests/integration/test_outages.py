@@ -446,6 +446,7 @@ def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pyt
 
 def test_the_run_ends_with_a_checkpoint(store: WritableStore, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.verl_bridge.trainer import hooks
+    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
     from verl_multiturn.verl_bridge.trainer.outages import OutageLasts
 
     saved: list[int] = []
@@ -455,7 +456,7 @@ def test_the_run_ends_with_a_checkpoint(store: WritableStore, tmp_path: Any, mon
         use_critic = False
 
         def __init__(self, config: Any) -> None:
-            self.config = config
+            self.config, self._sampler = config, CustomSampler(None)
 
         def fit(self, manager: Any) -> None:
             raise OutageLasts("tool search has not been there")
@@ -467,7 +468,7 @@ def test_the_run_ends_with_a_checkpoint(store: WritableStore, tmp_path: Any, mon
     trainer = type("Trainer", (hooks.MultiTurnHooks, Base), {"mode": "sync"})(
         make_config(trainer__default_local_dir=str(tmp_path))
     )
-    trainer.global_steps, trainer._whole, trainer.replay_buffer, trainer._history = 5, 4, None, None
+    trainer.global_steps, trainer._whole, trainer._history = 5, 4, None
     manager = SimpleNamespace(agent_loop_workers=[])
     trainer.agent_loop_manager = manager
     with pytest.raises(OutageLasts, match="has not been there; the weights of step 4 are saved in"):

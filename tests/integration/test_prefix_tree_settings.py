@@ -24,11 +24,11 @@ def vendor_of(config: Any) -> Any:
 
 
 def refuse(config: Any) -> None:
-    from verl_multiturn.verl_bridge.startup.refusals.prefix_tree import PREFIX_TREE
+    from verl_multiturn.verl_bridge.startup.refusals.prefix_tree import PREFIX_TREE, is_on
+    from verl_multiturn.verl_bridge.startup.table import Section, check
     from verl_multiturn.verl_bridge.startup.view import RunView
 
-    for check in PREFIX_TREE:
-        check(RunView(config))
+    check(RunView(config), [Section("", PREFIX_TREE, is_on)])
 
 
 @pytest.mark.parametrize(

@@ -243,13 +243,13 @@ def test_the_arguments_are_those_of_verls_buffer() -> None:
     bounded = replay_buffer_from(ReplayBufferAsync(**common), Bound(1, "drop"), 4)
     assert (bounded.refill_fn, bounded.filter_groups_metric, bounded.poll_interval) == (refill, "acc", 2.0)
     users = Users(**common)
-    assert replay_buffer_from(users, Bound(1, "drop"), 4) is users
+    assert replay_buffer_from(users, Bound(1, "drop"), 4) is None
 
 
 def test_a_sampler_of_the_users_looks_after_workers_while_it_samples(queue: Queue) -> None:
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-    from verl_multiturn.verl_bridge.trainer.replay_buffer import look_after_sampler
+    from verl_multiturn.verl_bridge.trainer.custom_sampler import look_after_sampler
 
     class Users(ReplayBufferAsync):
         def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:

@@ -310,6 +310,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_told(trainer: Trainer) -> None:
 def test_a_run_that_loses_a_colocated_server_ends_with_its_last_whole_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.verl_bridge.trainer import hooks
     from verl_multiturn.verl_bridge.trainer.checkpoints import LastCheckpoint
+    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
     from verl_multiturn.verl_bridge.trainer.servers import ServerDied
 
     done: list[str] = []
@@ -338,7 +339,7 @@ def test_a_run_that_loses_a_colocated_server_ends_with_its_last_whole_weights(mo
             self.config, self.parameter_sync_step = OmegaConf.create(sizes), 2
             self._verifier = SimpleNamespace(start=lambda rows: done.append(f"{rows} rows"))
             replica = SimpleNamespace(look=lambda wait_s: next(looks), replica_rank=0, server_address="10.0.0.1:80")
-            self.replay_buffer = None
+            self._sampler, self._outages = CustomSampler(None), SimpleNamespace(causes=None)
             self.llm_server_manager = SimpleNamespace(get_replicas=lambda: [replica])
             self._listing = SimpleNamespace(put_back=lambda serving: done.append(f"list {[*serving]}"))
             self.checkpoint_manager = SimpleNamespace(
@@ -371,6 +372,7 @@ def test_a_run_that_is_asked_to_stop_saves_where_the_next_step_would_begin(
     """With `asked_in=0` the request is there before the first step."""
     from verl_multiturn.launch.stop_request import StopRequest
     from verl_multiturn.verl_bridge.trainer import hooks, trainers
+    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
 
     done, request = trainer.done, StopRequest(tmp_path)
     ours = {
@@ -395,8 +397,8 @@ def test_a_run_that_is_asked_to_stop_saves_where_the_next_step_would_begin(
             monkeypatch.setattr(verls, "fit", fit)
     made = ours.__new__(ours)
     made.__dict__.update(vars(trainer))
-    made.replay_buffer = None
-    made._outages = SimpleNamespace(look=lambda: None)
+    made._sampler = CustomSampler(None)
+    made._outages = SimpleNamespace(look=lambda: None, causes=None)
     made.hybrid_rollout_config, made.current_mode = SimpleNamespace(enable_switch=False), None  # of separate_async
     made.checkpoint_manager = SimpleNamespace(
         abort_replicas=lambda: done.append("abort"), sleep_replicas=lambda: done.append("sleep")

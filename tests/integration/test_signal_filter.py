@@ -1,7 +1,6 @@
 """Groups without signal: `custom.multiturn.filter`, and the rows that leave the update (`spared.py`)."""
 
 import logging
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -137,8 +136,6 @@ def test_silent_rows_fill_the_micro_batches_of_the_old_log_probs(store: Writable
 
 
 def test_with_a_bound_the_engines_log_probs_are_taken_and_silent_rows_leave_the_update(store: WritableStore) -> None:
-    from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
-
     add(store, "u", [1.0, 0.0, 0.0, 1.0])
     add(store, "v", [1.0] * 4)
     trainer = trainer_of(**{f"{OURS}__old_log_prob_bound": 0.05})
@@ -156,8 +153,7 @@ def test_with_a_bound_the_engines_log_probs_are_taken_and_silent_rows_leave_the_
         return verls_step(self, metrics, timing_raw)
 
     base._compute_old_log_prob, base.step = verls, step_of
-    trainer.replay_buffer = SignalFilter.__new__(SignalFilter)
-    trainer.replay_buffer.silent = frozenset("v")
+    trainer._sampler.filter.silent = frozenset("v")
     metrics = step(trainer, store.batch())
     assert asked == [1]  # a row is compared, and those of silent groups are not told apart
     assert metrics["rollout/old_log_prob/engine_share"] == 7 / 8
@@ -167,13 +163,10 @@ def test_with_a_bound_the_engines_log_probs_are_taken_and_silent_rows_leave_the_
 
 
 def test_with_prefix_trees_each_rank_has_silent_groups(store: WritableStore) -> None:
-    from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
-
     for uid in "vwxy":
         add(store, uid, [1.0, 0.0])
     trainer = trainer_of()
-    trainer.replay_buffer = SignalFilter.__new__(SignalFilter)
-    trainer.replay_buffer.silent = frozenset("vw")
+    trainer._sampler.filter.silent = frozenset("vw")
     trainer._keeps_groups = True
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 1]})
     type(trainer).__mro__[-2]._balance_batch = lambda self, batch, metrics: batch
@@ -256,15 +249,12 @@ def test_a_filter_that_leaves_nothing_says_so_and_goes_on(is_async: bool, caplog
     assert metrics["rollout/filter/replaced"] == 10 * BATCH
     assert metrics["rollout/filter/no_signal"] == metrics["rollout/filter/groups"] == 11 * BATCH
     assert "rollout/filter/rollouts_per_signal" not in metrics
-    trainer = trainer_of()
-    trainer.replay_buffer = world.buffer
-    assert len(trainer._take_evicted()) == 10 * BATCH  # which the checkpoint's file names
+    assert len(world.buffer.take_evicted()) == 10 * BATCH  # which the checkpoint's file names
     assert "the most that a step replaces, and those that come now teach nothing; take harder rows" in caplog.text
 
 
 def test_a_group_is_all_right_by_its_accuracies_else_by_the_rewards_so_far(store: WritableStore) -> None:
     from verl_multiturn.reward_numbers import ScoreRange
-    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
     from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
 
     for uid, scores, acc in (("u", [0.3, 0.1 + 0.2], None), ("v", [0.9, 0.9], None), ("w", [0.2, 0.2], 1.0),
@@ -274,18 +264,16 @@ def test_a_group_is_all_right_by_its_accuracies_else_by_the_rewards_so_far(store
             reported = store.rows[f"{uid}_{number}_0"]["metrics"]["rollout"]["reported"]
             reported.clear()
             reported |= {} if acc is None else {"acc": acc}
-    buffer = SignalFilter.__new__(SignalFilter)
-    buffer.mode, buffer.pools, buffer.scores = "skip", None, ScoreRange()
-    buffer._counts, buffer.totals = Counter(), Counter()
-    buffer._judge(BatchRows(store.batch()), 1)
-    assert buffer.silent == {"u", "v", "w"}
-    assert {name: buffer._counts[name] for name in ("no_signal", "all_right", "all_wrong")} == {
+    found = SignalFilter("skip", 4, 2)
+    found.judge(store.batch(), ["u", "v", "w", "x"], 1)
+    assert found.silent == {"u", "v", "w"}
+    assert {name: found._counts[name] for name in ("no_signal", "all_right", "all_wrong")} == {
         "no_signal": 3, "all_right": 2, "all_wrong": 1,
     }  # fmt: skip
-    kept = buffer.state()
-    buffer.scores = ScoreRange()
-    buffer.restore(kept)
-    assert buffer.scores == ScoreRange(0.0, 1.0)
+    kept = found.state()
+    found.scores = ScoreRange()
+    found.restore(kept)
+    assert found.scores == ScoreRange(0.0, 1.0)
 
 
 FILTER = "+actor_rollout_ref.rollout.custom.multiturn.filter"
@@ -295,7 +283,7 @@ def checked(**changes: str) -> Any:
     """Compose verl's configuration with changes, check its filter, and complete it as the start-up check does."""
     from tests.trainer_config import compose_config
     from verl_multiturn.verl_bridge.startup.derive import complete
-    from verl_multiturn.verl_bridge.startup.refusals.filters import FILTERS
+    from verl_multiturn.verl_bridge.startup.refusals.filters import FILTERS, filters
     from verl_multiturn.verl_bridge.startup.table import Section, check
     from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -307,7 +295,7 @@ def checked(**changes: str) -> Any:
     }
     config = compose_config([f"{key}={value}" for key, value in (needed | changes).items()])
     run = RunView(config)
-    check(run, [Section("", FILTERS)])
+    check(run, [Section("", FILTERS, filters)])
     complete(run)
     return config
 

@@ -122,6 +122,7 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
 def test_the_tools_of_workers_are_closed_at_the_end(cluster: None, tmp_path: Path) -> None:
     import ray
 
+    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
     from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
 
     class Worker:
@@ -154,7 +155,7 @@ def test_the_tools_of_workers_are_closed_at_the_end(cluster: None, tmp_path: Pat
 
     class Ours(MultiTurnHooks, Trainer):
         def __init__(self) -> None:
-            self.replay_buffer = None
+            self._sampler, self._outages = CustomSampler(None), SimpleNamespace(causes=None)
 
     with pytest.raises(KeyError, match="training failed"):
         Ours().fit(SimpleNamespace(agent_loop_workers=[asked]))

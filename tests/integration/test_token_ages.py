@@ -300,6 +300,7 @@ def test_a_sampler_of_the_users_does_not_hide_a_death(monkeypatch: pytest.Monkey
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
     from verl_multiturn.verl_bridge.trainer import hooks
+    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
 
     done: list[Any] = []
 
@@ -320,7 +321,8 @@ def test_a_sampler_of_the_users_does_not_hide_a_death(monkeypatch: pytest.Monkey
     class Ours(hooks.MultiTurnHooks, Verls):
         def __init__(self) -> None:
             self.replay_buffer = Users()
-            self._outages = SimpleNamespace(look=lambda: done.append("outages"))
+            self._sampler = CustomSampler(self.replay_buffer)
+            self._outages = SimpleNamespace(look=lambda: done.append("outages"), causes=None)
 
         def look_after_servers(self) -> None:
             done.append("servers")
@@ -338,7 +340,7 @@ def test_the_buffers_counts_are_among_the_metrics(store: WritableStore) -> None:
 
     trainer = make_trainer("separate_async", **{ETA: 2})
     verls = ReplayBufferAsync("separate_async", {}, 3, "drop", {})
-    trainer.replay_buffer = replay_buffer_from(verls, Bound(2, "reroll"), 2)
+    trainer._sampler = replay_buffer_from(verls, Bound(2, "reroll"), 2)
     metrics = step(trainer, store.batch())
     names = {name.removeprefix("rollout/async/") for name in metrics if name.startswith("rollout/async/")}
     assert names == {"age/mean", "age/max", "masked_share", "rerolled", "evicted", "prompts_lost", "listings"}

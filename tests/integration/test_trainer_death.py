@@ -37,10 +37,12 @@ class VerlsTrainer:
     restored = 0
 
     def __init__(self, config: Any) -> None:
+        from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
+
         self.config = config
         self.global_steps = 0
         self.done: list[Any] = []
-        self.replay_buffer = SimpleNamespace()
+        self._sampler = CustomSampler(None)
 
     def _load_checkpoint(self) -> None:
         folder = Path(self.config.trainer.default_local_dir)
@@ -74,7 +76,6 @@ def make(folder: Path, **trainer: Any) -> Any:
     changes["data__train_batch_size"] = 4
     changes["actor_rollout_ref__rollout__custom__multiturn__max_staleness"] = 1
     ours = type("Ours", (MultiTurnHooks, VerlsTrainer), {"mode": "colocate_async"})
-    ours._build_replay_buffer = lambda self: None
     return ours(make_config("colocate_async", **changes))
 
 
@@ -142,23 +143,24 @@ def test_a_run_without_checkpoints_keeps_one_step(tmp_path: Path) -> None:
 
 
 def test_evicted_prompts_do_not_gather_where_nothing_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge.trainer import batch_rows, hooks
+    from verl_multiturn.verl_bridge.trainer import batch_rows
+    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
 
-    class Buffer:
+    class Sampler(CustomSampler):
         def __init__(self) -> None:
+            super().__init__(None)
             self.evicted = ["x"]
 
         def take_evicted(self) -> list[str]:
             taken, self.evicted = self.evicted, []
             return taken
 
-    monkeypatch.setattr(hooks, "SignalFilter", Buffer)
     monkeypatch.setattr(batch_rows, "fetch_stats", lambda keys, partition: dict.fromkeys(keys))
     for save_freq, left in ((-1, []), (2, ["x"])):
         trainer = make(tmp_path, save_freq=save_freq)
-        trainer.replay_buffer = Buffer()
+        trainer._sampler = Sampler()
         trainer.step({}, {})
-        assert trainer.replay_buffer.evicted == left
+        assert trainer._sampler.evicted == left
 
 
 @pytest.mark.parametrize("content", ["", '{"trained": {"1": ["a"', "[]", '{"trained": {"1": ["a"]}}'])

@@ -18,14 +18,14 @@ FILTER = "actor_rollout_ref__rollout__custom__multiturn__filter"
 
 
 def with_pools(**changes: Any) -> Any:
-    """Return a trainer whose replay buffer has pools of rows, which note what is done to them."""
+    """Return a trainer whose filter has pools of rows, which note what is done to them."""
     from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
 
     trainer = make_trainer("colocate_async", **{FILTER: "difficulty"}, **changes)
     noted = trainer.noted = []
-    trainer.replay_buffer = buffer = SignalFilter.__new__(SignalFilter)
-    buffer.restore = lambda kept: noted.append(("restore", kept))
-    buffer.pools = SimpleNamespace(keep=lambda prompts, rows: noted.append(("keep", list(prompts), rows)))
+    trainer._sampler.filter = found = SignalFilter("difficulty", 4, 4)
+    found.restore = lambda kept: noted.append(("restore", kept))  # type: ignore[method-assign]
+    found.pools = SimpleNamespace(keep=lambda prompts, rows: noted.append(("keep", list(prompts), rows)))
     trainer.train_dataset = [1, 2, 3]
     return trainer
 
@@ -61,11 +61,9 @@ def test_prompts_are_drawn_from_the_pools_where_there_are_some(monkeypatch: pyte
     trainer = with_pools()
     type(trainer).__mro__[-2]._fetch_one_gen_batch = lambda self: "verl's"
     trainer.train_dataset = SimpleNamespace(is_numbered=False)
-    assert trainer._fetch_one_gen_batch() == (trainer.replay_buffer.pools, "verl's", trainer.train_dataset)
+    assert trainer._fetch_one_gen_batch() == (trainer._sampler.filter.pools, "verl's", trainer.train_dataset)
     assert trainer.train_dataset.is_numbered
-    trainer.replay_buffer.pools = None
-    assert trainer._fetch_one_gen_batch() == "verl's"
-    trainer.replay_buffer = None
+    trainer._sampler.filter.pools = None
     assert trainer._fetch_one_gen_batch() == "verl's"
 
 
@@ -80,7 +78,6 @@ def test_a_run_that_records_joins_while_it_trains(monkeypatch: pytest.MonkeyPatc
         yield
         noted.append("end")
 
-    monkeypatch.setattr(hooks, "look_after_sampler", lambda *_: None)
     monkeypatch.setattr(hooks, "close_workers", lambda workers: noted.append(f"close {workers}"))
     manager, trainer = SimpleNamespace(agent_loop_workers=["w"]), make_trainer()
     type(trainer).__mro__[-2].fit = lambda self, given: noted.append("fit")
@@ -156,7 +153,6 @@ def test_a_mistake_of_the_reward_function_ends_the_run(tmp_path: Path, monkeypat
 
     noted: list[str] = []
     monkeypatch.setattr(hooks, "close_workers", lambda workers: None)
-    monkeypatch.setattr(hooks, "look_after_sampler", lambda *_: None)
     trainer = make_trainer(trainer__default_local_dir=str(tmp_path))
     trainer.look_after_servers = lambda: noted.append("looked")
     made = {name: lambda name=name: noted.append(name) for name in ("abort_replicas", "sleep_replicas")}
@@ -186,16 +182,17 @@ def test_what_the_functions_of_reward_workers_return_is_checked(monkeypatch: pyt
 
 
 def test_a_filter_of_groups_knows_what_an_outage_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
     from verl_multiturn.verl_bridge.trainer import hooks
-    from verl_multiturn.verl_bridge.trainer.group_filter import GroupFilter
-    from verl_multiturn.verl_bridge.trainer.replay_buffer import Waking
+    from verl_multiturn.verl_bridge.trainer.replay_buffer import replay_buffer_from
 
     monkeypatch.setattr(hooks, "close_workers", lambda workers: None)
     trainer = make_trainer("colocate_async")
-    trainer.replay_buffer = buffer = object.__new__(type("Buffer", (GroupFilter, Waking), {}))
+    trainer._sampler = buffer = replay_buffer_from(ReplayBuffer("sync", {}, None, "drop", {}), None, 2)
     type(trainer).__mro__[-2].fit = lambda self, given: "trained"
     assert trainer.fit(SimpleNamespace(agent_loop_workers=[], wait="waits")) == "trained"
-    assert (buffer.left_out, buffer.look_after) == (trainer._outages.causes, trainer.look_after)
+    assert (buffer.filter.left_out, buffer.look_after) == (trainer._outages.causes, trainer.look_after)
 
 
 def test_a_step_that_joins_nothing_has_its_metrics() -> None:

@@ -126,7 +126,6 @@ def base_of(verls: type) -> type:
     class Base:
         batches: list[Any]
         use_critic = False
-        replay_buffer = None
         global_steps, local_trigger_step = 4, 0
         actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0]})
         _compute_advantage = verls._compute_advantage  # type: ignore[attr-defined]
@@ -134,6 +133,10 @@ def base_of(verls: type) -> type:
         def __init__(self, config: Any) -> None:
             self.config = config
             self.updates: list[list[str]] = []
+            self.replay_buffer = self._build_replay_buffer()
+
+        def _build_replay_buffer(self) -> Any:
+            return None  # a user's own class: there is no TransferQueue
 
         def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
             for batch in self.batches:
@@ -153,7 +156,7 @@ def make_config(mode: str = "sync", **changes: Any) -> Any:
     from omegaconf import OmegaConf
 
     config = {
-        "data": {},
+        "data": {"train_batch_size": 4},
         "algorithm": {"adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "use_kl_in_reward": False},
         "trainer": {"v1": {"trainer_mode": f"multiturn_{mode}"}, "save_freq": 1},
         "actor_rollout_ref": {

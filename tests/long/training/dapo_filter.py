@@ -34,6 +34,7 @@ from verl.trainer.ppo.v1 import replay_buffer as verls_module
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from verl_multiturn.config import FilterMode
 from verl_multiturn.verl_bridge.compat import stored_rows
 from verl_multiturn.verl_bridge.trainer import replay_buffer as our_module
 from verl_multiturn.verl_bridge.trainer.replay_buffer import replay_buffer_from
@@ -207,8 +208,8 @@ def _row(conversation: Conversation, index: int) -> dict[str, Any]:
     return fields
 
 
-def make_buffer(queue: Queue, metric: str, is_async: bool, is_ours: bool) -> Any:
-    """Make a replay buffer, ours or verl's."""
+def make_buffer(queue: Queue, metric: str | None, is_async: bool, is_ours: bool, mode: FilterMode = "off") -> Any:
+    """Make a replay buffer, ours or verl's; `mode` is `custom.multiturn.filter`."""
     common: dict[str, Any] = {"refill_fn": queue.submit, "filter_groups_metric": metric}
     if is_async:
         verls = ReplayBufferAsync("separate_async", {}, None, "drop", {}, **common)
@@ -216,7 +217,7 @@ def make_buffer(queue: Queue, metric: str, is_async: bool, is_ours: bool) -> Any
         verls = ReplayBuffer("sync", {}, None, "drop", {}, train_batch_size=BATCH, gen_batch_size=1, **common)
     if not is_ours:
         return verls
-    buffer = replay_buffer_from(verls, None, BATCH)
+    buffer = replay_buffer_from(verls, None, BATCH, mode, N)
     buffer.waiter = queue
     return buffer
 

@@ -42,7 +42,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.losses import ppo_loss
 
 from verl_multiturn.config import PATH
-from verl_multiturn.verl_bridge.startup.derive import NEVER, importance_needs, set_needs
+from verl_multiturn.verl_bridge.startup.needs import NEVER, set_needs
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 VOCABULARY, GROUPS, GROUP_SIZE, VERSIONS = 7, 2, 4, 3
@@ -242,7 +242,7 @@ def configure(overrides: Sequence[str], weight: Any, aggregation: str) -> Any:
     overrides = [*COMMON, *ours, f"actor_rollout_ref.actor.loss_agg_mode={aggregation}", *overrides]
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=overrides)
-    set_needs(config, importance_needs(RunView(config)))
+    set_needs(RunView(config))
     return config
 
 

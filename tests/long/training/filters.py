@@ -68,7 +68,7 @@ def simulated(seeds: Sequence[int], steps: int) -> dict[str, Any]:
                     killed = World(mode, is_async, seed, steps)
                     with tempfile.TemporaryDirectory() as place:
                         faults.update(play_killed(killed, before, 3, steps, Path(place)))
-                    if not is_async and killed.buffer.state() != plain.buffer.state():
+                    if not is_async and killed.buffer.filter.state() != plain.buffer.filter.state():
                         faults["unlike"] += 1
         print(mode, dict(faults), flush=True)
     base = fmean(rollouts["off"])

@@ -100,9 +100,7 @@ class World(Queue):
 
     def begin(self) -> None:
         """Start the trainer."""
-        self.buffer = make_buffer(self, "reward", self.is_async, is_ours=True)
-        self.buffer.filter_groups_metric = None
-        self.buffer.use(self.mode, N)
+        self.buffer = make_buffer(self, None, self.is_async, is_ours=True, mode=self.mode)
         self.buffer.begin_step()
         self.history = History(True, self.is_async)
 
@@ -116,11 +114,11 @@ class World(Queue):
     def submit(self, count: int) -> None:
         """Begin groups; the trainer's `refill_fn`."""
         for _ in range(count):
-            if self.buffer.pools is None:
+            if self.buffer.filter.pools is None:
                 prompt = self._fetch()
                 position = int(only_value(prompt.pop(POSITION)))
             else:
-                prompt = draw_prompt(self.buffer.pools, self._fetch, self.data)
+                prompt = draw_prompt(self.buffer.filter.pools, self._fetch, self.data)
                 position = int(only_value(prompt["raw_prompt"])[0]["content"])
             uid = str(only_value(prompt["uid"]))
             self.found.drawn[uid] = position
@@ -153,7 +151,7 @@ class World(Queue):
         before = len(self.found.drawn)
         self.submit(BATCH)
         batch = self.buffer.sample(self.step, "train", BATCH)[0]
-        silent = set(self.buffer.silent)
+        silent = set(self.buffer.filter.silent)
         taken = dict.fromkeys(RowKey.parse(name).uid for name in batch.keys)
         self.history.train(self.step, BatchRows(batch), silent)
         self.kv_clear("train", batch.keys)
@@ -175,7 +173,7 @@ class World(Queue):
 
     def save(self, folder: Path) -> Kept:
         """Write our file of a checkpoint as the trainer does, and return what verl's checkpoint has."""
-        self.history.save(self.step - 1, folder, [], self.buffer.state())
+        self.history.save(self.step - 1, folder, [], self.buffer.filter.state())
         parts = (self.tags, self.rows, self.groups, self.running) if self.is_async else ({}, {}, self.groups, [])
         return Kept(*copy.deepcopy(parts), self.fetched, Counter(self.draws))
 
@@ -189,7 +187,7 @@ class World(Queue):
         self.begin()
         noted = self.history.load(folder)
         if noted is not None:
-            self.buffer.restore(noted)
+            self.buffer.filter.restore(noted)
         for uid in self.running:
             self.tags[uid] = {"is_prompt": True, "status": "running", "global_steps": step}
 
@@ -215,12 +213,12 @@ def play_killed(world: World, before: int, lost: int, steps: int, folder: Path) 
     play(world, before)
     with in_place(world):
         kept = world.save(folder)
-    state, found = copy.deepcopy(world.buffer.state()), copy.deepcopy(world.found)
+    state, found = copy.deepcopy(world.buffer.filter.state()), copy.deepcopy(world.found)
     play(world, lost)
     world.found = found
     with in_place(world):
         world.resume(folder, kept, before + 1)
-    counts = Counter(unlike=world.buffer.state() != state)
+    counts = Counter(unlike=world.buffer.filter.state() != state)
     play(world, steps - before)
     found = world.found
     counts["twice"] = sum(len(left) > 1 for left in found.left.values())

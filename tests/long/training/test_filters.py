@@ -22,7 +22,7 @@ def test_worlds_that_are_killed(mode: Any, is_async: bool, tmp_path: Path) -> No
     assert (counts["wrong"], counts["in_vain"]) == (0, 0)
     assert counts["signal"] < counts["groups"]
     if not is_async:
-        assert killed.buffer.state() == plain.buffer.state()
+        assert killed.buffer.filter.state() == plain.buffer.filter.state()
     metrics = plain.buffer.metrics()
     assert ("rollout/filter/groups" in metrics) is (mode != "off")
     assert ("rollout/filter/pool/mixed" in metrics) is (mode == "difficulty")

@@ -1,8 +1,9 @@
 """The places where verl looks a rollout's classes up, and what we put there.
 
     rollout.name=sglang_async      programs that bypass the start-up check: ours
-    rollout.name=sglang            `EitherRollout`, `EitherReplica`: ours where the start-up check has set
-                                   `custom.multiturn.derived.own_server`, and verl's otherwise
+    rollout.name=sglang            a class that is `either`: it makes objects of ours where the start-up check has set
+                                   `custom.multiturn.derived.own_server`, and else of verl's own class, as for each
+                                   reward model and teacher
 
 Another package may have registered classes of its own under verl's name: they stay, and a run that asks for our server
 is refused then (`another_class`), unless they derive from ours.
@@ -10,7 +11,12 @@ is refused then (`another_class`), unless they derive from ours.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from inspect import signature
+from typing import Any
 
 from verl.workers.rollout import base
 from verl.workers.rollout import replica as verls
@@ -73,6 +79,39 @@ def another_class() -> AnotherClass | None:
     )
 
 
+def either(verls: type, ours: str, is_ours: Callable[[Mapping[str, Any]], bool]) -> type:
+    """Return a class that stands for verl's in a registry, and makes an object of verl's class or of ours.
+
+    It counts as verl's class: for `isinstance`, for `issubclass`, and to derive from. A class that derives from it is
+    one that derives from verl's.
+
+    Args:
+        verls: verl's class.
+        ours: The dotted name of ours, which is imported when the first object of it is made.
+        is_ours: Whether an object with these arguments, by name, is one of ours.
+    """
+    made_from = signature(verls)
+
+    class Either(verls):
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls is not Either:
+                return super().__new__(cls)
+            made = _class_of(ours) if is_ours(made_from.bind(*args, **kwargs).arguments) else verls
+            return made(*args, **kwargs)
+
+        @classmethod
+        def __subclasshook__(cls, other: type) -> Any:
+            return verls in other.__mro__ if cls is Either else NotImplemented
+
+    return Either
+
+
+def _class_of(dotted: str) -> type:
+    module, _, name = dotted.rpartition(".")
+    found: type = getattr(import_module(module), name)
+    return found
+
+
 def _derives(derived: type, ours: str) -> bool:
     return any(_dotted(each) == ours for each in derived.__mro__)
 
@@ -83,13 +122,15 @@ def _dotted(named: type) -> str:
 
 def _load_ours() -> type:
     _verls_loader()  # it prepares the import of SGLang on a driver without a GPU
-    from verl_multiturn.verl_bridge.servers.replica import AsyncSGLangReplica
-
-    return AsyncSGLangReplica
+    return _class_of(OUR_REPLICA)
 
 
+@cache
 def _load_either() -> type:
-    _verls_loader()
-    from verl_multiturn.verl_bridge.servers.either_replica import EitherReplica
+    from verl_multiturn.verl_bridge.settings import runs_our_server
 
-    return EitherReplica
+    def is_ours(given: Mapping[str, Any]) -> bool:
+        is_of_policy = not given.get("is_reward_model") and not given.get("is_teacher_model")
+        return is_of_policy and runs_our_server(given["config"])
+
+    return either(_verls_loader(), OUR_REPLICA, is_ours)

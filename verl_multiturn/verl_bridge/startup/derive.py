@@ -1,19 +1,9 @@
-"""All that the start-up check sets in verl's configuration.
-
-The importance weight of an asynchronous run is decoupled PPO, equation 5 of AReaL (arXiv 2505.24298):
-
-    J = E[ sum over t of  w_t * min(u_t * A_t, clip(u_t, 1 - eps, 1 + eps) * A_t) ]
-    w_t = pi_prox / pi_behav,  u_t = pi_theta / pi_prox,  each for the sampled token t
-
-pi_behav sampled the token, under an older version of the weights. pi_prox has the parameters of the step's start.
-pi_theta is being trained. verl computes all of this already, but by default it leaves w_t out and limits u_t where
-A_t < 0 ("dual clip").
-"""
+"""All that the start-up check sets in verl's configuration; for settings of verl that ours need see `needs.py`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +15,6 @@ from verl_multiturn.verl_bridge.names import (
     ENGINE_CHOICE,
     ENGINE_VENDOR,
     MANAGER,
-    MEASURED_ROWS,
-    NUMBERED_ROWS,
     OUR_LOOPS,
     OUR_TRAINER,
     ROLLOUT,
@@ -34,6 +22,7 @@ from verl_multiturn.verl_bridge.names import (
     STRICT_ENGINE_VENDOR,
 )
 from verl_multiturn.verl_bridge.settings import OWN_SERVER, own_server, runs_our_server
+from verl_multiturn.verl_bridge.startup.needs import set_needs
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 OLD_KEY = "actor_rollout_ref.rollout.multi_turn.interaction_config_path"
@@ -44,35 +33,6 @@ IMAGES = "actor_rollout_ref.rollout.engine_kwargs.sglang.mm_process_config"
 
 ROUTER = Path(__file__).parents[1] / "servers" / "router.yaml"
 """The YAML of our load balancer."""
-
-NEVER = 1e9
-"""A limit that no ratio reaches: verl keeps the logarithm of each ratio within 20 of 0, and exp(20) is 4.9e8."""
-
-Needs = Mapping[str, tuple[Any, Any]]
-"""By setting of verl: its default (`trainer/config/ppo_trainer.yaml` of verl 0.9.1), and the value that ours need."""
-
-_CORRECTION = "algorithm.rollout_correction"
-_ACTOR = "actor_rollout_ref.actor"
-_LEVEL, _LOSS = f"{_CORRECTION}.rollout_is", f"{_ACTOR}.policy_loss.loss_mode"
-_SAMPLER = "trainer.v1.sampler"
-_DATA_CLASS = ("data.custom_cls.path", "data.custom_cls.name")
-
-WITHOUT_WEIGHT: Needs = {
-    f"{_CORRECTION}.bypass_mode": (False, False),
-    "actor_rollout_ref.rollout.calculate_log_probs": (True, True),
-}
-"""Without these there is no weight, or no proximal policy."""
-
-EXACT: Needs = {
-    **WITHOUT_WEIGHT,
-    _LEVEL: (None, "token"),
-    f"{_CORRECTION}.rollout_is_threshold": (2.0, NEVER),
-    f"{_CORRECTION}.rollout_is_batch_normalize": (False, False),
-    f"{_CORRECTION}.rollout_rs": (None, None),
-    f"{_ACTOR}.clip_ratio_c": (3.0, NEVER),
-    _LOSS: ("vanilla", "vanilla"),
-}
-"""With these the loss is that of equation 5."""
 
 
 def copy_settings(config: DictConfig) -> None:
@@ -165,7 +125,7 @@ def complete(run: RunView) -> None:
         _resolve_paths(run)
         if run.settings.record_dir and not run.settings.derived.record_start:
             OmegaConf.update(run.config, f"{PATH}.derived.record_start", new_start(), force_add=True)
-        set_needs(run.config, {**importance_needs(run), **staleness_needs(run), **row_needs(run), **filter_needs(run)})
+        set_needs(run)
         if needs_router(run):
             run.rollout.router_config_path = str(ROUTER)
         if (mode := run.our_trainer) is not None:
@@ -199,12 +159,6 @@ def resize_images(run: RunView) -> None:
         OmegaConf.update(run.config, IMAGES, run.engine_images, force_add=True)
 
 
-def set_needs(config: DictConfig, needs: Needs) -> None:
-    """Set each setting of verl to the value that ours need."""
-    for key, (_, needed) in needs.items():
-        OmegaConf.update(config, key, needed, force_add=True)
-
-
 def _resolve_paths(run: RunView) -> None:
     """Make paths absolute: workers may have another working directory than the driver."""
     from verl.utils.import_utils import resolve_config_path
@@ -218,56 +172,3 @@ def _resolve_paths(run: RunView) -> None:
     for name, given in {**ours, "derived.tool_config_path": path}.items():
         if given:
             OmegaConf.update(run.config, f"{PATH}.{name}", str(Path(given).resolve()), force_add=True)
-
-
-def importance_needs(run: RunView) -> Needs:
-    """Return what the importance weight needs; empty in a run whose staleness is not bounded."""
-    weight = run.settings.importance_weight
-    if weight == "verl" or run.settings.max_staleness is None or not run.is_asynchronous:
-        return {}
-    if weight == "exact":
-        return EXACT
-    # The user's level stays, and every loss but the one that ignores the weight.
-    filled = [key for key, given in ((_LEVEL, None), (_LOSS, "bypass_mode")) if run.value(key) == given]
-    return {**WITHOUT_WEIGHT, **{key: EXACT[key] for key in filled}}
-
-
-def is_default_warmup(given: Any) -> bool:
-    """Tell whether a number of warm-up batches is verl's default, the integer 1; 1.0 is the user's."""
-    return type(given) is int and given == 1
-
-
-def staleness_needs(run: RunView) -> Needs:
-    """Return what `max_staleness` needs; empty without it, and in `sync`, whose tokens all have the age 0."""
-    eta, strategy = run.settings.max_staleness, run.settings.staleness_strategy
-    if eta is None or run.our_trainer in (None, "sync"):
-        return {}
-    warmup = f"trainer.v1.{run.our_trainer}.num_warmup_batches"
-    return {
-        warmup: (1, eta if is_default_warmup(run.value(warmup)) else run.value(warmup)),
-        f"{_SAMPLER}.max_off_policy_threshold": (8, eta + 1),
-        # Our replay buffer carries out the strategy. To verl it is `drop`, or one that drops nothing.
-        f"{_SAMPLER}.max_off_policy_strategy": ("drop", "drop" if strategy == "drop" else "wait"),
-    }
-
-
-def row_needs(run: RunView) -> Needs:
-    """Return what verl's filter of long prompts needs, so that it measures what the model is shown.
-
-    Empty without the filter, and with a data set class of the user's own.
-    """
-    if not run.value("data.filter_overlong_prompts") or run.value(_DATA_CLASS[0]):
-        return {}
-    return {key: (None, needed) for key, needed in zip(_DATA_CLASS, MEASURED_ROWS, strict=True)}
-
-
-def filter_needs(run: RunView) -> Needs:
-    """Return what `custom.multiturn.filter` needs; empty with `off` and `skip`."""
-    mode = run.settings.filter
-    needs: dict[str, tuple[Any, Any]] = {}
-    if mode in ("refill", "difficulty"):
-        needs["data.gen_batch_size"] = (None, 1)  # prompts are drawn one by one
-    if mode == "difficulty":
-        for key, needed in zip(_DATA_CLASS, NUMBERED_ROWS, strict=True):
-            needs[key] = (None, needed)
-    return needs

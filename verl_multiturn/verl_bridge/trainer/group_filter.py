@@ -21,17 +21,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.reward_numbers import are_equal
+from verl_multiturn.rollout.difficulty import Pools
 from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, get_columns
+from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, Batch, get_columns
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
 
@@ -40,8 +41,6 @@ TOO_FEW = math.nan
 
 REWARD = "reward"
 """The metric that is what a conversation earned."""
-_LEFT = ("evicted", "filtered", "failed")
-"""Causes for which groups leave, in the order of verl's reasons; `discarded` are those that were too many."""
 
 
 LeftOut = Callable[[BatchRows], Collection[str]]
@@ -150,82 +149,107 @@ def _reported(key: RowKey, field: Any, stats: Mapping[RowKey, Stats], metric: st
     )
 
 
+class Finished(NamedTuple):
+    """The finished groups of training, as a replay buffer has listed them."""
+
+    uids: Set[str]
+    rows: Mapping[str, Mapping[str, Any]]
+    """Tags of all rows of the partition, by name; those of groups that still run are among them."""
+    steps: Mapping[str, int]
+    """Step in which each group was dispatched."""
+
+    def oldest(self, uids: Collection[str]) -> list[str]:
+        """Return groups in the order in which they were dispatched."""
+        return sorted(uids, key=lambda uid: (self.steps[uid], uid))
+
+
 class GroupFilter:
-    """Mixin for a replay buffer of verl, listed before it: its filter compares conversations.
+    """Says which groups of a replay buffer leave it untrained: verl's filter, and without a metric none.
+
+    `replay_buffer.py` asks it for each list of finished groups; `hooks.py` asks it for `silent`, `pools` and `state`,
+    which only `SignalFilter` has.
 
     Its metric of a step is `rollout/filter_groups/too_few_valid`: groups that were replaced because fewer than two of
     their conversations are valid. verl's `training/filter_groups/evicted_samples` counts them, too.
 
     Args:
+        metric: `algorithm.filter_groups.metric`; None: no group leaves.
         batch_size: Number of groups that a training step takes in all its samples.
-        arguments: Those of verl's class.
     """
 
-    # Attributes of verl's replay buffer.
-    filter_groups_metric: str | None
-    finished_keys: dict[str, set[str]]
-    partitions: dict[str, dict[str, dict[str, Any]]]
-    prompt_global_steps: dict[str, dict[str, int]]
-    _dapo_classification_cache: dict[str, dict[str, float | None]]
+    refills = False
+    """Whether exactly one group is submitted for each that leaves; else verl decides how many."""
+    pools: Pools | None = None
+    """The pools from which rows are drawn again; None: each row is drawn once."""
+    silent: frozenset[str] = frozenset()
+    """Groups without signal in the batch that was sampled last."""
 
-    left_out: LeftOut = staticmethod(_nobody)
-    """The trainer's word on conversations that it will leave out, such as those that an outage has touched."""
-
-    def __init__(self, batch_size: int, **arguments: Any) -> None:
+    def __init__(self, metric: str | None = None, batch_size: int = 0) -> None:
+        self.metric = metric
+        self.left_out: LeftOut = _nobody
+        """Returns the conversations that the trainer will leave out, such as those that an outage has touched."""
         self._batch_size = batch_size
-        self._left: dict[str, list[str]] = {}
-        super().__init__(**arguments)
+        self._verdicts: dict[str, float | None] = {}
+        """Verdict on each finished group, which does not change any more."""
+        self.begin_step()
 
     def begin_step(self) -> None:
         """Forget the counts of the step before."""
-        super().begin_step()  # type: ignore[misc]
-        self._replaced = 0
+        self._too_few_replaced = 0
 
     def metrics(self) -> dict[str, float]:
         """Return the step's metrics."""
-        metrics: dict[str, float] = super().metrics()  # type: ignore[misc]
-        if self.filter_groups_metric is not None:
-            metrics[f"{PREFIX}filter_groups/too_few_valid"] = self._replaced
-        return metrics
+        return {} if self.metric is None else {f"{PREFIX}filter_groups/too_few_valid": self._too_few_replaced}
 
-    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        if partition_id != TRAIN or self.filter_groups_metric is None:
+    def state(self) -> dict[str, Any] | None:
+        """Return what a checkpoint keeps of the filter: nothing."""
+        return None
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` of another filter returned: not at all."""
+
+    def filtered(self, finished: Finished) -> tuple[set[str], Counter[float]]:
+        """Return the groups that leave, and how many of the finished ones share each number.
+
+        Args:
+            finished: The finished groups.
+
+        Raises:
+            ConfigError: The reward function does not report the metric.
+        """
+        if self.metric is None:
             return set(), Counter()
-        finished, known = self.finished_keys[partition_id], self._dapo_classification_cache[partition_id]
-        for uid in known.keys() - finished:
+        known = self._verdicts
+        for uid in known.keys() - finished.uids:
             del known[uid]
-        if new := finished - known.keys():
-            rows = self.partitions[partition_id]
-            known.update(verdicts(new, rows, partition_id, self.filter_groups_metric, self.left_out))
-        steps = self.prompt_global_steps[partition_id]
-        too_few = sorted(self._too_few(partition_id), key=lambda uid: (steps[uid], uid))
-        replaced = too_few[: max(0, self._batch_size - self._replaced)]
+        if new := finished.uids - known.keys():
+            known.update(verdicts(new, finished.rows, TRAIN, self.metric, self.left_out))
+        replaced = finished.oldest(self._too_few())[: max(0, self._batch_size - self._too_few_replaced)]
         shared = {uid: number for uid, number in known.items() if number is not None and not math.isnan(number)}
         return {*shared, *replaced}, Counter(shared.values())
 
-    def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
-        self._replaced += len(eviction_reasons[1] & self._too_few(partition_id))
-        noted: set[str] = set()
-        for name, uids in zip(_LEFT, eviction_reasons, strict=False):  # a group may have several reasons
-            self._note_left(name, uids - noted)
-            noted |= uids
-        return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)  # type: ignore[misc]
+    def replace(self, uids: Set[str], finished: Finished, step: int) -> None:
+        """Count groups that `filtered` returned, and that leave now.
 
-    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
-        known = {uid for left in self._left.values() for uid in left}
-        if partition_id == TRAIN:
-            self._note_left("discarded", uids - known)
-        super()._clear_groups(partition_id, uids)  # type: ignore[misc]
+        Args:
+            uids: The groups.
+            finished: The finished groups, these among them.
+            step: The trainer's step.
+        """
+        self._too_few_replaced += len(uids & self._too_few())
 
-    def _note_left(self, name: str, uids: Collection[str]) -> None:
-        self._left.setdefault(name, []).extend(sorted(uids))
+    def drop(self, uids: Collection[str]) -> None:
+        """Forget groups that left untrained, for any cause."""
 
-    def take_left(self) -> dict[str, list[str]]:
-        """Return the uids of the groups that left untrained since the last call, by cause (`schema.StepLine`)."""
-        left, self._left = self._left, {}
-        return left
+    def judge(self, batch: Batch, uids: Collection[str], step: int) -> None:
+        """Look at the groups that were sampled for training.
 
-    def _too_few(self, partition_id: str) -> set[str]:
+        Args:
+            batch: The rows of the groups.
+            uids: The groups. One that failed may have no row.
+            step: The trainer's step.
+        """
+
+    def _too_few(self) -> set[str]:
         """Return the finished groups with fewer than two valid conversations."""
-        known = self._dapo_classification_cache[partition_id]
-        return {uid for uid, number in known.items() if number is not None and math.isnan(number)}
+        return {uid for uid, number in self._verdicts.items() if number is not None and math.isnan(number)}

@@ -29,8 +29,8 @@ For each sampled batch, before verl updates critic and actor with it:
 
 All of them get the batch's rows as one `BatchRows` (`batch_rows.py`), which knows keys, padding and statistics.
 
-With `custom.multiturn.filter` our replay buffer judges the groups (`signal_filter.py`), and says which data rows are
-drawn again (`rollout/difficulty.py`).
+With `custom.multiturn.filter` a filter of our replay buffer judges the groups (`signal_filter.py`), and says which data
+rows are drawn again (`rollout/difficulty.py`).
 
 In the asynchronous trainers groups come from our replay buffer (`replay_buffer.py`), and those that are too slow may be
 begun anew when a step begins (`rerolls.py`). A file of the checkpoint names the trained prompts (`history.py`).
@@ -51,7 +51,7 @@ import contextlib
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -76,8 +76,8 @@ from verl_multiturn.verl_bridge.trainer.checkpoints import (
     save_last,
     stop_with_checkpoint,
 )
+from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler, Sampler
 from verl_multiturn.verl_bridge.trainer.engine_log_probs import EngineLogProbs
-from verl_multiturn.verl_bridge.trainer.group_filter import GroupFilter
 from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.history import History
 from verl_multiturn.verl_bridge.trainer.joining import NEEDED, Joining
@@ -85,12 +85,7 @@ from verl_multiturn.verl_bridge.trainer.numbered_rows import draw_prompt
 from verl_multiturn.verl_bridge.trainer.otc import OtcScores
 from verl_multiturn.verl_bridge.trainer.outages import KeeperClient, OutageLasts, Scored, TrainerOutages
 from verl_multiturn.verl_bridge.trainer.rank_parts import deal, has_our_engine
-from verl_multiturn.verl_bridge.trainer.replay_buffer import (
-    Sleep,
-    Waking,
-    look_after_sampler,
-    replay_buffer_from,
-)
+from verl_multiturn.verl_bridge.trainer.replay_buffer import Sleep, replay_buffer_from
 from verl_multiturn.verl_bridge.trainer.report import (
     PREFIX,
     cut_metrics,
@@ -107,7 +102,6 @@ from verl_multiturn.verl_bridge.trainer.servers import (
     require_alive,
     require_ours,
 )
-from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
 from verl_multiturn.verl_bridge.trainer.spared import SparedRows
 from verl_multiturn.verl_bridge.trainer.token_ages import TokenAges
 from verl_multiturn.verl_bridge.trainer.updates import (
@@ -146,6 +140,8 @@ class MultiTurnHooks:
     _shutdown_dump_executor: Any
     train_dataset: Any
 
+    _sampler: Sampler
+    """What is asked about groups: the replay buffer, or what stands for a sampler of the user's."""
     saved_step: int | None = None
     """Step whose weights lie in the run's own folder of checkpoints: this trainer saved or loaded them there."""
     _joining: Joining | None = None
@@ -167,13 +163,13 @@ class MultiTurnHooks:
         self._otc = OtcScores(settings.otc)
         self._engines = EngineLogProbs(settings.old_log_prob_bound, config)
         self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows, bound)
-        self._filters = settings.filter != "off"
-        self._spared = SparedRows(config) if self._filters and why_rows_stay(config) is None else None
+        filters = settings.filter != "off"
+        self._spared = SparedRows(config) if filters and why_rows_stay(config) is None else None
         self._updates = TrainedUpdates(config.actor_rollout_ref.rollout.n, self._spared)
         self._ages = None if self.mode == "sync" else TokenAges(bound)
         self._saves = config.trainer.save_freq > 0
         has_queue = self.mode != "sync"
-        self._history = History(self._saves, has_queue) if has_queue or self._filters else None
+        self._history = History(self._saves, has_queue) if has_queue or filters else None
         self._settings, self._several_rows = settings, may_have_several_rows(config, settings)
         self._keeps_groups = has_our_engine(config)
         """Whether a rank gets whole groups, whose rows share their prompt."""
@@ -188,21 +184,15 @@ class MultiTurnHooks:
 
     def _build_replay_buffer(self) -> Any:
         verls = super()._build_replay_buffer()  # type: ignore[misc]
-        buffer = replay_buffer_from(verls, self._bound, self.config.data.train_batch_size)
         rollout = self.config.actor_rollout_ref.rollout
-        if isinstance(buffer, SignalFilter):
-            buffer.use(settings_of(rollout).filter, rollout.n)
-        return buffer
-
-    @property
-    def _filter(self) -> SignalFilter | None:
-        """The replay buffer, where it filters groups without signal."""
-        return self.replay_buffer if self._filters and isinstance(self.replay_buffer, SignalFilter) else None
+        mode = settings_of(rollout).filter
+        ours = replay_buffer_from(verls, self._bound, self.config.data.train_batch_size, mode, rollout.n)
+        self._sampler = CustomSampler(verls) if ours is None else ours
+        return verls if ours is None else ours
 
     def _fetch_one_gen_batch(self) -> Any:
         fetch = super()._fetch_one_gen_batch  # type: ignore[misc]
-        pools = None if self._filter is None else self._filter.pools
-        if pools is None:
+        if (pools := self._sampler.filter.pools) is None:
             return fetch()
         self.train_dataset.is_numbered = True  # verl's first fetch starts what loads the rows
         return draw_prompt(pools, fetch, self.train_dataset)
@@ -228,14 +218,10 @@ class MultiTurnHooks:
         folder = self._checkpoint_folder()
         begin_checkpoint(folder)
         if self._history is not None:
-            kept = None if self._filter is None else self._filter.state()
-            self._history.save(self.global_steps, folder, self._take_evicted(), kept)
+            kept = self._sampler.filter.state()
+            self._history.save(self.global_steps, folder, self._sampler.take_evicted(), kept)
         super()._save_checkpoint()  # type: ignore[misc]
         self.saved_step = self.global_steps
-
-    def _take_evicted(self) -> list[str]:
-        buffer = self.replay_buffer
-        return buffer.take_evicted() if isinstance(buffer, SignalFilter) else []
 
     def _load_checkpoint(self) -> None:
         trainer = self.config.trainer
@@ -249,10 +235,10 @@ class MultiTurnHooks:
         if self._history is not None:
             kept = self._history.load(self._checkpoint_folder() if named is None else Path(named))
             restored = list_prompts(TRAIN)
-            if self._filter is not None and kept is not None:
-                self._filter.restore(kept)
-                if self._filter.pools is not None:
-                    self._filter.pools.keep(restored, len(self.train_dataset))
+            if kept is not None:
+                self._sampler.filter.restore(kept)
+                if (pools := self._sampler.filter.pools) is not None:
+                    pools.keep(restored, len(self.train_dataset))
             # The keeper that knew of their outages is gone. verl begins the groups that had not finished again.
             self._outages.doubt([uid for uid, tag in restored.items() if tag.get("status") == "finished"])
 
@@ -264,8 +250,8 @@ class MultiTurnHooks:
         """Begin late groups anew, with the weights that were just published; then do as verl does."""
         if self._rerolls is not None:
             self._rerolls.run(self)
-            if self._filter is not None and self._filter.pools is not None:
-                self._filter.pools.rename(self._rerolls.rerolled)
+            if (pools := self._sampler.filter.pools) is not None:
+                pools.rename(self._rerolls.rerolled)
         metrics: dict[str, Any] = super().prepare_step()  # type: ignore[misc]
         return metrics
 
@@ -290,13 +276,7 @@ class MultiTurnHooks:
     def fit(self, agent_loop_manager: Any) -> Any:
         """Run verl's training; close the tools of the agent-loop workers afterwards, also when it failed."""
         waiter = agent_loop_manager if hasattr(agent_loop_manager, "wait") else Sleep()
-        if isinstance(self.replay_buffer, Waking):
-            self.replay_buffer.look_after = self.look_after
-            self.replay_buffer.waiter = waiter
-            if isinstance(self.replay_buffer, GroupFilter):
-                self.replay_buffer.left_out = self._outages.causes
-        else:
-            look_after_sampler(self.replay_buffer, partial(waiter.wait, 0.0), self.look_after)
+        self._sampler.follow(waiter, self.look_after, self._outages.causes)
         with contextlib.ExitStack() as ends:
             ends.callback(close_workers, agent_loop_manager.agent_loop_workers)
             if self._joining is not None:
@@ -404,9 +384,8 @@ class MultiTurnHooks:
 
         When a step makes several updates, our counts are sums over them. verl's own aggregation would average them.
         """
-        buffer = self.replay_buffer if isinstance(self.replay_buffer, Waking) else None
         parts: list[Any] = [self._outages, self._otc, self._engines, self._verifier, self._updates, self._ages]
-        parts += [self._rerolls, buffer, self._spared]
+        parts += [self._rerolls, self._sampler, self._spared]
         self._silent = set[str]()
         counted = [part for part in [*parts, self._joining] if part is not None]
         for each in [self._rows, *counted]:
@@ -418,7 +397,7 @@ class MultiTurnHooks:
         if self._history is not None:
             self._history.train(self.global_steps, rows, self._silent)
         if self._history is None or not self._saves:
-            self._take_evicted()  # nobody else would, and each step adds to them
+            self._sampler.take_evicted()  # nobody else would, and each step adds to them
         for each in counted:
             metrics.update(each.metrics())
         stats = conversations(rows.stats)
@@ -449,9 +428,9 @@ class MultiTurnHooks:
 
     def _old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         verls, workers = super()._compute_old_log_prob, self.actor_rollout_wg  # type: ignore[misc]
-        if self._spared is not None and self._filter is not None:
-            self._spared.silent = self._filter.silent
-            self._silent |= self._filter.silent
+        if self._spared is not None:
+            self._spared.silent = self._sampler.filter.silent
+            self._silent |= self._spared.silent
             if self._settings.old_log_prob_bound is None:  # else the engine's spare more
                 return self._spared.old_log_probs(batch, metrics, verls, data_parallel_size(workers, ACTOR))
         rows, update = self._rows.of(batch), self.local_trigger_step
@@ -483,7 +462,7 @@ class MultiTurnHooks:
         self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], *arguments: Any, **named: Any
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, *arguments, **named)  # type: ignore[misc]
-        left = self.replay_buffer.take_left() if isinstance(self.replay_buffer, GroupFilter) else {}
+        left = self._sampler.take_left()
         if self._joining is not None:
             rerolled = {} if self._rerolls is None else {"rerolled": self._rerolls.rerolled}
             self._joining.end_step(self.global_steps, timing_raw, metrics, {**left, **rerolled})
@@ -495,7 +474,7 @@ class MultiTurnHooks:
             rows = self._rows.of(batch)
             groups = [str(key) if key in rows.padding else key.uid for key in rows.keys]
             lengths = [tag["seq_len"] for tag in batch.tags]
-            silent = set[str]() if self._filter is None else {*self._filter.silent}
+            silent = {*self._sampler.filter.silent}
             silent |= {str(key) for key in rows.padding} if silent else set()
             batch.reorder([row for part in deal(groups, lengths, ranks, silent) for row in part])
         return batch

@@ -1,4 +1,4 @@
-"""Our replay buffers: verl's own, which wake up when a group has finished and keep the bound of the ages.
+"""Our replay buffers: verl's own, which wake up when a group has finished, and keep the bound of the ages.
 
 With `custom.multiturn.max_staleness` the bound decides, and verl's `max_off_policy_threshold` is not looked at. Each
 strategy takes the finished groups with the earliest deadlines first; `rollout/staleness.py` says what a deadline is.
@@ -8,8 +8,8 @@ strategy takes the finished groups with the earliest deadlines first; `rollout/s
     mask      nothing is evicted; the trainer leaves old tokens out of the loss        token_ages.py
     reroll    as `mask`; besides, the trainer begins late groups anew                  rerolls.py
 
-Without the setting verl's own rules hold. Groups that teach nothing are filtered by conversations: `group_filter.py`
-for verl's setting, `signal_filter.py` for ours.
+Without the setting verl's own rules hold. Which groups teach nothing is said by the buffer's filter: `group_filter.py`
+for verl's setting, `signal_filter.py` for ours. Only this module knows the methods of verl's replay buffers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from __future__ import annotations
 import inspect
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
+from verl_multiturn.config import FilterMode
 from verl_multiturn.rollout.staleness import Bound, earliest, may_take
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, VALIDATION
+from verl_multiturn.verl_bridge.trainer.group_filter import Finished, GroupFilter, LeftOut
 from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX, PREFIX
 from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
 
@@ -34,6 +37,8 @@ _TOLD_EVERY_S = 60.0
 _SHOWN = 5
 _ASKED_S = 1.0
 """Seconds in which a worker has to say why a group failed."""
+_LEFT = ("evicted", "filtered", "failed")
+"""Causes for which groups leave, in the order of verl's reasons; `discarded` are those that were too many."""
 
 
 class End(NamedTuple):
@@ -78,35 +83,57 @@ class Sleep:
         return 0
 
 
-class Waking:
-    """Mixin for a replay buffer of verl: it waits with `waiter`, and tells about a wait of more than a minute.
+class BufferHooks:
+    """Mixin for a replay buffer of verl, listed before it: it waits with a `Waiter`, and asks a filter.
 
-    Each time that it has waited it calls `look_after`, with which the trainer looks after its servers.
+    Each time that it has waited it calls `look_after`, with which the trainer looks after its servers. After a minute
+    it says for which groups it waits.
 
-    Its metrics of a step are `raised` (conversations that raised since the step before), `listings` (how often all of
-    TransferQueue was listed) and, where the trainer waited, `wake_ms`: milliseconds from the end of the batch's last
-    conversation to the trainer's going on. `rows_ms` of them passed until the rows that came at the end were rewarded
-    and stored.
+    Its metrics of a step are those of its filter, `raised` (conversations that raised since the step before),
+    `listings` (how often all of TransferQueue was listed) and, where the trainer waited, `wake_ms`: milliseconds from
+    the end of the batch's last conversation to the trainer's going on. `rows_ms` of them passed until the rows that
+    came at the end were rewarded and stored.
+
+    Args:
+        filter: Says which groups leave untrained.
+        batch_size: Number of groups that a training step takes in all its samples.
+        arguments: Those of verl's class.
     """
 
     # Attributes of verl's replay buffer: partition → names, or name → step.
     poll_interval: float
     pending_keys: dict[str, set[str]]
     running_keys: dict[str, set[str]]
+    finished_keys: dict[str, set[str]]
     failure_keys: dict[str, set[str]]
     prompt_global_steps: dict[str, dict[str, int]]
+    partitions: dict[str, dict[str, dict[str, Any]]]
 
-    waiter: Waiter = Sleep()
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(self, filter: GroupFilter, batch_size: int, **arguments: Any) -> None:
+        super().__init__(**arguments | {"filter_groups_metric": filter.metric})
+        self.filter, self._batch_size = filter, batch_size
+        self.waiter: Waiter = Sleep()
         self.look_after: Callable[[], None] = lambda: None
         self._seen_at: dict[str, float] = {}
         self._waited = False
+        self._selected: list[str] = []
+        self._left: dict[str, list[str]] = {}
+        self._evicted_uids: list[str] = []
         self.begin_step()
+
+    def follow(self, waiter: Waiter, look_after: Callable[[], None], left_out: LeftOut) -> None:
+        """Serve a trainer whose training begins.
+
+        Args:
+            waiter: What to wait with.
+            look_after: Called each time that the buffer has waited.
+            left_out: Returns the conversations that the trainer will leave out.
+        """
+        self.waiter, self.look_after, self.filter.left_out = waiter, look_after, left_out
 
     def begin_step(self) -> None:
         """Forget the counts of the step before."""
+        self.filter.begin_step()
         self._listings = 0
         self._woken: list[tuple[float, set[str]]] = []
         """Time at which the trainer went on, and the groups with which it did."""
@@ -121,10 +148,20 @@ class Waking:
             woken, end = max(ends, key=lambda known: known[0] - known[1].conversation)
             found[f"{ASYNC_PREFIX}wake_ms"] = (woken - end.conversation) * 1e3
             found[f"{ASYNC_PREFIX}rows_ms"] = (end.rows - end.conversation) * 1e3
-        return found
+        return found | self.filter.metrics()
+
+    def take_evicted(self) -> list[str]:
+        """Return the uids of all groups that left untrained since the last call."""
+        evicted, self._evicted_uids = self._evicted_uids, []
+        return evicted
+
+    def take_left(self) -> dict[str, list[str]]:
+        """Return the uids of the groups that left untrained since the last call, by cause (`schema.StepLine`)."""
+        left, self._left = self._left, {}
+        return left
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Sample a batch as verl does, and note how long the trainer took to go on."""
+        """Sample a batch as verl does; note how long the trainer took to go on, and let the filter judge the groups."""
         self._waited = False
         try:
             sampled: tuple[Any, dict[str, Any]] = super().sample(  # type: ignore[misc]
@@ -136,7 +173,41 @@ class Waking:
                 self.look_after()
         if self._waited and partition_id == TRAIN:
             self._woken.append((time.time(), {RowKey.parse(name).uid for name in sampled[0].keys}))
+        if partition_id == TRAIN:
+            self.filter.judge(sampled[0], self._selected, global_steps)
         return sampled
+
+    def _materialize_batch(self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: Any) -> Any:
+        self._selected = selected_prompt_uids
+        return super()._materialize_batch(  # type: ignore[misc]
+            partition_id, selected_prompt_uids, partition_snapshot
+        )
+
+    def _finished(self) -> Finished:
+        return Finished(self.finished_keys[TRAIN], self.partitions[TRAIN], self.prompt_global_steps[TRAIN])
+
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
+        return self.filter.filtered(self._finished()) if partition_id == TRAIN else (set(), Counter())
+
+    def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
+        self.filter.replace(eviction_reasons[1], self._finished(), global_steps)
+        noted: set[str] = set()
+        for name, uids in zip(_LEFT, eviction_reasons, strict=False):  # a group may have several reasons
+            self._note_left(name, uids - noted)
+            noted |= uids
+        evicted = super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)  # type: ignore[misc]
+        self._evicted_uids += sorted(evicted[0])
+        self.filter.drop(evicted[0])
+        return evicted
+
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        known = {uid for left in self._left.values() for uid in left}
+        if partition_id == TRAIN:
+            self._note_left("discarded", uids - known)
+        super()._clear_groups(partition_id, uids)  # type: ignore[misc]
+
+    def _note_left(self, name: str, uids: Collection[str]) -> None:
+        self._left.setdefault(name, []).extend(sorted(uids))
 
     def _sync_metadata_from_transfer_queue(self) -> None:
         self._listings += 1
@@ -165,24 +236,35 @@ class Waking:
         return f"the trainer waits for {len(shown)} groups of {partition_id!r}: {', '.join(shown[:_SHOWN])}{more}"
 
 
-class MultiTurnReplayBuffer(SignalFilter, Waking, ReplayBuffer):
-    """verl's synchronous replay buffer, which waits with a `Waiter` and filters groups by conversations."""
+class MultiTurnReplayBuffer(BufferHooks, ReplayBuffer):
+    """verl's synchronous replay buffer, with `BufferHooks`."""
+
+    refill_fn: Callable[[int], Any]
+
+    def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
+        uids, stale, filtered, metrics = super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
+        if self.filter.refills and filtered:
+            # verl would submit two for each, wait for both, and throw one away.
+            self.refill_fn(filtered)
+            filtered = 0
+        return uids, stale, filtered, metrics
 
 
-class MultiTurnReplayBufferAsync(SignalFilter, Waking, ReplayBufferAsync):
-    """verl's asynchronous replay buffer: as `MultiTurnReplayBuffer`, and it keeps the bound of the ages.
+class MultiTurnReplayBufferAsync(BufferHooks, ReplayBufferAsync):
+    """verl's asynchronous replay buffer, with `BufferHooks`; it keeps the bound of the ages.
 
-    Its metrics of a step are `evicted` (groups that were beyond the bound) and `prompts_lost` (prompts that leave
-    untrained, because their group was evicted or failed).
+    Its further metrics of a step are `evicted` (groups that were beyond the bound) and `prompts_lost` (prompts that
+    leave untrained, because their group was evicted or failed).
 
     Args:
         bound: The bound of the ages; None: verl's own rules hold.
+        filter: Says which groups leave untrained.
         batch_size: Number of groups that a training step takes in all its samples.
         arguments: Those of verl's class.
     """
 
-    def __init__(self, bound: Bound | None, batch_size: int, **arguments: Any) -> None:
-        super().__init__(batch_size, **arguments)
+    def __init__(self, bound: Bound | None, filter: GroupFilter, batch_size: int, **arguments: Any) -> None:
+        super().__init__(filter, batch_size, **arguments)
         self._bound = bound
         self._taken = (0, 0)
         if bound is not None:
@@ -268,43 +350,24 @@ class MultiTurnReplayBufferAsync(SignalFilter, Waking, ReplayBufferAsync):
         return sampled
 
 
-def replay_buffer_from(verls: Any, bound: Bound | None, batch_size: int) -> Any:
-    """Return our replay buffer with the arguments of verl's; one of the user's own class is returned as it is.
+def replay_buffer_from(
+    verls: Any, bound: Bound | None, batch_size: int, mode: FilterMode = "off", group_size: int = 1
+) -> Any:
+    """Return our replay buffer with the arguments of verl's; None for one of the user's own class.
 
     Args:
         verls: The replay buffer that verl's trainer built.
         bound: The bound of the ages; None: verl's own rules hold.
         batch_size: Number of groups that a training step takes.
+        mode: `custom.multiturn.filter`.
+        group_size: `rollout.n`.
     """
     if type(verls) not in (ReplayBuffer, ReplayBufferAsync):
-        return verls
+        return None
     names = [name for name in inspect.signature(ReplayBuffer.__init__).parameters if name != "self"]
     arguments = {name: getattr(verls, name) for name in names}
+    metric = verls.filter_groups_metric
+    filter = GroupFilter(metric, batch_size) if mode == "off" else SignalFilter(mode, batch_size, group_size)
     if type(verls) is ReplayBuffer:
-        return MultiTurnReplayBuffer(batch_size, **arguments)
-    return MultiTurnReplayBufferAsync(bound, batch_size, **arguments)
-
-
-def look_after_sampler(sampler: Any, *looks: Callable[[], None]) -> None:
-    """Let a sampler of the user's call `looks`, in order, each time that it lists TransferQueue in `sample`.
-
-    It waits in its own way, so that nothing else would find workers and servers that die meanwhile. One that does not
-    stand on verl's `ReplayBuffer` is left alone.
-    """
-    if not isinstance(sampler, ReplayBuffer):
-        return
-    sample, listing = sampler.sample, sampler._sync_metadata_from_transfer_queue
-
-    def looking() -> None:
-        for look in looks:
-            look()
-        listing()
-
-    def sample_looking(*args: Any, **kwargs: Any) -> Any:
-        sampler._sync_metadata_from_transfer_queue = looking
-        try:
-            return sample(*args, **kwargs)
-        finally:
-            sampler._sync_metadata_from_transfer_queue = listing
-
-    sampler.sample = sample_looking
+        return MultiTurnReplayBuffer(filter, batch_size, **arguments)
+    return MultiTurnReplayBufferAsync(bound, filter, batch_size, **arguments)

@@ -22,18 +22,16 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import Any
-
-from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from verl_multiturn.config import FilterMode
 from verl_multiturn.reward_numbers import ScoreRange
 from verl_multiturn.rollout.difficulty import Pools
 from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN
+from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, Batch
 from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
-from verl_multiturn.verl_bridge.trainer.group_filter import REWARD, GroupFilter, numbers_of, rows_of, verdict
+from verl_multiturn.verl_bridge.trainer.group_filter import REWARD, Finished, GroupFilter, numbers_of, rows_of, verdict
 from verl_multiturn.verl_bridge.trainer.report import FILTER_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -45,7 +43,7 @@ _COUNTS = ("groups", "conversations", "no_signal", "all_right", "all_wrong", "to
 
 
 class SignalFilter(GroupFilter):
-    """Mixin for a replay buffer of verl, listed before it; it does nothing with `filter=off`.
+    """Says which groups have no signal, as `custom.multiturn.filter` asks.
 
     Its metrics of a step, under `rollout/filter/`, are about the groups that it sampled or replaced:
     - `groups`, `conversations`: their numbers;
@@ -55,36 +53,19 @@ class SignalFilter(GroupFilter):
     - `total/groups`, `total/no_signal`: sums since the beginning of training, over all starts.
 
     Args:
+        mode: `custom.multiturn.filter`, other than `off`.
         batch_size: Number of groups that a training step takes in all its samples.
-        arguments: Those of verl's class.
+        group_size: `rollout.n`.
     """
 
-    refill_fn: Any
-
-    def __init__(self, batch_size: int, **arguments: Any) -> None:
-        self.mode: FilterMode = "off"
-        self.pools: Pools | None = None
-        self.silent: frozenset[str] = frozenset()
-        """Groups without signal of the batch that was sampled last; empty with `off` and `refill`."""
+    def __init__(self, mode: FilterMode, batch_size: int, group_size: int) -> None:
+        self.mode = mode
+        self.refills = mode == "refill"
+        self.pools = Pools(group_size) if mode == "difficulty" else None
         self.totals: Counter[str] = Counter()
         self.scores = ScoreRange()
         """The range of the rewards of the run so far."""
-        self._selected: list[str] = []
-        self._evicted_uids: list[str] = []
-        super().__init__(batch_size, **arguments)
-
-    def use(self, mode: FilterMode, group_size: int) -> None:
-        """Filter groups in a mode.
-
-        Args:
-            mode: `custom.multiturn.filter`.
-            group_size: `rollout.n`.
-        """
-        self.mode = mode
-        if mode == "refill":
-            self.filter_groups_metric = REWARD
-        if mode == "difficulty":
-            self.pools = Pools(group_size)
+        super().__init__(REWARD if self.refills else None, batch_size)
 
     def begin_step(self) -> None:
         """Forget the counts of the step before."""
@@ -96,15 +77,12 @@ class SignalFilter(GroupFilter):
 
     def metrics(self) -> dict[str, float]:
         """Return the step's metrics."""
-        found = super().metrics()
-        if self.mode == "off":
-            return found
         counts: dict[str, float] = {name: self._counts[name] for name in _COUNTS}
         if signals := counts["groups"] - counts["no_signal"]:
             counts["rollouts_per_signal"] = counts["conversations"] / signals
         counts |= {f"total/{name}": self.totals[name] for name in ("groups", "no_signal")}
         counts |= {} if self.pools is None else self.pools.metrics()
-        return found | {FILTER_PREFIX + name: number for name, number in counts.items()}
+        return super().metrics() | {FILTER_PREFIX + name: number for name, number in counts.items()}
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the filter."""
@@ -112,34 +90,19 @@ class SignalFilter(GroupFilter):
         return {"mode": self.mode, "totals": dict(self.totals), "scores": list(self.scores.ends), **pools}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned, with `off` not at all.
+        """Go on from what `state` returned.
 
         Raises:
             LookupError, TypeError, ValueError: It is something else.
         """
-        if self.mode == "off":
-            return
         self.totals = Counter({str(name): int(number) for name, number in state["totals"].items()})
         self.scores = ScoreRange.of(float(end) for end in state.get("scores", ()))
         if self.pools is not None and "pools" in state:
             self.pools.restore(state["pools"])
 
-    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Sample a batch as verl does, and judge its groups."""
-        sampled: tuple[Any, dict[str, Any]] = super().sample(  # type: ignore[misc]
-            global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
-        )
-        if partition_id == TRAIN and self.mode != "off":
-            self._judge(BatchRows(sampled[0]), global_steps)
-        return sampled
-
-    def _materialize_batch(self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: Any) -> Any:
-        self._selected = selected_prompt_uids
-        return super()._materialize_batch(  # type: ignore[misc]
-            partition_id, selected_prompt_uids, partition_snapshot
-        )
-
-    def _judge(self, rows: BatchRows, step: int) -> None:
+    def judge(self, batch: Batch, uids: Collection[str], step: int) -> None:
+        """Judge the groups that were sampled for training; see `GroupFilter.judge`."""
+        rows = BatchRows(batch)
         silent, before = set(), Counter(self._counts)
         groups = numbers_of(rows, REWARD, self.left_out)
         right = self._right(rows, groups)
@@ -151,9 +114,8 @@ class SignalFilter(GroupFilter):
                 silent.add(uid)
             if self.pools is not None:
                 self.pools.judge(uid, right[uid], valid, judged is None, step)
-        if self.pools is not None:
-            self.pools.drop(self._selected)  # a group that failed may have no row
-        self.silent = frozenset(silent if self.mode != "refill" else ())
+        self.drop(uids)
+        self.silent = frozenset(() if self.refills else silent)
         if silent and len(silent) == len(rows.groups):
             found = self._counts - before
             logger.warning(
@@ -188,42 +150,32 @@ class SignalFilter(GroupFilter):
         self._counts.update(found)
         self.totals.update(found)
 
-    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        uids, shared = super()._dapo_filtered_keys(partition_id)
-        if self.mode != "refill" or partition_id != TRAIN:
-            return uids, shared
-        steps = self.prompt_global_steps[partition_id]
-        in_order = sorted(uids, key=lambda uid: (steps[uid], uid))
-        return set(in_order[: max(0, MOST_REPLACED * self._batch_size - self._counts["replaced"])]), shared
+    def filtered(self, finished: Finished) -> tuple[set[str], Counter[float]]:
+        """Return the groups without signal that are replaced, the oldest first; see `GroupFilter.filtered`."""
+        uids, shared = super().filtered(finished)
+        most = max(0, MOST_REPLACED * self._batch_size - self._counts["replaced"])
+        return set(finished.oldest(uids)[:most]), shared
 
-    def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
-        replaced = eviction_reasons[1] if self.mode == "refill" else set()
-        rows = rows_of(replaced, self.partitions[partition_id], partition_id)
-        groups = numbers_of(rows, REWARD, self.left_out) if replaced else {}
+    def replace(self, uids: Set[str], finished: Finished, step: int) -> None:
+        """Count and judge groups that are replaced; see `GroupFilter.replace`."""
+        super().replace(uids, finished, step)
+        if not uids:
+            return
+        rows = rows_of(uids, finished.rows, TRAIN)
+        groups = numbers_of(rows, REWARD, self.left_out)
         right = self._right(rows, groups)
-        sizes = Counter(uid for uid, _ in {RowKey.parse(name)[:2] for name in self.partitions[partition_id]})
-        for uid in replaced:
+        sizes = Counter(uid for uid, _ in {RowKey.parse(name)[:2] for name in finished.rows})
+        for uid in uids:
             valid = sum(number is not None for number in groups.get(uid, {}).values())
             is_right = bool(valid) and right[uid] == valid
-            self._count(self._dapo_classification_cache[partition_id][uid], sizes[uid], is_right, replaced=True)
-        found = super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
-        self._evicted_uids += sorted(found[0])
-        if self.pools is not None:
-            self.pools.drop(found[0])
-        if not replaced:
-            return found
+            self._count(self._verdicts[uid], sizes[uid], is_right, replaced=True)
         if self._counts["replaced"] >= min(self._told, MOST_REPLACED) * self._batch_size:
-            self._tell(global_steps)
-        if isinstance(self, ReplayBufferAsync):
-            return found
-        # verl's synchronous buffer would submit two for each, wait for both, and throw one away.
-        self.refill_fn(len(replaced))
-        return found[0], found[1], 0, found[3]
+            self._tell(step)
 
-    def take_evicted(self) -> list[str]:
-        """Return the uids of all groups that left untrained since the last call."""
-        evicted, self._evicted_uids = self._evicted_uids, []
-        return evicted
+    def drop(self, uids: Collection[str]) -> None:
+        """Forget groups that left untrained: their rows may be drawn again."""
+        if self.pools is not None:
+            self.pools.drop(uids)
 
     def _tell(self, step: int) -> None:
         """Warn that a step replaces many groups: at one batch of them, then each time that their number has doubled."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.settings import why_rows_stay
-from verl_multiturn.verl_bridge.startup.derive import filter_needs
+from verl_multiturn.verl_bridge.startup.needs import FILTER
 from verl_multiturn.verl_bridge.startup.table import Row, needs_our_trainer
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -14,85 +14,71 @@ BY_REWARD = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized",
 """Estimators that give a group whose rewards are all equal advantages of 0, and look at no other group."""
 
 
-def _filters(run: RunView) -> bool:
+def filters(run: RunView) -> bool:
+    """Tell whether the rows are true of a run: it filters groups without signal."""
     return run.settings.filter != "off"
 
 
-def _row_of_need(key: str) -> Row:
-    """Return the row of a setting of verl that the filter needs with another value."""
-
-    def found(run: RunView) -> tuple[object, object] | None:
-        needs, given = filter_needs(run), run.value(key)
-        return None if key not in needs or given in needs[key] else (needs[key][1], given)
-
-    return Row(
-        (_FILTER, key),
-        when=found,
-        why="it makes " + key + " {found[0]!r}",
-        remedy=f"leave {key} out, or set {_FILTER}=skip",
-    )
-
-
 FILTERS = [
-    needs_our_trainer(_FILTER, _filters, "set the filter to off"),
+    needs_our_trainer(_FILTER, filters, "set the filter to off"),
     Row(
         (_FILTER, "algorithm.filter_groups.enable"),
-        when=lambda run: _filters(run) and run.filter_metric is not None,
+        when=lambda run: run.filter_metric is not None,
         why="both would leave out groups",
         remedy="leave out one of the two; {PATH}.filter=refill is algorithm.filter_groups with the metric reward, and "
         "submits one prompt for each group that leaves",
     ),
     Row(
         (_FILTER, f"{_SAMPLER}.name"),
-        when=lambda run: _filters(run) and run.value(f"{_SAMPLER}.path") and run.value(f"{_SAMPLER}.name"),
+        when=lambda run: run.value(f"{_SAMPLER}.path") and run.value(f"{_SAMPLER}.name"),
         why="a sampler of your own chooses the groups",
         remedy="leave out one of the two",
     ),
     Row(
         (_FILTER, "actor_rollout_ref.rollout.n"),
-        when=lambda run: _filters(run) and run.rollout.n < 2,
+        when=lambda run: run.rollout.n < 2,
         why="it compares conversations of one prompt, and there is only one",
         remedy="set rollout.n to 2 or more, or the filter to off",
     ),
     Row(
         (_FILTER, "algorithm.adv_estimator"),
-        when=lambda run: _filters(run) and run.estimator not in BY_REWARD,
+        when=lambda run: run.estimator not in BY_REWARD,
         why="a group of equal rewards may have advantages other than 0 there",
         remedy=f"set the estimator to one of {', '.join(BY_REWARD)}, or the filter to off",
     ),
     Row(
         (_FILTER, f"{PATH}.proxy.credit"),
-        when=lambda run: _filters(run) and run.has_agents and run.settings.proxy.credit == "completion",
+        when=lambda run: run.has_agents and run.settings.proxy.credit == "completion",
         why="completions of sessions with equal rewards learn from different ones",
         remedy="set the credit to session or discounted, or the filter to off",
     ),
     Row(
         (_FILTER, f"{PATH}.otc.form"),
-        when=lambda run: _filters(run) and run.settings.otc.form != "none",
+        when=lambda run: run.settings.otc.form != "none",
         why="it scales rewards after groups were judged, so that equal ones become different",
         remedy="set the form to none, or the filter to off",
     ),
     Row(
         (_FILTER, "algorithm.use_kl_in_reward"),
-        when=lambda run: _filters(run) and run.value("algorithm.use_kl_in_reward"),
+        when=lambda run: run.value("algorithm.use_kl_in_reward"),
         why="a KL penalty makes equal rewards different",
         remedy="set use_kl_in_reward=False, or the filter to off",
     ),
     Row(
         _FILTER,
-        when=lambda run: _filters(run) and run.colocated_reward_model,
+        when=lambda run: run.colocated_reward_model,
         why="the scores of {found} without a resource pool of its own are not known yet when groups are judged",
         remedy="set {found}.enable_resource_pool=True, or the filter to off",
     ),
     Row(
         (_FILTER, "critic.enable"),
-        when=lambda run: _filters(run) and run.has_critic,
+        when=lambda run: run.has_critic,
         why="a critic learns from groups without signal, too",
         remedy="set critic.enable=False, or the filter to off",
     ),
     Row(
         (_FILTER, "skip.rollout_tq.enable"),
-        when=lambda run: _filters(run) and run.value("skip.rollout_tq.enable"),
+        when=lambda run: run.value("skip.rollout_tq.enable"),
         why="cached rollouts come without a draw",
         remedy="set skip.rollout_tq.enable=False, or the filter to off",
     ),
@@ -111,5 +97,5 @@ FILTERS = [
         why="the weights of trained rows would depend on those of rows whose probabilities are not computed",
         remedy="set rollout_is_batch_normalize=False, or the filter to refill",
     ),
-    *map(_row_of_need, ("data.custom_cls.path", "data.custom_cls.name")),
+    *FILTER.rows(),
 ]

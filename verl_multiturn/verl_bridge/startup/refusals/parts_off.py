@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.names import EVALUATE_CHECKPOINTS
-from verl_multiturn.verl_bridge.startup.derive import importance_needs
+from verl_multiturn.verl_bridge.startup.needs import has_weight
 from verl_multiturn.verl_bridge.startup.table import Row
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -51,10 +51,6 @@ def _off_without(patterns: str, switch: str) -> Row:
     return _off(patterns, switch, lambda run: not run.value(switch))
 
 
-def _without_weight(run: RunView) -> bool:
-    return not run.value(f"{_CORRECTION}.rollout_is") and not importance_needs(run)
-
-
 def _without_adapters(run: RunView) -> bool:
     return not any(run.value(f"{_MODEL}.{name}") for name in ("lora_rank", "lora_adapter_path", "lora.rank"))
 
@@ -94,7 +90,7 @@ PARTS_OFF = [
     _off(
         f"{_CORRECTION}.rollout_is_threshold {_CORRECTION}.rollout_is_batch_normalize",
         f"{_CORRECTION}.rollout_is",
-        _without_weight,
+        lambda run: not has_weight(run),
     ),
     _off_without(f"{_CORRECTION}.rollout_rs_threshold", f"{_CORRECTION}.rollout_rs"),
     _off(

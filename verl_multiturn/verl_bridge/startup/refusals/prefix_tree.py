@@ -22,7 +22,12 @@ _REMEDY = f"set {_KEY}=auto, or "
 
 
 def _row(key: str, when: Callable[[RunView], Any], why: str, remedy: str) -> Row:
-    return Row((_KEY, key), lambda run: run.settings.prefix_tree == "on" and when(run), why, _REMEDY + remedy)
+    return Row((_KEY, key), when, why, _REMEDY + remedy)
+
+
+def is_on(run: RunView) -> bool:
+    """Tell whether the rows are true of a run: it ends where common prefixes cannot be computed once."""
+    return run.settings.prefix_tree == "on"
 
 
 def _splits(key: str) -> Callable[[RunView], bool]:
@@ -59,7 +64,7 @@ PREFIX_TREE: list[Check] = [
     ),
     Row(
         _KEY,
-        when=lambda run: run.settings.prefix_tree == "on" and run.engine_vendor,
+        when=lambda run: run.engine_vendor,
         why=f"{VENDOR_VARIABLE} chooses another training engine, {{run.engine_vendor!r}}",
         remedy=f"unset {VENDOR_VARIABLE}, or set {_KEY}=off",
     ),

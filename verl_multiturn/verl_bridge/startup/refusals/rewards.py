@@ -46,14 +46,15 @@ def _rows_of(name: str) -> list[Row]:
     ]
 
 
-def _scales(run: RunView) -> bool:
+def scales(run: RunView) -> bool:
+    """Tell whether the rows of `OTC` are true of a run."""
     return run.settings.otc.form != "none"
 
 
 def _row_of_replaced(name: str) -> Row:
     return Row(
         _OTC,
-        when=lambda run: _scales(run) and run.value(f"{PATH}.{name}.mode") == "replace",
+        when=lambda run: run.value(f"{PATH}.{name}.mode") == "replace",
         why=f"it scales what compute_score gives, which {name}.mode=replace does not call",
         remedy="set the mode to add or none, or the form to none",
     )
@@ -123,11 +124,14 @@ REWARDS: list[Check] = [
     check_options,
     check_judge,
     *(row for name in _REWARDS for row in _rows_of(name)),
-    needs_our_trainer(_OTC, _scales, "set the form to none"),
+]
+
+OTC = [
+    needs_our_trainer(_OTC, scales, "set the form to none"),
     *map(_row_of_replaced, _REWARDS),
     Row(
         _OTC,
-        when=lambda run: _scales(run) and run.colocated_reward_model,
+        when=lambda run: run.colocated_reward_model,
         why="it scales what compute_score gives, and the scores of {found} without a resource pool of its own replace "
         "that",
         remedy="set {found}.enable_resource_pool=True, or the form to none",

@@ -1,23 +1,10 @@
-"""Refusals about asynchronous training and over-sampling.
-
-The composed configuration always holds verl's defaults, so that a value which the user wrote cannot be told from one
-that nobody wrote. So a value is taken for the user's when it is neither verl's default nor the one that our settings
-need (`derive.py`), and is refused then: a wish of the user's is not replaced in silence.
-"""
+"""Refusals about asynchronous training and over-sampling."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.names import ROLLOUT
-from verl_multiturn.verl_bridge.startup.derive import (
-    EXACT,
-    WITHOUT_WEIGHT,
-    importance_needs,
-    is_default_warmup,
-    staleness_needs,
-)
+from verl_multiturn.verl_bridge.startup import needs
 from verl_multiturn.verl_bridge.startup.table import Row, needs_our_trainer
 from verl_multiturn.verl_bridge.startup.view import TRAINERS, RunView
 
@@ -38,48 +25,13 @@ def _is_bounded(run: RunView) -> bool:
     return run.settings.max_staleness is not None
 
 
-def _against_weight(key: str) -> Row:
-    """Return the row of a setting that the importance weight needs with another value."""
-
-    def found(run: RunView) -> dict[str, Any] | None:
-        needs, given = importance_needs(run), run.value(key)
-        if given in needs.get(key, (given,)):
-            return None
-        is_exact = run.settings.importance_weight == "exact"
-        other = "truncated" if is_exact and key not in WITHOUT_WEIGHT and given != "bypass_mode" else "verl"
-        return {"needed": needs[key][1], "other": other}
-
-    return Row(
-        key,
-        when=found,
-        why="{PATH}.importance_weight={run.settings.importance_weight!r} needs {found[needed]!r} (decoupled PPO)",
-        remedy=f"leave {key} out, or keep your value with {{PATH}}.importance_weight={{found[other]}}",
-    )
-
-
-def _against_staleness(key: str) -> Row:
-    """Return the row of a setting that `max_staleness` needs with another value."""
-
-    def found(run: RunView) -> tuple[Any] | None:
-        given = run.value(key)
-        needs = staleness_needs(run).get(key, (given,))
-        return None if given in needs else needs[-1:]
-
-    return Row(
-        key,
-        when=found,
-        why="{PATH}.max_staleness={run.settings.max_staleness} makes it {found[0]!r}",
-        remedy="leave it out, or leave out max_staleness",
-    )
-
-
 def _row_of_warmup(mode: str) -> Row:
     """Return the row of a number of warm-up batches with which groups would be beyond the bound from the start."""
     key = f"trainer.v1.{mode}.num_warmup_batches"
 
     def found(run: RunView) -> bool:
         given = run.value(key)
-        if run.our_trainer != mode or not staleness_needs(run) or is_default_warmup(given):
+        if run.our_trainer != mode or not needs.STALENESS.values(run) or needs.is_default_warmup(given):
             return False
         is_number = isinstance(given, int | float) and not isinstance(given, bool)
         return not is_number or not 0 <= given <= run.settings.max_staleness
@@ -111,7 +63,7 @@ IMPORTANCE = [
         "trainer.v1.trainer_mode={run.trainer_mode!r} and max_staleness={run.settings.max_staleness!r}",
         remedy="set both, or leave importance_weight out",
     ),
-    *map(_against_weight, EXACT),
+    *needs.WEIGHT.rows(),
 ]
 
 STALENESS = [
@@ -146,13 +98,14 @@ STALENESS = [
     ),
     Row(
         _STRATEGY,
-        when=lambda run: staleness_needs(run) and run.settings.staleness_strategy == "reroll" and run.own_manager,
+        when=lambda run: (
+            needs.STALENESS.values(run) and run.settings.staleness_strategy == "reroll" and run.own_manager
+        ),
         why=f"it cancels groups, which {_ROLLOUT}.agent.agent_loop_manager_class={{found!r}} need not be able to",
         remedy="leave the manager out, or set staleness_strategy=mask",
     ),
     *(_row_of_warmup(mode) for mode in TRAINERS if mode != "sync"),
-    _against_staleness(f"{_SAMPLER}.max_off_policy_threshold"),
-    _against_staleness(f"{_SAMPLER}.max_off_policy_strategy"),
+    *needs.STALENESS.rows(),
 ]
 
 

@@ -1,0 +1,180 @@
+"""What settings of ours need of verl's: one table, which the start-up check compares with a run's, and then sets.
+
+The composed configuration always holds verl's defaults, so that a value which the user wrote cannot be told from one
+that nobody wrote. So a value is taken for the user's when it is neither verl's default nor the one that our settings
+need, and is refused then: a wish of the user's is not replaced in silence.
+
+The importance weight of an asynchronous run is decoupled PPO, equation 5 of AReaL (arXiv 2505.24298):
+
+    J = E[ sum over t of  w_t * min(u_t * A_t, clip(u_t, 1 - eps, 1 + eps) * A_t) ]
+    w_t = pi_prox / pi_behav,  u_t = pi_theta / pi_prox,  each for the sampled token t
+
+pi_behav sampled the token, under an older version of the weights. pi_prox has the parameters of the step's start.
+pi_theta is being trained. verl computes all of this already, but by default it leaves w_t out and limits u_t where
+A_t < 0 ("dual clip").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf, open_dict
+
+from verl_multiturn.verl_bridge.names import MEASURED_ROWS, NUMBERED_ROWS
+from verl_multiturn.verl_bridge.startup.table import Row
+from verl_multiturn.verl_bridge.startup.view import RunView
+
+NEVER = 1e9
+"""A limit that no ratio reaches: verl keeps the logarithm of each ratio within 20 of 0, and exp(20) is 4.9e8."""
+
+Values = Mapping[str, tuple[Any, Any]]
+"""By setting of verl: its default (`trainer/config/ppo_trainer.yaml` of verl 0.9.1), and the value that ours need."""
+
+_CORRECTION = "algorithm.rollout_correction"
+_ACTOR = "actor_rollout_ref.actor"
+_LEVEL, _LOSS = f"{_CORRECTION}.rollout_is", f"{_ACTOR}.policy_loss.loss_mode"
+_SAMPLER = "trainer.v1.sampler"
+_DATA_CLASS = ("data.custom_cls.path", "data.custom_cls.name")
+
+_WITHOUT_WEIGHT: Values = {
+    f"{_CORRECTION}.bypass_mode": (False, False),
+    "actor_rollout_ref.rollout.calculate_log_probs": (True, True),
+}
+"""Without these there is no weight, or no proximal policy."""
+
+_EXACT: Values = {
+    **_WITHOUT_WEIGHT,
+    _LEVEL: (None, "token"),
+    f"{_CORRECTION}.rollout_is_threshold": (2.0, NEVER),
+    f"{_CORRECTION}.rollout_is_batch_normalize": (False, False),
+    f"{_CORRECTION}.rollout_rs": (None, None),
+    f"{_ACTOR}.clip_ratio_c": (3.0, NEVER),
+    _LOSS: ("vanilla", "vanilla"),
+}
+"""With these the loss is that of equation 5."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one setting of ours needs of verl's."""
+
+    values: Callable[[RunView], Values]
+    """Return what a run needs."""
+    keys: Sequence[str] = ()
+    """The settings that are compared with the run's own; of the others `values` keeps what the user wrote."""
+    why: str = ""
+    """As that of a `Row`; it may name `{found[needed]}`, the value that is needed, and `{found[other]}`."""
+    remedy: str = ""
+    other: Callable[[RunView, str], str] = lambda run, key: ""
+    """Return the value of our setting with which the user's value of a setting may stay."""
+
+    def rows(self) -> list[Row]:
+        """Return a row for each setting that a run may have with another value."""
+        return [
+            Row(key, lambda run, key=key: self._against(run, key), self.why, self.remedy)  # type: ignore[misc]
+            for key in self.keys
+        ]
+
+    def _against(self, run: RunView, key: str) -> dict[str, Any] | None:
+        values, given = self.values(run), run.value(key)
+        if key not in values or given in values[key]:
+            return None
+        return {"needed": values[key][1], "other": self.other(run, key)}
+
+
+def set_needs(run: RunView) -> None:
+    """Set each setting of verl to the value that ours need; the checks have accepted the run's own."""
+    values = {key: value for need in NEEDS for key, (_, value) in need.values(run).items()}
+    with open_dict(run.config):
+        for key, value in values.items():
+            OmegaConf.update(run.config, key, value, force_add=True)
+
+
+def is_default_warmup(given: Any) -> bool:
+    """Tell whether a number of warm-up batches is verl's default, the integer 1; 1.0 is the user's."""
+    return type(given) is int and given == 1
+
+
+def has_weight(run: RunView) -> bool:
+    """Tell whether the loss has an importance weight: verl's, or the one that ours needs."""
+    return bool(run.value(_LEVEL) or WEIGHT.values(run))
+
+
+def _of_weight(run: RunView) -> Values:
+    """Return what the importance weight needs; empty in a run whose staleness is not bounded."""
+    weight = run.settings.importance_weight
+    if weight == "verl" or run.settings.max_staleness is None or not run.is_asynchronous:
+        return {}
+    if weight == "exact":
+        return _EXACT
+    # The user's level stays, and every loss but the one that ignores the weight.
+    filled = [key for key, given in ((_LEVEL, None), (_LOSS, "bypass_mode")) if run.value(key) == given]
+    return {**_WITHOUT_WEIGHT, **{key: _EXACT[key] for key in filled}}
+
+
+def _of_staleness(run: RunView) -> Values:
+    """Return what `max_staleness` needs; empty without it, and in `sync`, whose tokens all have the age 0."""
+    eta, strategy = run.settings.max_staleness, run.settings.staleness_strategy
+    if eta is None or run.our_trainer in (None, "sync"):
+        return {}
+    warmup = f"trainer.v1.{run.our_trainer}.num_warmup_batches"
+    given = run.value(warmup)
+    return {
+        warmup: (1, eta if is_default_warmup(given) else given),  # `refusals/staleness.py` says which ones may stay
+        f"{_SAMPLER}.max_off_policy_threshold": (8, eta + 1),
+        # Our replay buffer carries out the strategy. To verl it is `drop`, or one that drops nothing.
+        f"{_SAMPLER}.max_off_policy_strategy": ("drop", "drop" if strategy == "drop" else "wait"),
+    }
+
+
+def _of_long_prompts(run: RunView) -> Values:
+    """Return what verl's filter of long prompts needs, so that it measures what the model is shown.
+
+    Empty without the filter, and with a data set class of the user's own.
+    """
+    if not run.value("data.filter_overlong_prompts") or run.value(_DATA_CLASS[0]):
+        return {}
+    return {key: (None, needed) for key, needed in zip(_DATA_CLASS, MEASURED_ROWS, strict=True)}
+
+
+def _of_filter(run: RunView) -> Values:
+    """Return what `custom.multiturn.filter` needs; empty with `off` and `skip`."""
+    mode = run.settings.filter
+    needs: dict[str, tuple[Any, Any]] = {}
+    if mode in ("refill", "difficulty"):
+        needs["data.gen_batch_size"] = (None, 1)  # prompts are drawn one by one
+    if mode == "difficulty":
+        for key, needed in zip(_DATA_CLASS, NUMBERED_ROWS, strict=True):
+            needs[key] = (None, needed)
+    return needs
+
+
+def _other_weight(run: RunView, key: str) -> str:
+    is_exact = run.settings.importance_weight == "exact"
+    keeps = is_exact and key not in _WITHOUT_WEIGHT and run.value(key) != "bypass_mode"
+    return "truncated" if keeps else "verl"
+
+
+WEIGHT = Need(
+    _of_weight,
+    tuple(_EXACT),
+    why="{PATH}.importance_weight={run.settings.importance_weight!r} needs {found[needed]!r} (decoupled PPO)",
+    remedy="leave it out, or keep your value with {PATH}.importance_weight={found[other]}",
+    other=_other_weight,
+)
+STALENESS = Need(
+    _of_staleness,
+    (f"{_SAMPLER}.max_off_policy_threshold", f"{_SAMPLER}.max_off_policy_strategy"),
+    why="{PATH}.max_staleness={run.settings.max_staleness} makes it {found[needed]!r}",
+    remedy="leave it out, or leave out max_staleness",
+)
+FILTER = Need(
+    _of_filter,
+    _DATA_CLASS,
+    why="{PATH}.filter={run.settings.filter} makes it {found[needed]!r}",
+    remedy="leave it out, or set {PATH}.filter=skip",
+)
+NEEDS = (WEIGHT, STALENESS, Need(_of_long_prompts), FILTER)
+"""Where two need one setting, the last one decides."""
