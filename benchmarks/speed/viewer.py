@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 from tests.support.sample_records import BEGAN, sample_record, sample_run_file
 from tests.support.view_samples import START, TOKENIZER, long_record, make_row
-from verl_multiturn.observe.view.documents import Documents
+from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.view.export import export
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.schema import JOINED

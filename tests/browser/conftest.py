@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.view_samples import TOKENIZER, write_samples
-from verl_multiturn.observe.view.documents import Documents
+from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.view.export import export
 from verl_multiturn.observe.view.server import ViewServer
 

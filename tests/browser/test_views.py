@@ -19,7 +19,7 @@ from tests.support.evaluation_samples import LATER, OTHER, write_evaluation
 from tests.support.sample_records import sample_record, sample_run
 from tests.support.view_samples import HOSTILE, LONG, START
 from verl_multiturn.describe import printable
-from verl_multiturn.observe.view.documents import Documents
+from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.view.export import export
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.rows import columns

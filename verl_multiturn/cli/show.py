@@ -31,7 +31,8 @@ def show(
     try:
         if sum(each is not None for each in (request, step, group)) > 1:
             raise ConfigError("REQUEST, --step and --group name different things; give one of them")
-        shown = Shown(open_records(folder))
+        open_records(folder)
+        shown = Shown(folder)
         if request is not None:
             document = shown.conversation(request)
         elif step is not None:

@@ -13,7 +13,7 @@ import typer
 
 from verl_multiturn.cli.ends import fail, open_records, refuse
 from verl_multiturn.errors import ConfigError, MultiTurnError
-from verl_multiturn.observe.view.documents import Documents
+from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.view.export import check_target, export
 from verl_multiturn.observe.view.server import ViewServer
 

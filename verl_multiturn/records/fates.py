@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
+from verl_multiturn.records.joins import JoinName
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.schema import SPARED
 
@@ -38,6 +39,10 @@ FATES = (
     "trained", "spared", "untrained", "validated", "evicted", "filtered", "discarded", "failed", "rerolled", "cut",
     "cancelled", "raised", "lost", "open", "unknown",
 )  # fmt: skip
+UNDONE = "undone"
+"""Under this name conversations are counted whose step a later start undid, whatever their fate was."""
+COUNTED = (*FATES[:3], UNDONE, *FATES[3:])
+"""The names that `count` counts, in its order."""
 _GROUPS = ("evicted", "filtered", "discarded", "failed")
 """What a `StepLine` says of groups, each with the uids; the first that has a uid counts."""
 _COLUMNS = ["request_id", "uid", "number", "row", "validation", "step", "trained", "untrained", "score", "otc_factor"]
@@ -146,8 +151,13 @@ def count(found: Iterable[Fate], *, validation: bool | None = None) -> dict[str,
         found: fates.
         validation: Only those of validations, or only the others; None: all.
     """
-    counted = Counter(each.fate for each in found if validation in (None, each.validation))
-    return {name: counted[name] for name in FATES if counted[name]}
+    counted = Counter(counted_as(each.fate, each.undone) for each in found if validation in (None, each.validation))
+    return {name: counted[name] for name in COUNTED if counted[name]}
+
+
+def counted_as(fate: str, undone: bool) -> str:
+    """Return the name under which `count` counts a fate: what a later start undid is no longer `trained`."""
+    return UNDONE if undone else fate
 
 
 def fates_of(records: Records) -> list[Fate]:
@@ -334,6 +344,21 @@ def _joined(each: _Conversation, starts: Mapping[str, _Start], fate: Any) -> Fat
 def _is_undone(start: str, step: int, starts: Mapping[str, _Start]) -> bool:
     order = starts[start].order
     return any(each.order > order and each.first is not None and each.first < step for each in starts.values())
+
+
+def undone_joins(
+    names: Iterable[JoinName], steps: Iterable[Mapping[str, Any]], runs: Iterable[Mapping[str, Any]]
+) -> set[JoinName]:
+    """Return the joins of training steps from before which a later start went on: their weights are gone.
+
+    Args:
+        names: The joins of one folder.
+        steps: The lines of `steps.jsonl`.
+        runs: The runs' files.
+    """
+    names = list(names)
+    starts = _starts(list(steps), [name.start for name in names], runs)
+    return {name for name in names if not name.validation and _is_undone(name.start, name.step, starts)}
 
 
 def _of_group(each: _Conversation, starts: Mapping[str, _Start], where: str) -> tuple[str, int] | None:

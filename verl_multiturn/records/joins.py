@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -28,6 +28,8 @@ from verl_multiturn.records.schema import JOINED, SPARED
 
 FOLDER = "join"
 _NAME = re.compile(r"(step|validation)-(\d+)-(.+)\.parquet")
+UNREADABLE = (OSError, ValueError, pa.ArrowException)
+"""Errors of a file that is no join."""
 PLACE = ("uid", "number", "row", "validation", "step")
 """Columns that each row of a join has."""
 _REPEATED = ["uid", "parts", "untrained", "advantages.list.element"]
@@ -167,7 +169,6 @@ def read(
     starts: Collection[str],
     fault: Callable[[Path, str], None],
     columns: Sequence[str] | None = None,
-    where: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[JoinName, pa.Table]]:
     """Yield the name and the table of each join in a folder of records; what is no join, or is torn, is left out.
 
@@ -176,10 +177,8 @@ def read(
         starts: Starts that the folder knows; a join of another one is left out, as a copy is. None: any.
         fault: It is called with each file that is left out, and why.
         columns: Names of the columns; None: all.
-        where: Values that columns must have; None: all rows.
     """
     seen: set[JoinName] = set()
-    filters = [(name, "=", value) for name, value in (where or {}).items()] or None
     for path in sorted((folder / FOLDER).glob("*.parquet")):
         name = parse_name(path.name)
         if name is None or name in seen or not is_of(name, starts):
@@ -187,33 +186,32 @@ def read(
             continue
         seen.add(name)
         try:
-            with open_join(path, name) as file:
-                table = table_in(file, columns or JOINED.names, filters)
-        except (OSError, ValueError, pa.ArrowException) as error:
-            fault(path, f"it is left out, it is no join: {first_line(error)}")
+            table = read_one(path, name, columns or JOINED.names)
+        except UNREADABLE as error:
+            fault(path, no_join(error))
             continue
         yield name, table
 
 
-def table_in(file: BinaryIO, columns: Sequence[str], filters: list[tuple[str, str, Any]] | None = None) -> pa.Table:
-    """Return columns of a join, of their types, as `filled` does; `read` and the viewer's index call it.
-
-    Arrow's data sets, which filter rows, import pandas; a whole file needs neither.
+def read_one(path: Path, name: JoinName, columns: Sequence[str]) -> pa.Table:
+    """Return columns of a join, of their types, as `filled` does; `read` and the index call it.
 
     Args:
-        file: The join, as `open_join` returns it.
+        path: The file, in the folder `join` of a folder of records.
+        name: What its name says.
         columns: Names of the columns.
-        filters: Values that columns must have, as PyArrow takes them; None: all rows.
 
     Raises:
+        OSError: It is no plain file, lies elsewhere, or cannot be read.
+        ValueError: It would fill the memory, is of another step than its name, or does not say whose its rows are.
         pa.ArrowException: It cannot be read, or has a column that cannot be one of a join.
     """
-    opened = pq.ParquetFile(file)
-    own = [each for each in columns if each in _names(opened.metadata)]
-    if filters is None:
-        return filled(opened.read(own), columns)
-    file.seek(0)
-    return filled(pq.read_table(file, columns=own, filters=filters, partitioning=None), columns)
+    with open_join(path) as file:
+        opened = pq.ParquetFile(file)
+        own = set(names_of(opened.metadata))
+        table = opened.read([each for each in dict.fromkeys([*columns, *PLACE]) if each in own])
+    check_places(table, name)
+    return filled(table, columns)
 
 
 def is_of(name: JoinName, starts: Collection[str]) -> bool:
@@ -235,16 +233,15 @@ def refusal(name: JoinName | None, seen: Collection[JoinName | None]) -> str:
     return f"it is left out: no file of a run and no step is of the start {name.start!r}"
 
 
-def open_join(path: Path, name: JoinName) -> BinaryIO:
-    """Open a join, a file in the folder `join` of a folder of records.
+def open_join(path: Path) -> BinaryIO:
+    """Open a join, a file in the folder `join` of a folder of records; who reads it calls `check_places`.
 
     Args:
         path: The file.
-        name: What its name says.
 
     Raises:
         OSError: It is no plain file, lies elsewhere, or cannot be read.
-        ValueError: It would fill the memory, is of another step than its name, or does not say whose its rows are.
+        ValueError: It would fill the memory.
         pa.ArrowException: It is no Parquet file.
     """
     file = open_regular(path, within=path.parent.parent)
@@ -253,7 +250,6 @@ def open_join(path: Path, name: JoinName) -> BinaryIO:
         size, needed = os.fstat(file.fileno()).st_size, _unpacked(held) + _long_texts(file, held)
         if needed > (most := _MOST + _MOST_TIMES * size):
             raise ValueError(f"its {size} bytes would unpack to {needed}; expected {most} at most")
-        _check_places(pq.ParquetFile(file, metadata=held), name)
         file.seek(0)
     except BaseException:  # the caller gets no file to close
         file.close()
@@ -261,27 +257,30 @@ def open_join(path: Path, name: JoinName) -> BinaryIO:
     return file
 
 
-def _check_places(file: pq.ParquetFile, name: JoinName) -> None:
+def check_places(table: pa.Table, name: JoinName) -> None:
     """Refuse a join whose rows do not say whose they are, or of which step: nobody could place them.
+
+    Args:
+        table: Its rows, with those columns of `PLACE` that it has.
+        name: What its name says.
 
     Raises:
         ValueError: It is such a join.
         pa.ArrowException: A column is of another type.
     """
-    names = _names(file.metadata)
-    if missing := [each for each in PLACE if each not in names]:
+    if missing := [each for each in PLACE if each not in table.column_names]:
         raise ValueError(f"it has no column {missing[0]!r}")
-    table = file.read(list(PLACE))
+    table = filled(table, PLACE)
     if empty := [each for each in PLACE if table[each].null_count]:
         raise ValueError(f"a row has no {empty[0]!r}")
-    steps = set(table["step"].to_pylist())
+    steps = set(pc.unique(table["step"]).to_pylist())
     if steps - {name.step}:
         raise ValueError(f"its name says step {name.step}, its rows {sorted(map(str, steps))[:_SHOWN]}")
     if len(table) and pc.min(table["row"]).as_py() < 0:
         raise ValueError(f"a row has the number {pc.min(table['row'])}; expected 0 or more")
 
 
-def _names(held: pq.FileMetaData) -> list[str]:
+def names_of(held: pq.FileMetaData) -> list[str]:
     """Return the names of a join's columns.
 
     Raises:
@@ -325,9 +324,10 @@ def _long_texts(file: BinaryIO, held: pq.FileMetaData) -> int:
     return needed
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def no_join(error: Exception) -> str:
+    """Return why a file is left out that `read_one` or `open_join` refused."""
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return f"it is left out, it is no join: {said}"
 
 
 def figures(table: pa.Table) -> Figures:

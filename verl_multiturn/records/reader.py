@@ -30,7 +30,6 @@ from verl_multiturn.records import joins, schema
 from verl_multiturn.records.files import (
     LINES,
     OPEN,
-    PACKED,
     STEPS,
     RecordFile,
     beside,
@@ -44,7 +43,7 @@ from verl_multiturn.records.members import Member, member_at, read_members
 from verl_multiturn.records.oddities import are_close, score_fault
 from verl_multiturn.records.repeats import Repeats
 from verl_multiturn.records.rows import checked
-from verl_multiturn.records.summaries import HAS_RECORD, SummaryTable, ends_of, summary_of
+from verl_multiturn.records.summaries import HAS_RECORD, ends_of, summary_of
 
 _LOG = logging.getLogger(__name__)
 _OF_A_RUN = ("run-*.json", f"*{LINES}", STEPS, "join/*.parquet")
@@ -89,12 +88,20 @@ class Records:
         """Return these records, if each folder holds something of a run.
 
         Raises:
-            ConfigError: One holds nothing.
+            ConfigError: One holds nothing, or is a file of which nothing can be read.
         """
         for folder in self.folders:
             if folder.is_dir() and not record_files(folder) and not any(any(folder.glob(each)) for each in _OF_A_RUN):
                 raise ConfigError(f"{str(folder)!r} holds no records; name a run's folder or its record_dir")
+            if not folder.is_dir() and not RecordFile(folder).has_lines:
+                self._require_file(RecordFile(folder))
         return self
+
+    def _require_file(self, file: RecordFile) -> None:
+        """Refuse a file of which nothing can be read; an empty one, as a killed process leaves it, can."""
+        alone = Records(file.path)
+        if next(alone._read(file), None) is None and alone._faults:
+            raise ConfigError(f"{next(iter(alone._faults))}; name a file of records, or a folder of them")
 
     @property
     def faults(self) -> list[str]:
@@ -105,12 +112,15 @@ class Records:
     def runs(self) -> list[dict[str, Any]]:
         """The run files, dictionaries as `schema.RunFile`, in the order of their starts."""
         found = list(self._run_files())
-        starts: dict[Path, list[str]] = {}
+        fresh: dict[Path, list[str]] = {}
         for path, value in found:
-            starts.setdefault(path.parent, []).append(value["start"])
-        for folder, names in starts.items():
+            # A start that goes on from a checkpoint is ordinary, and so is one that adds to an evaluation.
+            if value["resumed_from"] is None and "evaluation" not in value["settings"]:
+                fresh.setdefault(path.parent, []).append(value["start"])
+        for folder, names in fresh.items():
             if len(names) > 1:
-                self._fault(folder, None, f"it holds {len(names)} starts of a run: {', '.join(names)}")
+                what = "starts of a run that go on from no checkpoint"
+                self._fault(folder, None, f"it holds {len(names)} {what}: {', '.join(names)}")
         return sorted((value for _, value in found), key=lambda run: run["began"])
 
     @property
@@ -206,25 +216,12 @@ class Records:
         raise ConfigError(f"there is no record of request {show(request_id)}; take an id of the table of conversations")
 
     def record_at(self, file: str, offset: int, place: int) -> dict[str, Any] | None:
-        """Return the record at a place that a line or a row of `summaries` names; None: it cannot be read."""
+        """Return the record at a place that a line or a row of the index names; None: it cannot be read."""
         for each in self.files:
             if each.stem == file:
                 found = [placed for placed in self._at(each, offset) if placed.place == place]
                 return found[0].record if found else None
         return None
-
-    def corrected(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return a row of `summaries` as its record has it; where its line says something else, a fault says so."""
-        if row["offset"] is None:
-            return row
-        record = self.record_at(row["file"], row["offset"], row["place"] or 0)
-        if record is None or record["request_id"] != row["request_id"]:
-            return row
-        own = {name: value for name, value in summary_of(record).items() if name != "index"}
-        if wrong := [name for name, value in own.items() if row[name] != value]:
-            what = f"the line of request {row['request_id']!r} says {wrong[0]} {show(row[wrong[0]], 60)}"
-            self._fault(Path(row["file"]), row["offset"], f"{what}; the record is taken")
-        return row | own
 
     @property
     def line_files(self) -> list[Path]:
@@ -238,48 +235,12 @@ class Records:
             for line in self._repeats.once(self._lines_of(path), path, stem):
                 yield {**line, "file": stem}
 
-    def summaries(self) -> pa.Table:
-        """Return the table of all conversations that began (`summaries.SUMMARIES`)."""
-        table = SummaryTable()
-        for path in self.line_files:
-            stem = path.name.removesuffix(LINES)
-            table.begin_file(stem)
-            packed = RecordFile(path.with_name(stem + PACKED))
-            last: tuple[int, int] = (0, -1)
-            ended: set[str] = set()
-            for line in self._repeats.once(self._lines_of(path), path, stem):
-                if line["event"] == "end" and line["offset"] is not None:
-                    ended.add(line["request_id"])
-                    last = max(last, (line["offset"], line["place"] or 0))
-                    if line["summary"] is None:
-                        line = self._with_summary(packed, line)
-                table.add(line)
-            if packed.path.exists():  # a kill may have come between a member and its lines
-                for placed in self.placed_from(packed, last[0]):
-                    if (placed.offset, placed.place) <= last:
-                        continue
-                    if (request_id := placed.record["request_id"]) in ended:
-                        self._repeats.note_within(request_id, packed.path)
-                        continue
-                    ended.add(request_id)
-                    table.add_record(placed.record, placed.offset, placed.place)
-        for file in self.files:
-            if not file.has_lines:
-                table.begin_file(file.stem)
-                for placed in self.placed(file):
-                    table.add_record(placed.record, placed.offset, placed.place)
-        return table.table()
-
     def steps(self) -> list[dict[str, Any]]:
         """Return the trainer's steps and validations, dictionaries as `schema.StepLine`, in the order of writing."""
-        seen: set[tuple[str, int]] = set()
         found = []
         for path, offset, line in self._step_lines(("step", "validation"), schema.StepLine):
             found.append(line)
             name = line["event"], line["step"]
-            if name in seen:
-                self._fault(path, offset, f"{name[0]} {name[1]} was done again, by start {line['start']}")
-            seen.add(name)
             if (join := line["join"]) is not None and join not in names_in(path.parent / joins.FOLDER):
                 self._fault(path, offset, f"the join of {name[0]} {name[1]}, {show(line['join'])}, is missing")
         return found
@@ -310,12 +271,10 @@ class Records:
                 self._fault(folder, None, "there are records, and no joins; what was trained and scored is unknown")
         return pa.concat_tables(tables) if tables else schema.JOINED.empty_table()
 
-    def joins(
-        self, columns: Sequence[str] | None = None, where: Mapping[str, Any] | None = None
-    ) -> Iterator[tuple[joins.JoinName, pa.Table]]:
+    def joins(self, columns: Sequence[str] | None = None) -> Iterator[tuple[joins.JoinName, pa.Table]]:
         """Yield the joins, see `joins.read`; what is none, or of no start of the folder, is a fault."""
         for folder in self.folders:
-            yield from joins.read(folder, self.starts(folder), self._fault_of, columns, where)
+            yield from joins.read(folder, self.starts(folder), self._fault_of, columns)
 
     def snapshots(self) -> list[dict[str, Any]]:
         """Return what each worker's open conversations waited for, dictionaries as `schema.Snapshot`, with `file`."""
@@ -407,13 +366,6 @@ class Records:
                 else:
                     self._fault(path, offset, f"a summary is left out: {error}")
                     yield line
-
-    def _with_summary(self, packed: RecordFile, line: dict[str, Any]) -> dict[str, Any]:
-        self._fault(packed.lines, None, f"request {line['request_id']!r} has no summary; it is made of its record")
-        for placed in self._at(packed, line["offset"]):
-            if placed.place == line["place"]:
-                return {**line, "summary": summary_of(placed.record)}
-        return line
 
     def _step_lines(
         self, events: tuple[str, ...], model: type[BaseModel]

@@ -134,7 +134,7 @@ def rewards_in(rows: pa.Table) -> pa.Table:
         A row for each conversation: `request_id`, `uid`, `number`; `score`, null where it has no reward that counts;
         `parts`, those of its last row that has some; `trained`, its tokens that the loss counted.
     """
-    rows = _each_once(_named(joins.filled(rows, COLUMNS))).sort_by([("row", "ascending")])
+    rows = _named(each_once(joins.filled(rows, COLUMNS))).sort_by([("row", "ascending")])
     said = pc.invert(pc.is_in(rows["untrained"], pa.array(NO_SCORE)))
     counts = pc.and_(said, pc.fill_null(pc.less_equal(pc.abs(rows["score"]), _LARGEST), False))
     held = rows.select([*_KEY, "uid", "number", "parts", "trained"])
@@ -158,13 +158,17 @@ def _named(rows: pa.Table) -> pa.Table:
     return rows.append_column("place", pc.if_else(is_named, pa.scalar(None, pa.string()), place))
 
 
-def _each_once(rows: pa.Table) -> pa.Table:
-    """Return rows without those that stand there again later."""
-    keys = [*_KEY, "row"]
-    if len(rows.group_by(keys).aggregate([])) == len(rows):
+def each_once(rows: pa.Table) -> pa.Table:
+    """Return rows of a join without those that stand there again later, as in a stranger's: of each the last counts.
+
+    Args:
+        rows: Rows with the columns that name a row: `request_id`, `uid`, `number`, `row`.
+    """
+    keyed = _named(rows.select(["request_id", "uid", "number", "row"])).group_by([*_KEY, "row"])
+    if len(keyed.aggregate([])) == len(rows):
         return rows
-    at = rows.select(keys).append_column("at", pa.array(range(len(rows)), pa.int64()))
-    last = at.group_by(keys).aggregate([("at", "max")])["at_max"]
+    at = _named(rows).select([*_KEY, "row"]).append_column("at", pa.array(range(len(rows)), pa.int64()))
+    last = at.group_by([*_KEY, "row"]).aggregate([("at", "max")])["at_max"]
     return rows.take(pa.array(sorted(last.to_pylist())))
 
 

@@ -29,7 +29,7 @@ from tests.long.strangers.strangers_cases import (
 )
 from tests.long.strangers.strangers_material import World, read_json, write_json
 from tests.support.sample_records import START
-from verl_multiturn.observe.view.documents import Documents
+from verl_multiturn.observe.documents.documents import Documents
 
 INDEX = "view-index.parquet"
 ANSI = "\x1b[2J\x1b]0;gone\x07\u202e\U000e0041\ufe0f\u00ad\x9b"

@@ -8,6 +8,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -38,7 +40,7 @@ def printed(document: dict[str, Any], width: int = 160) -> str:
 
 
 def shown(folder: Path) -> Shown:
-    return Shown(Records(folder))
+    return Shown(folder)
 
 
 def test_a_run(folder: Path) -> None:
@@ -152,8 +154,11 @@ def test_a_step_that_was_done_again_counts_as_it_was_last(folder: Path) -> None:
         file.write(json.dumps({**line, "join": name_of(False, 2, again), "metrics": {}}) + "\n")
     document = shown(folder).step(2)
     assert (document["parts"][0]["start"], document["parts"][0]["score"]) == (again, 0.5)
-    assert shown(folder).fates[f"{START}-t2-0-0"].undone
+    assert shown(folder).conversation(f"{START}-t2-0-0")["fate"]["undone"]
     assert "(undone by a later start)" in printed(shown(folder).conversation(f"{START}-t2-0-0"))
+    run = shown(folder).run()
+    assert run["fates"]["training"] == {"trained": 9, "undone": 8, "cut": 1, "raised": 1}
+    assert run["faults"] == []  # a resume is ordinary
 
 
 def test_an_evaluation_that_went_on_has_the_rows_of_all_its_starts(tmp_path: Path) -> None:
@@ -188,7 +193,12 @@ def test_nothing_that_a_model_wrote_reaches_the_terminal_as_it_is(tmp_path: Path
     row = JoinedRow(record["request_id"], "u", 0, 0, False, 1, parts=json.dumps({EVIL: float("nan")}), untrained="void")
     write(tmp_path, name_of(False, 1, START), table_of([row]))
     found = shown(tmp_path)
-    documents = [found.run(), found.step(1), found.group(found.fates["r-0"].uid), found.conversation("r-0")]
+    documents = [
+        found.run(),
+        found.step(1),
+        found.group(found.conversation("r-0")["fate"]["uid"]),
+        found.conversation("r-0"),
+    ]
     documents.append(found.conversation("x"))
     for document in documents:
         for width in (40, 160):
@@ -265,6 +275,30 @@ def test_a_validation_comes_after_the_step_of_its_number(folder: Path) -> None:
         ("step", 2),
         ("validation", 2),
     ]
+
+
+def test_rows_that_stand_twice_in_a_join_count_once(folder: Path) -> None:
+    before = [shown(folder).run(), shown(folder).step(1), shown(folder).conversation(f"{START}-t1-0-0")]
+    (path,) = (folder / "records" / "join").glob("step-000001-*")
+    table = pq.read_table(path)
+    pq.write_table(pa.concat_tables([table, table]), path)
+    assert [shown(folder).run(), shown(folder).step(1), shown(folder).conversation(f"{START}-t1-0-0")] == before
+
+
+@pytest.mark.parametrize("command", ["show", "explain", "view"])
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.jsonl.gz", b"no gzip"), ("a.jsonl", b"no json\n"), ("a.jsonl", b"{}\n")]
+)
+def test_a_file_of_which_nothing_can_be_read_is_refused(tmp_path: Path, command: str, name: str, text: bytes) -> None:
+    (tmp_path / name).write_bytes(text)
+    refused = CliRunner().invoke(app, [command, str(tmp_path / name)])
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"verl-multiturn: {tmp_path / name}, offset 0: ")
+
+
+def test_an_empty_file_is_that_of_a_process_which_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").touch()
+    assert CliRunner().invoke(app, ["show", str(tmp_path / "a.jsonl.gz")]).exit_code == 0
 
 
 @pytest.mark.parametrize("words", [["show"], ["explain"], ["convert", "--otel"], ["view"]])

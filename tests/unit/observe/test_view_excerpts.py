@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.sample_records import sample_record, sample_run
-from verl_multiturn.observe.view.documents import Documents, excerpts_of
+from verl_multiturn.observe.documents.documents import Documents, excerpts_of
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,8 @@ def test_a_validation_without_groups_has_none_that_could_be_equal(tmp_path: Path
     documents = Documents([tmp_path])
     documents.refresh()
     (found,) = documents.run()["dirs"]
-    by_kind = {each["validation"]: each for each in found["steps"]}
-    assert by_kind[False]["groups"] >= 1
-    assert [by_kind[True][name] for name in ("groups", "equal_groups", "all_right")] == [None, None, None]
+    by_kind = {each["event"] == "validation": each for each in found["steps"]}
+    assert by_kind[False]["compared_groups"] >= 1
+    names = ("groups", "compared_groups", "equal_groups", "all_right")
+    assert [by_kind[True][name] for name in names] == [2, 0, 0, 0]
     assert documents.meta()["runs"][0]["name"] == "sums"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.support.evaluation_samples import MODEL, OTHER, write_evaluation
 from tests.support.sample_records import sample_run
-from verl_multiturn.observe.view.documents import Documents
+from verl_multiturn.observe.documents.documents import Documents
 
 
 def flips(*folders: Path) -> object:

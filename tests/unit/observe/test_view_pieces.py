@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.observe.view import pieces
-from verl_multiturn.observe.view.pieces import Pieces, find
+from verl_multiturn.observe.documents import pieces
+from verl_multiturn.observe.documents.pieces import Pieces, find
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
 
 TINY = Path(__file__).parents[3] / "verl_multiturn" / "rollout" / "tiny_chat"

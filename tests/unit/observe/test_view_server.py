@@ -17,7 +17,7 @@ from tests.support.sample_records import sample_run
 from tests.support.view_samples import HOSTILE, START, TOKENIZER, write_samples
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.view.documents import Documents
+from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.view.export import export
 from verl_multiturn.observe.view.server import ViewServer
 from verl_multiturn.records.fates import count, fates_of
@@ -201,11 +201,11 @@ async def test_what_has_no_record_has_a_row(address: str) -> None:
 async def test_a_run_and_a_step(address: str) -> None:
     _, found, _ = await get(address, "api/run")
     (run,) = found["dirs"]
-    assert {each["fate"]: each["count"] for each in run["fates"]} == {
-        "trained": 52, "validated": 4, "cut": 1, "raised": 1, "open": 4,
+    assert run["fates"] == {
+        "training": {"trained": 52, "cut": 1, "raised": 1, "open": 4}, "validation": {"validated": 4},
     }  # fmt: skip
     first = run["steps"][0]
-    assert (first["count"], first["groups"], first["equal_groups"], first["mean_score"]) == (16, 4, 0, 0.25)
+    assert (first["conversations"], first["groups"], first["equal_groups"], first["score"]) == (16, 4, 0, 0.25)
     _, found, _ = await get(address, "api/step?dir=0&step=2")
     assert (found["basis"], len(found["conversations"]), found["trainer"]["phases"]) == ("trained", 16, {"gen": 4.0})
 

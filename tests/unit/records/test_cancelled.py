@@ -14,10 +14,11 @@ from verl_multiturn.observe.convert.atif import write_atif
 from verl_multiturn.observe.convert.otel import write_otel
 from verl_multiturn.observe.convert.parquet import write_parquet
 from verl_multiturn.observe.convert.source import Source
+from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.observe.show.documents import Shown
-from verl_multiturn.observe.view.documents import Documents
 from verl_multiturn.records.fates import fates_of
+from verl_multiturn.records.index.index import Index
 from verl_multiturn.records.learning import Choice, choose
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.verification import verify_record
@@ -68,13 +69,17 @@ def _seen(folder: Path) -> Documents:
     return documents
 
 
+def _table(folder: Path) -> list[dict[str, Any]]:
+    index = Index(Records(folder))
+    index.refresh()
+    places = ("file", "offset", "place", "ended")
+    return [{name: value for name, value in row.items() if name not in places} for row in index.table.to_pylist()]
+
+
 READERS: dict[str, Callable[[Path], Any]] = {
     "records": lambda folder: [each["request_id"] for each in Records(folder).records()],
-    "faults": lambda folder: [found := Records(folder), list(found.records()), found.summaries(), found.faults][-1],
-    "table": lambda folder: [
-        {name: value for name, value in row.items() if name not in ("file", "offset", "place", "ended")}
-        for row in Records(folder).summaries().to_pylist()
-    ],
+    "faults": lambda folder: [found := Records(folder), list(found.records()), found.faults][-1],
+    "table": _table,
     "fates": lambda folder: fates_of(Records(folder)),
     "explain": lambda folder: [each.as_json() for each in explain(Records(folder))],
     "verify": lambda folder: [
@@ -83,8 +88,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
         if each.verified is not None and each.verified.sampled_tokens
     ],
     "learning": lambda folder: choose([folder], Choice()).left_out,
-    "show a run": lambda folder: {**Shown(Records(folder)).run(), "open": None},
-    "show a group": lambda folder: Shown(Records(folder)).group("gone"),
+    "show a run": lambda folder: {**Shown(folder).run(), "open": None},
+    "show a group": lambda folder: Shown(folder).group("gone"),
     "view a run": lambda folder: _seen(folder).run(),
     "parquet": _converted(write_parquet),
     "atif": _converted(write_atif),
@@ -113,13 +118,13 @@ def test_its_record_is_found_by_its_name_and_shown_everywhere(tmp_path: Path) ->
         record = records.record(name)
         assert (record["status"], record["rows"], record["number"]) == ("cancelled", [], 0)
         assert record == cancelled(name, step=2)
-        assert Shown(Records(folder)).conversation(name)["record"] == record
+        assert Shown(folder).conversation(name)["record"] == record
         found = documents.record(name)
         assert found is not None
         assert (found["record"], found["row"]["fate"]) == (record, ["cancelled", "cut"][number])
         assert (found["row"]["score"], found["row"]["turns"]) == (None, None)
     assert (records.faults, documents.faults()) == ([], [])
-    shown = documents.step(0, 2, False, "uid=gone")
+    shown = documents.timeline(0, 2, False, "uid=gone")
     assert sorted(each["request_id"] for each in shown["conversations"]) == NAMES
 
 
@@ -135,7 +140,7 @@ def test_nobody_waited_for_what_was_thrown_away(tmp_path: Path) -> None:
             gone = {**cancelled("r4", step=1, number=4), "uid": "u", "ended": BEGAN + 100.0}
             writer.cancel({**line, "why": "cut"}, lambda gone=gone: gone)  # type: ignore[misc]
     writer.close()
-    found = _seen(tmp_path).step(0, 1, False)
+    found = _seen(tmp_path).timeline(0, 1, False)
     assert (len(found["conversations"]), found["late"]["request_id"]) == (5, "r2")
 
 

@@ -22,13 +22,14 @@ from verl_multiturn.evaluation.probe import probe
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.observe.convert.parquet import write_parquet
 from verl_multiturn.observe.convert.source import Source
+from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.explain.facts import read_facts
 from verl_multiturn.observe.explain.groups import groups_of
 from verl_multiturn.observe.metrics import aggregate
 from verl_multiturn.observe.pass_at_k import passed_shares
 from verl_multiturn.observe.show.documents import Shown
-from verl_multiturn.observe.view.documents import Documents
 from verl_multiturn.records import joins
+from verl_multiturn.records.fates import fates_of
 from verl_multiturn.records.joins import JoinedRow
 from verl_multiturn.records.learning import Choice, choose
 from verl_multiturn.records.reader import Records
@@ -166,8 +167,8 @@ def is_one(request_id: str) -> bool:
 
 
 def by_show(folder: Path) -> Answers:
-    shown = Shown(Records(folder))
-    groups = [shown.group(uid) for uid in {fate.uid for fate in shown.fates.values()}]
+    shown = Shown(folder)
+    groups = [shown.group(uid) for uid in {fate.uid for fate in fates_of(Records(folder))}]
     members = [each for group in groups for each in group["conversations"] if is_one(each["request_id"])]
     return {place(each["uid"], each["number"]): each["score"] for each in members}, None
 
@@ -242,18 +243,18 @@ def test_the_same_of_an_evaluation_by_its_own_readers(evaluation: Path, tmp_path
 
 
 def test_the_groups_of_the_step_that_counts(training: Path) -> None:
-    [shown] = [line for line in Shown(Records(training)).run()["steps"] if line["event"] == "step"]
+    [shown] = [line for line in Shown(training).run()["steps"] if line["event"] == "step"]
     assert (shown["conversations"], shown["equal_groups"], shown["score"]) == (16, 5, pytest.approx(MEAN))
-    groups = Shown(Records(training)).step(1)["parts"][0]["groups"]
+    groups = Shown(training).step(1)["parts"][0]["groups"]
     assert {place(group["uid"], 0)[0] for group in groups if group["equal"]} == EQUAL
 
     documents = Documents([training])
     documents.refresh()
     [step] = documents.run()["dirs"][0]["steps"]
-    assert {name: step[name] for name in ("count", "groups", "equal_groups", "all_right")} == {
-        "count": 16, "groups": COMPARED, "equal_groups": len(EQUAL), "all_right": len(ALL_RIGHT),
+    assert {name: step[name] for name in ("conversations", "compared_groups", "equal_groups", "all_right")} == {
+        "conversations": 16, "compared_groups": COMPARED, "equal_groups": len(EQUAL), "all_right": len(ALL_RIGHT),
     }  # fmt: skip
-    assert step["mean_score"] == pytest.approx(MEAN)
+    assert step["score"] == pytest.approx(MEAN)
 
     facts = read_facts(Records(training))
     found = groups_of([talk for talk in facts.training if talk.score is not None])

@@ -18,7 +18,7 @@ from verl_multiturn.records.joins import name_of
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.lines import fitted
 from verl_multiturn.records.reader import Records
-from verl_multiturn.records.summaries import SUMMARIES, summary_of
+from verl_multiturn.records.summaries import summary_of
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def change_lines(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 def read_all(folder: Path) -> list[str]:
     """Read all that a folder has, and return its faults."""
     records = Records(folder)
-    _ = records.runs, list(records.records()), records.summaries(), records.steps(), records.clocks(), records.joined()
-    records.snapshots()
+    _ = records.runs, list(records.records()), list(records.lines()), records.steps(), records.clocks()
+    _ = records.joined(), records.snapshots()
     return records.faults
 
 
@@ -67,23 +67,6 @@ def test_a_whole_folder(tmp_path: Path) -> None:
         assert records.faults == []
         with pytest.raises(ConfigError, match="there is no record of request 'x'; take an id of the table"):
             records.record("x")
-
-
-def test_the_table_has_a_row_for_each_conversation_begun(folder: Path) -> None:
-    table = Records(folder).summaries()
-    assert table.schema == SUMMARIES
-    rows = table.to_pylist()
-    assert [row["event"] for row in rows].count("end") == 18
-    assert {row["request_id"]: (row["event"], row["why"]) for row in rows[-2:]} == {
-        f"{START}-cancelled": ("cancel", "cut"),
-        f"{START}-raised": ("raise", "ConfigError: no such tool"),
-    }
-    first = rows[0]
-    assert (first["score"], first["index"], first["turns"], first["sampled_tokens"]) == (1.0, "7", 2, 7)
-    assert (first["offset"], first["place"], first["ended"] - first["began"]) == (0, 0, 3.0)
-    found = Records(folder).record_at(first["file"], first["offset"], first["place"])
-    assert found is not None
-    assert found["request_id"] == first["request_id"]
 
 
 def test_all_that_is_written_fits_the_schema(folder: Path) -> None:
@@ -129,7 +112,7 @@ def test_a_damaged_member_costs_itself(tmp_path: Path, damage: Any, offset: int,
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("summary", None, "has no summary; it is made of its record"),
+        ("summary", None, "summaries in"),
         ("summary", {"turns": "many"}, "a summary is left out: summary.turns is 'many'"),
         ("offset", 7, "records have no line of their end"),
         ("event", "fell", "a line is left out: event is 'fell'"),
@@ -147,7 +130,6 @@ def test_a_wrong_line(folder: Path, name: str, value: Any, said: str) -> None:
     assert any(said in fault for fault in faults), faults
     assert all(str(folder) in fault for fault in faults)
     assert len(list(Records(folder).records())) == 18
-    assert Records(folder).summaries().num_rows >= 18
 
 
 def test_summaries_that_are_not_the_records(folder: Path) -> None:
@@ -209,24 +191,10 @@ def test_a_record_that_nobody_could_use_costs_itself(tmp_path: Path, record: dic
     assert records.faults == [f"{path}, offset 0: record 0 is left out: {said}"]
 
 
-def test_a_kill_between_a_member_and_its_lines(folder: Path) -> None:
-    path = one(folder, "*.lines.jsonl")
-    whole = Records(folder).summaries().to_pylist()
-    change_lines(path, lambda line: line if line["event"] == "begin" else None)
-    rows = Records(folder).summaries().to_pylist()
-    assert len(rows) == len(whole)
-    kept = [row for row in rows if row["event"] == "end"]
-    assert len(kept) == 18
-    assert {**kept[0], "score": 1.0} == whole[0]
-    with path.open("ab") as file:
-        file.write(b'{"event": "end", "requ')
-    assert any("a line is left out: it is torn, or no JSON" in fault for fault in read_all(folder))
-
-
 def test_lines_that_are_missing(folder: Path) -> None:
     one(folder, "*.lines.jsonl").unlink()
     records = Records(folder)
-    assert records.summaries().num_rows == len(list(records.records())) == 18
+    assert len(list(records.records())) == 18
     assert "is missing; conversations that left no record are unknown" in records.faults[0]
 
 
@@ -250,8 +218,10 @@ def test_two_starts_and_a_step_done_again(folder: Path) -> None:
     assert len(list(records.records())) == 18 + 10
     assert records.joined().num_rows == 18 + 10
     assert len(records.steps()) == 5
-    assert records.faults[0] == f"{folder}: it holds 2 starts of a run: {START}, {second}"
-    assert any(f"step 1 was done again, by start {second}" in fault for fault in records.faults)
+    what = "starts of a run that go on from no checkpoint"
+    assert records.faults == [f"{folder}: it holds 2 {what}: {START}, {second}"]
+    (folder / f"run-{second}.json").write_text(json.dumps(sample_run_file(start=second, resumed_from=0)))
+    assert read_all(folder) == []  # a resume is ordinary
 
 
 def test_records_or_joins_alone(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.view.documents import Documents, ids_of
+from verl_multiturn.observe.documents.documents import Documents, ids_of
 from verl_multiturn.observe.view.page import exported_page
 from verl_multiturn.records.json_text import dumps
 
@@ -64,7 +64,7 @@ def export(documents: Documents, file: Path, where: str = "") -> dict[str, Any]:
     if held:
         data[f"data-{len(rows) // BLOCK}"] = _packed(held)
     for number, step, validation in sorted({_step_of(row) for row in rows}):
-        found = documents.step(number, step, validation, where)
+        found = documents.timeline(number, step, validation, where)
         data[f"step-{number}-{step}-{int(validation)}"] = _packed(found)
     names = list(rows[0])
     places = sorted(

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.view.documents import Documents
+from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.view.page import SERVED, STATIC, served_page, served_policy
 from verl_multiturn.records.json_text import dumps
 
@@ -166,7 +166,7 @@ class ViewServer:
     async def _step(self, request: web.Request) -> Any:
         asked = request.query
         number, step = int(asked.get("dir", 0)), int(asked.get("step", 0))
-        return await self._in_thread(self._documents.step, number, step, asked.get("validation", "0") == "1")
+        return await self._in_thread(self._documents.timeline, number, step, asked.get("validation", "0") == "1")
 
     async def _open(self, request: web.Request) -> Any:
         return await self._in_thread(self._documents.open)

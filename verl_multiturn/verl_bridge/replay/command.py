@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+
 from verl_multiturn.calls.closing import close_all
 from verl_multiturn.calls.recorded import Difference
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.show.documents import one_of
+from verl_multiturn.records.index.index import Index
+from verl_multiturn.records.index.query import one_of
 from verl_multiturn.records.reader import Records
 from verl_multiturn.reward_numbers import are_equal
 from verl_multiturn.verl_bridge.replay.conversations import Played
@@ -116,8 +119,10 @@ def _wanted(records: Records, requests: Collection[str]) -> set[str]:
     """
     if not requests:
         return set()
-    table = records.summaries()
-    known = table.filter(table["offset"].is_valid())["request_id"].to_pylist()
+    index = Index(records)
+    index.refresh()
+    ended = index.table.filter(pc.equal(index.table["event"], "end"))
+    known = ended.filter(ended["offset"].is_valid())["request_id"].to_pylist()
     return {one_of("REQUEST", request, known, "recorded conversation") for request in requests}
 
 

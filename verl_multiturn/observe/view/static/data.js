@@ -20,7 +20,7 @@ class LiveSource {
   run() { return this.ask("run"); }
   async firstStep() {
     const { dirs } = await this.run();
-    return first(dirs.flatMap(({ steps }, dir) => steps.filter((each) => each.count).map(({ step, validation }) => ({ dir, step, validation: Number(validation) }))));
+    return first(dirs.flatMap(({ steps }, dir) => steps.filter((each) => each.conversations).map(({ step, event }) => ({ dir, step, validation: Number(event === "validation") }))));
   }
   findings() { return this.ask("findings"); }
   step(params) { return this.ask("step", params); }

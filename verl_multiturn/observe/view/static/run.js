@@ -3,11 +3,11 @@ import { html, addressOf, asText, clock, go, number, shortNumber, useLoaded, use
 import { source } from "./data.js";
 import { Chart } from "./chart.js";
 
-const OWN = [["score", "mean_score"], ["response tokens", "mean_tokens"], ["seconds of a conversation", "mean_seconds"]];
+const OWN = [["score", "score"], ["response tokens", "mean_tokens"], ["seconds of a conversation", "mean_seconds"]];
 const OFTEN = ["actor/entropy", "actor/grad_norm", "actor/ppo_kl", "timing_s/step", "training/rollout_probs_diff_mean"];
 
 function points(steps, validation, value) {
-  return steps.filter((step) => step.validation === validation)
+  return steps.filter((step) => (step.event === "validation") === validation)
     .map((step) => [step.step, value(step)])
     .filter(([, given]) => typeof given === "number" && Number.isFinite(given));
 }
@@ -41,8 +41,8 @@ function Run({ found, params, meta, version }) {
   const [word, setWord] = useState("");
   const pick = (step, { dir, dashed, apart }) => !apart && go("step", { dir, step, validation: dashed ? 1 : undefined });
   const toggle = (name) => go("run", { ...params, metrics: (chosen.includes(name) ? chosen.filter((each) => each !== name) : [...chosen, name]).join(",") });
-  const share = (step) => (step.groups ? step.equal_groups / step.groups : NaN);
-  const charts = [...OWN.map(([title, name]) => [title, [...series(found, meta, (step) => number(step[name])), ...(name === "mean_score" ? evaluated(found, meta) : [])]]),
+  const share = (step) => (step.compared_groups ? step.equal_groups / step.compared_groups : NaN);
+  const charts = [...OWN.map(([title, name]) => [title, [...series(found, meta, (step) => number(step[name])), ...(name === "score" ? evaluated(found, meta) : [])]]),
     ["share of groups with equal scores", series(found, meta, share, false), [0, 1]],
     ...chosen.map((name) => [name, series(found, meta, (step) => number(step.metrics?.[name]))])];
   return html`<section>
@@ -84,24 +84,28 @@ function Bars({ entries, total }) {
 }
 
 function Fates({ dir, at }) {
-  const total = dir.fates.reduce((sum, each) => sum + each.count, 0);
-  const fates = (validation) => dir.fates.filter((each) => each.validation === validation)
-    .map((each) => [each.fate, each.count, `fate=${each.fate} validation=${validation} dir=${at}`]);
+  const total = Object.values(dir.fates).flatMap(Object.values).reduce((sum, count) => sum + count, 0);
+  const fates = (validation) => {
+    const counted = dir.fates[validation ? "validation" : "training"];
+    const where = (fate) => (fate === "undone" ? "undone=true" : `fate=${fate}${counted.undone ? " undone=false" : ""}`);
+    return Object.entries(counted).sort(([, one], [, other]) => other - one)
+      .map(([fate, count]) => [fate, count, `${where(fate)} validation=${validation} dir=${at}`]);
+  };
   return html`<${Fragment}><h3>what became of ${shortNumber(total)} conversations</h3>
     <${Bars} entries=${[...fates(false), ...fates(true)]} total=${total} />
     <h3>why they ended</h3>
-    <${Bars} entries=${dir.stops.map((each) => [each.stop_reason, each.count, `stop_reason=${each.stop_reason} dir=${at}`])} total=${total} /></${Fragment}>`;
+    <${Bars} entries=${Object.entries(dir.stops).map(([stop, count]) => [stop, count, `stop_reason=${stop} dir=${at}`])} total=${total} /></${Fragment}>`;
 }
 
 function Steps({ dir, at }) {
   if (!dir.steps.length) return null;
   return html`<details open=${dir.steps.length <= 30}><summary>steps (${dir.steps.length})</summary><div class="scroll"><table class="rows">
     <thead><tr><th>step</th>${["conversations", "mean score", "groups", "equal", "all right", "longest"].map((name) => html`<th class="number">${name}</th>`)}<th></th></tr></thead>
-    ${dir.steps.map((step) => html`<tr><td><a href=${addressOf("step", { dir: at, step: step.step, validation: step.validation ? 1 : undefined })}>${
-      step.validation ? "validation " : ""}${step.step}</a></td><td class="number">${shortNumber(step.count)}</td><td class="number">${shortNumber(step.mean_score, 4)}</td>
-      ${["groups", "equal_groups", "all_right"].map((name) => html`<td class="number">${step[name] ?? "–"}</td>`)}
+    ${dir.steps.map((step) => html`<tr><td><a href=${addressOf("step", { dir: at, step: step.step, validation: step.event === "validation" ? 1 : undefined })}>${
+      step.event === "validation" ? "validation " : ""}${step.step}</a></td><td class="number">${shortNumber(step.conversations)}</td><td class="number">${shortNumber(step.score, 4)}</td>
+      ${["compared_groups", "equal_groups", "all_right"].map((name) => html`<td class="number">${step.compared_groups ? step[name] : "–"}</td>`)}
       <td class="number">${step.max_seconds == null ? "–" : `${step.max_seconds.toFixed(1)} s`}</td>
-      <td><a href=${addressOf("table", { where: `trained_step=${step.step} validation=${step.validation} dir=${at}` })}>conversations</a></td></tr>`)}</table></div></details>`;
+      <td><a href=${addressOf("table", { where: `trained_step=${step.step} validation=${step.event === "validation"} dir=${at}` })}>conversations</a></td></tr>`)}</table></div></details>`;
 }
 
 function Findings({ meta, version }) {

@@ -1,8 +1,8 @@
-"""`Documents`: what the page is told, as plain JSON. Server and export give the same.
+"""`Documents`: what the viewer's page is told of some folders, as plain JSON. Server and export give the same.
 
-meta      folders, starts of runs, columns, faults          table    a page of the index
-run       steps, fates, findings                            record   a conversation whole, with the trainer's side
-step      a step's timeline                                 open     what runs now
+meta        folders, starts of runs, columns, faults        table     a page of the index
+run         each folder's run (`folder.py`), findings       record    a conversation whole, with the trainer's side
+timeline    what a step's conversations waited for          open      what runs now
 """
 
 from __future__ import annotations
@@ -15,37 +15,29 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from verl_multiturn.describe import one_line, show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.evaluation.points import read_points
+from verl_multiturn.observe.documents.excerpts import EXCERPTS, excerpts_of
+from verl_multiturn.observe.documents.flips import flips_of
+from verl_multiturn.observe.documents.folder import SETTINGS, RunDocuments
+from verl_multiturn.observe.documents.joined import joined_rows
+from verl_multiturn.observe.documents.pieces import Pieces, find
+from verl_multiturn.observe.documents.steps import lines_of
+from verl_multiturn.observe.documents.timeline import timeline
 from verl_multiturn.observe.explain.explanation import explain
-from verl_multiturn.observe.view.flips import flips_of
-from verl_multiturn.observe.view.index import Index
-from verl_multiturn.observe.view.index_rows import HIDDEN, differing
-from verl_multiturn.observe.view.pieces import Pieces, find
-from verl_multiturn.observe.view.query import parse
-from verl_multiturn.observe.view.steps import step_document, steps_document
-from verl_multiturn.observe.view.table import Table
-from verl_multiturn.records.joins import first_line, open_join, parse_name
+from verl_multiturn.records.fates import start_of
+from verl_multiturn.records.index.query import parse
+from verl_multiturn.records.index.rows import HIDDEN
+from verl_multiturn.records.index.table import Table
 from verl_multiturn.records.json_text import plain
 from verl_multiturn.records.reader import Records
-from verl_multiturn.records.schema import JOINED
 from verl_multiturn.reward_numbers import ROUNDING
 
-_BATCH = 64
-"""Rows of a join that are read at a time, so that a large one does not fill the memory."""
 _STEP = 2_000
 """The most conversations of a step's timeline."""
 _EXPLAINED = 20_000
 """The most conversations in which findings and flipped rows are looked for: all their records are read."""
 _ANEW_S = 60.0
-EXCERPTS = ("question", "answer")
-"""The names of the excerpts, as the page shows them."""
-_EXCERPT = 120
-"""Characters of an excerpt."""
-_SETTINGS = ("settings", "tools", "interactions", "schemas", "template")
 
 
 class Documents:
@@ -62,12 +54,10 @@ class Documents:
     def __init__(self, folders: Sequence[Path], tokenizer: Path | None = None) -> None:
         self.records = Records(*folders)
         self.folders: list[Path] = self.records.folders
-        self._each = [Records(folder) for folder in self.folders]
-        self.indices = [Index(each) for each in self._each]
-        self.table = Table(self.indices)
+        self._each = [RunDocuments(Records(folder)) for folder in self.folders]
+        self.table = Table([each.index for each in self._each])
         self._pieces: dict[int, Pieces | None] = {}
         self._tokenizer = tokenizer
-        self._faults: dict[str, None] = {}
         self._found: tuple[int, float, list[dict[str, Any]]] | None = None
         self._flips: tuple[int, dict[str, Any] | None] | None = None
         if tokenizer is not None:
@@ -80,19 +70,19 @@ class Documents:
 
     def refresh(self) -> bool:
         """Read what was written since, and tell whether anything was."""
-        changed = [index.refresh() for index in self.indices]
+        changed = [each.index.refresh() for each in self._each]
         return any(changed)
 
     def save(self) -> str:
         """Keep the indices in the user's cache, and return why they stay in memory; "": they are kept."""
-        return next(filter(None, [index.save() for index in self.indices]), "")
+        return next(filter(None, [each.index.save() for each in self._each]), "")
 
     def meta(self) -> dict[str, Any]:
         """Return what is known before anything is asked for."""
         runs = [
-            {**{name: value for name, value in run.items() if name not in _SETTINGS}, **_about(run), "dir": number}
+            {**{name: value for name, value in run.items() if name not in SETTINGS}, **_about(run), "dir": number}
             for number, each in enumerate(self._each)
-            for run in each.runs
+            for run in each.records.runs
         ]
         return {
             "dirs": [_shown(folder) for folder in self.folders],
@@ -107,10 +97,7 @@ class Documents:
 
     def faults(self) -> list[str]:
         """Return what could not be read, a sentence each."""
-        found = dict(self._faults)
-        for index, each in zip(self.indices, self._each, strict=True):
-            found |= index.faults | dict.fromkeys(each.faults)
-        return list(found)
+        return list(dict.fromkeys(fault for each in self._each for fault in each.faults()))
 
     def page(self, where: str, sort: str, descending: bool, offset: int, limit: int) -> dict[str, Any]:
         """Return a page of the table.
@@ -128,7 +115,7 @@ class Documents:
         if row is None:
             return None
         record = self._record(row)
-        joined = self._joined(row)
+        joined = self._each[row["dir"]].joined(row)
         return self.document(row, record, joined) | {"pieces": self._pieces_of(row["dir"], [record])}
 
     def document(
@@ -138,7 +125,7 @@ class Documents:
         return {
             "row": _row(row) | excerpts_of(record),
             "record": record,
-            "joined": [plain(dict(each)) for each in joined],
+            "joined": [plain(_short(each)) for each in joined],
         }
 
     def every(self, where: str) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None, list[dict[str, Any]]]]:
@@ -150,13 +137,14 @@ class Documents:
             ConfigError: The filter cannot be read, or names what is not there.
         """
         rows = [{**row, "at": at} for at, row in enumerate(self.table.select(parse(where)).to_pylist())]
-        joins: dict[tuple[int, int], dict[str, list[dict[str, Any]]]] = {}
+        joined: dict[tuple[int, int], dict[str, list[dict[str, Any]]]] = {}
         for row in rows:
             if row["join"] is not None:
-                joins.setdefault((row["dir"], row["join"]), {})[row["request_id"]] = []
-        for (number, join), wanted in joins.items():
-            for each in self._read_join(self.indices[number].join(join), wanted):
-                wanted[each["request_id"]].append(each)
+                joined.setdefault((row["dir"], row["join"]), {})[row["request_id"]] = []
+        for (number, join), wanted in joined.items():
+            each = self._each[number]
+            for own in joined_rows(each.index.join(join), wanted, each.fault):
+                wanted[own["request_id"]].append(own)
         none = (1 << 31, 0, 0)
         rows.sort(
             key=lambda row: (
@@ -165,14 +153,14 @@ class Documents:
             )
         )
         for row in rows:
-            joined = joins[row["dir"], row["join"]][row["request_id"]] if row["join"] is not None else []
-            yield row, self._record(row), joined
+            rows_of = joined[row["dir"], row["join"]][row["request_id"]] if row["join"] is not None else []
+            yield row, self._record(row), rows_of
 
     def pieces(self, number: int) -> Pieces | None:
         """Return the texts of a folder's ids; None: its tokenizer is not on this machine."""
         if number not in self._pieces:
             self._pieces[number] = None
-            for run in self._each[number].runs:
+            for run in self._each[number].records.runs:
                 path = find(str((run.get("tokenizer") or {}).get("path") or ""), self.folders[number])
                 if path is not None:
                     with contextlib.suppress(OSError, ValueError):
@@ -181,23 +169,13 @@ class Documents:
         return self._pieces[number]
 
     def run(self) -> dict[str, Any]:
-        """Return steps, fates and settings of all folders, and the rows that flipped between evaluations."""
-        made = []
-        for number, each in enumerate(self._each):
-            settings = [{name: run.get(name) for name in ("start", *_SETTINGS)} for run in each.runs]
-            points = [
-                plain(point.model_dump())
-                for folder in each.folders
-                for point in read_points(folder.parent, self._fault)
-            ]
-            steps = steps_document(self.table.whole, number, each.steps(), self.indices[number].undone())
-            made.append(steps | {"settings": settings, "evaluations": points})
+        """Return what is known of all folders' runs, and the rows that flipped between evaluations."""
         count = len(self.table.whole)
         if self._flips is None or self._flips[0] != count:
             self._flips = count, flips_of(self.folders) if count <= _EXPLAINED else None
-        return {"dirs": made, "flips": self._flips[1]}
+        return {"dirs": [plain(each.run()) for each in self._each], "flips": self._flips[1]}
 
-    def step(self, number: int, step: int, validation: bool, where: str = "") -> dict[str, Any]:
+    def timeline(self, number: int, step: int, validation: bool, where: str = "") -> dict[str, Any]:
         """Return the timeline of a step or a validation, as the trainer's clock had it.
 
         Args:
@@ -218,14 +196,12 @@ class Documents:
             rows, basis = self.table.select(parse(f"{term} trained_step=none step={step}")).to_pylist(), "begun"
         left_out = max(0, len(rows) - _STEP)
         rows = rows[:_STEP]
-        lines = [line for line in self._each[number].steps() if line.get("step") == step]
-        offsets = {clock["file"]: float(clock["offset_s"]) for clock in self._each[number].clocks()}
+        offsets = {clock["file"]: float(clock["offset_s"]) for clock in self._each[number].records.clocks()}
         pairs = []
         for row in rows:
-            offset = 0.0 if row["file"] is None else offsets.get(self.indices[number].stem(row["file"]), 0.0)
+            offset = 0.0 if row["file"] is None else offsets.get(self._each[number].index.stem(row["file"]), 0.0)
             pairs.append((row, self._record(row), offset))
-        kind = "validation" if validation else "step"
-        made = step_document(step, pairs, [line for line in lines if line.get("event") == kind])
+        made = timeline(step, pairs, lines_of(self._each[number].records.steps()).get((step, validation)))
         return made | {"basis": basis, "left_out": left_out}
 
     def findings(self) -> dict[str, Any]:
@@ -250,83 +226,19 @@ class Documents:
         """Return what runs now, by the workers' snapshots."""
         made = []
         for number, each in enumerate(self._each):
-            ended = {line["start"] for line in each.ends()}
-            for shot in each.snapshots():
-                over = shot["file"].split("-", 1)[0] in ended
+            ended = {line["start"] for line in each.records.ends()}
+            for shot in each.records.snapshots():
+                over = start_of(shot["file"], ended) in ended
                 made.append({**shot, "dir": number, "over": over})
         return plain({"snapshots": made})  # type: ignore[no-any-return]
 
     def _record(self, row: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the record of a row; None: there is none, or it cannot be read."""
-        if row["offset"] is None:
-            return None
-        stem = self.indices[row["dir"]].stem(row["file"])
-        found: dict[str, Any] | None = self._each[row["dir"]].record_at(stem, row["offset"], row["place"] or 0)
-        if found is not None and found["request_id"] == row["request_id"]:
-            if found["status"] == "finished":  # of a cancelled one a line says nothing more
-                self._correct(row, found)
-            return found
-        what = "cannot be read" if found is None else f"is that of {found['request_id']!r}"
-        self._fault(f"{stem}, offset {row['offset']}: the record of {row['request_id']!r} {what}")
-        return None
-
-    def _correct(self, row: dict[str, Any], record: Mapping[str, Any]) -> None:
-        """Correct what a row has of its line by its record, and say so: anybody may have written the line."""
-        if found := differing(row, record):
-            said = ", ".join(f"{name} {show(row[name], 60)} for {show(value, 60)}" for name, value in found.items())
-            what = f"the line of request {row['request_id']!r} says {said}; the record is taken"
-            self._fault(f"{self.indices[row['dir']].stem(row['file'])}, offset {row['offset']}: {what}")
-            row.update(found)
-
-    def _fault(self, what: str) -> None:
-        self._faults[one_line(what)] = None
-
-    def _joined(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-        if row["join"] is None:
-            return []
-        return list(self._read_join(self.indices[row["dir"]].join(row["join"]), {row["request_id"]}))
-
-    def _read_join(self, path: Path, wanted: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a join that belong to some requests, by request and row."""
-        asked, name = set(wanted), parse_name(path.name)
-        try:
-            if name is None:
-                raise ValueError("it has no name of a join")
-            with open_join(path, name) as opened:
-                file = pq.ParquetFile(opened)
-                names = [name for name in JOINED.names if name in file.schema_arrow.names]
-                for group in range(file.num_row_groups):
-                    ids = file.read_row_group(group, columns=["request_id"])["request_id"].to_pylist()
-                    at = [place for place, each in enumerate(ids) if each in asked]
-                    if not at:
-                        continue
-                    start, left = 0, set(at)
-                    for batch in file.iter_batches(_BATCH, row_groups=[group], columns=names):
-                        here = [place - start for place in left if start <= place < start + len(batch)]
-                        if here:
-                            yield from _with_arrays(batch.take(pa.array(sorted(here))))
-                            left -= {place + start for place in here}
-                        start += len(batch)
-                        if not left:
-                            break
-        except (OSError, ValueError, pa.ArrowException) as error:
-            self._fault(f"{path}: the join cannot be read ({first_line(error)})")
+        each: RunDocuments = self._each[row["dir"]]
+        return each.record(row)
 
     def _pieces_of(self, number: int, records: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
         pieces = self.pieces(number)
         return None if pieces is None else pieces.of(ids_of(records))
-
-
-def _with_arrays(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch; lists of numbers are arrays, which are written with as few digits as they have."""
-    lists = [field.name for field in batch.schema if pa.types.is_list(field.type)]
-    plain_columns = batch.select([name for name in batch.schema.names if name not in lists]).to_pylist()
-    for at, row in enumerate(plain_columns):
-        for name in lists:
-            scalar = batch.column(name)[at]
-            values = scalar.values.to_numpy(zero_copy_only=False) if scalar.is_valid else None
-            row[name] = np.round(values.astype(np.float32), 5) if name == "entropy" and values is not None else values
-        yield row
 
 
 def ids_of(records: Iterable[Mapping[str, Any] | None]) -> set[int]:
@@ -370,25 +282,7 @@ def _shown(folder: Path) -> str:
     return "/".join(parts[-2:]) if parts and parts[-1] == "records" else "/".join(parts[-1:])
 
 
-def excerpts_of(record: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the beginning of the last user message of a conversation's data row, and of its last answer.
-
-    Args:
-        record: The record; None: there is none, and the excerpts are empty.
-    """
-    if record is None:
-        return dict.fromkeys(EXCERPTS, "")
-    messages, asked = record["messages"], record["asked"]
-    return {"question": _last(messages[:asked], "user"), "answer": _last(messages[asked:], "assistant")}
-
-
-def _last(messages: Iterable[Mapping[str, Any]], role: str) -> str:
-    texts = [_text(each.get("content")) for each in messages if each.get("role") == role]
-    words = " ".join((texts[-1] if texts else "").split())
-    return words if len(words) <= _EXCERPT else f"{words[: _EXCERPT - 1]}…"
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        return " ".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
-    return content if isinstance(content, str) else ""
+def _short(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of a join with as few digits of the entropy as it has."""
+    entropy = row["entropy"]
+    return {**row, "entropy": None if entropy is None else np.round(entropy.astype(np.float32), 5)}

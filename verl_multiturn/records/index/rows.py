@@ -1,4 +1,4 @@
-"""The columns of the viewer's index, and how a line or a record of a conversation becomes its row.
+"""The columns of the index, and how a line or a record of a conversation becomes its row.
 
 A row under way is a list with a value for each column; None: nothing is known of it, or it stays as it is.
 """
@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 import pyarrow as pa
 
 from verl_multiturn.describe import show
 from verl_multiturn.records import schema
+from verl_multiturn.records.fates import Fate
 from verl_multiturn.records.lines import defaults
 from verl_multiturn.records.reader import Placed
+from verl_multiturn.records.scores import sum_of_rows
 from verl_multiturn.records.summaries import summary_of
 
 Row = list[Any]
@@ -31,12 +33,17 @@ LINES = [
 ]  # fmt: skip
 JOIN = [
     ("trained_step", _INT), ("update", _INT), ("trained_tokens", _INT), ("untrained", _TEXT), ("group_mean", _REAL),
-    ("group_std", _REAL), ("join", _INT), ("fate", _TEXT), ("acc", _REAL),
+    ("group_std", _REAL), ("join", _INT), ("fate", _TEXT), ("acc", _REAL), ("fate_step", _INT), ("partly", _BOOL),
+    ("undone", _BOOL), ("joined_rows", _INT),
 ]  # fmt: skip
 SCHEMA = pa.schema(LINES + JOIN)
-HIDDEN = ("file", "offset", "place", "join", "event", "said", "acc")
-"""Columns that no table shows: where a conversation is stored, why it ended by its line (`why` is the fate's), and what
-its reward reported as `acc`, from which steps count who is right."""
+HIDDEN = (
+    "file", "offset", "place", "join", "event", "said", "acc", "fate_step", "partly", "joined_rows",
+)  # fmt: skip
+"""Columns that no table shows: where a conversation is stored, why it ended by its line (`why` is the fate's), what its
+reward reported as `acc`, from which steps count who is right, and what else a `fates.Fate` has."""
+NO_STEP = -1
+"""The column `fate_step` of a conversation whose fate names no step; null: its join has the step."""
 COLUMNS = LINES + JOIN
 _WIDTH = len(COLUMNS)
 _AT = {name: at for at, (name, _) in enumerate(COLUMNS)}
@@ -49,17 +56,36 @@ _FIRST, _SUMMARY = 10, [name for name, _ in LINES[10:25]]
 _VALIDATION, _BEGAN, _ENDED, _EVENT, _SAID, _WHY = (
     _AT[name] for name in ("validation", "began", "ended", "event", "said", "why")
 )
-_INDEX, _SCORE, _FILE, _OFFSET, _PLACE, _JOIN, _FATE = (
-    _AT[name] for name in ("index", "score", "file", "offset", "place", "join", "fate")
+_INDEX, _SCORE, _FILE, _OFFSET, _PLACE, _JOIN, _FATE, _FATE_STEP = (
+    _AT[name] for name in ("index", "score", "file", "offset", "place", "join", "fate", "fate_step")
 )
 _OVER = ("end", "drop", "cancel")
+_EVENTS = frozenset(get_args(schema.Line.model_fields["event"].annotation))
 
 
-def fate_row(request_id: str, fate: str, why: str) -> Row:
-    """Return the row of a conversation of which only the fate changes."""
+def fate_row(fate: Fate) -> Row:
+    """Return the row of a conversation of which only the fate changes; no join has it."""
     row: Row = [None] * _WIDTH
-    row[0], row[_FATE], row[_WHY] = request_id, fate, why
+    row[0], row[_FATE], row[_WHY] = fate.request_id, fate.fate, fate.why
+    row[_FATE_STEP] = NO_STEP if fate.step is None else fate.step
     return row
+
+
+def fate_of(row: Mapping[str, Any]) -> Fate:
+    """Return the fate that a row of the index has, by column."""
+    step = row["trained_step"] if row["join"] is not None else row["fate_step"]
+    return Fate(
+        row["request_id"],
+        row["uid"] or "",
+        row["number"] or 0,
+        bool(row["validation"]),
+        row["step"] if row["step"] is not None else step,
+        row["fate"],
+        None if step == NO_STEP else step,
+        row["why"] or "",
+        bool(row["partly"]),
+        bool(row["undone"]),
+    )
 
 
 def merge(own: Row, changes: Row) -> None:
@@ -82,7 +108,11 @@ def is_again(own: Row, changes: Row) -> bool:
     if own[_FILE] != changes[_FILE]:
         return True
     known, new = own[_OFFSET : _OFFSET + 2], changes[_OFFSET : _OFFSET + 2]
-    return None not in (known[0], new[0]) and known != new
+    if None not in (known[0], new[0]) and known != new:
+        return True
+    if changes[_EVENT] == "begin":
+        return own[_BEGAN] is not None
+    return changes[_EVENT] is not None and changes[_EVENT] == own[_EVENT]
 
 
 def file_of(row: Row) -> int:
@@ -90,11 +120,22 @@ def file_of(row: Row) -> int:
     return int(row[_FILE])
 
 
-def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> None:
-    """Enter a line among changed conversations."""
+def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> bool:
+    """Enter a line among changed conversations, and tell whether it is one that they have already.
+
+    Args:
+        changed: The conversations, by request id.
+        line: The line, which need not fit its schema.
+        file: Number of its file.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: It is no line of ours.
+    """
     request_id, event, at = line["request_id"], line["event"], float(line["at"])
+    if event not in _EVENTS:
+        raise ValueError(f"event is {show(event, 60)}; expected one of {', '.join(sorted(_EVENTS))}")
     score = line.get("score") if event == "score" else None
-    number = None if score is None else float(score)
+    number = None if score is None else sum_of_rows([float(score)])
     place = [_number(line, "offset", 62), _number(line, "place", 31)] if event in _OVER else [None, None]
     row = changed.get(request_id)
     if row is None:
@@ -102,9 +143,11 @@ def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> None:
         row[: len(_NAMES)] = [line.get(name, _OF_LINE.get(name)) for name in _NAMES]
         row[_VALIDATION], row[_FILE] = bool(row[_VALIDATION]), file
     if event == "begin":
-        row[_BEGAN] = at
+        again = row[_BEGAN] is not None
+        row[_BEGAN] = at if not again else row[_BEGAN]
         row[_EVENT] = row[_EVENT] or event
-    elif event == "score":
+        return again
+    if event == "score":
         row[_SCORE] = number
     elif row[_EVENT] in (None, "begin"):
         row[_ENDED], row[_EVENT], row[_SAID] = at, event, line.get("why") or ""
@@ -112,6 +155,19 @@ def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> None:
             row[_OFFSET : _OFFSET + 2] = place
             if (summary := line.get("summary")) is not None:
                 _summarize(row, {**_OF_SUMMARY, **summary})
+    else:
+        return bool(row[_EVENT] == event)
+    return False
+
+
+def lacks_summary(line: Mapping[str, Any]) -> bool:
+    """Tell whether a line of a record's end has no summary, as one that somebody wrote."""
+    return line.get("event") == "end" and line.get("summary") is None and line.get("offset") is not None
+
+
+def summarize(row: Row, record: Mapping[str, Any]) -> None:
+    """Enter the summary of a record."""
+    _summarize(row, summary_of(record))
 
 
 def _number(line: Mapping[str, Any], name: str, bits: int) -> int | None:

@@ -1,4 +1,4 @@
-"""What the viewer's index has of the trainer's joins, and which of its rows have a fate that others decide."""
+"""What the index has of the trainer's joins, and which of its rows have a fate that others decide."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from verl_multiturn.observe.view.index_rows import JOIN, SCHEMA
 from verl_multiturn.records import schema
+from verl_multiturn.records.index.rows import JOIN, SCHEMA
 from verl_multiturn.records.oddities import are_close, place_fault, unbegun_fault
 from verl_multiturn.records.scores import acc_of, rewards_in
 
@@ -24,43 +24,84 @@ _ROWS = ("trained", "count", pc.CountOptions(mode="all"))
 WHOLE = "whole"
 """Column of `joined`: whether the score is that of the whole conversation, as it was given."""
 OF_FATES = [
-    "request_id",
-    "uid",
-    "number",
-    "validation",
-    "step",
-    "began",
-    "ended",
-    "event",
-    "said",
-    "file",
-    "join",
-    "fate",
-]
-OF_FATES += ["trained_step", "trained_tokens", "untrained", "why"]
+    "request_id", "uid", "number", "validation", "step", "began", "ended", "event", "said", "file", "join", "fate",
+    "fate_step", "trained_step", "trained_tokens", "untrained", "why", "partly", "undone",
+]  # fmt: skip
 """Columns of the index that fates are made of."""
 
 
 def joined(rows: pa.Table, number: int) -> pa.Table:
-    """Return what a join has of its conversations, a row for each: the columns `GIVEN` and its names."""
-    names = [name for name in OF_JOIN if name not in ("request_id", "trained", "score", "parts")]
-    first = rows.sort_by([("row", "ascending")]).group_by("request_id", use_threads=False)
-    found = first.aggregate([*((name, "first") for name in names), ("trained", "sum"), _ROWS])
-    made = {name: found[f"{name}_first"] for name in names} | {"request_id": found["request_id"]}
+    """Return what a join has of its conversations, a row for each: the columns `GIVEN`, its names, and `WHOLE`.
+
+    Args:
+        rows: Its rows, with the columns `OF_JOIN`, each once. Those of another agent loop have no request id; a
+            conversation of them is that of a `uid` and a `number`.
+        number: Number of the join in the index.
+    """
+    is_named = pc.is_valid(rows["request_id"])
+    place = pc.binary_join_element_wise(rows["uid"], rows["number"].cast(pa.string()), "/")
+    rows = rows.append_column("is_named", is_named)
+    rows = rows.set_column(0, "request_id", pc.if_else(is_named, rows["request_id"], place))
+    rows = _with_causes(rows.sort_by([("row", "ascending")]))
+    names = [name for name in OF_JOIN if name not in ("request_id", "trained", "score", "parts", "untrained")]
+    first = [(name, "first") for name in (*names, "is_named", *_CAUSES)]
+    found = rows.group_by("request_id", use_threads=False).aggregate(
+        [*first, ("trained", "sum"), _ROWS, ("is_partly", "any")]
+    )
+    made = {name: found[f"{name}_first"] for name in names}
     made |= {"trained_step": made.pop("step"), "trained_tokens": found["trained_sum"]}
-    made |= {"join": pa.array([number] * len(found)), "why": pa.array([""] * len(found))}
+    made |= {"join": pa.array([number] * len(found)), "undone": pa.array([False] * len(found))}
+    made["fate_step"] = pa.nulls(len(found), pa.int32())
     earned = rewards_in(rows)
     earned = earned.take(pc.index_in(found["request_id"], earned["request_id"].combine_chunks()).combine_chunks())
     made |= {"score": earned["score"], "acc": _accs(earned["parts"])}
+    made |= {"untrained": pc.fill_null(found["cause_first"], ""), "joined_rows": found["trained_count"]}
     whole = pc.and_(pc.equal(found["trained_count"], 1), pc.equal(pc.fill_null(made.pop("otc_factor"), 1.0), 1.0))
-    made["untrained"] = pc.fill_null(made["untrained"], "")
-    trained = pc.if_else(pc.greater(pc.fill_null(made["trained_tokens"], 0), 0), "trained", "untrained")
-    spared = pc.is_in(made["untrained"], pa.array(schema.SPARED))
-    trained = pc.if_else(pc.and_(pc.equal(trained, "untrained"), spared), "spared", trained)
-    made["fate"] = pc.if_else(pc.fill_null(made["validation"], False), "validated", trained)
+    made |= _fates(found)
+    made["request_id"] = pc.if_else(found["is_named_first"], found["request_id"], pa.scalar(None, pa.string()))
     kept = [field for field in SCHEMA if field.name in made]
     table = pa.table([made[field.name].cast(field.type) for field in kept], pa.schema(kept))
     return table.append_column(WHOLE, whole)
+
+
+_CAUSES = ("cause", "spared", "other")
+
+
+def _with_causes(rows: pa.Table) -> pa.Table:
+    """Return rows with the columns of causes that `_fates` reads of each conversation."""
+    cause = pc.if_else(pc.equal(rows["untrained"], ""), pa.scalar(None, pa.string()), rows["untrained"])
+    is_spared = pc.is_in(cause, pa.array(schema.SPARED))
+    none = pa.scalar(None, pa.string())
+    for name, values in (
+        ("cause", cause),
+        ("spared", pc.if_else(is_spared, cause, none)),
+        ("other", pc.if_else(is_spared, none, cause)),
+        ("is_partly", pc.invert(pc.is_in(cause, pa.array([None, "unsampled", *schema.SPARED], pa.string())))),
+    ):
+        rows = rows.append_column(name, values)
+    return rows
+
+
+def _fates(found: pa.Table) -> dict[str, Any]:
+    """Return the fates of conversations that a join has, as `fates.fates` names them.
+
+    Args:
+        found: What `joined` found of each.
+    """
+    validated = pc.fill_null(found["validation_first"], False)
+    trained = pc.greater(pc.fill_null(found["trained_sum"], 0), 0)
+    spared = pc.is_valid(found["spared_first"])
+    partly = pc.and_(pc.and_(trained, found["is_partly_any"]), pc.invert(validated))
+    fate = pc.if_else(trained, "trained", pc.if_else(spared, "spared", "untrained"))
+    of_trained = pc.if_else(partly, pc.fill_null(found["other_first"], ""), "")
+    of_untrained = pc.coalesce(found["spared_first"], found["cause_first"], pa.scalar("unsampled"))
+    return {
+        "fate": pc.if_else(validated, "validated", fate),
+        "why": pc.if_else(
+            validated, pc.fill_null(found["cause_first"], ""), pc.if_else(trained, of_trained, of_untrained)
+        ),
+        "partly": partly,
+    }
 
 
 def _accs(parts: pa.ChunkedArray) -> pa.Array:
@@ -140,3 +181,17 @@ def joined_row(row: dict[str, Any], start: str) -> dict[str, Any]:
     """
     made = {name: row[name] for name in ("request_id", "uid", "number", "validation", "untrained")}
     return made | {"start": start, "step": row["trained_step"], "trained": row["trained_tokens"], "row": 0}
+
+
+def figures_of(rows: pa.Table) -> dict[str, Any]:
+    """Return what only the rows of a join say, not its conversations: how many there are, and why they were untrained.
+
+    Args:
+        rows: Its rows, each once.
+
+    Returns:
+        `rows` and `untrained`: the number of rows by cause, those of most rows first.
+    """
+    counted = pc.value_counts(rows["untrained"].combine_chunks())
+    causes = {each["values"]: each["counts"] for each in counted.to_pylist() if each["values"]}
+    return {"rows": len(rows), "untrained": dict(sorted(causes.items(), key=lambda cause: -cause[1]))}

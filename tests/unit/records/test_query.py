@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.view.query import Term, mask_of, parse
+from verl_multiturn.records.index.query import Term, mask_of, parse
 
 TABLE = pa.table(
     {

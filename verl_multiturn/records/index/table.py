@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.view.index import Index
-from verl_multiturn.observe.view.index_rows import SCHEMA
-from verl_multiturn.observe.view.query import Term, mask_of
+from verl_multiturn.records.index.index import Index
+from verl_multiturn.records.index.query import Term, mask_of
+from verl_multiturn.records.index.rows import SCHEMA
 
 _FIRST = 2_000
 """Rows up to which a page is chosen, without a sort of all."""

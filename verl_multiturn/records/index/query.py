@@ -11,17 +11,20 @@ a `"` in it is written twice. `static/query.js` reads the same for exported page
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 
 SEARCHED = ("request_id", "uid", "data_source", "index", "stop_reason", "fate", "why")
 """Columns in which a term without an operator is looked for."""
 _TERM = re.compile(r'\s*(?:([a-z_]+)(!=|>=|<=|=|>|<|~))?("(?:[^"]|"")*"|[^\s"]+)')
 _COMPARED = {">": pc.greater, ">=": pc.greater_equal, "<": pc.less, "<=": pc.less_equal}
+_SHOWN = 3
 _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -116,3 +119,30 @@ def _value(name: str, text: str, kind: Any) -> pa.Scalar:
         return pa.scalar(float(text))
     except ValueError:
         raise ConfigError(f"the filter compares {name} with {text!r}; expected a number") from None
+
+
+def one_of(where: str, given: str, known: Iterable[str], what: str) -> str:
+    """Return the one name that is this one, or begins with it; `show` and `replay` take such beginnings.
+
+    Args:
+        where: The option or argument that gives it.
+        given: The name, or its beginning.
+        known: The names that are there.
+        what: Noun for such a name.
+
+    Raises:
+        ConfigError: There is none, or there are several.
+    """
+    names = set(known)
+    if given in names:
+        return given
+    found = sorted(name for name in names if given and name.startswith(given))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(
+            f"{where} {show(given)}: {len(found)} ids begin so, such as {', '.join(map(show, found[:_SHOWN]))}; "
+            "write more of it"
+        )
+    one = f"; one that is there is {show(min(names))}" if names else ""
+    raise ConfigError(f"{where} {show(given)}: there is no such {what} among {len(names)}{one}")

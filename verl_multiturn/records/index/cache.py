@@ -1,23 +1,35 @@
 """Where indices are kept: in the user's own cache, never beside the records. Whoever can write there could forge one.
 
-    $XDG_CACHE_HOME/verl-multiturn/view/KEY.parquet        ~/.cache/… where it is not set
+    $XDG_CACHE_HOME/verl-multiturn/view/KEY.index          ~/.cache/… where it is not set
+
+A kept index is a line of JSON, its state, and behind it the table as Parquet.
 
 Invariants:
 - the folder is this user's alone (mode 0700, no link); where it cannot be had, an index stays in memory;
-- a kept index names each file that it was made of, with its identity. It is believed if every one is as it was, or has
-  only grown: then what it had is read once more, and its digest compared.
+- a kept index is checked against the records, never believed. Its state names each file that it was made of: device,
+  inode, size and time of change, and the digest of what was read of a file of lines (`Sources.fits`). It is taken if
+  every file is as it was, or has only grown: then what it had is read once more, and its digest compared;
+- the state has the digest of the table behind it, so that one that was changed, or is another run's, is not taken.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from verl_multiturn.paths import cache_folder
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from verl_multiturn.paths import cache_folder, open_regular
+
+ROWS = 100_000
+"""Rows of one part of an index, and of a group in the file."""
 
 Identity = list[int]
 """Device, inode, size and time of the last change of a file; the last cannot be set as `touch` sets a file's age."""
@@ -37,7 +49,7 @@ def kept_at(folder: Path) -> Path:
         CacheFolderError: There is no place for it.
     """
     key = hashlib.blake2b(os.fsencode(os.path.realpath(folder)), digest_size=16).hexdigest()
-    return _own_folder() / f"{key}.parquet"
+    return _own_folder() / f"{key}.index"
 
 
 def _own_folder() -> Path:
@@ -52,14 +64,63 @@ def _own_folder() -> Path:
     return folder
 
 
-def make_room(kept: Path) -> None:
+def keep(folder: Path, state: Mapping[str, Any], table: pa.Table) -> None:
+    """Keep the index of a folder of records.
+
+    Args:
+        folder: The folder, or a single file.
+        state: What `kept` gives again, of values that JSON has.
+        table: Its rows.
+
+    Raises:
+        CacheFolderError: There is no place for it.
+        OSError: It cannot be written.
+    """
+    place = kept_at(folder)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", row_group_size=ROWS)
+    packed = sink.getvalue()
+    half = place.with_name(f".{place.stem}.{os.getpid()}")
+    try:
+        with half.open("wb") as file:
+            file.write(json.dumps({**state, "table": _digest_of(packed)}).encode() + b"\n")
+            file.write(packed)
+        half.replace(place)
+    finally:
+        half.unlink(missing_ok=True)
+    _make_room(place)
+
+
+def kept(folder: Path) -> tuple[dict[str, Any], pq.ParquetFile] | None:
+    """Return state and table of the index of a folder of records, as they were kept; None: there is none that is whole.
+
+    Args:
+        folder: The folder, or a single file.
+    """
+    try:
+        place = kept_at(folder)
+        with open_regular(place) as file:
+            state, packed = json.loads(file.readline()), pa.py_buffer(file.read())
+        if state["table"] != _digest_of(packed):
+            return None
+        place.touch()
+        return state, pq.ParquetFile(pa.BufferReader(packed))
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
+        return None
+
+
+def _digest_of(packed: pa.Buffer) -> str:
+    return hashlib.sha256(packed).hexdigest()
+
+
+def _make_room(kept: Path) -> None:
     """Remove the indices that were not used for longest, so that the cache stays small.
 
     Args:
         kept: The index that was just written; it stays.
     """
     files = []
-    for path in kept.parent.glob("*.parquet"):
+    for path in kept.parent.iterdir():
         with contextlib.suppress(OSError):
             files.append((path.lstat().st_mtime_ns, path.lstat().st_size, path))
     size = 0

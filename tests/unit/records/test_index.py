@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import verl_multiturn.observe.view.index as index_module
-import verl_multiturn.observe.view.index_cache as index_cache
-import verl_multiturn.observe.view.table as table_module
+import verl_multiturn.records.index.cache as index_cache
+import verl_multiturn.records.index.index as index_module
+import verl_multiturn.records.index.sources as sources_module
+import verl_multiturn.records.index.table as table_module
 from tests.support.sample_records import BEGAN, sample_run
-from verl_multiturn.observe.view.index import Index
-from verl_multiturn.observe.view.index_cache import kept_at
-from verl_multiturn.observe.view.query import parse
-from verl_multiturn.observe.view.table import Table
 from verl_multiturn.records.fates import count, fates_of
+from verl_multiturn.records.index.cache import kept_at
+from verl_multiturn.records.index.index import Index
+from verl_multiturn.records.index.query import parse
+from verl_multiturn.records.index.rows import fate_of
+from verl_multiturn.records.index.table import Table
+from verl_multiturn.records.joins import JoinedRow, name_of, table_of, write
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.reader import Records
 
@@ -73,7 +77,7 @@ def test_a_row_has_line_summary_score_and_join(run: Path) -> None:
         "prompt_tokens": 6, "response_tokens": 10, "sampled_tokens": 7, "seconds": 3.0, "generate_s": 2.0,
         "tools_s": 0.5, "interaction_s": 0.0, "score": 1.0, "file": 0, "trained_step": 2, "update": 0,
         "trained_tokens": 7, "untrained": "", "group_mean": 0.25, "group_std": 0.5, "join": 1, "fate": "trained",
-        "acc": 1.0,
+        "acc": 1.0, "fate_step": None, "partly": False, "undone": False, "joined_rows": 1,
     }  # fmt: skip
 
 
@@ -177,8 +181,11 @@ def test_a_followed_run_has_the_rows_of_one_that_is_read_at_its_end(tmp_path: Pa
 
 def test_slices_and_parts_change_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = rows(index_of(run))
-    for name, value in (("_SLICE", 3), ("_PART", 4), ("_BLOCK", 100), ("_UIDS", 1)):
-        monkeypatch.setattr(index_module, name, value)
+    for module, name, value in (
+        (index_module, "_SLICE", 3), (index_cache, "ROWS", 4), (sources_module, "_BLOCK", 100),
+        (index_module, "_UIDS", 1),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
     assert rows(index_of(run)) == expected
 
 
@@ -191,7 +198,7 @@ def test_strange_lines_cost_themselves_alone(run: Path) -> None:
     index = index_of(run)
     *lines, odd = index.faults
     assert [fault.split(" is left out")[0] for fault in lines] == [
-        f"{path}: the line at byte {size + at}" for at in (0, 17, 53)
+        f"{path}, offset {size + at}: a line" for at in (0, 17, 53)
     ]
     assert odd == f"{path}: 1 ends have no begin, that of request 'y' first; they count"
     assert len(index) == 21
@@ -203,7 +210,7 @@ def test_a_torn_join_costs_itself_alone(run: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
     index = index_of(run)
     (fault,) = index.faults
-    assert fault.startswith(f"{path}: the join is left out, it cannot be read")
+    assert fault.startswith(f"{path}: it is left out, it is no join: ")
     assert len(index) == 20
 
 
@@ -361,8 +368,8 @@ def test_old_indices_make_room(run: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_line_without_an_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "LONGEST_LINE", 2_000)
-    monkeypatch.setattr(index_module, "_BLOCK", 1_000)
+    monkeypatch.setattr(sources_module, "LONGEST_LINE", 2_000)
+    monkeypatch.setattr(sources_module, "_BLOCK", 1_000)
     with lines_file(run).open("ab") as file:
         file.write(b"x" * 10_000)
     index = index_of(run)
@@ -378,6 +385,112 @@ def test_a_conversation_of_two_files_counts_once(run: Path) -> None:
     assert {name: row["score"] for name, row in rows(index).items()} == expected
     assert {row["turns"] for row in rows(index).values()} == {2, None}
     (fault,) = index.faults
-    assert fault.startswith(f"{run}/copy: 20 conversations are left out, that of request")
+    assert fault.startswith(f"{run}/copy.lines.jsonl: 20 conversations are left out, that of request")
     index.save()
     assert list(Index(Records(run)).faults) == [fault]
+
+
+def change_lines(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(new) + "\n" for line in lines if (new := change(line)) is not None))
+
+
+def test_a_kill_between_a_member_and_its_lines(run: Path) -> None:
+    whole = rows(index_of(run))
+    change_lines(lines_file(run), lambda line: line if line["event"] == "begin" else None)
+    found = index_of(run)
+    ended = {name: row for name, row in whole.items() if row["event"] == "end"}
+    assert {name: row for name, row in rows(found).items() if row["event"] == "end"} == ended
+    assert {row["event"] for name, row in rows(found).items() if name not in ended} == {"begin"}
+    assert list(found.faults) == []
+
+
+def test_a_summary_that_a_line_lacks_is_made_of_its_record(run: Path) -> None:
+    whole, first = rows(index_of(run)), f"{START}-t1-0-0"
+    change_lines(lines_file(run), lambda line: {**line, "summary": None} if line["request_id"] == first else line)
+    found = index_of(run)
+    assert rows(found)[first] == whole[first]
+    assert list(found.faults) == [f"{lines_file(run)}: request {first!r} has no summary; it is made of its record"]
+
+
+def test_lines_that_a_file_has_twice_are_named(run: Path) -> None:
+    expected, path = rows(index_of(run)), lines_file(run)
+    path.write_bytes(path.read_bytes() * 2)
+    at_once = index_of(run)
+    assert rows(at_once) == expected
+    assert [fault.partition(", that of")[0] for fault in at_once.faults] == [f"{path}: 20 conversations are left out"]
+    text = path.read_bytes()
+    path.write_bytes(text[: len(text) // 2])
+    later = index_of(run)
+    with path.open("ab") as file:
+        file.write(text[len(text) // 2 :])
+    later.refresh()
+    assert (rows(later), later.faults) == (expected, at_once.faults)
+
+
+@pytest.mark.parametrize("what", ["another run's", "rows", "joins", "size"])
+def test_a_forged_index_is_not_believed(run: Path, tmp_path: Path, what: str) -> None:
+    """Every entry of it is as the honest one has it but what it lies about."""
+    expected, honest = rows(index_of(run)), index_of(run)
+    if what == "another run's":
+        other = tmp_path / "other"
+        sample_run(other, steps=1, start=START)
+        index_of(other).save()
+        kept_at(other).rename(kept_at(run))
+    else:
+        assert honest.save() == ""
+        head, _, packed = kept_at(run).read_bytes().partition(b"\n")
+        state = json.loads(head)
+        if what == "joins":
+            state["joins"] = ["../../private/x.parquet", *state["joins"][1:]]
+        elif what == "size":
+            state["identities"] = {name: [*own[:2], own[2] - 1, own[3]] for name, own in state["identities"].items()}
+        else:
+            table = pq.read_table(pa.BufferReader(packed))
+            score = pa.array([1.0] * len(table))
+            sink = pa.BufferOutputStream()
+            pq.write_table(table.set_column(table.schema.get_field_index("score"), "score", score), sink)
+            packed = sink.getvalue().to_pybytes()
+        kept_at(run).write_bytes(json.dumps(state).encode() + b"\n" + packed)
+    assert len(Index(Records(run))) == 0
+    assert rows(index_of(run)) == expected
+
+
+def test_fates_are_the_same_in_all_that_is_said_of_them(tmp_path: Path) -> None:
+    """The index has them as `fates_of` has, whose rows come from the lines and joins themselves."""
+    again = "20991126T101500_ffffff"
+    sample_run(tmp_path, start=START)
+    causes: list[list[str | None]] = [
+        [None, "too_old"], ["too_old", None], ["no_signal", None], ["no_signal", "void"], ["void", "no_signal"],
+        ["unsampled", None], ["unsampled", "unsampled"], [None, None], ["void", "void"],
+    ]  # fmt: skip
+    made = [
+        JoinedRow(f"several-{at}", "several", at, row, False, 3, trained=int(cause is None), untrained=cause)
+        for at, own in enumerate(causes)
+        for row, cause in enumerate(own)
+    ]
+    write(tmp_path, name_of(False, 3, START), table_of(made))
+    line = {"event": "step", "start": START, "step": 4, "began": BEGAN, "ended": BEGAN, "phases": {}, "metrics": {}}
+    left = {"evicted": ["late"], "rerolled": {"slow": "anew"}, "join": None, "rows": 0}
+    more = [{**line, **left}, {**line, "start": again, "step": 2, "join": None, "rows": 0}]
+    with (tmp_path / "steps.jsonl").open("ab") as file:
+        file.write(b"".join(map(line_of, more)))
+    with lines_file(tmp_path).open("ab") as file:
+        for name in ("late", "slow"):
+            begun = {"event": "begin", "request_id": name, "uid": name, "number": 0, "step": 2, "at": BEGAN + 50}
+            file.write(line_of(begun) + line_of({**begun, "event": "end", "at": BEGAN + 51}))
+    found = {fate.request_id: fate for fate in map(fate_of, rows(index_of(tmp_path)).values())}
+    assert found == {fate.request_id: fate for fate in fates_of(Records(tmp_path))}
+    assert found["late"].step == 4
+    assert sum(fate.undone for fate in found.values()) == 8 + len(causes)
+    assert sum(fate.partly for fate in found.values()) > 0
+
+
+def test_rows_that_stand_twice_in_a_join_count_once(run: Path) -> None:
+    expected = rows(index_of(run))
+    path = run / "join" / f"step-000002-{START}.parquet"
+    table = pq.read_table(path)
+    pq.write_table(pa.concat_tables([table, table]), path)
+    index = index_of(run)
+    assert rows(index) == expected
+    assert [each["rows"] for each in index.figures().values()] == [8, 8, 2]
