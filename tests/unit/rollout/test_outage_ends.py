@@ -363,6 +363,17 @@ async def test_an_interaction_waits_too_and_its_outages_are_invalid_as_always() 
     assert [outcome.stop_reason for outcome in done] == [StopReason.ENVIRONMENT_DONE] * 5
 
 
+async def test_a_bug_of_an_interaction_is_no_outage() -> None:
+    class Broken(User):
+        async def start(self, instance_id: str, **kwargs: Any) -> Reply | None:
+            raise KeyError("host")
+
+    run = Run(user=Broken())
+    outcomes = [await run.play(f"c{each}", ["ok"]) for each in range(12)]
+    assert {outcome.stop_reason for outcome in outcomes} == {StopReason.ENVIRONMENT_ERROR}
+    assert not any(outcome.outages for outcome in outcomes)
+
+
 @pytest.mark.parametrize("settings", [{"stop_s": 0}, {"mode": "wait"}])
 def test_wrong_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
