@@ -31,7 +31,7 @@ LONGEST_S = 120.0
 """Seconds after which the imports of a run are no longer waited for."""
 PACKAGE = "pkg://"
 """Beginning of a place that is a module's dotted name, in verl's notation."""
-OF_VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+_OF_VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 """Keywords with which verl calls a reward function."""
 _FILE = "file://"
 _CHILD = "from verl_multiturn.launch.imports import answer; answer()"
@@ -147,26 +147,26 @@ def _problem(code: Code) -> str:
     fits = {"class": isinstance(found, type), "function": callable(found)}.get(code.kind, True)
     if not fits:
         return f"{code.called}: expected a {code.kind}, got {show(found, 100)}; name a {code.kind}"
-    return keyword_problem(found, code.options, code.keywords)
+    return _keyword_problem(found, code.options, code.keywords)
 
 
-def keyword_problem(function: Any, options: str, keywords: Iterable[str]) -> str:
+def _keyword_problem(function: Any, options: str, keywords: Iterable[str]) -> str:
     """Return which keyword a reward function does not take, and which it takes; "" where it takes all.
 
     Args:
-        function: The author's function, which verl calls with `OF_VERL` and the keywords.
+        function: The author's function, which verl calls with `_OF_VERL` and the keywords.
         options: The setting that gives the keywords, for the message.
         keywords: The keywords.
     """
     try:
         # A decorator may take keywords that the function within it does not.
         parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
-    except (TypeError, ValueError):  # a builtin says nothing of its parameters
+    except Exception:  # a builtin says nothing of its parameters, and an author's object may refuse in any way
         return ""
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return ""
     taken = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    own = [name for name in taken if name not in OF_VERL]
+    own = [name for name in taken if name not in _OF_VERL]
     wrong = next((keyword for keyword in keywords if keyword not in taken), None)
     if wrong is None:
         return ""
