@@ -253,6 +253,8 @@ CODE = {
     "dies.py": "import os\nos.write(2, b'licence missing')\nos._exit(3)",
     "right.py": "import os\nprint('loud')\nos.environ['SEEN'] = '1'\ndef compute_score(**given): return 1.0",
     "number.py": "compute_score = 3",
+    "takes.py": "def compute_score(data_source, solution_str, ground_truth, extra_info, *, length=1, weight=1): ...",
+    "plain.py": "def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...",
     "text.txt": "def compute_score(): ...",
 }
 
@@ -273,6 +275,15 @@ CODE = {
             "dies.py': cannot be imported (its process ended with exit status 3: licence missing)",
         ),
         ({f"{REWARD}.path": "number.py"}, f"{REWARD}.name='compute_score': expected a function, got 3"),
+        (
+            {f"{REWARD}.path": "takes.py", f"{REWARD}.reward_kwargs": "{weight: 2, lenght: 3}"},
+            f"{REWARD}.reward_kwargs.lenght: the reward function takes length, weight, and not 'lenght'; did you mean "
+            "'length'?",
+        ),
+        (
+            {f"{REWARD}.path": "plain.py", f"{REWARD}.reward_kwargs": "{weight: 2}"},
+            "takes data_source, solution_str, ground_truth, extra_info, and not 'weight'; correct the name",
+        ),
         ({f"{REWARD}.path": "text.txt"}, "text.txt': cannot be imported (ImportError: no Python file"),
         (
             {f"{REWARD}.path": "right.py", f"{REWARD}.name": "compute_scor"},

@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ LONGEST_S = 120.0
 """Seconds after which the imports of a run are no longer waited for."""
 PACKAGE = "pkg://"
 """Beginning of a place that is a module's dotted name, in verl's notation."""
+_OF_VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+"""Keywords with which verl calls a reward function."""
 _FILE = "file://"
 _CHILD = "from verl_multiturn.launch.imports import answer; answer()"
 _REMEDY = "install what it imports, set PYTHONPATH, or mend the file"
@@ -49,6 +52,10 @@ class Code:
     """Name within the file or module; None: the import alone counts."""
     kind: str = ""
     """What has the name: `class`, `function`, or "" for anything."""
+    options: str = ""
+    """The setting that gives the function keywords of its own."""
+    keywords: Sequence[str] = ()
+    """Those keywords."""
 
 
 def import_problem(codes: Sequence[Code], variables: Mapping[str, str]) -> str:
@@ -138,7 +145,34 @@ def _problem(code: Code) -> str:
         return f"{code.called}: {code.place.removeprefix(PACKAGE)!r} has no {code.name!r}; {hint}"
     found = getattr(module, code.name)
     fits = {"class": isinstance(found, type), "function": callable(found)}.get(code.kind, True)
-    return "" if fits else f"{code.called}: expected a {code.kind}, got {show(found, 100)}; name a {code.kind}"
+    if not fits:
+        return f"{code.called}: expected a {code.kind}, got {show(found, 100)}; name a {code.kind}"
+    return _keyword_problem(found, code.options, code.keywords)
+
+
+def _keyword_problem(function: Any, options: str, keywords: Iterable[str]) -> str:
+    """Return which keyword a reward function does not take, and which it takes; "" where it takes all.
+
+    Args:
+        function: The author's function, which verl calls with `_OF_VERL` and the keywords.
+        options: The setting that gives the keywords, for the message.
+        keywords: The keywords.
+    """
+    try:
+        # A decorator may take keywords that the function within it does not.
+        parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
+    except Exception:  # a builtin says nothing of its parameters, and an author's object may refuse in any way
+        return ""
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return ""
+    taken = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    own = [name for name in taken if name not in _OF_VERL]
+    wrong = next((keyword for keyword in keywords if keyword not in taken), None)
+    if wrong is None:
+        return ""
+    hint = did_you_mean(wrong, own) or "correct the name, or leave it out"
+    known = ", ".join(own or taken) or "no keyword"
+    return f"{options}.{wrong}: the reward function takes {known}, and not {wrong!r}; {hint}"
 
 
 def _import(place: str) -> Any:

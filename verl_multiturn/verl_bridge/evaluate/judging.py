@@ -17,7 +17,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.records.joins import JoinedRow
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput, joined_row
-from verl_multiturn.verl_bridge.loops.rewards import LocalRewards, Rewards
+from verl_multiturn.verl_bridge.loops.rewards import LocalRewards, Rewards, share_score
 from verl_multiturn.verl_bridge.names import STATS
 from verl_multiturn.verl_bridge.settings import settings_of
 
@@ -62,7 +62,8 @@ class Judge:
             return [self._joined(output, key, number, INVALID) for number, output in enumerate(outputs)], ""
         try:
             await self._rewards.score(outputs, partial(self._local.score, row, outputs))
-            columns = [output.as_dict() for output in self._shared(outputs)]
+            share_score(outputs)
+            columns = [output.as_dict() for output in outputs]
         except ConfigError:
             raise
         except Exception as error:  # a reward function is its author's code
@@ -76,13 +77,6 @@ class Judge:
             joined.untrained = untrained
             rows.append(joined)
         return rows, ""
-
-    def _shared(self, outputs: Sequence[CertifiedOutput]) -> Sequence[CertifiedOutput]:
-        """Give all rows the score of the last one, as verl does; `CertifiedOutput` makes one score of them again."""
-        for output in outputs[:-1]:
-            output.reward_score = outputs[-1].reward_score
-            output.extra_fields["reward_extra_info"] = outputs[-1].extra_fields["reward_extra_info"]
-        return outputs
 
     def _joined(self, output: CertifiedOutput, key: RowKey, number: int, cause: str) -> JoinedRow:
         joined = joined_row(key._replace(row=str(number)), output.stats, {}, 0, validation=True)

@@ -19,6 +19,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.compat.stored_rows import NewRow
+from verl_multiturn.verl_bridge.loops.rewards import share_score
 from verl_multiturn.verl_bridge.names import ESTIMATORS, MANAGER, NUMBERED_ROWS, OUR_TRAINER
 from verl_multiturn.verl_bridge.startup.verl_names import estimators, has_other_plugins
 
@@ -49,13 +50,10 @@ def finished_rows(
     Raises:
         RewardContractError: The reward cannot be trained on, see `CertifiedOutput.as_dict`.
     """
-    last = outputs[-1]
+    share_score(outputs)
     own = {name: value for name, value in columns.items() if kept is None or name in kept}
     rows = []
     for number, output in enumerate(outputs):
-        if output is not last and last.reward_score is not None:
-            output.reward_score = last.reward_score
-            output.extra_fields["reward_extra_info"] = last.extra_fields["reward_extra_info"]
         input_ids = torch.tensor([*output.prompt_ids, *output.response_ids], dtype=torch.int64)
         position_ids, multi_modal_inputs = model_inputs(output, input_ids)
         row = {**output.as_dict(), **own}

@@ -39,6 +39,7 @@ from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from torch.nn.utils.rnn import pad_sequence
 from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.reward import get_custom_reward_fn, load_reward_manager
 
 from verl_multiturn.calls.limits import OutageLimits
@@ -275,6 +276,20 @@ def reward_of(config: DictConfig, data_source: str) -> str:
     """
     options = read_reward_kwargs(plain_dict(OmegaConf.select(config, f"{_FUNCTION}.reward_kwargs")))
     return find_reward(data_source, options.routes)
+
+
+def share_score(outputs: Sequence[AgentLoopOutput]) -> None:
+    """Give all rows of a conversation the score of the last one, as verl does; `as_dict` of ours leaves it to the last.
+
+    Args:
+        outputs: Its rows, in order, of any agent loop.
+    """
+    last = outputs[-1]
+    if last.reward_score is None:
+        return
+    for output in outputs[:-1]:
+        output.reward_score = last.reward_score
+        output.extra_fields["reward_extra_info"] = last.extra_fields["reward_extra_info"]
 
 
 def check_workers(workers: Sequence[Any]) -> None:

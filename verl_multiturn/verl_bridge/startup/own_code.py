@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,10 @@ def _section(run: RunView, current: str, older: str) -> str:
 def _reward(run: RunView) -> Iterator[Code]:
     section = _section(run, "reward.custom_reward_function", "custom_reward_function")
     if run.value(f"{section}.path"):
-        yield _file(run, f"{section}.path", f"{section}.name", "function")
+        options = f"{section}.reward_kwargs"
+        code, given = _file(run, f"{section}.path", f"{section}.name", "function"), run.value(options)
+        keywords = tuple(map(str, given)) if OmegaConf.is_dict(given) else ()
+        yield replace(code, options=options, keywords=keywords)
 
 
 def _managers(run: RunView) -> Iterator[Code]:
