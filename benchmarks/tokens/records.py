@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -264,7 +265,8 @@ def one_name() -> dict[str, Any]:
             with mock.patch("socket.gethostname", return_value="host"), mock.patch("os.getpid", return_value=1):
                 writer = RecordWriter(folder, "start")
                 for number in range(100):
-                    writer.keep(sample_record, {"request_id": f"r{number}", "uid": "g"})
+                    name = f"{os.urandom(8).hex()}-{number}"  # a reader takes a request of one id once
+                    writer.keep(partial(sample_record, request_id=name), {"request_id": name, "uid": "g"})
                 writer.close()
 
         children = [in_child(work) for _ in range(PROCESSES)]

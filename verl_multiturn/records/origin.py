@@ -34,7 +34,7 @@ def refuse_other(
         model: What names the model, for the error.
 
     Raises:
-        ConfigError: One is another.
+        ConfigError: One is another, or the run's file has what is no schema of a tool.
     """
     checks = {
         "tokenizer": ""
@@ -61,8 +61,30 @@ def _of_tools(run: Mapping[str, Any], schemas: Sequence[Mapping[str, Any]] | Non
     known = run.get("schemas")
     if schemas is None or known is None or list(schemas) == list(known):
         return ""
-    now, then = ([schema["function"]["name"] for schema in each] for each in (schemas, known))
+    now, then = [schema["function"]["name"] for schema in schemas], names_of(known)
     if now != then:
         return f"the tools are {show(now, 200)}, the run's {show(then, 200)}"
     name = next(name for name, new, old in zip(now, schemas, known, strict=True) if new != old)
     return f"the schema of tool {name!r} is another than the run's"
+
+
+def names_of(schemas: Sequence[Any]) -> list[str]:
+    """Return the names of a run's tools.
+
+    Args:
+        schemas: The schemas in the run's file (`schema.RunFile`).
+
+    Raises:
+        ConfigError: One is no schema of a tool.
+    """
+    names = []
+    for index, schema in enumerate(schemas):
+        function = schema.get("function") if isinstance(schema, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"the run's schemas[{index}] is {show(schema, 200)}, expected a tool's schema, with the name in its "
+                "`function`; take the file that the run wrote"
+            )
+        names.append(name)
+    return names

@@ -162,15 +162,21 @@ def live(life: Life, *listeners: LifeListener | None) -> Iterator[Life]:
 
     Args:
         life: The conversation, which begins now.
-        listeners: Those that hear of it. With one of them its timeline is kept.
+        listeners: Those that hear of it. With one of them its timeline is kept. Each that heard of its beginning hears
+            of its end, also where another one raises.
+
+    Raises:
+        Exception: A listener raised it, the first one that did.
     """
     hearing = [listener for listener in listeners if listener is not None]
+    heard: list[LifeListener] = []
     life.began = life.began or time.time()
     if hearing and life.timeline is None:
         life.timeline = Timeline()
-    for listener in hearing:
-        listener.begun(life)
     try:
+        for listener in hearing:
+            listener.begun(life)
+            heard.append(listener)
         with _entered(life):
             yield life
     except asyncio.CancelledError:
@@ -183,11 +189,19 @@ def live(life: Life, *listeners: LifeListener | None) -> Iterator[Life]:
         life.ended = life.ended or time.time()
         if life.timeline is not None:
             life.timeline.end()
+        _end(life, heard)
+
+
+def _end(life: Life, listeners: Sequence[LifeListener]) -> None:
+    """Let listeners know that a life is over, and let it give up its place in the cache; then raise the first error."""
+    errors: list[BaseException] = []
+    for call in (*(listener.over for listener in listeners), Life.leave):
         try:
-            for listener in hearing:
-                listener.over(life)
-        finally:
-            life.leave()
+            call(life)
+        except BaseException as error:  # the others hear of the end first
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.records.origin import refuse_other
+from verl_multiturn.records.origin import names_of, refuse_other
 from verl_multiturn.records.run_file import digest, digest_of_vocabulary
 
 VOCABULARY, TEMPLATE = {"a": 0, "b": 1}, "{{ messages }}"
@@ -49,3 +49,13 @@ def test_the_same_passes_and_so_does_what_is_not_looked_at_or_not_known() -> Non
 def test_what_is_another_is_refused_by_name(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         refuse_other(RUN, REMEDIES, model="'m'", **given)
+
+
+@pytest.mark.parametrize("odd", [{}, {"name": "add"}, {"function": None}, {"function": {"name": 1}}, "add", None])
+def test_what_is_no_schema_in_a_runs_file_is_refused_by_its_place(odd: Any) -> None:
+    said = r"the run's schemas\[1\] is .*, expected a tool's schema, with the name in its `function`; take the file"
+    with pytest.raises(ConfigError, match=said):
+        names_of([schema("add"), odd])
+    with pytest.raises(ConfigError, match=said):
+        refuse_other({"schemas": [schema("add"), odd]}, REMEDIES, schemas=[schema("add")])
+    assert names_of([schema("add"), schema("ask")]) == ["add", "ask"]

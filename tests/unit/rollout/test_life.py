@@ -325,6 +325,51 @@ async def test_a_sample_that_was_cut_is_not_cancelled(heard: Heard, is_swallowed
     assert (task.cancelled(), heard.events) == (not is_swallowed, ["begun", "over cut", "left"])
 
 
+class Deaf(Heard):
+    """A listener that raises where it is asked to take note of something."""
+
+    def __init__(self, event: str) -> None:
+        super().__init__()
+        self.event = event
+
+    def begun(self, life: Any) -> None:
+        super().begun(life)
+        if self.event == "begun":
+            raise OSError("deaf")
+
+    def over(self, life: Any) -> None:
+        super().over(life)
+        if self.event == "over":
+            raise OSError("deaf")
+
+
+@pytest.mark.parametrize("error", [None, ValueError("wrong")])
+async def test_each_listener_hears_of_the_end_though_others_raise(heard: Heard, error: Exception | None) -> None:
+    first, second, status = Deaf("over"), Deaf("over"), "finished" if error is None else "error ValueError: wrong"
+    life = Life("c", "g", number=1, at_last=[lambda _: heard.events.append("left")])
+
+    def lives() -> None:
+        with live(life, first, second, heard):
+            if error is not None:
+                raise error
+
+    with pytest.raises(OSError, match="deaf"):
+        lives()
+    assert [each.events for each in (first, second, heard)] == [
+        ["begun", f"over {status}"],
+        ["begun", f"over {status}"],
+        ["begun", f"over {status}", "left"],
+    ]
+
+
+async def test_a_listener_that_raises_at_the_beginning_leaves_none_without_an_end(heard: Heard) -> None:
+    deaf, later = Deaf("begun"), Heard()
+    with pytest.raises(OSError, match="deaf"), live(Life("c", "g"), heard, deaf, later):
+        raise AssertionError("it does not live")
+    assert [each.events for each in (heard, deaf, later)] == [["begun", "over error OSError: deaf"], ["begun"], []]
+    assert current() is None
+
+
 async def test_one_that_gives_its_place_up_early_gives_it_up_once(heard: Heard) -> None:
     with living(heard):
         life = current()

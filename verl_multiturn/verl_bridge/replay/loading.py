@@ -7,7 +7,7 @@ came about: what differed would be that, and not today's code.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -20,7 +20,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.llm_user import LlmUserSettings
 from verl_multiturn.interactions.running.registry import build_interaction, load_interactions
-from verl_multiturn.records.origin import refuse_other
+from verl_multiturn.records.origin import names_of, refuse_other
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.loading.call_limits import ToolLimits
 from verl_multiturn.tools.loading.registry import build_tools, schema_of
@@ -129,7 +129,7 @@ def _whole_name(config: DictConfig, key: str) -> str:
     raise ConfigError(f"--set {key}: the run has no such setting; name one as verl's configuration has it")
 
 
-def recorded_tools(yaml_file: Any, schemas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def recorded_tools(yaml_file: Any, schemas: Sequence[Any]) -> dict[str, Any]:
     """Return the tools of a recorded run, none of which is called.
 
     Those of classes and functions are built as a run builds them, from today's code. What cannot be built here, such as
@@ -138,6 +138,9 @@ def recorded_tools(yaml_file: Any, schemas: Iterable[Mapping[str, Any]]) -> dict
     Args:
         yaml_file: Content of the tools' YAML; None: there was none.
         schemas: Schemas of all tools of the run, in their order.
+
+    Raises:
+        ConfigError: One is no schema of a tool.
     """
     built: dict[str, Any] = {}
     unbuilt: list[Any] = []
@@ -152,8 +155,7 @@ def recorded_tools(yaml_file: Any, schemas: Iterable[Mapping[str, Any]]) -> dict
             logger.warning("%s is known by its schema alone: %s", where, describe(error))
             unbuilt.append(entry.get("limits"))
     found: dict[str, Any] = {}
-    for raw in schemas:
-        name = raw["function"]["name"]
+    for name, raw in zip(names_of(schemas), schemas, strict=True):
         found[name] = built.pop(name) if name in built else _StandIn(raw, unbuilt)
     return {**found, **built}
 
