@@ -655,7 +655,9 @@ def read_model(model: type[Model], raw: Mapping[str, Any], where: str) -> Model:
     try:
         return model.model_validate(dict(raw))
     except ValidationError as error:
-        first = error.errors()[0]
+        found = error.errors()
+        # A key that is missing may only be misspelt.
+        first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             *parents, last = first["loc"]
@@ -666,7 +668,9 @@ def read_model(model: type[Model], raw: Mapping[str, Any], where: str) -> Model:
             hint = did_you_mean(str(last), known) or f"known are {known}"
             raise ConfigError(f"{where}.{key}: unknown setting; {hint}") from None
         place = f"{where}.{key}" if key else where
-        raise ConfigError(f"{place}: {first['msg']}, got {show(first['input'], _SHOWN_CHARACTERS)}") from None
+        got = "nothing" if first["type"] == "missing" else show(first["input"], _SHOWN_CHARACTERS)
+        problem = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        raise ConfigError(f"{place}: {problem}, got {got}") from None
 
 
 def why_gone(model: type[BaseModel], name: Any) -> str | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_multiturn.interactions.settings import read_config
+from verl_multiturn.config import read_model
 from verl_multiturn.task_sets.tau2.package import STOP_WORDS, user_prompt
 from verl_multiturn.task_sets.tau2.user import Customer, CustomerSettings
 
@@ -36,7 +36,7 @@ class ScriptedCustomer(Customer):
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config, read_config(config, CustomerSettings, "ScriptedCustomer"))
+        super().__init__(config, read_model(CustomerSettings, config, "ScriptedCustomer: config"))
 
     async def write(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Say what the customer wants; after the agent's answer, leave."""

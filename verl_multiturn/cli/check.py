@@ -13,12 +13,14 @@ from rich.table import Table
 
 from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.errors import ConfigError, MultiTurnError
-from verl_multiturn.interactions.check.contract import examine_interaction, interactions_to_check, read_actions
+from verl_multiturn.interactions.check.checks import ADVICE
+from verl_multiturn.interactions.check.contract import check_interaction, interactions_to_check, read_actions
 from verl_multiturn.interactions.check.tool_world import load_world
 from verl_multiturn.row_files import read_rows
-from verl_multiturn.tools.check.contract import examine, tools_to_check
+from verl_multiturn.tools.check.advice import CLASS
+from verl_multiturn.tools.check.contract import check_tool, tools_to_check
 from verl_multiturn.tools.check.data_rows import SUFFIXES
-from verl_multiturn.tools.check.examination import CheckResult, Grade
+from verl_multiturn.tools.check.examination import CheckResult, Grade, examine
 
 console = Console()
 _DAY_S = 86_400.0
@@ -68,7 +70,8 @@ def check_tools(
         for tool in tools_to_check(target, _json(config), tool_config, name):
             kwargs = {"create_kwargs": create, "execute_kwargs": execute}
             world = load_world(interaction, _json(interaction_kwargs) or {}, timeout_s) if interaction else None
-            findings = examine(tool, arguments=example, timeout_s=timeout_s, world=world, dataset=dataset, **kwargs)
+            given = {"arguments": example, "timeout_s": timeout_s, "world": world, "dataset": dataset, **kwargs}
+            findings = examine(check_tool, CLASS["row kwargs"], tool, **given)
             problems += _show_findings(f"tool {tool.name}", findings)
     except MultiTurnError as error:
         refuse(error)
@@ -110,7 +113,8 @@ def check_interactions(
         row, turns = _json(kwargs), read_actions(actions)
         for interaction in interactions_to_check(target, _json(config), name):
             given = {"kwargs": row, "actions": turns, "rounds": rounds, "timeout_s": timeout_s}
-            problems += _show_findings(f"interaction {interaction.name}", examine_interaction(interaction, **given))
+            findings = examine(check_interaction, ADVICE["row kwargs"], interaction, **given)
+            problems += _show_findings(f"interaction {interaction.name}", findings)
     except MultiTurnError as error:
         refuse(error)
     if problems:

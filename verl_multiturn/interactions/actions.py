@@ -63,3 +63,10 @@ def asking(problem: str, actions: Sequence[str] | None, own: bool) -> str:
     named = f" Give one of these actions: {', '.join(actions)}." if actions else ""
     end = "" if own else f" End with <{_TAG}>…</{_TAG}>."
     return f"Your action cannot be read: {problem}.{named}{end}"
+
+
+def plain(value: Any) -> Any:
+    """Return a value of NumPy, as rows may hold, as JSON has it; the `default` of `json.dumps`."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{show(value, 60)} is no plain value")

@@ -11,10 +11,9 @@ from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.chat.model_text import spoken
 from verl_multiturn.chat_endpoint import AskAgainError, ChatEndpoint, EndpointError, check_address, key_of
-from verl_multiturn.config import fixed
+from verl_multiturn.config import fixed, read_model
 from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentLateError, EnvironmentOutageError
-from verl_multiturn.interactions.settings import read_config
 from verl_multiturn.interactions.simulated_user import SimulatedUser, UserSettings
 
 _CONNECTIONS = 64
@@ -56,11 +55,11 @@ class LlmUser(SimulatedUser):
     outage_limits = OutageLimits(timeouts="outage")
 
     def __init__(self, config: dict[str, Any], settings: LlmUserSettings | None = None) -> None:
-        settings = settings or read_config(config, LlmUserSettings, "LlmUser")
+        settings = settings or read_model(LlmUserSettings, config, "LlmUser: config")
         super().__init__(config, settings)
         self._llm = settings
-        self._where = f"config of {type(self).__name__}"
-        check_address(settings.base_url, f"{self._where}: base_url")
+        self._where = f"{type(self).__name__}: config"
+        check_address(settings.base_url, f"{self._where}.base_url")
         self._key()
         self._endpoints = PerLoop(ChatEndpoint.close)
 
@@ -97,7 +96,7 @@ class LlmUser(SimulatedUser):
         await self._endpoints.leave(instance_id)
 
     def _key(self) -> str | None:
-        return key_of(self._llm.api_key_env, f"{self._where}: api_key_env")
+        return key_of(self._llm.api_key_env, f"{self._where}.api_key_env")
 
     def _open(self) -> ChatEndpoint:
         return ChatEndpoint(
@@ -107,7 +106,7 @@ class LlmUser(SimulatedUser):
             timeout_s=self._llm.timeout_s,
             attempts=self._llm.attempts,
             connections=_CONNECTIONS,
-            settings=(f"{self._where}: base_url", f"{self._where}: api_key_env"),
+            settings=(f"{self._where}.base_url", f"{self._where}.api_key_env"),
         )
 
 

@@ -35,13 +35,13 @@ from verl_multiturn.calls.loading import resolve
 from verl_multiturn.calls.outages.causes import next_try_s
 from verl_multiturn.chat.model_text import last_tag, spoken
 from verl_multiturn.chat_endpoint import check_address
+from verl_multiturn.config import read_model
 from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.http_connections import Route, open_session, remedy, route_to
-from verl_multiturn.interactions.actions import asking
+from verl_multiturn.interactions.actions import asking, plain
 from verl_multiturn.interactions.base import Interaction, Reply
 from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentLateError, EnvironmentOutageError
-from verl_multiturn.interactions.settings import plain, read_config
 from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
 
 _MOST_BYTES = 2**24
@@ -100,16 +100,16 @@ class OpenEnvClient(Interaction):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
-        self._settings = settings = read_config(config, OpenEnvSettings, "OpenEnvClient")
-        where = "config of OpenEnvClient"
-        self._address = check_address(settings.base_url, f"{where}: base_url", takes_socks=False).rstrip("/") + "/ws"
+        self._settings = settings = read_model(OpenEnvSettings, config, "OpenEnvClient: config")
+        where = "OpenEnvClient: config"
+        self._address = check_address(settings.base_url, f"{where}.base_url", takes_socks=False).rstrip("/") + "/ws"
         if (settings.action_field is None) == (settings.to_action is None):
             raise ConfigError(
                 f"{where}: expected either 'action_field' or 'to_action', got {show(settings.action_field)} and "
                 f"{show(settings.to_action)}; name the field of the environment's action that gets the text"
             )
-        self._to_action = _function(settings.to_action, f"{where}: to_action")
-        self._to_text = _function(settings.to_text, f"{where}: to_text")
+        self._to_action = _function(settings.to_action, f"{where}.to_action")
+        self._to_text = _function(settings.to_text, f"{where}.to_text")
         self._sessions: dict[str, _RemoteEpisode] = {}
 
     async def start(self, instance_id: str, **kwargs: Any) -> Reply:
@@ -246,7 +246,7 @@ class OpenEnvClient(Interaction):
         return failed
 
     def _route(self) -> Route:
-        return route_to(self._address, "config of OpenEnvClient: base_url", takes_socks=False)
+        return route_to(self._address, "OpenEnvClient: config.base_url", takes_socks=False)
 
     def _say(self, problem: str) -> str:
         return f"the OpenEnv server at {self._address} {problem}"

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.chat.model_text import spoken
+from verl_multiturn.config import read_model
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.failed import EnvironmentFailedError
-from verl_multiturn.interactions.settings import read_config
 from verl_multiturn.interactions.simulated_user import SimulatedUser, UserSettings
 
 
@@ -35,7 +35,7 @@ class PolicyUser(SimulatedUser):
     outage_limits = OutageLimits(mode="off")  # it asks the engine alone
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._policy_settings = read_config(config, PolicyUserSettings, "PolicyUser")
+        self._policy_settings = read_model(PolicyUserSettings, config, "PolicyUser: config")
         super().__init__(config, self._policy_settings)
 
     async def write(self, messages: Sequence[Mapping[str, Any]]) -> str:

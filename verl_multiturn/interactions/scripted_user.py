@@ -25,7 +25,7 @@ class ScriptedUser(Interaction):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
         if config:
-            raise ConfigError(f"config of ScriptedUser: it has none, got {show(config)}; turns are in the row")
+            raise ConfigError(f"ScriptedUser: config: it has none, got {show(config)}; turns are in the row")
         self._left: dict[str, list[str]] = {}
 
     def start(self, instance_id: str, *, turns: Sequence[str], opening: str | None = None) -> Reply | None:  # type: ignore[override]

@@ -66,7 +66,7 @@ class SimulatedUser(Interaction):
         super().__init__(config)
         if not all(word.strip() for word in settings.stop_words):
             raise ConfigError(
-                f"config of {type(self).__name__}: stop_words: expected words, got {settings.stop_words}; "
+                f"{type(self).__name__}: config.stop_words: expected words, got {settings.stop_words}; "
                 "leave the empty one out"
             )
         self._settings = settings

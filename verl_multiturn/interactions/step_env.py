@@ -22,13 +22,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.chat.model_text import spoken
+from verl_multiturn.config import read_model
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.interactions.actions import asking
+from verl_multiturn.interactions.actions import asking, plain
 from verl_multiturn.interactions.base import Interaction, Reply
 from verl_multiturn.interactions.environments.episode import is_gymnasium_id
 from verl_multiturn.interactions.environments.process import EnvProcess, EnvProcesses
-from verl_multiturn.interactions.settings import plain, read_config
 from verl_multiturn.reward_numbers import USABLE, as_reward
 
 _INSTALLS = {"gymnasium": "'verl-multiturn[gymnasium]'", "gem": "gem-llm"}
@@ -128,7 +128,7 @@ class StepEnv(Interaction):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
-        self._settings = read_config(config, StepEnvSettings, "StepEnv")
+        self._settings = read_model(StepEnvSettings, config, "StepEnv: config")
         _check_installed(self._settings.env)
         self._episodes: dict[str, _Episode] = {}
         self._processes = PerLoop(EnvProcesses.aclose)
@@ -230,9 +230,7 @@ def _check_installed(env: str) -> None:
     """
     module, _, name = env.rpartition(".")
     if module and all(part.isidentifier() for part in env.split(".")):
-        raise ConfigError(
-            f"config of StepEnv: env: {env!r} is no id of Gymnasium; write a factory as '{module}:{name}'"
-        )
+        raise ConfigError(f"StepEnv: config.env: {env!r} is no id of Gymnasium; write a factory as '{module}:{name}'")
     packages = ["gymnasium"] if is_gymnasium_id(env) else []
     packages += [env.partition(":")[0].partition(".")[0]] if ":" in env else []
     for package in packages:
@@ -242,6 +240,6 @@ def _check_installed(env: str) -> None:
             is_there = True
         if not is_there:
             raise ConfigError(
-                f"config of StepEnv: env: {env!r} needs the package {package!r}, which is not installed; "
+                f"StepEnv: config.env: {env!r} needs the package {package!r}, which is not installed; "
                 f"pip install {_INSTALLS.get(package, package)}, or set PYTHONPATH to the folder where it lies"
             )

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Set
 from typing import NamedTuple
 
 _CHANGED = re.compile(r" (create|delete) mode \d+ (.+)")
+_LONGEST_NAME = 200
 _OF_PATTERNS = re.compile(r"([*?\[\\])")
 
 
@@ -28,6 +29,7 @@ class Names(NamedTuple):
     """Names in a tree, found once: a model may leave thousands of files.
 
     Attributes:
+        may_change: Tells whether a path may be changed at all.
         never: For each reason, which paths never count: see `patterns`.
         runners: Modules of test runners, in whatever case.
         taken: Modules that are found elsewhere, and that tests may import.
@@ -40,6 +42,7 @@ class Names(NamedTuple):
         begun: Those of them in which imports begin before the change.
     """
 
+    may_change: "Callable[[str], bool]"
     never: "Mapping[str, re.Pattern[str]]"
     runners: "Set[str]"
     taken: "Set[str]"
@@ -72,18 +75,19 @@ def patterns(never: "Mapping[str, Collection[str]]") -> "dict[str, re.Pattern[st
     }
 
 
-def why_never(path: str, names: Names, may_change: "Callable[[str], bool]") -> str:
+def why_never(path: str, names: Names) -> str:
     """Return why a change of a path never counts, by itself; empty if it may count.
 
     Args:
         path: The path.
         names: Those in the tree.
-        may_change: Tells whether a path may be changed at all.
     """
     reason = names.why_by_name(path) or ("a test" if path in names.tests else "")
-    if reason or path in names.files:
-        return reason
-    return _why_replacing(path, names, may_change) or _why_shadowing(path, names)
+    if not reason and path not in names.files:
+        reason = _why_replacing(path, names) or _why_shadowing(path, names)
+    if not reason and any(len(part.encode("utf-8", "replace")) > _LONGEST_NAME for part in path.split("/")):
+        return "its name is too long"
+    return reason
 
 
 def exposing(counted: "Mapping[str, bytes | None]", names: Names) -> "list[tuple[str, str]]":
@@ -174,7 +178,7 @@ def above(paths: "Collection[str]") -> "set[str]":
     return {path[:end] for path in paths for end, sign in enumerate(path) if sign == "/"}
 
 
-def _why_replacing(path: str, names: Names, may_change: "Callable[[str], bool]") -> str:
+def _why_replacing(path: str, names: Names) -> str:
     """Return why a new file may not be found before another one that lies beside it; empty if it may.
 
     Python looks for a package first, then for a module, then for a folder without `__init__.py`. So a new package
@@ -185,7 +189,7 @@ def _why_replacing(path: str, names: Names, may_change: "Callable[[str], bool]")
     if path.endswith("/__init__.py"):
         beside = module + ".py"
         reason = names.why_by_name(beside) or ("a test" if beside in names.tests else "")
-        if not reason and beside in names.files and not may_change(beside):
+        if not reason and beside in names.files and not names.may_change(beside):
             return f"it would take the place of {beside!r}, which the task does not allow"
         return reason
     if path.endswith(".py") and module in names.above_tests:
@@ -238,6 +242,7 @@ def main(given: str) -> None:
         read = json.load(file)
     files, folders = _in_folder()
     names = Names(
+        may_change=lambda path: True,
         never=patterns(read["never"]),
         runners=set(read["runners"]),
         taken=set(read["modules"]),
@@ -252,7 +257,7 @@ def main(given: str) -> None:
     counted, excluded = {}, set()
     for found in filter(None, map(_CHANGED.fullmatch, sys.stdin.read().split("\n"))):
         path = found.group(2)
-        if why_never(path, names, lambda _: True):
+        if why_never(path, names):
             excluded.add(path)
         else:
             counted[path] = b"" if found.group(1) == "create" else None

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from verl_multiturn.errors import UnjudgedError
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.packages import modules_of
-from verl_multiturn.workspaces import import_places
 from verl_multiturn.workspaces.globs import Globs
-from verl_multiturn.workspaces.import_places import Names, above, exposing, first_root, modules, patterns
+from verl_multiturn.workspaces.import_places import Names, above, exposing, first_root, modules, patterns, why_never
 from verl_multiturn.workspaces.tars import TarFiles, read_tar, write_tar
 from verl_multiturn.workspaces.task import PytestVerdict, ScriptVerdict, Task
 from verl_multiturn.workspaces.workspace import Workspace, WorkspaceError
@@ -52,7 +51,6 @@ _MOST_ENTRIES = 20_000
 _MOST_TAR_BYTES = 64 * 2**20
 _FOLDER_BYTES = 512
 """Bytes of a folder in a tar."""
-_LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -139,13 +137,13 @@ def changes(task: Task, found: TarFiles, packages: bool | tuple[str, ...]) -> Le
         if original.get(path) == content and (path in was_executable) == (path in found.executable):
             continue
         reason = "" if allowed.match(path) else "the task does not allow it"
-        if reason := reason or why_never(task, path, names):
+        if reason := reason or why_never(path, names):
             left_out[path] = reason
         else:
             counted[path] = content
     for path in original.keys() - found.files.keys():
         # A file in whose place there is a link, or something else that is not taken, is gone as well.
-        if allowed.match(path) and not why_never(task, path, names):
+        if allowed.match(path) and not why_never(path, names):
             counted[path] = None
     size = sum(len(content) for content in counted.values() if content is not None)
     if len(counted) > task.most_files or size > task.most_bytes:
@@ -191,6 +189,7 @@ def names_of(task: Task, tree: Mapping[str, bytes], packages: bool | tuple[str, 
     files = tree.keys() | hidden.keys()  # pytest begins imports in the folders of hidden tests
     tests = {path for path in {*hidden, *named, *own} if path.endswith(".py")}
     return Names(
+        may_change=Globs(task.allowed).match,
         never=_NEVER_PATTERNS,
         runners=RUNNERS,
         taken=modules_of(packages) | {name.partition(".")[0] for name in plugins} | sys.stdlib_module_names,
@@ -203,19 +202,6 @@ def names_of(task: Task, tree: Mapping[str, bytes], packages: bool | tuple[str, 
         begun={"" if root == "." else root for root in roots}
         | {first_root(os.path.dirname(path), files) for path in named},
     )
-
-
-def why_never(task: Task, path: str, names: Names) -> str:
-    """Return why a change of a path never counts, whatever the row allows; empty if it may count.
-
-    Args:
-        task: The task.
-        path: The path.
-        names: Those in the row's tree.
-    """
-    if reason := import_places.why_never(path, names, Globs(task.allowed).match):
-        return reason
-    return "its name is too long" if any(len(part.encode()) > _LONGEST_NAME for part in path.split("/")) else ""
 
 
 def _places(task: Task) -> list[str]:

@@ -27,8 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_multiturn.workspaces.globs import Globs
-from verl_multiturn.workspaces.import_places import Names
-from verl_multiturn.workspaces.left import why_never
+from verl_multiturn.workspaces.import_places import Names, why_never
 from verl_multiturn.workspaces.script_run import REWARD_FOLDER
 from verl_multiturn.workspaces.task import ScriptVerdict, Task
 from verl_multiturn.workspaces.workspace import FOLDER
@@ -240,7 +239,7 @@ def canary_runs(
     texts = {
         path: tree[path].decode("utf-8", "surrogateescape")
         for path in sorted(tree)
-        if allowed.match(path) and not why_never(task, path, names)
+        if allowed.match(path) and not why_never(path, names)
     }
     forms = {path: _of(path, text) for path, text in texts.items()}
     data = [path for path in texts if forms[path] is None]
@@ -287,7 +286,7 @@ def named_program(task: Task, verdict: ScriptVerdict, tree: Mapping[str, bytes],
     said = "\n".join(_scripts(verdict.files).values())
     for path, content in sorted(tree.items()):
         is_named = re.search(rf"(?<![\w.-]){re.escape(os.path.basename(path))}(?![\w.-])", said)
-        is_allowed = is_named and allowed.match(path) and not why_never(task, path, names)
+        is_allowed = is_named and allowed.match(path) and not why_never(path, names)
         if is_allowed and _of(path, content.decode("utf-8", "replace")) is not None:
             return path
     return ""
@@ -355,7 +354,7 @@ def _new_paths(
         is_path = not path.startswith(("/", "..")) and path != "." and "~" not in path
         is_taken = path in tree or path in folders or not _above([path]).isdisjoint(tree)
         is_beside = path not in _above(new) and _above([path]).isdisjoint(new)
-        if is_path and not is_taken and is_beside and allowed.match(path) and not why_never(task, path, names):
+        if is_path and not is_taken and is_beside and allowed.match(path) and not why_never(path, names):
             new.append(path)
         if len(new) == _MOST_NEW:
             break

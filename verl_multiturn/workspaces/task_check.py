@@ -15,8 +15,8 @@ from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.workspaces.canaries import Layout, changed, function_of, lay_out, lots, shared
 from verl_multiturn.workspaces.disturbed import DisturbedError
 from verl_multiturn.workspaces.hidden_file import candidates, words_of
-from verl_multiturn.workspaces.import_places import exposing
-from verl_multiturn.workspaces.left import Left, names_of, why_never, why_uncollected
+from verl_multiturn.workspaces.import_places import exposing, why_never
+from verl_multiturn.workspaces.left import Left, names_of, why_uncollected
 from verl_multiturn.workspaces.script_canary import Canary, canary_runs, named_program, why_no_place
 from verl_multiturn.workspaces.task import PytestVerdict, ScriptVerdict, Task, UnguardedError
 from verl_multiturn.workspaces.verdict import Judge, Tree, judged_outcomes
@@ -43,7 +43,7 @@ async def check_task(task: Task, judge: Judge, repair: Left | None = None) -> Ta
         raise _refusal(task, "it has no 'gold', so nobody knows whether its tests can pass")
     original, gold = task.tree()[0], gold_left(task).changes
     names = names_of(task, original, judge.packages)
-    never = [(path, why_never(task, path, names)) for path in gold]
+    never = [(path, why_never(path, names)) for path in gold]
     for path, reason in (*never, *exposing(gold, names)):
         if reason:
             raise _refusal(task, f"gold: {path!r} is never taken: {reason}")

@@ -152,7 +152,7 @@ async def test_one_that_is_late(reply: Any) -> None:
         assert len(endpoint.bodies) == 1
 
 
-KEY_OF, URL_OF = "config of LlmUser: api_key_env", "config of LlmUser: base_url"
+KEY_OF, URL_OF = "LlmUser: config.api_key_env", "LlmUser: config.base_url"
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ async def test_many_users_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model": "m"}, "config of LlmUser: base_url: Field required, got nothing"),
+        ({"model": "m"}, "LlmUser: config.base_url: Field required, got nothing"),
         ({"base_url": "users:8000", "model": "m"}, "expected an address such as"),
         ({"base_url": "http://ann:secret@users/v1", "model": "m"}, "without a user, a password or a query"),
         ({"base_url": "http://users/v1?key=secret", "model": "m"}, "without a user, a password or a query"),

@@ -456,8 +456,8 @@ async def test_an_environment_that_cannot_be_imported(env: str, message: str) ->
         ({"env": "tests.worlds:Maze", "invalid": "ignore"}, "invalid: expected 'ask again' or a finite number from"),
         ({"env": "tests.worlds:Maze", "invalid": float("nan")}, "invalid: expected 'ask again' or a finite number"),
         ({"env": "tests.worlds:Maze", "invalid": -1e39}, "invalid: expected 'ask again' or a finite number from"),
-        ({"env": "tests.worlds:Maze", "action": ["up"]}, "unknown key 'action'; did you mean 'actions'"),
-        ({"envs": "tests.worlds:Maze"}, "unknown key 'envs'; did you mean 'env'"),
+        ({"env": "tests.worlds:Maze", "action": ["up"]}, "config.action: unknown setting; did you mean 'actions'"),
+        ({"envs": "tests.worlds:Maze"}, "config.envs: unknown setting; did you mean 'env'"),
         ({"env": "tests.worlds.Maze"}, "'tests.worlds.Maze' is no id of Gymnasium; write a factory as 'tests.worlds:M"),
     ],
 )

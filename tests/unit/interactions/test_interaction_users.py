@@ -135,7 +135,7 @@ async def test_a_policy_that_cannot_play_the_user() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"person": "x"}, "config of PolicyUser: unknown key 'person'; did you mean 'persona'"),
+        ({"person": "x"}, "PolicyUser: config.person: unknown setting; did you mean 'persona'"),
         ({"max_user_turns": 0}, "max_user_turns: Input should be greater than 0, got 0"),
         ({"stop_words": [""]}, r"stop_words: expected words, got \[''\]"),
         ({"stop_words": "STOP"}, "stop_words: Input should be a valid list, got 'STOP'"),

@@ -68,5 +68,5 @@ def test_other_settings_that_are_constants() -> None:
     for name, value in (("connections", "32 in each reward worker"), ("short_words", "3")):
         with pytest.raises(ConfigError, match=rf"reward_kwargs\.judge\.{name}=1: it is fixed at {value}; leave it out"):
             read_reward_kwargs({"judge": {name: 1}})
-    with pytest.raises(ConfigError, match="config of LlmUser: connections=8: it is fixed at 64 in each worker; leave"):
+    with pytest.raises(ConfigError, match=r"LlmUser: config\.connections=8: it is fixed at 64 in each worker; leave"):
         LlmUser({"base_url": "http://h/v1", "model": "m", "connections": 8})

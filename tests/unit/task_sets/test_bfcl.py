@@ -372,7 +372,7 @@ def test_a_tool_without_a_dialogue_is_a_mistake_of_the_author() -> None:
 
 
 def test_wrong_settings_and_rows_are_refused() -> None:
-    with pytest.raises(ConfigError, match="config of BfclUser: reward"):
+    with pytest.raises(ConfigError, match=r"BfclUser: config\.reward"):
         BfclUser({"reward": "some"})
     for given in ({}, {"id": "multi_turn_base_0", "dialogue": OWN}):
         with pytest.raises(ConfigError, match="expected 'id' or 'dialogue'"):

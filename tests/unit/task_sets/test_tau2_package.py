@@ -23,7 +23,7 @@ def test_what_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.Monkey
         ("retial", "did you mean 'retail'"),
         (3, "known"),
     ]:
-        with pytest.raises(ConfigError, match=f"config of TauUser: domain: .*is no domain of τ².*{hint}") as refused:
+        with pytest.raises(ConfigError, match=rf"TauUser: config\.domain: .*is no domain of τ².*{hint}") as refused:
             TauUser({**user, "domain": str(domain)})
         assert "telecom" in str(refused.value) or domain != "telecom"
     (tmp_path / "tools.yaml").write_text(
@@ -31,7 +31,7 @@ def test_what_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     with pytest.raises(ConfigError, match="'telecom' is no domain of τ²"):
         load_tools(tmp_path / "tools.yaml")
-    with pytest.raises(ConfigError, match="config of TauUser: base_url"):
+    with pytest.raises(ConfigError, match=r"TauUser: config\.base_url"):
         TauUser({"base_url": "ftp://x", "model": "m", "domain": "retail"})
 
     find = importlib.util.find_spec

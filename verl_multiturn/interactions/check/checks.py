@@ -7,14 +7,14 @@ import functools
 import inspect
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from verl_multiturn.describe import show
 from verl_multiturn.interactions.check.episodes import InteractionProbe, PlayedEpisode
 from verl_multiturn.interactions.running.session import METHODS
-from verl_multiturn.tools.check.examination import Examination, Grade, Timed, Wait
+from verl_multiturn.tools.check.examination import Examination, Grade, Timed
 from verl_multiturn.tools.check.instruments import ExaminationWatch
 from verl_multiturn.tools.check.other_rows import made_kwargs
 from verl_multiturn.tools.check.probed import Probed
@@ -68,7 +68,7 @@ class InteractionExamination(Examination):
     """
 
     def __init__(self, probe: InteractionProbe, watch: ExaminationWatch, temporary: Path) -> None:
-        super().__init__(watch, temporary, ADVICE)
+        super().__init__(probe, watch, temporary, ADVICE)
         self._probe = probe
 
     async def first(self) -> bool:
@@ -99,10 +99,10 @@ class InteractionExamination(Examination):
         return {
             "event loop": self.event_loop,
             "leftovers": self.leftovers,
-            "close after a failed start": self._close_after_a_failed_start,
+            "close after a failed start": self.end_after_a_failed_begin,
             "any answer": self._any_answer,
             "one episode": self._one_episode,
-            **{f"cancel {method}": functools.partial(self._cancel, method=method) for method in METHODS},
+            **{f"cancel {method}": functools.partial(self.cancel, method=method) for method in METHODS},
         }
 
     async def converse(self, timed: Timed) -> None:
@@ -119,22 +119,16 @@ class InteractionExamination(Examination):
         if inspect.isawaitable(returned):
             await returned
 
-    def attributes(self) -> Iterable[tuple[str, Any]]:
-        """Return the names and values of the interaction's attributes."""
-        return self._probe.attributes()
+    def arguments_of(self, method: str) -> tuple[Any, ...]:
+        """Return the player's first turn for `reply`.
+
+        Args:
+            method: Name of the method.
+        """
+        return (_said(self._probe.action(0)),) if method == "reply" else ()
 
     async def _reply(self, instance_id: str, text: str) -> Probed:
         return await self._probe.call("reply", instance_id, _said(text))
-
-    async def _close_after_a_failed_start(self, check: str) -> None:
-        closed = await self._probe.call("close", uuid.uuid4().hex)
-        if closed.timed_out:
-            self.note(check, Grade.PROBLEM, closed.failure(), self.advice[check])
-        elif closed.error is not None:
-            found = f"{closed.failure()}; all that it gives back otherwise is lost"
-            self.note(check, Grade.WARNING, found, self.advice[check])
-        else:
-            self.note(check, Grade.OK, "")
 
     async def _any_answer(self, check: str) -> None:
         """Answer with what models write, each in a conversation of its own."""
@@ -206,25 +200,6 @@ class InteractionExamination(Examination):
             player.moments = None
         state = overwritten(moments, "start", [player is other for player in players])
         return next((f"self.{name}, which all conversations share, {how}" for name, how in state.items()), "")
-
-    async def _cancel(self, check: str, method: str) -> None:
-        probe = self._probe
-
-        async def once(wait: Wait) -> str:
-            instance_id, problems = uuid.uuid4().hex, []
-            if method != "start":
-                await probe.call("start", instance_id)
-            arguments = (_said(probe.action(0)),) if method == "reply" else ()
-            ended, _ = await probe.cancel(method, wait, instance_id, *arguments)
-            if not ended:
-                problems.append(f"{method} goes on after it was cancelled")
-            if method != "close":
-                closed = await probe.call("close", instance_id)
-                if closed.timed_out or (closed.error is not None and method != "start"):
-                    problems.append(f"close {closed.failure()} after {method} was cancelled")
-            return "; ".join(problems)
-
-        await self.cancelled(check, method, once)
 
 
 def _said(text: str) -> list[dict[str, Any]]:

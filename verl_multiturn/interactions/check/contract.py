@@ -15,7 +15,7 @@ from typing import Any
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.interactions.check.checks import ADVICE, InteractionExamination
+from verl_multiturn.interactions.check.checks import InteractionExamination
 from verl_multiturn.interactions.check.episodes import InteractionProbe
 from verl_multiturn.interactions.running.registry import (
     build_interaction,
@@ -26,7 +26,7 @@ from verl_multiturn.interactions.running.registry import (
 from verl_multiturn.row_files import read_text
 from verl_multiturn.tools.check.examination import CheckResult, Grade, run_examination
 
-__all__ = ["CheckResult", "Grade", "check_interaction", "examine_interaction", "interactions_to_check", "read_actions"]
+__all__ = ["CheckResult", "Grade", "check_interaction", "interactions_to_check", "read_actions"]
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -58,19 +58,6 @@ def check_interaction(
     check_kwargs(interaction, kwargs or {}, "check-interaction")
     probe = InteractionProbe(interaction, kwargs or {}, actions, rounds, timeout_s)
     return run_examination(lambda *given: InteractionExamination(probe, *given), probe.end_s)
-
-
-def examine_interaction(interaction: Interaction, **given: Any) -> list[CheckResult]:
-    """Examine an interaction as `check_interaction` does, and return a ConfigError as a finding, too.
-
-    Args:
-        interaction: The interaction.
-        given: The other arguments of `check_interaction`, as keywords.
-    """
-    try:
-        return check_interaction(interaction, **given)
-    except ConfigError as error:
-        return [CheckResult("row kwargs", Grade.PROBLEM, str(error), ADVICE["row kwargs"])]
 
 
 def interactions_to_check(target: str, config: Mapping[str, Any] | None, name: str | None = None) -> list[Interaction]:

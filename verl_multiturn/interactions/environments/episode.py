@@ -64,7 +64,7 @@ def load(spec: Mapping[str, Any]) -> EnvironmentCode:
         ConfigError: Something cannot be imported, or an id is unknown.
     """
     to_text, to_action, state = (
-        resolve(name.replace(":", "."), f"config of StepEnv: {key}") if (name := spec[key]) else None
+        resolve(name.replace(":", "."), f"StepEnv: config.{key}") if (name := spec[key]) else None
         for key in ("to_text", "to_action", "state")
     )
     return EnvironmentCode(_maker(spec["env"]), to_text, to_action, state, spec["actions"])
@@ -81,13 +81,13 @@ def is_gymnasium_id(env: str) -> bool:
 
 def _maker(env: str) -> Callable[..., Any]:
     if not is_gymnasium_id(env):
-        made: Callable[..., Any] = resolve(env.replace(":", "."), "config of StepEnv: env")
+        made: Callable[..., Any] = resolve(env.replace(":", "."), "StepEnv: config.env")
         if not callable(made):
-            raise ConfigError(f"config of StepEnv: env: {env!r} is {show(made, 100)}, expected a function or a class")
+            raise ConfigError(f"StepEnv: config.env: {env!r} is {show(made, 100)}, expected a function or a class")
         return made
     import gymnasium
 
-    where, (module, _, name) = "config of StepEnv: env", env.rpartition(":")
+    where, (module, _, name) = "StepEnv: config.env", env.rpartition(":")
     if module:
         import_module(module, where)
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 
@@ -69,11 +69,13 @@ class RequestReader:
 
     Args:
         sent: Finds what the session sent before.
+        refused: Notes a request that cannot be read: its protocol's name, and the code of the refusal.
         threads: Where large bodies are read.
     """
 
-    def __init__(self, sent: Sent, threads: Executor) -> None:
+    def __init__(self, sent: Sent, refused: Callable[[str, str], None], threads: Executor) -> None:
         self._sent = sent
+        self._refused = refused
         self._threads = threads
         self._free = WeightedSemaphore(HELD_BYTES)
         self._histories = Histories()
@@ -86,10 +88,16 @@ class RequestReader:
             RefusedError: It is too long, too slow, badly framed, or no request of this protocol.
             ConnectionError: The client has gone.
         """
-        held = _most_bytes(request)
-        await self._free.acquire(held)
+        held = 0
         try:
-            asked, length = await self._asked(request, protocol, await _received(request))
+            try:
+                most = _most_bytes(request)
+                await self._free.acquire(most)
+                held = most
+                asked, length = await self._asked(request, protocol, await _received(request))
+            except RefusedError as refused:
+                self._refused(protocol.name, refused.code)
+                raise
             self._free.release(held - length)  # of a body whose length the head did not tell
             held = length
             yield asked

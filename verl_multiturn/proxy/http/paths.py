@@ -11,15 +11,27 @@ COUNT_TOKENS = "messages/count_tokens"
 _SERVED = f"use one of {[*PROTOCOLS, f'/v1/{COUNT_TOKENS}', '/v1/models']}"
 
 
-def split_path(path: str) -> tuple[str | None, str]:
-    """Return the secret in a path, if there is one, and what follows `/v1/`, however often that is there."""
-    parts = [part for part in path.split("/") if part]
+def route_of(request: web.BaseRequest) -> tuple[str | None, str, Protocol]:
+    """Return what the path of a request says.
+
+    Args:
+        request: The request.
+
+    Returns:
+        The secret in it, if there is one; what follows `/v1/`, however often that is there; and the protocol whose
+        errors the client reads.
+    """
+    parts = [part for part in request.path.split("/") if part]
     secret = None
     if parts[:1] == ["s"] and len(parts) > 1:
         secret, parts = parts[1], parts[2:]
     while parts[:1] == ["v1"]:
         del parts[0]
-    return secret, "/".join(parts)
+    route = "/".join(parts)
+    if f"/v1/{route}" in PROTOCOLS:
+        return secret, route, PROTOCOLS[f"/v1/{route}"]
+    anthropic = route.startswith("messages") or "anthropic-version" in request.headers
+    return secret, route, PROTOCOLS["/v1/messages" if anthropic else "/v1/chat/completions"]
 
 
 def is_models(route: str) -> bool:
@@ -45,11 +57,3 @@ def check_served(route: str, method: str) -> None:
     allowed = reads if is_models(route) else ("POST",)
     if method not in allowed:
         raise RefusedError(405, "method_not_allowed", f"expected {allowed[0]} for /v1/{route}; use that")
-
-
-def protocol_of(route: str, request: web.BaseRequest) -> Protocol:
-    """Return the protocol whose errors a client reads."""
-    if f"/v1/{route}" in PROTOCOLS:
-        return PROTOCOLS[f"/v1/{route}"]
-    anthropic = route.startswith("messages") or "anthropic-version" in request.headers
-    return PROTOCOLS["/v1/messages" if anthropic else "/v1/chat/completions"]

@@ -24,9 +24,8 @@ import ipaddress
 import logging
 import secrets
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -41,11 +40,11 @@ from verl_multiturn.proxy.http.bodies import RequestReader
 from verl_multiturn.proxy.http.clients import Connection, Unauthenticated
 from verl_multiturn.proxy.http.exchange import Exchange
 from verl_multiturn.proxy.http.listener import Listener, raise_open_files
-from verl_multiturn.proxy.http.paths import COUNT_TOKENS, check_served, is_models, protocol_of, split_path
+from verl_multiturn.proxy.http.paths import COUNT_TOKENS, check_served, is_models, route_of
 from verl_multiturn.proxy.protocols import Protocol, model
 from verl_multiturn.proxy.protocols import models as all_models
 from verl_multiturn.proxy.protocols.anthropic_messages import token_count
-from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
+from verl_multiturn.proxy.protocols.requests import RefusedError
 
 if TYPE_CHECKING:
     from verl_multiturn.proxy.sessions.session import AgentSession
@@ -232,7 +231,8 @@ class ProxyServer:
             raise RuntimeError("the server was not started; call `start` first")
         secret = secrets.token_urlsafe(32)
         most = max(1, min(_MOST_CONNECTIONS, self._files // 4))
-        self._open[_digest(secret)] = _OpenSession(session, most, RequestReader(session.sent, self._threads))
+        reader = RequestReader(session.sent, session.journal.refuse, self._threads)
+        self._open[_digest(secret)] = _OpenSession(session, most, reader)
         return SessionAddress(f"{self.address}/v1", secret, self.address, session.id)
 
     async def close_session(self, address: SessionAddress) -> None:
@@ -251,8 +251,7 @@ class ProxyServer:
         task = asyncio.current_task()
         assert task is not None
         self._handlers.add(task)
-        secret, route = split_path(request.path)
-        protocol = protocol_of(route, request)
+        secret, route, protocol = route_of(request)
         opened = None
         connection = request.protocol
         assert isinstance(connection, Connection)
@@ -309,26 +308,11 @@ class ProxyServer:
         if is_models(route):
             name = route.removeprefix("models").strip("/")
             return web.json_response(model(name) if name else all_models(self._model))
-        async with self._read(request, protocol, opened) as asked:
+        async with opened.reader.read(request, protocol) as asked:
             if route == COUNT_TOKENS:
                 return web.json_response(token_count(await opened.session.count_tokens(asked)))
             failed = partial(self._failed, opened)
             return await Exchange(request, protocol, asked, opened.session, failed, self._ping_s, self._threads).run()
-
-    @asynccontextmanager
-    async def _read(
-        self, request: web.BaseRequest, protocol: Protocol, opened: _OpenSession
-    ) -> AsyncIterator[ChatRequest]:
-        """Read a request of a known session, and note it where that fails."""
-        was_read = False
-        try:
-            async with opened.reader.read(request, protocol) as asked:
-                was_read = True
-                yield asked
-        except RefusedError as refused:
-            if not was_read:
-                opened.session.journal.refuse(protocol.name, refused.code)
-            raise
 
     def _failed(self, opened: _OpenSession | None, error: BaseException) -> RefusedError:
         """Note a mistake of ours, and log it once for each session."""

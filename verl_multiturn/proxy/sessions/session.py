@@ -272,45 +272,43 @@ class AgentSession:
 
     async def _answer(self, delivery: Delivery) -> None:
         """Find or sample the completions of a request."""
-        with during("request"), _noting(delivery.noted, delivery.request):
-            await self._find(delivery)
-
-    async def _find(self, delivery: Delivery) -> None:
         request = delivery.request
-        prompt = delivery.prompt = delivery.noted.prompt = await self._prompt(request)
-        self._check_room(prompt)
-        if delivery.gone:
-            return
-        self.journal.samples(delivery.noted)
-        kept = prompt.left[_wish(request)]
-        while kept and len(delivery.samples) < request.n:
-            sample = kept.popleft()
-            if sample.usable:
-                delivery.samples.append(sample)
-        missing = request.n - len(delivery.samples)
-        limit = self._run.max_completions
-        if limit is not None and self._asked + missing > limit:
-            kept.extend(delivery.samples)
-            delivery.samples = []
-            raise _refused(
-                "completions_used_up",
-                f"this session has had {self._asked} of {limit} completions, and {missing} more are asked for; end it",
-            )
-        self._asked += missing
-        samples = delivery.samples = [
-            *delivery.samples,
-            *(_Sample(self._start(self._sampler.sample(prompt, request))) for _ in range(missing)),
-        ]
-        tasks = [sample.task for sample in samples]
-        await asyncio.wait(tasks)
-        if any(task.cancelled() for task in tasks):
-            raise _over()
-        nodes = [task.result() for task in tasks]
-        if not delivery.gone:
-            self.journal.answer(delivery.noted, nodes)
-            for node in nodes:
-                self.forest.note(node, returned=True)
-        delivery.completions = [self._shaped(node, request) for node in nodes]
+        with during("request"), _noting(delivery.noted, request):
+            prompt = delivery.prompt = delivery.noted.prompt = await self._prompt(request)
+            self._check_room(prompt)
+            if delivery.gone:
+                return
+            self.journal.samples(delivery.noted)
+            kept = prompt.left[_wish(request)]
+            while kept and len(delivery.samples) < request.n:
+                sample = kept.popleft()
+                if sample.usable:
+                    delivery.samples.append(sample)
+            missing = request.n - len(delivery.samples)
+            limit = self._run.max_completions
+            if limit is not None and self._asked + missing > limit:
+                kept.extend(delivery.samples)
+                delivery.samples = []
+                raise _refused(
+                    "completions_used_up",
+                    f"this session has had {self._asked} of {limit} completions, and {missing} more are asked for; "
+                    "end it",
+                )
+            self._asked += missing
+            samples = delivery.samples = [
+                *delivery.samples,
+                *(_Sample(self._start(self._sampler.sample(prompt, request))) for _ in range(missing)),
+            ]
+            tasks = [sample.task for sample in samples]
+            await asyncio.wait(tasks)
+            if any(task.cancelled() for task in tasks):
+                raise _over()
+            nodes = [task.result() for task in tasks]
+            if not delivery.gone:
+                self.journal.answer(delivery.noted, nodes)
+                for node in nodes:
+                    self.forest.note(node, returned=True)
+            delivery.completions = [self._shaped(node, request) for node in nodes]
 
     async def _prompt(self, request: ChatRequest) -> PromptNode:
         """Return the prompt of a request, rendered."""
@@ -338,9 +336,12 @@ class AgentSession:
     async def _render(self, prompt: PromptNode, messages: Sequence[Message], tools: str) -> None:
         """Fill in what a new prompt lacks. `messages` are all of the request's."""
         try:
-            if prompt.parent is not None:
+            if (parent := prompt.parent) is not None:
+                before, sampled = parent.prompt, parent.generation.ids
                 try:
-                    await self._append(prompt, prompt.parent)
+                    added = await self._run.renderer.following(parent.said, prompt.messages, sampled, before.shown)
+                    prompt.follow(added.template, added.added)
+                    prompt.shown, prompt.images = before.shown, [*before.images, *added.images]
                     return
                 except RefusedError:  # some templates refuse what they are to append, and render the whole
                     self.forest.uproot(prompt, messages)
@@ -350,14 +351,6 @@ class AgentSession:
         except BaseException:  # a cancelled rendering leaves no prompt either
             self.forest.forget(prompt)
             raise
-
-    async def _append(self, prompt: PromptNode, parent: CompletionNode) -> None:
-        """Write the messages of a prompt after its parent's turn."""
-        before, sampled = parent.prompt, parent.generation.ids
-        made = await self._run.renderer.following(parent.said, prompt.messages, sampled, before.shown)
-        prompt.follow(made.template, made.added)
-        prompt.shown = before.shown
-        prompt.images = [*before.images, *made.images]
 
     def _seen(self, node: CompletionNode) -> None:
         if not node.delivered and not self.has_returned:

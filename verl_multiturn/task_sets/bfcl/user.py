@@ -15,10 +15,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from verl_multiturn.calls.limits import OutageLimits
+from verl_multiturn.config import read_model
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction, Reply
-from verl_multiturn.interactions.settings import read_config
 from verl_multiturn.task_sets.bfcl.episode import Episode
 from verl_multiturn.task_sets.bfcl.package import Dialogue, data_folder, dialogue_of, read_dialogue
 
@@ -56,7 +56,7 @@ class BfclUser(Interaction):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
         data_folder()
-        self._reward = read_config(config, BfclUserSettings, "BfclUser").reward
+        self._reward = read_model(BfclUserSettings, config, "BfclUser: config").reward
 
     # The worlds are objects without locks: all that touches them runs on the event loop.
     async def start(self, instance_id: str, *, id: str = "", dialogue: str = "") -> Reply:  # type: ignore[override]

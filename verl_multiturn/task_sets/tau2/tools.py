@@ -54,6 +54,6 @@ def domain_tools(domain: str) -> list[TauTool]:
     Raises:
         ConfigError: There is no such domain, or something is not installed.
     """
-    where = "config of domain_tools: domain"
+    where = "domain_tools: config.domain"
     check_domain(domain, where)
     return [TauTool(domain, ToolSchema.read(raw, f"{where}: {name}")) for name, raw in tool_schemas(domain).items()]

@@ -25,12 +25,12 @@ from typing import Any
 from pydantic import Field
 
 from verl_multiturn.chat.model_text import spoken
+from verl_multiturn.config import read_model
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.failed import EnvironmentFailedError
 from verl_multiturn.interactions.llm_user import LlmUser, LlmUserSettings
-from verl_multiturn.interactions.settings import read_config
 from verl_multiturn.interactions.simulated_user import SimulatedUser, UserSettings
 from verl_multiturn.task_sets.tau2.package import (
     GREETING,
@@ -86,7 +86,7 @@ class Customer(SimulatedUser):
     """
 
     def __init__(self, config: dict[str, Any], settings: CustomerSettings) -> None:
-        self._domain = check_domain(settings.domain, f"config of {type(self).__name__}: domain")
+        self._domain = check_domain(settings.domain, f"{type(self).__name__}: config.domain")
         self._tasks = tasks_of(self._domain)  # imports τ² here, and not in the first conversation
         self._conversations: dict[str, _Conversation] = {}
         super().__init__(config, settings)
@@ -167,4 +167,4 @@ class TauUser(Customer, LlmUser):  # type: ignore[misc]  # `start`: a row of it 
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config, read_config(config, TauUserSettings, "TauUser"))
+        super().__init__(config, read_model(TauUserSettings, config, "TauUser: config"))

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from verl_multiturn.tools.base import is_foreign
 from verl_multiturn.tools.calls.answers import read_reward
 from verl_multiturn.tools.check.addresses import address_parameters
 from verl_multiturn.tools.check.advice import CLASS, FUNCTION
-from verl_multiturn.tools.check.examination import AT_ONCE, Examination, Grade, Timed, Wait
+from verl_multiturn.tools.check.examination import AT_ONCE, Examination, Grade, Timed
 from verl_multiturn.tools.check.instruments import ExaminationWatch
 from verl_multiturn.tools.check.isolation import Isolation
 from verl_multiturn.tools.check.other_rows import Kwargs
@@ -56,7 +56,7 @@ class ToolExamination(Examination):
         arguments: Mapping[str, Any] | None,
         other: Kwargs | None = None,
     ) -> None:
-        super().__init__(watch, temporary, FUNCTION if isinstance(probe.tool, FunctionTool) else CLASS)
+        super().__init__(probe, watch, temporary, FUNCTION if isinstance(probe.tool, FunctionTool) else CLASS)
         self._probe = probe
         self._other = other
         self._guessed = arguments is None
@@ -73,13 +73,13 @@ class ToolExamination(Examination):
         return {
             "event loop": self.event_loop,
             "leftovers": self.leftovers,
-            "release after a failed create": self._release_after_a_failed_create,
+            "release after a failed create": self.end_after_a_failed_begin,
             "isolation": self._isolation,
             "given data": self._given_data,
             "concurrency": self._concurrency,
-            "cancel create": functools.partial(self._cancel, method="create"),
-            "cancel execute": functools.partial(self._cancel, method="execute"),
-            "cancel release": functools.partial(self._cancel, method="release"),
+            "cancel create": functools.partial(self.cancel, method="create"),
+            "cancel execute": functools.partial(self.cancel, method="execute"),
+            "cancel release": functools.partial(self.cancel, method="release"),
             "bad arguments": self._bad_arguments,
         }
 
@@ -99,9 +99,22 @@ class ToolExamination(Examination):
         if self._probe.world is not None:
             await self._probe.world.aclose()
 
-    def attributes(self) -> Iterable[tuple[str, Any]]:
-        """Return the names and values of the tool's attributes."""
-        return self._probe.attributes()
+    def arguments_of(self, method: str) -> tuple[Any, ...]:
+        """Return the arguments of the example for `execute`.
+
+        Args:
+            method: Name of the method.
+        """
+        return (dict(self._arguments),) if method == "execute" else ()
+
+    def id_of(self, begun: Any, given: str) -> str:
+        """Return the id that a tool of older verl gave, or the given one.
+
+        Args:
+            begun: What `create` returned.
+            given: The id that it was given.
+        """
+        return own_id(begun, given)
 
     def _schema(self) -> None:
         function = self._probe.schema.function
@@ -186,16 +199,6 @@ class ToolExamination(Examination):
         self.judge("calc_reward", problem, self._advice("calc_reward", rewarded, instance_id))
         return problem
 
-    async def _release_after_a_failed_create(self, check: str) -> None:
-        released = await self._probe.call("release", uuid.uuid4().hex)
-        remedy = self.advice[check]
-        if released.timed_out:
-            self.note(check, Grade.PROBLEM, released.failure(), remedy)
-        elif released.error is not None:
-            self.note(check, Grade.WARNING, f"{released.failure()}; all that it gives back otherwise is lost", remedy)
-        else:
-            self.note(check, Grade.OK, "")
-
     async def _isolation(self, check: str) -> None:
         """Compare two conversations at once with each of them alone, and look for words of one in the other."""
         grade, found = await Isolation(self._probe, self._arguments, self._other).run()
@@ -236,28 +239,6 @@ class ToolExamination(Examination):
             self.note(check, Grade.WARNING, found, self.advice[check])
         else:
             self.note(check, Grade.OK, f"{AT_ONCE} at once in {seconds:.2f} s")
-
-    async def _cancel(self, check: str, method: str) -> None:
-        probe = self._probe
-
-        async def once(wait: Wait) -> str:
-            problems = []
-            instance_id = uuid.uuid4().hex
-            if method != "create":
-                instance_id, _ = await probe.begin(instance_id)
-            arguments = (dict(self._arguments),) if method == "execute" else ()
-            ended, value = await probe.cancel(method, wait, instance_id, *arguments)
-            if not ended:
-                problems.append(f"{method} goes on after it was cancelled")
-            if method != "release":
-                released = await probe.call(
-                    "release", own_id(value, instance_id) if method == "create" else instance_id
-                )
-                if released.timed_out or (released.error is not None and method == "execute"):
-                    problems.append(f"release {released.failure()} after {method} was cancelled")
-            return "; ".join(problems)
-
-        await self.cancelled(check, method, once)
 
     async def _bad_arguments(self, check: str) -> None:
         probe, name = self._probe, self._probe.tool.name

@@ -16,7 +16,6 @@ from typing import Any
 from verl_multiturn.calls.loading import resolve
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
-from verl_multiturn.tools.check.advice import CLASS
 from verl_multiturn.tools.check.checks import ToolExamination
 from verl_multiturn.tools.check.examination import CheckResult, Grade, run_examination
 from verl_multiturn.tools.check.instruments import ExaminationWatch
@@ -25,7 +24,7 @@ from verl_multiturn.tools.check.probe import Probe, World
 from verl_multiturn.tools.loading.functions import function_tool
 from verl_multiturn.tools.loading.registry import TOOL_FILE, build_tools, load_tools
 
-__all__ = ["CheckResult", "Grade", "check_tool", "examine", "tools_to_check"]
+__all__ = ["CheckResult", "Grade", "check_tool", "tools_to_check"]
 
 
 def check_tool(
@@ -73,19 +72,6 @@ def check_tool(
         return ToolExamination(probe, watch, temporary, arguments, other)
 
     return run_examination(begin, probe.end_s)
-
-
-def examine(tool: Any, **given: Any) -> list[CheckResult]:
-    """Examine a tool as `check_tool` does, and return a ConfigError as a finding, too.
-
-    Args:
-        tool: As in `check_tool`.
-        given: The other arguments of `check_tool`, as keywords.
-    """
-    try:
-        return check_tool(tool, **given)
-    except ConfigError as error:
-        return [CheckResult("row kwargs", Grade.PROBLEM, str(error), CLASS["row kwargs"])]
 
 
 def tools_to_check(

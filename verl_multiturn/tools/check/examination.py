@@ -11,6 +11,7 @@ import asyncio
 import functools
 import math
 import threading
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,9 +19,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.errors import InteractionContractError, ToolContractError
+from verl_multiturn.errors import ConfigError, InteractionContractError, ToolContractError
 from verl_multiturn.tools.check.instruments import LATE_S, ExaminationWatch, growth, private_temporary_folder
-from verl_multiturn.tools.check.probed import Probed
+from verl_multiturn.tools.check.probed import CallProbe, Probed
 
 AT_ONCE = 64
 """Largest number of conversations at once in a check."""
@@ -56,12 +57,14 @@ class Examination(ABC):
     """All checks of one object, in order; a failed early check makes the later ones meaningless, and skips them.
 
     Args:
+        called: Calls the methods of the object.
         watch: ExaminationWatch over the event loop of the examination.
         temporary: Folder of temporary files of this process.
         advice: Advice by the name of the check.
     """
 
-    def __init__(self, watch: ExaminationWatch, temporary: Path, advice: Mapping[str, str]) -> None:
+    def __init__(self, called: CallProbe, watch: ExaminationWatch, temporary: Path, advice: Mapping[str, str]) -> None:
+        self._called = called
         self.findings: list[CheckResult] = []
         self.done = False
         self.watch = watch
@@ -89,6 +92,23 @@ class Examination(ABC):
     @abstractmethod
     async def end(self) -> None:
         """Close what is examined."""
+
+    @abstractmethod
+    def arguments_of(self, method: str) -> tuple[Any, ...]:
+        """Return the arguments of a call after the conversation's id.
+
+        Args:
+            method: Name of the method.
+        """
+
+    def id_of(self, begun: Any, given: str) -> str:
+        """Return the id of a conversation.
+
+        Args:
+            begun: What the method returned that began it.
+            given: The id that it was given.
+        """
+        return given
 
     def note(self, check: str, verdict: Grade, found: str, remedy: str = "") -> None:
         """Add a finding."""
@@ -150,7 +170,7 @@ class Examination(ABC):
         left = await growth(converse, self.temporary)
         holding = [
             name
-            for name, value in self.attributes()
+            for name, value in self._called.attributes()
             if isinstance(value, dict | set | list) and len(value) < 100_000
             if any(instance_id in str(key) for key in value for instance_id in ids)
         ]
@@ -161,29 +181,51 @@ class Examination(ABC):
     last_id = ""
     """Id of the conversation of the last `converse`."""
 
-    def attributes(self) -> Iterable[tuple[str, Any]]:
-        """Return the names and values of the attributes of what is examined."""
-        return ()
+    async def end_after_a_failed_begin(self, check: str) -> None:
+        """End a conversation that never began."""
+        ended = await self._called.call(self._called.owner.end, uuid.uuid4().hex)
+        remedy = self.advice[check]
+        if ended.timed_out:
+            self.note(check, Grade.PROBLEM, ended.failure(), remedy)
+        elif ended.error is not None:
+            self.note(check, Grade.WARNING, f"{ended.failure()}; all that it gives back otherwise is lost", remedy)
+        else:
+            self.note(check, Grade.OK, "")
 
-    async def cancelled(self, check: str, method: str, once: Callable[[Wait], Awaitable[str]]) -> None:
+    async def cancel(self, check: str, method: str) -> None:
         """Cancel a method at several moments, and judge what it leaves.
 
         Args:
             check: Name of the check.
             method: Name of the method.
-            once: Run a conversation, cancel the method after a wait, and return what was wrong.
         """
         problems: list[str] = []
 
         async def at_all_moments() -> None:
             for wait in _moments(self.seconds[method]):
-                if not problems and (problem := await once(wait)):
+                if not problems and (problem := await self._cancelled(method, wait)):
                     problems.append(problem)
 
         left = await growth(at_all_moments, self.temporary)
         if left:
             problems.append(f"a cancelled {method} leaves {'; '.join(left)}")
         self.judge(check, "; ".join(dict.fromkeys(problems)), self.advice["cancel"], "leaves nothing")
+
+    async def _cancelled(self, method: str, wait: Wait) -> str:
+        """Run a conversation, cancel a method after a wait, and return what was wrong."""
+        called, owner = self._called, self._called.owner
+        problems: list[str] = []
+        given = uuid.uuid4().hex
+        if method != owner.begin:
+            given = self.id_of((await called.call(owner.begin, given)).value, given)
+        ended, value = await called.cancel(method, wait, given, *self.arguments_of(method))
+        if not ended:
+            problems.append(f"{method} goes on after it was cancelled")
+        if method != owner.end:
+            last = await called.call(owner.end, self.id_of(value, given) if method == owner.begin else given)
+            if last.timed_out or (last.error is not None and method != owner.begin):
+                problems.append(f"{owner.end} {last.failure()} after {method} was cancelled")
+        return "; ".join(problems)
 
 
 def _moments(seconds: float) -> Iterable[Wait]:
@@ -196,6 +238,21 @@ def _moments(seconds: float) -> Iterable[Wait]:
     yield from (functools.partial(steps, count) for count in (0, 1, 2, 3))
     if seconds > 0.004:
         yield from (functools.partial(asyncio.sleep, seconds * share) for share in (0.25, 0.5, 0.75))
+
+
+def examine(check: Callable[..., list[CheckResult]], advice: str, made: Any, **given: Any) -> list[CheckResult]:
+    """Examine an object, and return a ConfigError as a finding, too.
+
+    Args:
+        check: `check_tool` or `check_interaction`.
+        advice: What to do about a ConfigError.
+        made: The object.
+        given: The other arguments of the check, as keywords.
+    """
+    try:
+        return check(made, **given)
+    except ConfigError as error:
+        return [CheckResult("row kwargs", Grade.PROBLEM, str(error), advice)]
 
 
 def run_examination(make: Callable[[ExaminationWatch, Path], Examination], timeout_s: float) -> list[CheckResult]:

@@ -65,6 +65,7 @@ class CallProbe:
             neither less than `DEFAULT_TIMEOUT_S`, since many calls run at once, nor more than `LONGEST_TIMEOUT_S`.
 
     Attributes:
+        owner: As given.
         timeout_s: Seconds after which a call counts as hanging.
         outage: What counts as an outage of it.
         end_s: Seconds for what a run gives no such time: the end of a conversation, a call that was cancelled, and the
@@ -76,7 +77,7 @@ class CallProbe:
         self.timeout_s = timeout_s or min(max(DEFAULT_TIMEOUT_S, owner.limits.timeout_s or 0.0), LONGEST_TIMEOUT_S)
         self.moments: list[Moment] | None = None
         """Calls while it is a list, with the object's attributes before and after each."""
-        self._owner = owner
+        self.owner = owner
         self.outage = outage_rules(owner.made, owner.limits, f"{owner.kind} {owner.name!r}")
 
     def kwargs_of(self, method: str, arguments: tuple[Any, ...]) -> Mapping[str, Any]:
@@ -90,7 +91,7 @@ class CallProbe:
 
     def attributes(self) -> Iterable[tuple[str, Any]]:
         """Return the names and values of the object's attributes."""
-        return list(getattr(self._owner.made, "__dict__", {}).items())
+        return list(getattr(self.owner.made, "__dict__", {}).items())
 
     async def call(self, method: str, *arguments: Any) -> Probed:
         """Call a method, and return how it ended; one that does not end within its time is cancelled."""
@@ -102,7 +103,7 @@ class CallProbe:
 
     async def _call(self, method: str, arguments: tuple[Any, ...]) -> Probed:
         loop = asyncio.get_running_loop()
-        started, limit_s = loop.time(), self.end_s if method == self._owner.end else self.timeout_s
+        started, limit_s = loop.time(), self.end_s if method == self.owner.end else self.timeout_s
         value: Any = None
         failure: Exception | None = None
         try:
@@ -126,7 +127,7 @@ class CallProbe:
         await wait()
         if left := invocation.stop():
             # A thread cannot be cancelled: it gets the time to end by itself.
-            settle_s = instruments.SETTLE_S if self._owner.is_coroutine[method] else self.end_s
+            settle_s = instruments.SETTLE_S if self.owner.is_coroutine[method] else self.end_s
             _, running = await asyncio.wait(left, timeout=settle_s)
             if running:
                 return False, None
@@ -136,4 +137,4 @@ class CallProbe:
             return True, None
 
     def _start(self, method: str, arguments: tuple[Any, ...]) -> Invocation:
-        return self._owner.invoke(method, arguments, self.kwargs_of(method, arguments))
+        return self.owner.invoke(method, arguments, self.kwargs_of(method, arguments))
