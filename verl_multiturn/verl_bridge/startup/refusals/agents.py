@@ -60,7 +60,8 @@ AGENTS: list[Check] = [
     Row(
         _ESTIMATOR,
         when=lambda run: run.is_our_estimator and run.estimator != "mt_grpo",
-        why="it compares turns by their order, and with the agent loop {PROXY_LOOP} the branches of a session have none",
+        why="it compares turns by their order, and with the agent loop {PROXY_LOOP} the branches of a session have "
+        "none",
         remedy=f"set it to mt_grpo, with {_KEY}.credit",
     ),
     Row(

@@ -18,7 +18,7 @@ from verl_multiturn.chat.parsing.formats import FORMATS
 from verl_multiturn.chat.shown_schemas import must_stay
 from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, Verdict, refusals
 from verl_multiturn.chat.tir import TIR, takes_code
-from verl_multiturn.config import PATH, MultiTurnSettings, check_place
+from verl_multiturn.config import DERIVED, PATH, MultiTurnSettings, check_place, why_not_derived
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
@@ -54,6 +54,13 @@ def tell_of_history(run: RunView) -> None:
         run.tell(f"{_HISTORY}=sampled: sessions know no other history, and the next version refuses it; leave it out")
 
 
+def check_derived(run: RunView) -> None:
+    """Refuse state of the start-up check that stands among the words of the trainer's command."""
+    for word in run.value("hydra.overrides.task") or []:
+        if str(word).lstrip("+").startswith((f"{DERIVED}.", f"{DERIVED}=")):
+            raise ConfigError(why_not_derived(str(word).lstrip("+")))
+
+
 def check_loop_names(run: RunView) -> None:
     """Refuse an agent loop of which nobody knows, in the configuration or in the column `agent_name` of local rows."""
     if not run.knows_loops or own_loops(run.rollout.agent) or run.loops <= {*OUR_LOOPS, *LOOPS_OF_VERL}:
@@ -71,6 +78,7 @@ def check_loop_names(run: RunView) -> None:
 
 PLACES: list[Check] = [
     check_places,
+    check_derived,
     tell_of_history,
     check_loop_names,
     Row(
