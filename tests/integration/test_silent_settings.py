@@ -248,6 +248,10 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         ("s: {a: 1, b: 2}\n", "s.{a,b}\tread\treader.py\n", "s.a + s['b']", ""),
         ("s: {a: 1}\n", "s.{a,b}\tread\treader.py\n", "s.a + s['b']", "s.b: the line holds for no setting"),
         ("lr: 1\n", "lr\tperhaps\treader.py\n", "config.lr", "lr: unknown kind 'perhaps'"),
+        ("lr: 1\n", "lr\tunread\t\ttell\tnothing reads it\tleave it out\n", "x", ""),
+        ("lr: 1\n", "lr\tunread\t\ttell\tnothing reads it\n", "x", "lr: a reason needs refuse or tell before it, a"),
+        ("lr: 1\n", "l*\tunread\t\ttell\twhy\tleave it out\n", "x", "l*: a reason needs refuse or tell before it"),
+        ("lr: 1\n", "lr\tunread\t\twarn\twhy\tleave it out\n", "x", "lr: a reason needs refuse or tell before it"),
     ],
 )
 def test_what_a_new_verl_changes_is_told_by_name(
