@@ -35,6 +35,8 @@ PrefixTree = Annotated[
 
 PATH = "actor_rollout_ref.rollout.custom.multiturn"
 """Path of the settings in verl's configuration."""
+DERIVED = f"{PATH}.derived"
+"""Path of the state that the start-up check writes."""
 
 
 def fixed(**values: object) -> dict[str, str]:
@@ -595,6 +597,17 @@ def _replaced(config: Mapping[str, Any], keys: Sequence[str], value: Any) -> dic
     return {**config, first: _replaced(config[first], others, value) if others else value}
 
 
+def why_not_derived(written: str) -> str:
+    """Return why a user's run may not have the state of the start-up check, and what to do.
+
+    A configuration that a run has saved has it, and is read: so whoever composes one of a user's words asks this.
+
+    Args:
+        written: The setting with its value, as it was written.
+    """
+    return f"{written}: the start-up check writes it, and everything after it believes it; leave it out"
+
+
 def names_in(section: str) -> list[str]:
     """Return the names of this package's settings in a section of the trainer's configuration.
 
@@ -664,13 +677,18 @@ def read_model(model: type[Model], raw: Mapping[str, Any], where: str) -> Model:
             owner = _nested(model, parents)
             if (why := why_gone(owner, last)) is not None:
                 raise ConfigError(f"{where}.{key}={show(first['input'], 60)}: {why}") from None
-            known = sorted(owner.model_fields)
-            hint = did_you_mean(str(last), known) or f"known are {known}"
-            raise ConfigError(f"{where}.{key}: unknown setting; {hint}") from None
+            raise ConfigError(f"{where}.{key}: unknown setting; {_hint(owner, str(last))}") from None
         place = f"{where}.{key}" if key else where
         got = "nothing" if first["type"] == "missing" else show(first["input"], _SHOWN_CHARACTERS)
         problem = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
         raise ConfigError(f"{place}: {problem}, got {got}") from None
+
+
+def _hint(model: type[BaseModel], name: str) -> str:
+    """Return what to write in the place of an unknown setting; one that is like it may be gone."""
+    known, gone = sorted(model.model_fields), getattr(model, "GONE", {})
+    hint = did_you_mean(name, [*known, *gone]) or f"known are {known}"
+    return " ".join([hint, *(f"{each!r} is gone: {why}" for each, why in gone.items() if repr(each) in hint)])
 
 
 def why_gone(model: type[BaseModel], name: Any) -> str | None:

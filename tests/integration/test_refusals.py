@@ -206,9 +206,9 @@ def test_a_run_without_our_loop_is_told(
     changes = {f"{ROLLOUT}.agent.default_agent_loop": loop, f"{ROLLOUT}.name": name}
     off = {f"{ROLLOUT}.multi_turn.enable": "False"} if loop == "single_turn_agent" else {}
     configuration.prepare_config(composed(**{**changes, **off, "ray_kwargs.ray_init.num_cpus": "64"}))
-    lines = [line for line in capsys.readouterr().err.splitlines() if "but no row uses the agent loop" in line]
+    lines = [line for line in capsys.readouterr().err.splitlines() if ": no row uses the agent loop" in line]
     assert len(lines) == told
-    assert not told or f"this run's loop is verl's {loop}, " in lines[0]
+    assert not told or f"This run's loop is verl's {loop}, " in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_tools_own_limit_that_never_acts_is_told(
     configuration.prepare_config(composed(**tools, **changes, **{"ray_kwargs.ray_init.num_cpus": "64"}))
     lines = [line for line in capsys.readouterr().err.splitlines() if "limits.response_characters=12000" in line]
     assert len(lines) == told
-    assert not told or "max_tool_response_length=256, but tool 'calculator' keeps" in lines[0]
+    assert not told or "max_tool_response_length=256: tool 'calculator' keeps" in lines[0]
 
 
 def test_the_cpu_platform_serves_no_adapters() -> None:

@@ -62,7 +62,7 @@ def test_one_message_lists_all_and_refuses(capsys: pytest.CaptureFixture[str]) -
         prepare(**several)
     said = str(refused.value)
     assert re.search(r"\n  - \S+clip_ratio=0.3: .*\n  - \S+grad_clip=0.5: .*optim.clip_grad\nand, less important", said)
-    assert re.search(r"prefix_caching=False: .*disable_radix_cache.*\n  - \S+tau_pos=2.0 has no effect without", said)
+    assert re.search(r"prefix_caching=False: .*disable_radix_cache.*\n  - \S+tau_pos=2.0: this has no effect", said)
     assert said.endswith("silent_settings=warn)")
     assert "do nothing here" not in capsys.readouterr().err
 
@@ -125,14 +125,26 @@ MODEL = "actor_rollout_ref.model"
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"algorithm.gamma": "0.9"}, "algorithm.gamma=0.9 has no effect without algorithm.adv_estimator=gae or rein"),
-        ({"algorithm.lam": "0.9"}, "algorithm.lam=0.9 has no effect without algorithm.adv_estimator=gae; leave it out"),
-        ({f"{CORRECTION}.rollout_is_threshold": "3.0"}, f"threshold=3.0 has no effect without {CORRECTION}.rollout_is"),
-        ({f"{CORRECTION}.rollout_rs_threshold": "3.0"}, f"threshold=3.0 has no effect without {CORRECTION}.rollout_rs"),
-        ({f"{MODEL}.lora_alpha": "64"}, f"{MODEL}.lora_alpha=64 has no effect without {MODEL}.lora_rank"),
+        (
+            {"algorithm.gamma": "0.9"},
+            "gamma=0.9: this has no effect without algorithm.adv_estimator=gae or rein",
+        ),
+        (
+            {"algorithm.lam": "0.9"},
+            "lam=0.9: this has no effect without algorithm.adv_estimator=gae; leave it",
+        ),
+        (
+            {f"{CORRECTION}.rollout_is_threshold": "3.0"},
+            f"=3.0: this has no effect without {CORRECTION}.rollout_is",
+        ),
+        (
+            {f"{CORRECTION}.rollout_rs_threshold": "3.0"},
+            f"=3.0: this has no effect without {CORRECTION}.rollout_rs",
+        ),
+        ({f"{MODEL}.lora_alpha": "64"}, f"{MODEL}.lora_alpha=64: this has no effect without {MODEL}.lora_rank"),
         (
             {f"+{ROLLOUT}.custom.multiturn.checkpoint_evaluation.samples": "4"},
-            "custom.multiturn.checkpoint_evaluation has no effect without trainer.checkpoint_callback_class=verl_multi",
+            "custom.multiturn.checkpoint_evaluation: this has no effect without trainer.checkpoint_callback_class=",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -236,6 +248,10 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         ("s: {a: 1, b: 2}\n", "s.{a,b}\tread\treader.py\n", "s.a + s['b']", ""),
         ("s: {a: 1}\n", "s.{a,b}\tread\treader.py\n", "s.a + s['b']", "s.b: the line holds for no setting"),
         ("lr: 1\n", "lr\tperhaps\treader.py\n", "config.lr", "lr: unknown kind 'perhaps'"),
+        ("lr: 1\n", "lr\tunread\t\ttell\tnothing reads it\tleave it out\n", "x", ""),
+        ("lr: 1\n", "lr\tunread\t\ttell\tnothing reads it\n", "x", "lr: a reason needs refuse or tell before it, a"),
+        ("lr: 1\n", "l*\tunread\t\ttell\twhy\tleave it out\n", "x", "l*: a reason needs refuse or tell before it"),
+        ("lr: 1\n", "lr\tunread\t\twarn\twhy\tleave it out\n", "x", "lr: a reason needs refuse or tell before it"),
     ],
 )
 def test_what_a_new_verl_changes_is_told_by_name(

@@ -125,7 +125,7 @@ def test_any_number_of_warm_up_batches_within_the_bound_is_kept(written: str, nu
         ),
         (
             {**COLOCATED, STRATEGY: "drop"},
-            "staleness_strategy='drop' has no effect without actor_rollout_ref.rollout.custom.multiturn.max_staleness",
+            "strategy='drop': it has no effect without actor_rollout_ref.rollout.custom.multiturn.max_staleness",
         ),
         ({**SEPARATE, BACKEND: "naive"}, f"{BACKEND}='naive': it copies weights within one process"),
     ],
@@ -164,6 +164,6 @@ def test_nothing_is_ignored_in_a_run_of_verls_loops(changes: dict[str, str], mon
     verls = {"actor_rollout_ref.rollout.agent.default_agent_loop": "tool_agent", **COLOCATED, **changes}
     key = next(iter(changes)).lstrip("+")
     with pytest.raises(
-        ConfigError, match=re.escape(key) + r"=\S+ has no effect, since no row is known to use the agent"
+        ConfigError, match=re.escape(key) + r"=\S+: it has no effect, since no row is known to use the agent"
     ):
         configuration.prepare_config(composed(**verls))

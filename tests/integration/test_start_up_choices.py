@@ -74,7 +74,7 @@ def test_verls_old_key_of_interactions_moves_to_ours(tmp_path: Path, monkeypatch
 
     both = composed(**changes)
     OmegaConf.update(both, f"{ROLLOUT}.custom.multiturn.interaction_config_path", "other.yaml", force_add=True)
-    with pytest.raises(ConfigError, match=r"multi_turn.interaction_config_path='users.yaml', but .*'other.yaml'"):
+    with pytest.raises(ConfigError, match=r"interaction_config_path='users.yaml': .*'other.yaml' names another file"):
         configuration.prepare_config(both)
     none = composed(**{f"+{ROLLOUT}.multi_turn.interaction_config_path": "null", "ray_kwargs.ray_init.num_cpus": "64"})
     configuration.prepare_config(none)

@@ -71,7 +71,7 @@ def test_a_run_with_interactions_and_without_tools(tmp_path: Path) -> None:
             {},
             r"rows.parquet: row 1: tools_kwargs\['calc_gsm8k_reward'\]\['shown'\] is False, .*no interaction",
         ),
-        ("", None, {f"{OURS}.interaction_reward.mode": "add"}, "interaction_reward.mode='add', but the run has no"),
+        ("", None, {f"{OURS}.interaction_reward.mode": "add"}, "interaction_reward.mode='add': the run has no"),
         (ONE, None, {f"{ROLLOUT}.multi_turn.format": "tir"}, "in text mode .* a conversation is one text"),
         (ONE, None, {f"{ROLLOUT}.agent.default_agent_loop": "tool_agent"}, "interaction_config_path=.*has no effect"),
         (ONE, None, {f"{OURS}.interaction_reward.mode": "replace", f"{OURS}.otc.form": "ppo"}, "scales what compute"),
@@ -113,14 +113,14 @@ SEVERAL = {f"{OURS}.context.mode": "window", "algorithm.adv_estimator": "mt_grpo
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({f"{OURS}.context.turns": "2"}, "context.turns=2 has no effect with .*context.mode=append"),
+        ({f"{OURS}.context.turns": "2"}, "context.turns=2: it has no effect with .*context.mode=append"),
         ({**SEVERAL, f"{OURS}.context.summary_prompt": "Sum up"}, "nothing overflows; set the mode to overflow"),
         ({f"{OURS}.context.mode": "overflow", "algorithm.adv_estimator": "grpo"}, "adv_estimator=grpo counts each row"),
         ({**SEVERAL, "trainer.use_v1": "False"}, "only verl's own V1 trainers take it"),
         ({**SEVERAL, f"{OURS}.otc.form": "ppo"}, "otc.form=ppo scales the score of a single row"),
         ({**SEVERAL, f"{ROLLOUT}.multi_turn.max_assistant_turns": "null"}, "no length ends a conversation any more"),
         ({**SEVERAL, f"{ROLLOUT}.n": "1"}, "rollout.n=1: it compares conversations of one prompt"),
-        ({f"{OURS}.advantage.gamma": "0.9"}, "advantage.gamma=0.9 has no effect with algorithm.adv_estimator=gae"),
+        ({f"{OURS}.advantage.gamma": "0.9"}, "advantage.gamma=0.9: it has no effect with algorithm.adv_estimator=gae"),
         ({f"{OURS}.context.mode": "windows"}, "context.mode: Input should be 'append', 'window' or 'overflow'"),
     ],
 )

@@ -365,4 +365,4 @@ def test_traces_that_nobody_writes_are_told(
     configuration.prepare_config(composed(**given))
     assert "trace" not in capsys.readouterr().err
     configuration.prepare_config(composed(**given, **{"trainer.v1.trainer_mode": "mine"}))
-    assert "trace.backend='trackio' has no effect" in capsys.readouterr().err
+    assert "trace.backend='trackio': it has no effect" in capsys.readouterr().err

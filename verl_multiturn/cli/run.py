@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,7 +81,7 @@ def run(
         if only_print and (only_check or only_prepare):
             raise ConfigError("--print goes with neither --check nor --prepare; give one of them")
         if only_print:
-            print(shown_command(plan, partial(refuse_early, is_here=False)))
+            print(shown_command(plan, _before_print))
             return
         status = 0
         if only_prepare or not only_check:
@@ -120,6 +119,15 @@ def _check(plan: RunPlan) -> int:
     console.print(table)
     print(json.dumps({"recipe": plan.name, "out": str(plan.out), **facts}))
     return 0
+
+
+def _before_print(plan: RunPlan, config: Any, own_files: OwnFiles) -> None:
+    """Refuse what `refuse_early` does of a run on any machine; tell of a setting that the next version refuses."""
+    refuse_early(plan, config, own_files, is_here=False)
+    from verl_multiturn.verl_bridge.startup.refusals.loops import tell_of_history
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    tell_of_history(RunView(config))
 
 
 def refuse_early(plan: RunPlan, config: Any, own_files: OwnFiles, is_here: bool = True) -> None:

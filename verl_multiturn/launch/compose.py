@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.config import PATH, names_in
+from verl_multiturn.config import DERIVED, PATH, names_in, why_not_derived
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.plan import RunPlan, searchpath
@@ -27,12 +27,14 @@ def compose_run(plan: RunPlan) -> Any:
         plan: The planned run, from `plan_run`.
 
     Raises:
-        ConfigError: verl or Hydra is not installed, or an override or a file does not fit the configuration.
+        ConfigError: verl or Hydra is not installed, an override or a file does not fit the configuration, or it has
+            state that the start-up check writes.
     """
     folder = _folder_of_verl()
     try:
         from hydra import compose, initialize_config_dir
         from hydra.errors import HydraException
+        from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
     except ImportError as error:
         raise ConfigError(
@@ -46,9 +48,12 @@ def compose_run(plan: RunPlan) -> Any:
         with initialize_config_dir(str(plan.folder), version_base=None):
             config = compose("config", overrides=[searchpath(searched), *words])
             expand_homes(config)
-            return config
+            written = OmegaConf.select(config, DERIVED)
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # a ValueError: `data=5` in a group's place
         raise ConfigError(f"{plan.name}: {_misspelt(str(error), plan, searched) or error}") from None
+    if written is not None:
+        raise ConfigError(why_not_derived(f"{DERIVED}={written}"))
+    return config
 
 
 def expand_homes(config: Any) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
+from typer.testing import CliRunner
 
 from tests.conftest import ROOT
+from verl_multiturn.cli.main import app
 from verl_multiturn.cli.run import refuse_early
 from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError
@@ -297,3 +299,31 @@ def test_a_trainer_without_conversations_takes_no_setting_of_ours(tmp_path: Path
 def test_a_part_of_a_warm_up_batch_is_taken(tmp_path: Path, mode: str) -> None:
     """A whole number is verl's default; its comment allows fractions."""
     assert refusal(tmp_path, f"trainer.v1.{mode}.num_warmup_batches=0.5", mode=mode) == ""
+
+
+@pytest.mark.parametrize("word", ["derived.record_start=me", "derived={own_server: true}", "derived.own_server=False"])
+def test_state_of_the_start_up_check_is_no_setting(tmp_path: Path, word: str) -> None:
+    said = refusal(tmp_path, f"+{ROLLOUT}.custom.multiturn.{word}")
+    assert said.startswith(f"{ROLLOUT}.custom.multiturn.derived=")
+    assert said.endswith("the start-up check writes it, and everything after it believes it; leave it out")
+
+
+def test_a_printed_command_is_told_of_a_setting_that_goes(tmp_path: Path) -> None:
+    words = ["run", "quickstart", "--print", "--out", str(tmp_path / "out")]
+    history = f"+{ROLLOUT}.custom.multiturn.proxy.history=sampled"
+    done = CliRunner().invoke(app, [*words, history])
+    assert done.exit_code == 0
+    assert "proxy.history=sampled: sessions know no other history" in done.stderr
+    assert "history" not in CliRunner().invoke(app, words).stderr
+
+
+def test_words_of_verls_own_command_are_no_state_of_the_start_up_check_either() -> None:
+    from verl_multiturn.verl_bridge.startup.refusals.loops import check_derived
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    word = f"{ROLLOUT}.custom.multiturn.derived.own_server=True"
+    saved = {"actor_rollout_ref": {"rollout": {"custom": {"multiturn": {"derived": {"own_server": True}}}}}}
+    for words in ([], [f"{ROLLOUT}.custom.multiturn.max_tool_calls=3"]):
+        check_derived(RunView(OmegaConf.create({**saved, "hydra": {"overrides": {"task": words}}})))
+    with pytest.raises(ConfigError, match=f"^{word}: the start-up check writes it"):
+        check_derived(RunView(OmegaConf.create({"hydra": {"overrides": {"task": ["trainer.x=1", f"++{word}"]}}})))

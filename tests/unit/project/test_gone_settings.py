@@ -32,6 +32,12 @@ def test_a_history_as_it_was_sampled_is_the_only_one() -> None:
             read_settings({"proxy": {"history": value}})
 
 
+def test_a_near_miss_of_a_gone_setting_is_told_what_became_of_it(tmp_path: Path) -> None:
+    said = "did you mean 'max_connections'\\? 'max_connections' is gone: it is fixed at 64 in each worker; leave it out"
+    with pytest.raises(ConfigError, match=said):
+        load(tmp_path, "retrieval", "RetrievalTool", "url: 'http://h'", "max_conections: 9")
+
+
 @pytest.mark.parametrize(
     ("module", "name", "own", "gone", "said"),
     [

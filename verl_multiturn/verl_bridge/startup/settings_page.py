@@ -78,7 +78,7 @@ def _listed(keys: list[str]) -> Iterator[str]:
 
 
 def _text(template: str) -> str:
-    return _SETTING.sub(r"`\g<0>`", _short(fill(template.removeprefix("but "), run=Value(), found=Value())))
+    return _SETTING.sub(r"`\g<0>`", _short(fill(template, run=Value(), found=Value())))
 
 
 def _short(text: str) -> str:

@@ -17,8 +17,6 @@ from verl_multiturn.verl_bridge.names import AGENT_LOOP, ESTIMATORS, PROXY_LOOP
 from verl_multiturn.verl_bridge.startup.view import LaterError, RunView
 
 _NAMES = {"PATH": PATH, "AGENT_LOOP": AGENT_LOOP, "PROXY_LOOP": PROXY_LOOP, "ESTIMATORS": ", ".join(ESTIMATORS)}
-# What stands between a setting's value and a `why` that begins so; otherwise a colon does.
-_JOINTS = {"has no effect": " ", "with the agent loop": " ", "but ": ", "}
 
 
 @dataclass(frozen=True)
@@ -34,10 +32,10 @@ class Row:
     when: Callable[[RunView], Any]
     """Return something that is true where the row applies."""
     why: str
-    """What is wrong: a sentence, or the rest of one that begins with the setting."""
+    """A sentence that says what is wrong; it stands behind a colon."""
     remedy: str
     given: str = ""
-    """Begin of the message; empty: the settings with their values."""
+    """The begin of the message, before the colon; empty: the settings with their values."""
     is_refusal: bool = True
     """True: the run ends; False: it is told, and goes on."""
 
@@ -59,8 +57,7 @@ class Row:
             return None
         shown = {"run": run, "found": found}
         given = fill(self.given, **shown) or named(self, lambda key: f"{key}={run.value(key)!r}")
-        joint = next((joint for begin, joint in _JOINTS.items() if self.why.startswith(begin)), ": ")
-        return f"{given}{joint}{fill(self.why, **shown)}; {fill(self.remedy, **shown)}"
+        return f"{given}: {fill(self.why, **shown)}; {fill(self.remedy, **shown)}"
 
 
 Check = Row | Callable[[RunView], None]

@@ -1,16 +1,22 @@
-"""Who reads each setting of verl: the table `verl_keys.tsv`, and what is wrong with it beside the installed verl.
+"""Who reads each setting of verl, and why some do nothing: `verl_keys.tsv`; and its faults beside the installed verl.
 
-A line is PATTERN, KIND and places, with tabs between. `*` in a pattern stands for any text, dots too, and `{a,b}`,
-once, for one of several. The last line that fits a setting holds, so that what is general stands first. KIND is one of
+A line is PATTERN, KIND, places, WEIGHT, REASON and REMEDY, with tabs between; the last three may be missing. `*` in a
+pattern stands for any text, dots too, and `{a,b}`, once, for one of several. The last line that fits a setting holds,
+so that what is general stands first. KIND is one of
 
 - `always`: every run reads it. A place is a file of verl, or of ours (`verl_multiturn/…`), in which the setting's own
   name stands as an attribute or in quotes. `FILE:TEXT` is a file in which another text stands, such as the section's;
   a text that ends with a dot is completed by the name.
 - `read`: a run reads it whose settings ask for it. Places as above.
-- `unread`: with verl's V1 trainer and SGLang nothing reads it, so that a row of the start-up check has to name it. The
-  places are the files in which its name stands all the same and means something else; `*`: a common word.
+- `unread`: with verl's V1 trainer and SGLang nothing reads it, so that the line has a reason, or a row of the start-up
+  check names it. The places are the files in which its name stands all the same and means something else; `*`: a
+  common word.
 - `type`: in the place of places, the types that the setting's value may have (`value_types.NAMES`). Such a line says
   nothing of readers, and stands for a setting whose type neither its default nor a dataclass of verl's tells.
+
+A REASON is a sentence about a setting that does nothing, or not what it says, in every run of the V1 trainer with
+SGLang. The start-up check gives it, with the REMEDY, where the setting is not verl's default. WEIGHT is `refuse` where
+it would change what is learnt, else `tell`. A reason that depends on the run stands in `refusals/silent.py`.
 
 Nothing here needs more of verl than its files, so that the answer takes no second.
 """
@@ -33,6 +39,9 @@ ENGINES = {"dp": "_generated_ppo_trainer.yaml", "megatron": "_generated_ppo_mega
 
 TYPE = "type"
 """The kind of a line that gives types."""
+
+REFUSE, TELL = "refuse", "tell"
+"""The weights of a reason."""
 
 TABLE = Path(__file__).with_name("verl_keys.tsv")
 _OURS = Path(__file__).resolve().parents[3]
@@ -57,6 +66,15 @@ class Entry:
     pattern: str
     kind: str
     places: tuple[str, ...]
+    weight: str = ""
+    reason: str = ""
+    remedy: str = ""
+
+    def settings(self) -> tuple[str, ...]:
+        """Return the settings that a pattern without `*` stands for."""
+        begin, brace, rest = self.pattern.partition("{")
+        names, _, end = rest.partition("}")
+        return tuple(f"{begin}{name}{end}" for name in names.split(",")) if brace else (self.pattern,)
 
     def fits(self, key: str) -> bool:
         """Tell whether the pattern fits a setting."""
@@ -72,8 +90,11 @@ def _expression(pattern: str) -> re.Pattern[str]:
 @functools.cache
 def entries() -> tuple[Entry, ...]:
     """Return the lines of the table in their order."""
-    lines = (line.split("\t") for line in TABLE.read_text(encoding="utf-8").splitlines() if line)
-    return tuple(Entry(pattern, kind, tuple(" ".join(places).split())) for pattern, kind, *places in lines)
+    found = []
+    for line in filter(None, TABLE.read_text(encoding="utf-8").splitlines()):
+        pattern, kind, places, *why = [*line.split("\t"), ""][:6]
+        found.append(Entry(pattern, kind, tuple(places.split()), *filter(None, why)))
+    return tuple(found)
 
 
 def entry_of(key: str) -> Entry | None:
@@ -135,17 +156,17 @@ def faults() -> list[str]:
         for typed in (each for each in used if each.kind == TYPE and each.fits(key)):
             used[typed].append(key)
     for entry, keys in used.items():
-        told += [f"{pattern}: the line holds for no setting" for pattern in _unused(entry.pattern, keys)]
+        told += [f"{key}: the line holds for no setting" for key in _unused(entry, keys)]
+        if entry.weight and (entry.weight not in (REFUSE, TELL) or not entry.remedy or "*" in entry.pattern):
+            told.append(f"{entry.pattern}: a reason needs refuse or tell before it, a remedy, and a pattern without *")
         if entry.kind != TYPE:
             told += _unread_faults(entry, keys) if entry.kind == "unread" else _reader_faults(entry, keys)
     return told
 
 
-def _unused(pattern: str, keys: list[str]) -> Iterator[str]:
-    """Yield the patterns that one with `{a,b}` stands for, and that fit none of the settings."""
-    begin, brace, rest = pattern.partition("{")
-    names, _, end = rest.partition("}")
-    for each in (f"{begin}{name}{end}" for name in names.split(",")) if brace else (pattern,):
+def _unused(entry: Entry, keys: list[str]) -> Iterator[str]:
+    """Yield the patterns that an entry stands for, and that fit none of the settings."""
+    for each in entry.settings():
         if not any(_expression(each).fullmatch(key) for key in keys):
             yield each
 

@@ -21,7 +21,7 @@ _MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 NO_AGENTS = set_beside(
     [f"{_KEY}.{name}" for name in ProxySettings.model_fields],
     when=lambda run: True,
-    why="has no effect, since no row is known to use the agent loop {PROXY_LOOP}",
+    why="it has no effect, since no row is known to use the agent loop {PROXY_LOOP}",
     remedy="set actor_rollout_ref.rollout.agent.default_agent_loop={PROXY_LOOP}, or leave it out",
 )
 
@@ -44,7 +44,7 @@ def _unfit(names: Sequence[str], why: str, when: Callable[[RunView], Any] = lamb
     return set_beside(
         [name if name.startswith(_MULTI_TURN) else f"{PATH}.{name}" for name in names],
         when,
-        f"with the agent loop {{PROXY_LOOP}}: {why}",
+        f"with the agent loop {{PROXY_LOOP}} {why}",
         "leave it out, or use the agent loop {AGENT_LOOP}",
     )
 
@@ -60,7 +60,7 @@ AGENTS: list[Check] = [
     Row(
         _ESTIMATOR,
         when=lambda run: run.is_our_estimator and run.estimator != "mt_grpo",
-        why="with the agent loop {PROXY_LOOP}: it compares turns by their order, and the branches of a session have "
+        why="it compares turns by their order, and with the agent loop {PROXY_LOOP} the branches of a session have "
         "none",
         remedy=f"set it to mt_grpo, with {_KEY}.credit",
     ),
@@ -73,13 +73,13 @@ AGENTS: list[Check] = [
     Row(
         f"{_KEY}.credit",
         when=lambda run: not run.is_our_estimator and run.settings.proxy.credit != "session",
-        why="has no effect with algorithm.adv_estimator={run.estimator}",
+        why="it has no effect with algorithm.adv_estimator={run.estimator}",
         remedy="set the estimator to mt_grpo, or the credit to session",
     ),
     Row(
         f"{_KEY}.gamma",
         when=lambda run: run.settings.proxy.credit == "session" and run.settings.proxy.gamma != 1.0,
-        why=f"has no effect with {_KEY}.credit=session",
+        why=f"it has no effect with {_KEY}.credit=session",
         remedy="set the credit to discounted or completion, or leave gamma out",
     ),
     needs_our_trainer(f"{_KEY}.max_rows", _has_rows, f"set {_KEY}.max_rows=1"),
@@ -106,7 +106,7 @@ AGENTS: list[Check] = [
     Row(
         f"{_MULTI_TURN}.format",
         when=lambda run: run.is_text_mode,
-        why="with the agent loop {PROXY_LOOP}: in text mode a conversation is one text without messages",
+        why="in text mode a conversation is one text without the messages that the agent loop {PROXY_LOOP} needs",
         remedy="use another format",
     ),
     *_unfit(["otc.form"], "sessions have no tool calls of ours"),

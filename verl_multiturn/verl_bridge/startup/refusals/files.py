@@ -169,7 +169,7 @@ FILES: list[Check] = [
     Row(
         _RESUME,
         when=lambda run: run.value(_MODE) == "auto" and run.value(_RESUME),
-        why=f"has no effect with {_MODE}=auto",
+        why=f"it has no effect with {_MODE}=auto",
         remedy=f"set {_MODE}=resume_path, or leave it out",
     ),
     Row(

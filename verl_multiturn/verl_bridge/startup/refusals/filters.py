@@ -85,7 +85,7 @@ FILTERS = [
     Row(
         _FILTER,
         when=lambda run: run.settings.filter == "skip" and why_rows_stay(run.config),
-        why="but with {found} a row whose advantages are all 0 changes the update",
+        why="with {found} a row whose advantages are all 0 changes the update",
         remedy="set the filter to refill or difficulty, which train such rows as before, or change that setting",
     ),
     Row(

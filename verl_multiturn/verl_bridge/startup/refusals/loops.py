@@ -18,7 +18,7 @@ from verl_multiturn.chat.parsing.formats import FORMATS
 from verl_multiturn.chat.shown_schemas import must_stay
 from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, Verdict, refusals
 from verl_multiturn.chat.tir import TIR, takes_code
-from verl_multiturn.config import PATH, MultiTurnSettings, check_place
+from verl_multiturn.config import DERIVED, PATH, MultiTurnSettings, check_place, why_not_derived
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
@@ -54,6 +54,13 @@ def tell_of_history(run: RunView) -> None:
         run.tell(f"{_HISTORY}=sampled: sessions know no other history, and the next version refuses it; leave it out")
 
 
+def check_derived(run: RunView) -> None:
+    """Refuse state of the start-up check that stands among the words of the trainer's command."""
+    for word in run.value("hydra.overrides.task") or []:
+        if str(word).lstrip("+").startswith((f"{DERIVED}.", f"{DERIVED}=")):
+            raise ConfigError(why_not_derived(str(word).lstrip("+")))
+
+
 def check_loop_names(run: RunView) -> None:
     """Refuse an agent loop of which nobody knows, in the configuration or in the column `agent_name` of local rows."""
     if not run.knows_loops or own_loops(run.rollout.agent) or run.loops <= {*OUR_LOOPS, *LOOPS_OF_VERL}:
@@ -71,12 +78,13 @@ def check_loop_names(run: RunView) -> None:
 
 PLACES: list[Check] = [
     check_places,
+    check_derived,
     tell_of_history,
     check_loop_names,
     Row(
         OLD_KEY,
         when=lambda run: run.is_set(OLD_KEY) and run.value(_INTERACTIONS) not in (None, run.value(OLD_KEY)),
-        why=f"but {_INTERACTIONS}={{run.settings.interaction_config_path!r}}",
+        why=f"{_INTERACTIONS}={{run.settings.interaction_config_path!r}} names another file",
         remedy="leave the first out",
     ),
 ]
@@ -85,7 +93,7 @@ LOOPS = [
     Row(
         f"{_MULTI_TURN}.enable",
         when=lambda run: run.multi_turn.enable and run.knows_loops and run.loops <= _TOOL_LESS_LOOPS,
-        why="but the agent loop 'single_turn_agent' never calls a tool",
+        why="the agent loop 'single_turn_agent' never calls a tool",
         remedy=f"set {_ROLLOUT}.agent.default_agent_loop={{AGENT_LOOP}}, or multi_turn.enable=False",
     ),
     Row(
@@ -98,7 +106,7 @@ LOOPS = [
             and " and ".join(sorted(map(str, run.loops)))
         ),
         given=f"{_ROLLOUT}.name={ROLLOUT!r}",
-        why="but no row uses the agent loop {AGENT_LOOP}: this run's loop is verl's {found}, without our tools' life, "
+        why="no row uses the agent loop {AGENT_LOOP}. This run's loop is verl's {found}, without our tools' life, "
         "limits, records and certificate",
         remedy=f"for ours set {_ROLLOUT}.agent.default_agent_loop={{AGENT_LOOP}}",
         is_refusal=False,
@@ -283,7 +291,7 @@ CONVERSATIONS: list[Check] = [
     Row(
         IMAGES,
         when=lambda run: run.engine_images and run.value(IMAGES) and run.value(IMAGES) != run.engine_images,
-        why="but data.mm_processor_kwargs asks for {run.engine_images}: engine and trainer would see other images",
+        why="data.mm_processor_kwargs asks for {run.engine_images}, so that engine and trainer would see other images",
         remedy="leave the first out",
     ),
     Row(
@@ -296,7 +304,7 @@ CONVERSATIONS: list[Check] = [
     Row(
         f"{PATH}.interaction_reward.mode",
         when=lambda run: run.is_set(f"{PATH}.interaction_reward.mode") and not run.is_set(_INTERACTIONS),
-        why="but the run has no interactions",
+        why="the run has no interactions",
         remedy=f"set {_INTERACTIONS}, or the mode to none",
     ),
     Row(
@@ -309,14 +317,14 @@ CONVERSATIONS: list[Check] = [
     Row(
         f"{_MULTI_TURN}.enable",
         when=lambda run: _has_no_tools(run) and not run.has_agents,
-        why="but neither rollout.multi_turn.tool_config_path nor function_tool_path names tools, and "
+        why="neither rollout.multi_turn.tool_config_path nor function_tool_path names tools, and "
         f"{_INTERACTIONS} no interactions",
         remedy="set one of them, or multi_turn.enable=False",
     ),
     Row(
         f"{PATH}.turns_reminder",
         when=lambda run: run.settings.turns_reminder and run.multi_turn.max_assistant_turns is None,
-        why="but multi_turn.max_assistant_turns is null, so no turns can be counted down",
+        why="multi_turn.max_assistant_turns is null, so no turns can be counted down",
         remedy="set it, or leave the reminder out",
     ),
     Row(
@@ -329,7 +337,7 @@ CONVERSATIONS: list[Check] = [
     Row(
         _RESPONSE_LENGTH,
         when=_cut_tools,
-        why="but {found}, of which the model sees no more than that",
+        why="{found}, of which the model sees no more than that",
         remedy=f"raise it, or set {PATH}.observation_length",
         is_refusal=False,
     ),
@@ -337,7 +345,7 @@ CONVERSATIONS: list[Check] = [
 
 _RATE = f"{_ROLLOUT}.over_sample_rate"
 _NOT_OURS = (
-    "has no effect, since no row is known to use the agent loop {AGENT_LOOP}",
+    "it has no effect, since no row is known to use the agent loop {AGENT_LOOP}",
     f"set {_ROLLOUT}.agent.default_agent_loop={{AGENT_LOOP}}, or leave it out",
 )
 OTHER_LOOPS = [

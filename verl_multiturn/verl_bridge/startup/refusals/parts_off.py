@@ -36,7 +36,7 @@ def _off(patterns: str, switch: str, is_off: Callable[[RunView], Any]) -> Row:
         return ", ".join(f"{key}={run.value(key)!r}" for key in keys)
 
     key = ", ".join(patterns.split())
-    return Row(key, found, f"has no effect without {switch}", "leave it out", given="{found}", is_refusal=False)
+    return Row(key, found, f"this has no effect without {switch}", "leave it out", given="{found}", is_refusal=False)
 
 
 def _is_as_the_actors(run: RunView, key: str) -> bool:
@@ -125,7 +125,7 @@ PARTS_OFF = [
     Row(
         _EVALUATION,
         when=lambda run: run.is_set(_EVALUATION) and run.value(_CALLBACK) != EVALUATE_CHECKPOINTS,
-        why=f"has no effect without {_CALLBACK}={EVALUATE_CHECKPOINTS}",
+        why=f"this has no effect without {_CALLBACK}={EVALUATE_CHECKPOINTS}",
         remedy="leave it out",
         given=_EVALUATION,
         is_refusal=False,

@@ -19,13 +19,13 @@ SEVERAL_ROWS = [
     *set_beside(
         [f"{_CONTEXT}.{name}" for name in ("turns", "summary_prompt", "summary_length")],
         when=lambda run: not _has_several(run),
-        why="has no effect with {PATH}.context.mode=append",
+        why="it has no effect with {PATH}.context.mode=append",
         remedy="set the mode to window or overflow, or leave it out",
     ),
     Row(
         f"{_CONTEXT}.summary_prompt",
         when=lambda run: run.settings.context.mode == "window" and run.settings.context.summary_prompt is not None,
-        why="has no effect with {PATH}.context.mode=window: nothing overflows",
+        why="it has no effect with {PATH}.context.mode=window, where nothing overflows",
         remedy="set the mode to overflow, or leave it out",
     ),
     Row(
@@ -79,7 +79,7 @@ ESTIMATOR = [
     *set_beside(
         [f"{PATH}.advantage.{name}" for name in AdvantageSettings.model_fields],
         when=lambda run: not run.is_our_estimator,
-        why="has no effect with algorithm.adv_estimator={run.estimator}",
+        why="it has no effect with algorithm.adv_estimator={run.estimator}",
         remedy="set the estimator to one of {ESTIMATORS}, or leave it out",
     ),
     Row(

@@ -1,7 +1,8 @@
 """Settings of verl 0.9.1 that do nothing, or not what they say, with its V1 trainer and SGLang.
 
-All that apply to a run are told in one message. Which code reads each of verl's settings is in `verl_keys.tsv`; a test
-compares the two, so that each setting that the table calls unread has a row here or among the other refusals.
+All that apply to a run are told in one message. `verl_keys.tsv` has which code reads each of verl's settings, and the
+reason and the remedy where they are the same for every run. Here stand those that depend on the run. A test looks that
+each setting that the table calls unread has a reason there, or a row here or among the other refusals.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import Any
 
 from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.startup import verl_keys
 from verl_multiturn.verl_bridge.startup.refusals.parts_off import PARTS_OFF
 from verl_multiturn.verl_bridge.startup.table import Check, Row
+from verl_multiturn.verl_bridge.startup.verl_keys import REFUSE, TELL
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -92,35 +95,9 @@ _LEARNING = [
     *_rows(f"{_ACTOR}.grad_clip", _UNREAD, "set actor.optim.clip_grad", refused=True, when=_ignored_clip(_ACTOR)),
     *_rows("critic.grad_clip", _UNREAD, "set critic.optim.clip_grad", refused=True, when=_ignored_clip("critic")),
     *_rows(
-        f"{_ACTOR}.freeze_vision_tower",
-        "nothing reads it, and the vision tower is trained",
-        "leave it out: no setting of verl's freezes the tower",
-        refused=True,
-    ),
-    *_rows(
-        ["algorithm.use_pf_ppo", "algorithm.pf_ppo.reweight_method", "algorithm.pf_ppo.weight_pow"],
-        "only verl's old trainer reads it, and plain PPO runs",
-        "leave it out",
-        refused=True,
-    ),
-    *_rows(
-        "data.reward_fn_key",
-        "the reward managers of verl's V1 trainer take the column data_source",
-        "rename the column, and leave it out",
-        refused=True,
-    ),
-    *_rows(f"{_ROLLOUT}.do_sample", "nothing reads it", "set rollout.temperature", refused=True),
-    *_rows(
         f"{_ROLLOUT}.repetition_penalty",
         "each request is sent with 1.0",
         "leave it out: no setting changes it",
-        refused=True,
-    ),
-    *_rows(f"{_ROLLOUT}.ignore_eos", "only vLLM reads it", "leave it out", refused=True),
-    *_rows(
-        f"{_ACTOR}.calculate_sum_pi_squared",
-        "verl's V1 trainer never asks the engine for it",
-        "leave it out, with the estimators that need it",
         refused=True,
     ),
     Row(
@@ -151,25 +128,12 @@ _LEARNING = [
         when=lambda run: run.is_fsdp and not run.value(f"{_MODEL}.lora_rank"),
     ),
     *_rows(
-        "trainer.balance_batch",
-        "the V1 trainer always sorts a batch's rows among the ranks, and so among the mini-batches",
-        "leave it out",
-        refused=True,
-    ),
-    *_rows(
         f"{_ACTOR}.checkpoint.async_save",
         "only Megatron saves in the background and then writes latest_checkpointed_iteration.txt; without that file "
         "trainer.resume_mode=auto begins from scratch",
         "leave it out",
         refused=True,
         when=_without_megatron,
-    ),
-    *_rows(
-        [f"{_ACTOR}.qat.{name}" for name in ("enable", "mode", "group_size", "ignore_patterns", "activation_observer")]
-        + [f"{_ACTOR}.qat.quantization_config_path"],
-        _UNREAD,
-        "set actor.fsdp_config.qat, or actor.megatron.qat",
-        refused=True,
     ),
 ]
 
@@ -272,49 +236,6 @@ _COST = [
     ),
     *_rows_of_engines(),
     *_rows(
-        f"{_ROLLOUT}.full_determinism",
-        "requests go to the same servers, but SGLang's sampling does not become deterministic",
-        "set engine_kwargs.sglang.enable_deterministic_inference and random_seed",
-    ),
-    *_rows([f"{_ROLLOUT}.engine_kwargs.{name}" for name in ("vllm", "trtllm")], "SGLang runs", "leave it out"),
-    *_rows(f"{_ROLLOUT}.qat", "only vLLM reads it", "leave it out"),
-    *_rows(
-        [f"{_ROLLOUT}.agent.custom_async_server.{name}" for name in ("path", "name")],
-        _UNREAD,
-        "leave it out; an engine of your own registers with verl's RolloutReplicaRegistry",
-    ),
-    *_rows(
-        [
-            f"{section}.mtp.{name}"
-            for section in (_MODEL, "critic.model")
-            for name in ("method", "num_speculative_tokens")
-        ],
-        "only vLLM reads it",
-        "set model.mtp.speculative_algorithm and what stands beside it",
-    ),
-    *_rows(
-        [f"{_ACTOR}.use_torch_compile", f"{_REF}.use_torch_compile"],
-        _UNREAD,
-        "set fsdp_config.use_torch_compile in the same section",
-    ),
-    *_rows(
-        [f"{_ACTOR}.{name}" for name in ("use_fused_kernels", "use_remove_padding")],
-        "the model's setting of that name holds",
-        "set it in actor_rollout_ref.model",
-    ),
-    *_rows(f"{_ACTOR}.use_prefix_grouper", "only verl's old trainer reads it", "leave it out"),
-    *_rows([f"{section}.rollout_n" for section in (_ACTOR, _REF, "critic")], _UNREAD, "set rollout.n"),
-    *_rows(
-        [f"{section}.strategy" for section in (f"{_ACTOR}.fsdp_config", f"{_REF}.fsdp_config", "critic.fsdp")],
-        "the strategy of the section above it holds",
-        "set that one",
-    ),
-    *_rows(
-        ["actor_rollout_ref.nccl_timeout", "critic.nccl_timeout"],
-        "process groups are made with PyTorch's default",
-        "leave it out",
-    ),
-    *_rows(
         ["critic.forward_micro_batch_size", "critic.forward_micro_batch_size_per_gpu"],
         _UNREAD,
         "set critic.ppo_micro_batch_size_per_gpu",
@@ -336,60 +257,22 @@ _COST = [
     *_rows_of_strategy("fsdp", ["offload_policy"], "only fsdp2 reads it"),
     *_rows_of_strategy("fsdp2", ["use_orig_params", "wrap_policy.min_num_params"], "only fsdp reads it"),
     *_rows(
-        [
-            f"{section}.megatron.{name}"
-            for section in (_ACTOR, _REF, "critic")
-            for name in ("dist_checkpointing_prefix", "router_replay.record_file", "router_replay.replay_file")
-        ],
-        _UNREAD,
-        "leave it out",
-    ),
-    *_rows("data.tokenizer", _UNREAD, "set model.tokenizer_path"),
-    *_rows(
         "data.trust_remote_code",
         "the V1 trainer takes the model's setting of that name",
         "set model.trust_remote_code, too",
         when=lambda run: not run.value(f"{_MODEL}.trust_remote_code"),
     ),
-    *_rows(
-        [f"data.{name}" for name in ("return_raw_input_ids", "return_raw_chat", "return_full_prompt")],
-        "nothing uses it",
-        "leave it out",
-    ),
-    *_rows(
-        "data.truncation",
-        "nothing cuts prompts: rows that are too long are left out by data.filter_overlong_prompts, or end the run",
-        "leave it out",
-    ),
-    *_rows(
-        "algorithm.filter_groups.max_num_gen_batches",
-        "the V1 trainer's replay buffer goes on until a batch is full",
-        "leave it out",
-    ),
-    *_rows(
-        ["trainer.esi_redundant_time", "trainer.ray_wait_register_center_timeout"],
-        "only verl's old trainer reads it",
-        "leave it out",
-    ),
-    *_rows([f"reward_model.model.{name}" for name in ("external_lib", "trust_remote_code")], _UNREAD, "leave it out"),
-    *_rows(
-        [
-            f"skip.{part}.{name}"
-            for part in ("rollout", "async_rollout")
-            for name in ("enable", "dump_dir", "steps", "action")
-        ],
-        "the V1 trainer skips by skip.rollout_tq alone",
-        "set that one",
-    ),
-    *_rows(
-        [f"global_profiler.global_tool_config.torch_memory.{name}" for name in ("context", "stacks", "kw_args")]
-        + ["global_profiler.global_tool_config.precision_debugger.steps"],
-        _UNREAD,
-        "leave it out",
-    ),
 ]
 
-SILENT: list[Check] = [*_LEARNING, *_COST, *PARTS_OFF]
+
+def _rows_of_table(weight: str) -> Iterator[Row]:
+    """Yield a row for each setting to which `verl_keys.tsv` gives a reason of that weight, whatever else a run has."""
+    for entry in verl_keys.entries():
+        if entry.weight == weight:
+            yield from _rows(entry.settings(), entry.reason, entry.remedy, refused=weight == REFUSE)
+
+
+SILENT: list[Check] = [*_LEARNING, *_rows_of_table(REFUSE), *_COST, *_rows_of_table(TELL), *PARTS_OFF]
 
 
 def applies(run: RunView) -> bool:

@@ -70,7 +70,7 @@ STALENESS = [
     Row(
         _STRATEGY,
         when=lambda run: run.is_set(_STRATEGY) and not _is_bounded(run),
-        why="has no effect without {PATH}.max_staleness",
+        why="it has no effect without {PATH}.max_staleness",
         remedy="set both, or leave it out",
     ),
     needs_our_trainer(_ETA, _is_bounded, "leave max_staleness out"),

@@ -73,7 +73,7 @@ TRACES: list[Check] = [
     Row(
         _BACKEND,
         when=_writes_none,
-        why="has no effect, since the workers of our agent-loop manager write the traces, and this run has another "
+        why="it has no effect, since the workers of our agent-loop manager write the traces, and this run has another "
         "trainer or manager",
         remedy="use one of verl's own V1 trainers and set no agent_loop_manager_class, or leave it out",
         is_refusal=False,
