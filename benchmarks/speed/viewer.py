@@ -193,9 +193,9 @@ def measure_server(folder: Path, names: list[str]) -> dict[str, Any]:
     first = Served(folder)
     index_s, memory = first.ready_s, first.memory_mb()
     index_cpu_s = first.close()
-    served, cache = Served(folder), folder.parent / "cache" / "verl_multiturn" / "view"
+    served, cache = Served(folder), folder.parent / "cache" / "verl-multiturn" / "view"
     found: dict[str, Any] = {"index_s": round(index_s, 1), "index_cpu_s": round(index_cpu_s, 1)}
-    found["index_mb"] = round(sum(path.stat().st_size for path in cache.glob("*.parquet")) / 1e6, 1)
+    found["index_mb"] = round(sum(path.stat().st_size for path in cache.glob("*.index")) / 1e6, 1)
     found["reopened_s"] = round(served.ready_s, 1)
     found["conversations"] = served.ask("meta")["count"]
     found["page_p95_ms"] = p95_ms(lambda at: served.ask("table", offset=(at * 7919 * 50) % 1000, limit=50), REPEATS)

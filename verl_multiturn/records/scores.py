@@ -34,7 +34,7 @@ NO_SCORE = ("invalid", "outage", "reward_outage", "failed")
 """Causes in the join's column `untrained` for which the score of a row says nothing."""
 COLUMNS = ("request_id", "uid", "number", "row", "score", "parts", "trained", "untrained")
 """Columns of a join that `rewards_in` reads."""
-_LARGEST = 2.0**970
+LARGEST = 2.0**970
 """The largest size of a row's score: sums of 2^53 of these stay finite, and with them means."""
 _KEY = ["request_id", "place"]
 """Columns that name a conversation as `key_of` does: its request id, or without one its place, `uid` and `number`."""
@@ -117,7 +117,7 @@ def sum_of_rows(scores: Iterable[float | None]) -> float | None:
     """Return the reward of a conversation from the scores of its rows; None: a row has none of a usable size."""
     total = 0.0
     for score in scores:
-        if score is None or not abs(score) <= _LARGEST:
+        if score is None or not abs(score) <= LARGEST:
             return None
         total += score
     return total
@@ -134,9 +134,14 @@ def rewards_in(rows: pa.Table) -> pa.Table:
         A row for each conversation: `request_id`, `uid`, `number`; `score`, null where it has no reward that counts;
         `parts`, those of its last row that has some; `trained`, its tokens that the loss counted.
     """
-    rows = _named(each_once(joins.filled(rows, COLUMNS))).sort_by([("row", "ascending")])
+    return rewards_in_each(each_once(joins.filled(rows, COLUMNS)))
+
+
+def rewards_in_each(rows: pa.Table) -> pa.Table:
+    """Return what `rewards_in` does, of rows that stand in the join once each, with all of `COLUMNS`."""
+    rows = _named(rows).sort_by([("row", "ascending")])
     said = pc.invert(pc.is_in(rows["untrained"], pa.array(NO_SCORE)))
-    counts = pc.and_(said, pc.fill_null(pc.less_equal(pc.abs(rows["score"]), _LARGEST), False))
+    counts = pc.and_(said, pc.fill_null(pc.less_equal(pc.abs(rows["score"]), LARGEST), False))
     held = rows.select([*_KEY, "uid", "number", "parts", "trained"])
     held = held.append_column("score", pc.if_else(counts, rows["score"], 0.0)).append_column("counts", counts)
     wanted = [("uid", "first"), ("number", "first"), ("score", "sum"), ("counts", "all"), ("parts", "last")]

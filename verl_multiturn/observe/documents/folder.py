@@ -72,15 +72,13 @@ class RunDocuments:
             for run in self.records.runs
         ]
         table = self.index.table
+        fates = _counted(table)
         points = [point for folder in self.records.folders for point in read_points(folder.parent, self.fault)]
         return {
             "starts": starts,
             "steps": list(self._entries().values()),
             "evaluations": [point.model_dump() for point in points],
-            "fates": {
-                name: _counted(table.filter(pc.equal(table["validation"], name == "validation")))
-                for name in ("training", "validation")
-            },
+            "fates": {kind: fates[kind] for kind in ("training", "validation")},
             "stops": _stops(table),
             "open": sum(
                 len(shot["open"]) for shot in self.records.snapshots() if start_of(shot["file"], ended) not in ended
@@ -121,7 +119,7 @@ class RunDocuments:
                 parts.append({"event": entry["event"], **said, **_figures(entry), "groups": groups})
         table = self.index.table
         begun = table.filter(pc.equal(pc.coalesce(table["step"], table["trained_step"]), step))
-        return {"step": step, "parts": parts, "begun": {"count": len(begun), "fates": _counted(begun)}}
+        return {"step": step, "parts": parts, "begun": {"count": len(begun), "fates": _counted(begun)["all"]}}
 
     def _groups(self, key: Key) -> list[dict[str, Any]]:
         """Return the groups of a step or a validation, by its joins."""
@@ -216,12 +214,14 @@ def _figures(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: entry[name] for name in names}
 
 
-def _counted(table: pa.Table) -> dict[str, int]:
-    """Return how many conversations of the index have each fate, as `fates.count` does."""
-    found: Counter[str] = Counter()
-    for row in table.group_by(["fate", "undone"]).aggregate([([], "count_all")]).to_pylist():
-        found[counted_as(row["fate"], bool(row["undone"]))] += row["count_all"]
-    return {name: found[name] for name in COUNTED if found[name]}
+def _counted(table: pa.Table) -> dict[str, dict[str, int]]:
+    """Return how many conversations of the index have each fate, as `fates.count` does, by kind and of `all`."""
+    kinds: dict[str, Counter[str]] = {"training": Counter(), "validation": Counter(), "all": Counter()}
+    names = ["fate", "undone", "validation"]
+    for row in table.select(names).group_by(names).aggregate([([], "count_all")]).to_pylist():
+        for kind in ("validation" if row["validation"] else "training", "all"):
+            kinds[kind][counted_as(row["fate"], bool(row["undone"]))] += row["count_all"]
+    return {kind: {name: found[name] for name in COUNTED if found[name]} for kind, found in kinds.items()}
 
 
 def _stops(table: pa.Table) -> dict[str, int]:

@@ -52,7 +52,8 @@ def step_entries(
         undone: What `Index.undone` returns; the conversations of these joins count in no step.
     """
     rows = _rows_of(figures)
-    counted = _counted(conversations, undone)
+    is_split = len({(name.step, name.validation) for name in figures}) < len(figures)
+    counted = _counted(conversations, undone, is_split)
     found = {}
     for key in sorted({*lines, *rows, *counted}):
         line = lines.get(key) or {**_UNSAID, "join": "" if key in rows else None}
@@ -81,8 +82,15 @@ def _rows_of(figures: Mapping[JoinName, Mapping[str, Any]]) -> dict[Key, dict[st
     return {key: own for key, own in found.items() if own["rows"]}
 
 
-def _counted(own: pa.Table, undone: Collection[int]) -> dict[Key, dict[str, Any]]:
-    """Return counts, scores and groups of each step: of what it trained; without a join, of what began in it."""
+def _counted(own: pa.Table, undone: Collection[int], is_split: bool) -> dict[Key, dict[str, Any]]:
+    """Return counts, scores and groups of each step: of what it trained; without a join, of what began in it.
+
+    Args:
+        own: The conversations.
+        undone: The joins whose conversations count in no step.
+        is_split: Whether a step has several joins, as an evaluation that went on, where one conversation of the data's
+            may be two of the index.
+    """
     # What is filtered is copied: of a million conversations all columns would be 250 MB.
     names = ["trained_step", "step", "validation", "uid", "number", "score", "acc", "response_tokens", "seconds"]
     own = own.select([*names, "trained_tokens", "join"])
@@ -99,14 +107,20 @@ def _counted(own: pa.Table, undone: Collection[int]) -> dict[Key, dict[str, Any]
         "trained": own["trained_tokens"],
     })  # fmt: skip
     of_steps = [("score", "list"), ("joined", "any"), ("trained", "sum"), ("tokens", "mean")]
-    steps = table.group_by("key").aggregate([*of_steps, ("seconds", "mean"), ("seconds", "max")]).to_pydict()
-    groups = _groups_counted(table)
+    counted = table.group_by("key").aggregate([*of_steps, ("seconds", "mean"), ("seconds", "max")])
+    scores = counted["score_list"].combine_chunks()
+    every, ends = (
+        scores.flatten().to_numpy(zero_copy_only=False),
+        np.cumsum([0, *pc.list_value_length(scores).to_pylist()]),
+    )
+    steps, groups = counted.drop_columns("score_list").to_pydict(), _groups_counted(table, is_split)
     found = {}
     for at, step in enumerate(steps["key"]):
-        known = [value for value in steps["score_list"][at] if value is not None]
+        known = every[ends[at] : ends[at + 1]]
+        known = known[np.isfinite(known)]
         found[step // 2, bool(step % 2)] = {
             "basis": "trained" if steps["joined_any"][at] else "begun",
-            "score": math.fsum(known) / len(known) if known else None,
+            "score": math.fsum(known.tolist()) / len(known) if len(known) else None,
             "trained_tokens": steps["trained_sum"][at] or 0,
             "mean_tokens": steps["tokens_mean"][at],
             "mean_seconds": steps["seconds_mean"][at],
@@ -121,10 +135,11 @@ def _keys(step: pa.ChunkedArray, validation: pa.ChunkedArray) -> pa.ChunkedArray
     return pc.add(pc.multiply(step.cast(pa.int64()), 2), pc.fill_null(validation, False).cast(pa.int64()))
 
 
-def _groups_counted(table: pa.Table) -> dict[int, dict[str, Any]]:
+def _groups_counted(table: pa.Table, is_split: bool) -> dict[int, dict[str, Any]]:
     """Return by step how many conversations and groups it had, and how many groups without a signal."""
+    number = "count_distinct" if is_split else "count"
     groups = table.group_by(["key", "uid"]).aggregate(
-        [("number", "count_distinct"), ("score", "min"), ("score", "max"), ("score", "count"), ("right", "all")]
+        [("number", number), ("score", "min"), ("score", "max"), ("score", "count"), ("right", "all")]
     )
     several = pc.greater(groups["score_count"], 1).to_numpy()
     low, high = groups["score_min"].to_numpy(), groups["score_max"].to_numpy()
@@ -134,11 +149,11 @@ def _groups_counted(table: pa.Table) -> dict[int, dict[str, Any]]:
     made = {"compared": several, "equal": equal, "right": equal & right}
     for name, values in made.items():
         groups = groups.append_column(name, pa.array(values.astype(np.int32)))
-    sums = [("number_count_distinct", "sum"), ([], "count_all"), *((name, "sum") for name in made)]
+    sums = [(f"number_{number}", "sum"), ([], "count_all"), *((name, "sum") for name in made)]
     found = groups.group_by("key").aggregate(sums).to_pylist()
     return {
         row["key"]: {
-            "conversations": row["number_count_distinct_sum"],
+            "conversations": row[f"number_{number}_sum"],
             "groups": row["count_all"],
             "compared_groups": row["compared_sum"],
             "equal_groups": row["equal_sum"],

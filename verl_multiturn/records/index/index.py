@@ -39,6 +39,7 @@ from verl_multiturn.records.index.joins import (
 )
 from verl_multiturn.records.index.parts import Parts, widened
 from verl_multiturn.records.index.rows import (
+    AGAIN,
     SCHEMA,
     Row,
     enter,
@@ -46,7 +47,6 @@ from verl_multiturn.records.index.rows import (
     fate_of,
     fate_row,
     file_of,
-    lacks_summary,
     summarize,
 )
 from verl_multiturn.records.index.sources import Sources
@@ -235,9 +235,10 @@ class Index:
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
             return
         parts = [part.replace_schema_metadata(None) for part in parts]
-        named = [pc.is_valid(part["request_id"]) for part in parts]
-        self._parts = Parts(part.filter(own) for part, own in zip(parts, named, strict=True))
-        self._nameless = [part.filter(pc.invert(own)) for part, own in zip(parts, named, strict=True)]
+        mixed = [part for part in parts if part["request_id"].null_count]  # the last one at most
+        named = [part.filter(pc.is_valid(part["request_id"])) for part in mixed]
+        self._parts = Parts([part for part in parts if not part["request_id"].null_count] + named)
+        self._nameless = [part.filter(pc.is_null(part["request_id"])) for part in mixed]
         self._figures = state["figures"]
         self._sources = sources
         self._files, self._joins = state["files"], state["joins"]
@@ -255,7 +256,13 @@ class Index:
         changed: dict[str, Row] = {}
         try:
             for count, (at, text) in enumerate(self._sources.lines(path.name), 1):
-                self._enter_line(changed, path, at, text, number)
+                try:
+                    line = read_object(text)
+                    if odd := enter(changed, line, number):
+                        self._note_odd(odd, changed, line, path)
+                except (CertificateError, ValueError, TypeError, KeyError, AttributeError) as error:
+                    if text.strip():
+                        self._fault(f"{path}, offset {at}: a line is left out: {error}")
                 if count % _SLICE == 0:
                     self._put(changed)
                     changed = {}
@@ -264,24 +271,16 @@ class Index:
         finally:
             self._put(changed)
 
-    def _enter_line(self, changed: dict[str, Row], path: Path, at: int, text: bytes, number: int) -> None:
-        try:
-            line = read_object(text)
-            if enter(changed, line, number):
-                self._note_again(line["request_id"], number, number)
-            if lacks_summary(line):
-                self._summarize(changed, line, path)
-        except (CertificateError, ValueError, TypeError, KeyError, AttributeError) as error:
-            if text.strip():
-                self._fault(f"{path}, offset {at}: a line is left out: {error}")
-
-    def _summarize(self, changed: dict[str, Row], line: Mapping[str, Any], path: Path) -> None:
-        """Enter the summary of a record whose line has none."""
-        self._fault(f"{path}: request {line['request_id']!r} has no summary; it is made of its record")
-        stem, place = path.name.removesuffix(LINES_END), line.get("place") or 0
-        record = self._records.record_at(stem, line["offset"], place)
-        if record is not None and record["request_id"] == line["request_id"]:
-            summarize(changed[line["request_id"]], record)
+    def _note_odd(self, odd: str, changed: dict[str, Row], line: Mapping[str, Any], path: Path) -> None:
+        """Note a line that `enter` found odd, and enter the summary of a record whose line has none."""
+        row, request_id, place = changed[line["request_id"]], line["request_id"], line.get("place") or 0
+        if odd == AGAIN:
+            self._note_again(request_id, file_of(row), file_of(row))
+            return
+        self._fault(f"{path}: request {request_id!r} has no summary; it is made of its record")
+        record = self._records.record_at(path.name.removesuffix(LINES_END), line["offset"], place)
+        if record is not None and record["request_id"] == request_id:
+            summarize(row, record)
 
     def _number(self, stem: str) -> int:
         if stem not in self._files:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from verl_multiturn.records import schema
 from verl_multiturn.records.index.rows import JOIN, SCHEMA
 from verl_multiturn.records.oddities import are_close, place_fault, unbegun_fault
-from verl_multiturn.records.scores import acc_of, rewards_in
+from verl_multiturn.records.scores import acc_of, rewards_in_each
 
 OF_JOIN = (
     "request_id", "uid", "number", "row", "validation", "step", "update", "score", "parts", "trained", "untrained",
@@ -52,7 +52,7 @@ def joined(rows: pa.Table, number: int) -> pa.Table:
     made |= {"trained_step": made.pop("step"), "trained_tokens": found["trained_sum"]}
     made |= {"join": pa.array([number] * len(found)), "undone": pa.array([False] * len(found))}
     made["fate_step"] = pa.nulls(len(found), pa.int32())
-    earned = rewards_in(rows)
+    earned = rewards_in_each(rows)
     earned = earned.take(pc.index_in(found["request_id"], earned["request_id"].combine_chunks()).combine_chunks())
     made |= {"score": earned["score"], "acc": _accs(earned["parts"])}
     made |= {"untrained": pc.fill_null(found["cause_first"], ""), "joined_rows": found["trained_count"]}

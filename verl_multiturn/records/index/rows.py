@@ -17,7 +17,7 @@ from verl_multiturn.records import schema
 from verl_multiturn.records.fates import Fate
 from verl_multiturn.records.lines import defaults
 from verl_multiturn.records.reader import Placed
-from verl_multiturn.records.scores import sum_of_rows
+from verl_multiturn.records.scores import LARGEST
 from verl_multiturn.records.summaries import summary_of
 
 Row = list[Any]
@@ -120,8 +120,12 @@ def file_of(row: Row) -> int:
     return int(row[_FILE])
 
 
-def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> bool:
-    """Enter a line among changed conversations, and tell whether it is one that they have already.
+AGAIN, NO_SUMMARY = "again", "no summary"
+"""A line that a file has already; a line of a record's end without a summary, as somebody may write it."""
+
+
+def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> str:
+    """Enter a line among changed conversations, and return what is odd of it; "": nothing.
 
     Args:
         changed: The conversations, by request id.
@@ -135,7 +139,9 @@ def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> bool:
     if event not in _EVENTS:
         raise ValueError(f"event is {show(event, 60)}; expected one of {', '.join(sorted(_EVENTS))}")
     score = line.get("score") if event == "score" else None
-    number = None if score is None else sum_of_rows([float(score)])
+    number = None if score is None else float(score)
+    if number is not None and not abs(number) <= LARGEST:
+        number = None
     place = [_number(line, "offset", 62), _number(line, "place", 31)] if event in _OVER else [None, None]
     row = changed.get(request_id)
     if row is None:
@@ -143,11 +149,11 @@ def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> bool:
         row[: len(_NAMES)] = [line.get(name, _OF_LINE.get(name)) for name in _NAMES]
         row[_VALIDATION], row[_FILE] = bool(row[_VALIDATION]), file
     if event == "begin":
-        again = row[_BEGAN] is not None
-        row[_BEGAN] = at if not again else row[_BEGAN]
+        if row[_BEGAN] is not None:
+            return AGAIN
+        row[_BEGAN] = at
         row[_EVENT] = row[_EVENT] or event
-        return again
-    if event == "score":
+    elif event == "score":
         row[_SCORE] = number
     elif row[_EVENT] in (None, "begin"):
         row[_ENDED], row[_EVENT], row[_SAID] = at, event, line.get("why") or ""
@@ -155,14 +161,11 @@ def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> bool:
             row[_OFFSET : _OFFSET + 2] = place
             if (summary := line.get("summary")) is not None:
                 _summarize(row, {**_OF_SUMMARY, **summary})
-    else:
-        return bool(row[_EVENT] == event)
-    return False
-
-
-def lacks_summary(line: Mapping[str, Any]) -> bool:
-    """Tell whether a line of a record's end has no summary, as one that somebody wrote."""
-    return line.get("event") == "end" and line.get("summary") is None and line.get("offset") is not None
+            elif event == "end" and place[0] is not None:
+                return NO_SUMMARY
+    elif row[_EVENT] == event:
+        return AGAIN
+    return ""
 
 
 def summarize(row: Row, record: Mapping[str, Any]) -> None:
