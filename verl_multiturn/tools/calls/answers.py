@@ -98,9 +98,9 @@ def read_failure(result: CallResult, error: Exception, timeout_s: float, most_ch
 
 
 def _with_text(result: CallResult, text: str, most_characters: int) -> CallResult:
-    result.text = text
+    result.text = shorten(text, most_characters)
     if len(text) > most_characters:
-        result.text, result.truncated = shorten(text, most_characters), True
+        result.truncated = True
         result.whole = text[:LONGEST_WHOLE] if is_kept() else None
     return result
 
