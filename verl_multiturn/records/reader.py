@@ -238,9 +238,13 @@ class Records:
     def steps(self) -> list[dict[str, Any]]:
         """Return the trainer's steps and validations, dictionaries as `schema.StepLine`, in the order of writing."""
         found = []
+        seen: set[tuple[str, int, str]] = set()
         for path, offset, line in self._step_lines(("step", "validation"), schema.StepLine):
             found.append(line)
             name = line["event"], line["step"]
+            if (key := (*name, line["start"])) in seen:  # another start may do a step again
+                self._fault(path, offset, f"{name[0]} {name[1]} of start {line['start']} is there twice")
+            seen.add(key)
             if (join := line["join"]) is not None and join not in names_in(path.parent / joins.FOLDER):
                 self._fault(path, offset, f"the join of {name[0]} {name[1]}, {show(line['join'])}, is missing")
         return found

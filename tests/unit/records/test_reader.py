@@ -224,6 +224,14 @@ def test_two_starts_and_a_step_done_again(folder: Path) -> None:
     assert read_all(folder) == []  # a resume is ordinary
 
 
+def test_a_step_that_one_start_has_twice(folder: Path) -> None:
+    path = folder / "steps.jsonl"
+    path.write_bytes(path.read_bytes() * 2)
+    assert [fault.partition(": ")[2] for fault in read_all(folder)] == [
+        f"{name} of start {START} is there twice" for name in ("step 1", "step 2", "validation 2")
+    ]
+
+
 def test_records_or_joins_alone(tmp_path: Path) -> None:
     sample_run(tmp_path / "a", join=False)
     assert read_all(tmp_path / "a") == [

@@ -37,7 +37,7 @@ from verl_multiturn.records.index.joins import (
     oddities,
     undecided,
 )
-from verl_multiturn.records.index.parts import Parts, widened
+from verl_multiturn.records.index.parts import RowParts, widened
 from verl_multiturn.records.index.rows import (
     AGAIN,
     SCHEMA,
@@ -92,7 +92,7 @@ class Index:
         self._otherwise: dict[str, None] = {}
         """Conversations of which a join has another score than their lines."""
         self._odd: list[str] = []
-        self._parts = Parts()
+        self._parts = RowParts()
         self._nameless: list[pa.Table] = []
         """Conversations that only joins know, of agent loops that give them no request id."""
         self._files: list[str] = []
@@ -237,7 +237,7 @@ class Index:
         parts = [part.replace_schema_metadata(None) for part in parts]
         mixed = [part for part in parts if part["request_id"].null_count]  # the last one at most
         named = [part.filter(pc.is_valid(part["request_id"])) for part in mixed]
-        self._parts = Parts([part for part in parts if not part["request_id"].null_count] + named)
+        self._parts = RowParts([part for part in parts if not part["request_id"].null_count] + named)
         self._nameless = [part.filter(pc.is_null(part["request_id"])) for part in mixed]
         self._figures = state["figures"]
         self._sources = sources

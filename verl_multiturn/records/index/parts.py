@@ -1,4 +1,4 @@
-"""`Parts`: the rows of an index, in parts, of which only those that change are copied."""
+"""`RowParts`: the rows of an index, in parts, of which only those that change are copied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verl_multiturn.records.index.joins import GIVEN, WHOLE, otherwise_scored, w
 from verl_multiturn.records.index.rows import COLUMNS, SCHEMA, Row, is_again, merge, table_of
 
 
-class Parts:
+class RowParts:
     """The rows of an index; each conversation has one.
 
     Args:
