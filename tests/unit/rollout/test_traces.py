@@ -1,6 +1,7 @@
 """Traces: the tree of a conversation that is over, and a writer that no backend can hold up."""
 
 import asyncio
+import json
 import logging
 import threading
 import time
@@ -13,11 +14,14 @@ from tests.conftest import CharTokenizer, EchoTool
 from tests.proxy_clients import until
 from tests.scripted import CALL, run
 from tests.unit.proxy.test_proxy_endpoint import ROW, serving
+from tests.unit.records.test_encode import ended
 from tests.unit.rollout.test_context import Counting, play
 from verl_multiturn import Outcome
-from verl_multiturn.observe.spans import Span
+from verl_multiturn.observe.spans import Span, tree_of
 from verl_multiturn.observe.trace_writer import TraceWriter
 from verl_multiturn.observe.traces import chat_of, plain, trace_of
+from verl_multiturn.records.encode import record_of
+from verl_multiturn.records.json_text import line_of
 from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.life import Life, live
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
@@ -268,3 +272,53 @@ async def test_a_backend_that_hangs_holds_nobody_up(caplog: pytest.LogCaptureFix
     assert len(said) == 2
     assert said[0].startswith("traces are lost: sink: 256 wait already, since writing is too slow")
     assert said[1].startswith("the last traces may be lost: some 25")
+
+
+async def test_a_live_trace_and_a_converted_one_are_one_tree() -> None:
+    life = await ended("".join(CALL.replace("hi", text) for text in "ab"), "ok", began=1.0, ended=time.time() + 60)
+    read = tree_of(json.loads(line_of(record_of(life)))).root
+    assert [(span.name, span.kind, span.began, span.ended, span.error) for span in trace_of(life).walk()] == [
+        (span.name, span.kind, span.began, span.ended, span.error) for span in read.walk()
+    ]
+    assert len(list(read.walk())) == 7
+
+
+async def test_stretches_of_the_timeline_are_parts_of_spans() -> None:
+    life = await ended(CALL, "ok", began=1.0, ended=time.time() + 60)
+    record = json.loads(line_of(record_of(life)))
+    at = record["calls"][0]["at"]
+    kinds = [
+        ("create", None),
+        ("generation", 0),
+        ("wait", 0),
+        ("call", 0),
+        ("call", 0),
+        ("pause", 1),
+        ("generation", 7),
+    ]
+    record["timeline"] = [
+        {"kind": kind, "name": "echo" if kind == "call" else "", "turn": turn, "start": at + number, "end": at + number}
+        for number, (kind, turn) in enumerate(kinds)
+    ]
+    assert [(wait["kind"], span.name) for wait, span in tree_of(record).timeline] == [
+        ("create", "agent_loop"),
+        ("generation", "generation"),
+        ("wait", "turn 0"),
+        ("call", "tool echo"),
+        ("call", "turn 0"),
+        ("pause", "turn 1"),
+        ("generation", "agent_loop"),
+    ]
+
+
+async def test_a_trace_says_what_a_record_says_and_hides_nothing() -> None:
+    outcome = await run([CALL, "ok"], EchoTool())
+    outcome.calls[0].whole = "the whole answer, of which the model read a part"
+    outcome.turns[1].end = outcome.turns[1].start  # no row holds it
+    life = traced(outcome)
+    life.row = {"extra_info": {"index": 9}}
+    trace = trace_of(life)
+    assert trace.children[0].children[1].outputs["text"] == outcome.calls[0].whole
+    assert trace.attributes["sample_index"] == 9
+    assert [turn.attributes["row"] for turn in trace.children] == [0, "invalid"]
+    assert trace.children[1].children[0].outputs["token_ids"] == []
