@@ -193,6 +193,8 @@ def silent_of(config: Any) -> str:
     from verl_multiturn.verl_bridge.startup.table import Row
     from verl_multiturn.verl_bridge.startup.view import RunView
 
+    if "use_v1" not in config.trainer:
+        return ""  # a trainer for SFT, whose settings the start-up check does not look at
     run = RunView(config)
     rows = [row for row in SILENT if isinstance(row, Row)] if applies(run) else []
     return "; ".join(filter(None, (row.message(run) for row in rows)))
