@@ -69,11 +69,21 @@ def read_reward(files: Mapping[str, bytes], output: str = "") -> float:
     return value
 
 
+def reward_entry(rewards: Mapping[str, Any]) -> Any:
+    """Return the entry of a mapping of rewards that counts: `reward`, or the only one.
+
+    Args:
+        rewards: The mapping.
+
+    Raises:
+        KeyError: There is none.
+    """
+    return rewards["reward"] if "reward" in rewards or len(rewards) != 1 else next(iter(rewards.values()))
+
+
 def _of_json(content: bytes) -> float:
     found: Any = json.loads(content)
-    value = found
-    if isinstance(found, dict):
-        value = found["reward"] if "reward" in found or len(found) != 1 else next(iter(found.values()))
+    value = reward_entry(found) if isinstance(found, dict) else found
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError
     return float(value)

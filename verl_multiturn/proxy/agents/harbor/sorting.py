@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from verl_multiturn.workspaces.script_run import reward_entry
+
 Phase = Literal["environment", "setup", "agent", "verifier", "over"]
 """What a trial was about: its environment, the harness in it, the agent, the verifier; or it came to its end."""
 Lost = Literal["", "inside", "outside", "engine"]
@@ -101,7 +103,8 @@ def end_of(story: Story) -> End:
 
 def _reward_in(rewards: Mapping[str, float] | None) -> float | None:
     """Return the entry `reward`, or the only one; None if there is none or it is no finite number."""
-    if not rewards or ("reward" not in rewards and len(rewards) > 1):
+    try:
+        reward = float(reward_entry(rewards or {}))
+    except KeyError:
         return None
-    reward = float(rewards.get("reward", next(iter(rewards.values()))))
     return reward if math.isfinite(reward) else None
