@@ -219,7 +219,7 @@ class Rolled:
     tag: dict[str, Any]
 
 
-async def _roll(name: str, situation: str, numbers: Iterable[int]) -> list[Rolled]:
+async def _roll(name: str, situation: str, numbers: Iterable[int], prefix: str) -> list[Rolled]:
     config = make_config(4000)
     settings = {"multi_turn.format": family(name).format, "multi_turn.max_parallel_calls": 2}
     settings |= {f"{OURS}.tool_timeout_s": 0.03, **SITUATIONS[situation]}
@@ -236,7 +236,7 @@ async def _roll(name: str, situation: str, numbers: Iterable[int]) -> list[Rolle
         records = Records()
         loop: Any = object.__new__(MultiTurnAgentLoop)
         loop._runner = replace(runner, tools=tools, interactions=interactions, records=Recorder(records))
-        uid, session = f"{name}-{situation}-{number // 4}", number % 4
+        uid, session = f"{prefix}{name}-{situation}-{number // 4}", number % 4
         row = {"raw_prompt": [{"role": "user", "content": f"Question {number}?"}], "global_steps": 4}
         output = await loop.run({"temperature": 1.0, "conversation": number}, uid=uid, session_id=session, **row)
         return Rolled(situation, records.taken[0], f"{uid}_{session}_0", *_to_row(output, uid, session))
@@ -260,13 +260,18 @@ def _to_row(output: Any, uid: str, session: int) -> tuple[dict[str, Any], dict[s
     return fields, {name: extra.get(name) for name in ("min_global_steps", "max_global_steps")}
 
 
-def roll(count: int) -> list[Rolled]:
-    """Run at least `count` conversations, spread evenly over families and situations."""
+def roll(count: int, prefix: str = "") -> list[Rolled]:
+    """Run at least `count` conversations, spread evenly over families and situations.
+
+    Args:
+        count: The number.
+        prefix: Begins the names of their rows, so that those of two calls may be in one batch.
+    """
     each = -(-count // (len(FAMILIES) * len(SITUATIONS)))
     pairs = [(name, situation) for name in FAMILIES for situation in SITUATIONS]
     logging.disable(logging.ERROR)  # every failure of the engine is logged
     try:
-        return [one for pair in pairs for one in asyncio.run(_roll(*pair, range(each)))]
+        return [one for pair in pairs for one in asyncio.run(_roll(*pair, range(each), prefix))]
     finally:
         logging.disable(logging.NOTSET)
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
 def rolled() -> Any:
     from tests.long.tokens import honest
 
-    return honest.roll(540)
+    return honest.roll(540, "run-")
 
 
 def test_hard_conversations_raise_no_alarm(rolled: Any) -> None:
