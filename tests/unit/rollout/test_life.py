@@ -620,22 +620,28 @@ async def test_a_tool_runs_a_whole_conversation(heard: Heard, wall_clock_s: floa
 
 
 class Looking:
-    """An engine that notes whose generation it is, and stands still for longer than the session's time."""
+    """An engine that notes whose generation it is, and stands still for longer than the session's time.
 
-    def __init__(self) -> None:
+    Args:
+        at_once: Number of generations that stand still at once.
+    """
+
+    def __init__(self, at_once: int) -> None:
         self.seen: list[tuple[str, Seen]] = []
+        self._all_there = asyncio.Barrier(at_once)
 
     async def generate(self, ask: Any) -> Generation:
         self.seen.append((ask.request_id.partition(".")[0], seen()))
         with stopped():
-            await asyncio.sleep(0.01)
+            await self._all_there.wait()  # the server closes a connection on which nothing comes for so long
             hold_up(100)
         return Generation([5], [-0.5], [0], "stop")
 
 
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_the_requests_of_an_agent_belong_to_its_own_conversation(heard: Heard, at_once: bool) -> None:
-    engine, served = Looking(), set[Seen]()
+    names = ["a", "b", "c"]
+    engine, served = Looking(len(names) if at_once else 1), set[Seen]()
     async with serving("undecided", engine=engine, wall_clock_s=1000.0) as endpoint:
         handle = endpoint._server._handle
 
@@ -650,7 +656,6 @@ async def test_the_requests_of_an_agent_belong_to_its_own_conversation(heard: He
                 outcome, _ = await endpoint.run(name, ROW, {})
             return outcome.stop_reason
 
-        names = ["a", "b", "c"]
         if at_once:
             ends = await asyncio.gather(*map(session, names))
         else:
