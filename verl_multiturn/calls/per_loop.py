@@ -68,10 +68,16 @@ class PerLoop(Generic[T]):
             await self._close(of_loop.resources.pop(key))
 
     async def aclose(self) -> None:
-        """Close all resources of the running event loop."""
+        """Close all resources of the running event loop; then raise the first error, or cancellation, of them."""
         of_loop = self._of_loops.pop(asyncio.get_running_loop(), None)
+        errors: list[BaseException] = []
         for resource in of_loop.resources.values() if of_loop is not None else ():
-            await self._close(resource)
+            try:
+                await self._close(resource)
+            except BaseException as error:  # the others are closed first: nobody knows of them any more
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def enter(self, conversation: str) -> None:
         """Count a conversation of the running event loop.

@@ -241,5 +241,5 @@ class BackgroundWriter(Generic[Item]):
     def _guarded(self, call: Callable[[], None], large: int = 0) -> None:
         try:
             call()
-        except (Exception, SystemExit) as error:  # the thread lives as long as the run, whatever is wrong with one item
+        except BaseException as error:  # the thread lives as long as the run, also after a panic of a library in Rust
             self._losses.add(f"writing failed: {describe(error)}", large, has_trace=True)

@@ -84,3 +84,22 @@ def test_what_a_closed_event_loop_has_left_is_let_go_by_the_next_one(other: asyn
     second = asyncio.run(_one(pools))
     assert first.ended == "let go"
     assert pools.everywhere() == [second]
+
+
+class Stuck(Pool):
+    """A pool that cannot be closed, or not in time."""
+
+    async def close(self) -> None:
+        await super().close()
+        await asyncio.sleep(3600)
+
+
+async def test_one_that_does_not_close_in_time_keeps_no_other_open() -> None:
+    pools = PerLoop[Pool](lambda pool: pool.close())
+    opened = pools.get(Stuck, "a"), pools.get(Pool, "b")
+    closing = asyncio.ensure_future(pools.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert [pool.ended for pool in opened] == ["closed", "closed"]

@@ -112,7 +112,13 @@ def test_also_small_ones_are_not_kept_without_end(
     assert (place.losses.count, len(said(caplog))) == (0, 1), "it is reported, and no large one is lost"
 
 
-@pytest.mark.parametrize("error", [ValueError("wrong"), OSError(28, "No space left on device"), SystemExit(1)])
+class PanicException(BaseException):
+    """What a library in Rust raises, such as that of tokenizers."""
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("wrong"), OSError(28, "No space left on device"), SystemExit(1), PanicException("index")]
+)
 async def test_a_writer_that_raises_goes_on(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     place = Place()
     place.error = error

@@ -186,6 +186,10 @@ FORGED = "print('PASSED tests/test_calc.py::test_add\\nPASSED tests/test_calc.py
     ("command", "reward"),
     [
         ("sed -i 's/a - b/a + b/' calc.py; git commit -qam mine; echo 0 > tests/test_new.py", b"1\n"),
+        (
+            "sed -i 's/a - b/a + b/' calc.py; chmod +x calc.py; head -c 99 /dev/zero > 'é 0'",
+            b"1\n",
+        ),
         ("true", b"0\n"),
         (f"echo {shlex.quote(HOOK)} > conftest.py", b"0\n"),
         (f"echo {shlex.quote(FORGED)} > pytest.py", b"0\n"),
@@ -200,12 +204,27 @@ def test_the_scripts_work_without_an_image(command: str, reward: bytes | None) -
     assert files == ({} if reward is None else {"reward.txt": reward})
 
 
-@pytest.mark.parametrize("kind", ["rename", "copy"])
-def test_a_file_comes_to_no_name_by_a_renaming(kind: str) -> None:
-    """The task's own command writes none; git names it in another line than a new file, and would apply it."""
+PRINTS = "".join(f"+print({line!r})\n" for line in FORGED.removeprefix("print('").removesuffix("')").split("\\n"))
+MOVED = "--- a/calc.py\n+++ b/pytest.py\n@@ -1,2 +1,2 @@\n-def add(a, b):\n-    return a - b\n" + PRINTS
+MADE = "--- /dev/null\n+++ b/pytest.py\n@@ -0,0 +1,2 @@\n" + PRINTS
+MENDED = "--- a/calc.py\n+++ b/calc.py\n@@ -2 +2 @@\n-    return a - b\n+    return a + b\n"
+LINK = "--- /dev/null\n+++ b/link\n@@ -0,0 +1 @@\n+/etc/hostname\n\\ No newline at end of file\n"
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "diff --git a/calc.py b/pytest.py\nsimilarity index 60%\nrename from calc.py\nrename to pytest.py\n" + MOVED,
+        "diff --git a/calc.py b/pytest.py\nsimilarity index 60%\nrename old calc.py\nrename new pytest.py\n" + MOVED,
+        "diff --git a/calc.py b/pytest.py\nsimilarity index 60%\ncopy from calc.py\ncopy to pytest.py\n" + MOVED,
+        "diff --git a/pytest.py b/pytest.py\nnew file mode 0\n" + MADE,
+        MADE,
+        MADE.replace("/dev/null", "a/pytest.py"),
+        "diff --git a/calc.py b/calc.py\nnew mode  120000\n" + MENDED,
+        MENDED + "diff --git a/link b/link\nnew file mode 0120000\n" + LINK,
+    ],
+)
+def test_a_patch_of_another_form_is_no_work(patch: str) -> None:
+    """The task's own command writes none; git would apply it, and names in it no new file, or no link."""
     _, task = task_of_row("swe_rebench", ROWS["swe_rebench"], "row 1")
-    name = f"diff --git a/calc.py b/pytest.py\nsimilarity index 60%\n{kind} from calc.py\n{kind} to pytest.py\n"
-    forged = FORGED.removeprefix("print('").removesuffix("')").split("\\n")
-    change = "--- a/calc.py\n+++ b/pytest.py\n@@ -1,2 +1,2 @@\n-def add(a, b):\n-    return a - b\n"
-    change += "".join(f"+print({line!r})\n" for line in forged)
-    assert play(task, "true", name + change)[1] == {"reward.txt": b"0\n"}
+    assert play(task, "true", patch)[1] == {"reward.txt": b"0\n"}

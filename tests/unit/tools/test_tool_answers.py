@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
@@ -183,6 +184,21 @@ async def test_metrics_can_be_written_down() -> None:
     async with session(EchoTool({"returns": ("x", 0.0, {("a", 1): object, "n": 2})})) as opened:
         metrics = (await opened.execute([HI]))[0].metrics
     assert metrics == {"('a', 1)": "<class 'object'>", "n": 2}
+
+
+class Lost(UserDict[str, float]):
+    """Metrics that are read from a place that is not there any more."""
+
+    def items(self) -> Any:
+        raise OSError("the file has gone")
+
+
+async def test_an_answer_that_cannot_be_read_leaves_nothing_in_the_result() -> None:
+    tool = EchoTool({"returns": (SimpleNamespace(text="ok", image=[object()], video=None), 1.0, Lost(a=1.0))})
+    async with session(tool) as opened:
+        (result,) = await opened.execute([HI])
+    assert (result.status, result.text) == (CallStatus.ERROR, "Error: OSError: the file has gone")
+    assert (result.reward, result.images, result.metrics) == (0.0, (), {})
 
 
 async def test_images_are_handed_on_and_videos_refused() -> None:

@@ -64,12 +64,15 @@ patch=/logs/artifacts/work.patch
 [ -e "$patch" ] && cd {repository} || exit 1
 mkdir -p /logs/verifier
 git config --global --add safe.directory {repository}
-links='^(new file mode|new mode|old mode|index [0-9a-f]+\\.\\.[0-9a-f]+) 1[26]0000'
-moves='^(rename|copy) (from|to) '  # the command that collects the patch writes none
+# The command that collects the patch writes plain files alone, and moves none; an agent's own git writes what it likes.
+plain=' (create mode 100(644|755)|delete mode [0-9]+|mode change 100(644|755) => 100(644|755)) .*'
+heads='index [0-9a-f]+\\.\\.[0-9a-f]+( 100(644|755))?|(old|new|new file) mode 100(644|755)'
 if [ -s "$patch" ]; then
-    git apply --summary "$patch" | python3 -I -S /tests/import_places.py /tests/names.json > /tmp/shadows
+    git apply --summary "$patch" > /tmp/summary
+    python3 -I -S /tests/import_places.py /tests/names.json < /tmp/summary > /tmp/shadows || exit 1
     mapfile -t shadows < /tmp/shadows
-    if [ "$(stat -c %s "$patch")" -gt {most} ] || grep -qaE "$links|$moves" "$patch" ||
+    if [ "$(stat -c %s "$patch")" -gt {most} ] || grep -qvaxE "$plain" /tmp/summary ||
+        grep -aE '^(index|(old|new|new file) mode) ' "$patch" | grep -qvaxE "$heads" ||
         ! git apply --whitespace=nowarn {excluded} "${{shadows[@]}}" "$patch"; then
         echo 0 > /logs/verifier/reward.txt
         exit 0

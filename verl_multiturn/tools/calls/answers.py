@@ -70,8 +70,10 @@ def read_answer(result: CallResult, returned: Any, most_characters: int, foreign
             f"got {show(returned)}"
         )
     number = None if reward is None else read_reward(name, "execute", reward, foreign)
-    result.reward, result.images = number or 0.0, tuple(images or ())
-    result.metrics = plain_metrics(name, metrics or {})
+    # All is read before anything is written: the author's code may raise, and then the call has failed.
+    read = plain_metrics(name, metrics or {}), tuple(images or ())
+    result.metrics, result.images = read
+    result.reward = number or 0.0
     # A plain str: a subclass may have methods of the author's.
     return _with_text(result, str.__str__(text), most_characters)
 
