@@ -1,5 +1,6 @@
 """The index: what it reads, what it reads again, and what it says of what it cannot read."""
 
+import gzip
 import json
 import os
 import random
@@ -18,6 +19,7 @@ import verl_multiturn.records.index.index as index_module
 import verl_multiturn.records.index.sources as sources_module
 import verl_multiturn.records.index.table as table_module
 from tests.support.sample_records import BEGAN, sample_run
+from verl_multiturn.observe.documents.folder import RunDocuments
 from verl_multiturn.records.fates import count, fates_of
 from verl_multiturn.records.index.cache import kept_at
 from verl_multiturn.records.index.index import Index
@@ -494,3 +496,61 @@ def test_rows_that_stand_twice_in_a_join_count_once(run: Path) -> None:
     index = index_of(run)
     assert rows(index) == expected
     assert [each["rows"] for each in index.figures().values()] == [8, 8, 2]
+
+
+def damage_records(folder: Path, what: str) -> None:
+    """Damage a folder's file of records, or write beside or behind it as a killed process or a stranger does."""
+    (packed,) = folder.glob("*.jsonl.gz")
+    if what == "copy":
+        shutil.copy(packed, folder / "copy.jsonl.gz")
+    elif what == "torn end":
+        with packed.open("ab") as file:
+            file.write(gzip.compress(b"x" * 3000)[:-9])
+    else:
+        text = bytearray(packed.read_bytes())
+        text[len(text) // 2] ^= 0xFF
+        packed.write_bytes(text)
+        if what == "without lines":
+            lines_file(folder).unlink()
+        else:
+            change_lines(lines_file(folder), lambda line: {**line, "summary": None})
+
+
+@pytest.mark.parametrize("what", ["copy", "torn end", "without lines", "without summaries"])
+def test_a_kept_index_has_the_faults_of_records_that_are_not_read_again(run: Path, what: str) -> None:
+    damage_records(run, what)
+    first = RunDocuments(Records(run))
+    first.index.refresh()
+    assert first.index.save() == ""
+    again = RunDocuments(Records(run))
+    again.index.refresh()
+    assert first.faults()
+    assert sorted(again.faults()) == sorted(first.faults())
+
+
+def test_a_fault_of_a_member_that_became_whole_is_not_kept(run: Path) -> None:
+    (packed,) = run.glob("*.jsonl.gz")
+    whole = packed.read_bytes()
+    damage_records(run, "torn end")
+    index_of(run).save()
+    packed.write_bytes(whole)
+    again = RunDocuments(Records(run))
+    again.index.refresh()
+    assert again.faults() == []
+
+
+def test_a_summary_of_a_record_that_cannot_be_read(run: Path) -> None:
+    damage_records(run, "without summaries")
+    faults = list(index_of(run).faults)
+    assert len(faults) == 18
+    assert all(fault.endswith(" has no summary; its record cannot be read") for fault in faults)
+
+
+def test_a_kept_index_whose_state_is_not_whole_is_not_taken(run: Path) -> None:
+    assert index_of(run).save() == ""
+    head, _, packed = kept_at(run).read_bytes().partition(b"\n")
+    state = json.loads(head)
+    for name in state:
+        others = {other: value for other, value in state.items() if other != name}
+        kept_at(run).write_bytes(json.dumps(others).encode() + b"\n" + packed)
+        assert len(Index(Records(run))) == 0, name
