@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,8 +19,9 @@ import verl_multiturn.records.index.cache as index_cache
 import verl_multiturn.records.index.index as index_module
 import verl_multiturn.records.index.sources as sources_module
 import verl_multiturn.records.index.table as table_module
-from tests.support.sample_records import BEGAN, sample_run
+from tests.support.sample_records import BEGAN, joined_row, sample_record, sample_run, sample_run_file
 from verl_multiturn.observe.documents.folder import RunDocuments
+from verl_multiturn.records import schema
 from verl_multiturn.records.fates import count, fates_of
 from verl_multiturn.records.index.cache import kept_at
 from verl_multiturn.records.index.index import Index
@@ -554,3 +556,18 @@ def test_a_kept_index_whose_state_is_not_whole_is_not_taken(run: Path) -> None:
         others = {other: value for other, value in state.items() if other != name}
         kept_at(run).write_bytes(json.dumps(others).encode() + b"\n" + packed)
         assert len(Index(Records(run))) == 0, name
+
+
+def test_a_conversation_that_only_two_joins_have_counts_once(run: Path) -> None:
+    """The run did step 1 again, and had kept the conversation's row; no line of it is there."""
+    later = "20261127T101500_aaaaaa"
+    (run / f"run-{later}.json").write_text(json.dumps(sample_run_file(start=later, resumed_from=0)))
+    for start, score in ((START, 0.0), (later, 1.0)):
+        path = run / "join" / f"step-000001-{start}.parquet"
+        before = pq.read_table(path).to_pylist() if path.exists() else []
+        row = joined_row(sample_record(request_id="alone", uid="alone"), score=score)
+        pq.write_table(pa.Table.from_pylist([*before, row], schema.JOINED), path)
+    table = index_of(run).table
+    found = table.filter(pc.equal(table["request_id"], "alone")).to_pylist()
+    assert [(row["score"], row["undone"]) for row in found] == [(1.0, False)]
+    assert sum(count(fates_of(Records(run))).values()) == len(table)
