@@ -403,7 +403,7 @@ def test_a_kill_between_a_member_and_its_lines(run: Path) -> None:
     whole = rows(index_of(run))
     change_lines(lines_file(run), lambda line: line if line["event"] == "begin" else None)
     found = index_of(run)
-    ended = {name: row for name, row in whole.items() if row["event"] == "end"}
+    ended = {name: {**row, "said": None} for name, row in whole.items() if row["event"] == "end"}
     assert {name: row for name, row in rows(found).items() if row["event"] == "end"} == ended
     assert {row["event"] for name, row in rows(found).items() if name not in ended} == {"begin"}
     assert list(found.faults) == []
@@ -571,3 +571,19 @@ def test_a_conversation_that_only_two_joins_have_counts_once(run: Path) -> None:
     found = table.filter(pc.equal(table["request_id"], "alone")).to_pylist()
     assert [(row["score"], row["undone"]) for row in found] == [(1.0, False)]
     assert sum(count(fates_of(Records(run))).values()) == len(table)
+
+
+def test_lines_that_come_after_their_record_was_read_are_no_repetition(run: Path) -> None:
+    """Whoever follows a run may look between a member and its lines."""
+    expected, path = rows(index_of(run)), lines_file(run)
+    text = path.read_bytes()
+    change_lines(path, lambda line: line if line["event"] == "begin" else None)
+    begun = path.read_bytes()
+    path.write_bytes(b"")
+    followed = index_of(run)
+    for more in (begun, b"".join(line for line in text.splitlines(keepends=True) if line not in begun)):
+        with path.open("ab") as file:
+            file.write(more)
+        followed.refresh()
+    assert list(followed.faults) == []
+    assert rows(followed) == expected

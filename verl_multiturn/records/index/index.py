@@ -380,7 +380,7 @@ class Index:
     def _lines_again(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the lines that a row was made of, as far as fates read them."""
         names = ("request_id", "uid", "number", "validation", "step")
-        line = {name: row[name] for name in names} | {"why": row["said"]}
+        line = {name: row[name] for name in names} | {"why": row["said"] or ""}
         line["file"] = "" if row["file"] is None else self._files[row["file"]]
         if row["began"] is not None:
             yield {**line, "event": "begin", "at": row["began"]}
