@@ -173,7 +173,8 @@ class Index:
             self.version += 1
         for path in self._records.line_files:
             try:
-                self._read_lines(path)
+                with self._noting(path.name):
+                    self._read_lines(path)
             except OSError as error:
                 self._fault(f"{path}: it cannot be read to its end: {error}")
         with contextlib.suppress(ConfigError):  # a file that went away meanwhile
@@ -266,9 +267,11 @@ class Index:
     def _noting(self, name: str) -> Iterator[None]:
         """Note the faults that `Records` finds as those of a file: whoever takes the kept index does not read it."""
         before = set(self._records.faults)
-        yield
-        new = (fault for fault in self._records.faults if fault not in before)
-        self._of_files.setdefault(name, {}).update(dict.fromkeys(new))
+        try:
+            yield
+        finally:
+            new = (fault for fault in self._records.faults if fault not in before)
+            self._of_files.setdefault(name, {}).update(dict.fromkeys(new))
 
     def _read_lines(self, path: Path) -> None:
         number = self._number(path.name.removesuffix(LINES_END))
@@ -296,8 +299,7 @@ class Index:
         if odd == AGAIN:
             self._note_again(request_id, file_of(row), file_of(row))
             return
-        with self._noting(path.name):
-            record = self._records.record_at(path.name.removesuffix(LINES_END), line["offset"], place)
+        record = self._records.record_at(path.name.removesuffix(LINES_END), line["offset"], place)
         if record is not None and record["request_id"] == request_id:
             summarize(row, record)
             how = "it is made of its record"
