@@ -554,9 +554,10 @@ def read_settings(raw: Mapping[str, Any] | None) -> MultiTurnSettings:
     raw = dict(_without_history(raw or {}))
     try:
         content = pickle.dumps(raw)
+        is_whole = bool(pickle.loads(content) == raw)
     except Exception:  # an object of somebody's own, which may refuse in any way
-        return read_model(MultiTurnSettings, raw, PATH)
-    return _validated(content)
+        is_whole = False
+    return _validated(content) if is_whole else read_model(MultiTurnSettings, raw, PATH)
 
 
 @functools.lru_cache(maxsize=64)

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -317,13 +318,25 @@ def test_a_printed_command_is_told_of_a_setting_that_goes(tmp_path: Path) -> Non
     assert "history" not in CliRunner().invoke(app, words).stderr
 
 
-def test_words_of_verls_own_command_are_no_state_of_the_start_up_check_either() -> None:
+@pytest.mark.parametrize(
+    "word",
+    [
+        f"{ROLLOUT}.custom.multiturn.derived.own_server=True",
+        f"{ROLLOUT}.custom.multiturn.derived={{own_server: True}}",
+        f"{ROLLOUT}.custom.multiturn={{derived: {{own_server: True}}}}",
+        f"{ROLLOUT}.custom={{multiturn: {{derived: {{own_server: True}}}}}}",
+    ],
+)
+def test_words_of_verls_own_command_are_no_state_of_the_start_up_check_either(word: str) -> None:
     from verl_multiturn.verl_bridge.startup.refusals.loops import check_derived
     from verl_multiturn.verl_bridge.startup.view import RunView
 
-    word = f"{ROLLOUT}.custom.multiturn.derived.own_server=True"
     saved = {"actor_rollout_ref": {"rollout": {"custom": {"multiturn": {"derived": {"own_server": True}}}}}}
-    for words in ([], [f"{ROLLOUT}.custom.multiturn.max_tool_calls=3"]):
+    own = f"{ROLLOUT}.custom"
+    for words in (
+        [],
+        [f"{own}.multiturn.max_tool_calls=3", f"+{own}={{multiturn: {{}}}}", f"~{own}.multiturn.derived"],
+    ):
         check_derived(RunView(OmegaConf.create({**saved, "hydra": {"overrides": {"task": words}}})))
-    with pytest.raises(ConfigError, match=f"^{word}: the start-up check writes it"):
+    with pytest.raises(ConfigError, match=f"^{re.escape(word)}: the start-up check writes it"):
         check_derived(RunView(OmegaConf.create({"hydra": {"overrides": {"task": ["trainer.x=1", f"++{word}"]}}})))

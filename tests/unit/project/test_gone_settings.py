@@ -1,4 +1,4 @@
-"""Settings of earlier versions are refused by name: with their fixed value, or with the reason why they are gone."""
+"""Settings are read as they are written; those that are gone are refused by name: with their value, or the reason."""
 
 from pathlib import Path
 from typing import Any
@@ -76,3 +76,15 @@ def test_other_settings_that_are_constants() -> None:
             read_reward_kwargs({"judge": {name: 1}})
     with pytest.raises(ConfigError, match=r"LlmUser: config\.connections=8: it is fixed at 64 in each worker; leave"):
         LlmUser({"base_url": "http://h/v1", "model": "m", "connections": 8})
+
+
+class Lossy(dict[str, Any]):
+    """A mapping of somebody's own, whose pickled form is another one."""
+
+    def __reduce__(self) -> Any:
+        return (Lossy, ())
+
+
+def test_settings_that_pickle_to_others_are_read_as_they_are() -> None:
+    for weight in (0.3, 0.4):
+        assert read_settings({"advantage": Lossy(weight=weight)}).advantage.weight == weight

@@ -1,5 +1,6 @@
 """The index: what it reads, what it reads again, and what it says of what it cannot read."""
 
+import gzip
 import json
 import os
 import random
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,7 +19,9 @@ import verl_multiturn.records.index.cache as index_cache
 import verl_multiturn.records.index.index as index_module
 import verl_multiturn.records.index.sources as sources_module
 import verl_multiturn.records.index.table as table_module
-from tests.support.sample_records import BEGAN, sample_run
+from tests.support.sample_records import BEGAN, joined_row, sample_record, sample_run, sample_run_file
+from verl_multiturn.observe.documents.folder import RunDocuments
+from verl_multiturn.records import schema
 from verl_multiturn.records.fates import count, fates_of
 from verl_multiturn.records.index.cache import kept_at
 from verl_multiturn.records.index.index import Index
@@ -399,7 +403,7 @@ def test_a_kill_between_a_member_and_its_lines(run: Path) -> None:
     whole = rows(index_of(run))
     change_lines(lines_file(run), lambda line: line if line["event"] == "begin" else None)
     found = index_of(run)
-    ended = {name: row for name, row in whole.items() if row["event"] == "end"}
+    ended = {name: {**row, "said": None} for name, row in whole.items() if row["event"] == "end"}
     assert {name: row for name, row in rows(found).items() if row["event"] == "end"} == ended
     assert {row["event"] for name, row in rows(found).items() if name not in ended} == {"begin"}
     assert list(found.faults) == []
@@ -494,3 +498,92 @@ def test_rows_that_stand_twice_in_a_join_count_once(run: Path) -> None:
     index = index_of(run)
     assert rows(index) == expected
     assert [each["rows"] for each in index.figures().values()] == [8, 8, 2]
+
+
+def damage_records(folder: Path, what: str) -> None:
+    """Damage a folder's file of records, or write beside or behind it as a killed process or a stranger does."""
+    (packed,) = folder.glob("*.jsonl.gz")
+    if what == "copy":
+        shutil.copy(packed, folder / "copy.jsonl.gz")
+    elif what == "torn end":
+        with packed.open("ab") as file:
+            file.write(gzip.compress(b"x" * 3000)[:-9])
+    else:
+        text = bytearray(packed.read_bytes())
+        text[len(text) // 2] ^= 0xFF
+        packed.write_bytes(text)
+        if what == "without lines":
+            lines_file(folder).unlink()
+        else:
+            change_lines(lines_file(folder), lambda line: {**line, "summary": None})
+
+
+@pytest.mark.parametrize("what", ["copy", "torn end", "without lines", "without summaries"])
+def test_a_kept_index_has_the_faults_of_records_that_are_not_read_again(run: Path, what: str) -> None:
+    damage_records(run, what)
+    first = RunDocuments(Records(run))
+    first.index.refresh()
+    assert first.index.save() == ""
+    again = RunDocuments(Records(run))
+    again.index.refresh()
+    assert first.faults()
+    assert sorted(again.faults()) == sorted(first.faults())
+
+
+def test_a_fault_of_a_member_that_became_whole_is_not_kept(run: Path) -> None:
+    (packed,) = run.glob("*.jsonl.gz")
+    whole = packed.read_bytes()
+    damage_records(run, "torn end")
+    index_of(run).save()
+    packed.write_bytes(whole)
+    again = RunDocuments(Records(run))
+    again.index.refresh()
+    assert again.faults() == []
+
+
+def test_a_summary_of_a_record_that_cannot_be_read(run: Path) -> None:
+    damage_records(run, "without summaries")
+    faults = list(index_of(run).faults)
+    assert len(faults) == 18
+    assert all(fault.endswith(" has no summary; its record cannot be read") for fault in faults)
+
+
+def test_a_kept_index_whose_state_is_not_whole_is_not_taken(run: Path) -> None:
+    assert index_of(run).save() == ""
+    head, _, packed = kept_at(run).read_bytes().partition(b"\n")
+    state = json.loads(head)
+    for name in state:
+        others = {other: value for other, value in state.items() if other != name}
+        kept_at(run).write_bytes(json.dumps(others).encode() + b"\n" + packed)
+        assert len(Index(Records(run))) == 0, name
+
+
+def test_a_conversation_that_only_two_joins_have_counts_once(run: Path) -> None:
+    """The run did step 1 again, and had kept the conversation's row; no line of it is there."""
+    later = "20261127T101500_aaaaaa"
+    (run / f"run-{later}.json").write_text(json.dumps(sample_run_file(start=later, resumed_from=0)))
+    for start, score in ((START, 0.0), (later, 1.0)):
+        path = run / "join" / f"step-000001-{start}.parquet"
+        before = pq.read_table(path).to_pylist() if path.exists() else []
+        row = joined_row(sample_record(request_id="alone", uid="alone"), score=score)
+        pq.write_table(pa.Table.from_pylist([*before, row], schema.JOINED), path)
+    table = index_of(run).table
+    found = table.filter(pc.equal(table["request_id"], "alone")).to_pylist()
+    assert [(row["score"], row["undone"]) for row in found] == [(1.0, False)]
+    assert sum(count(fates_of(Records(run))).values()) == len(table)
+
+
+def test_lines_that_come_after_their_record_was_read_are_no_repetition(run: Path) -> None:
+    """Whoever follows a run may look between a member and its lines."""
+    expected, path = rows(index_of(run)), lines_file(run)
+    text = path.read_bytes()
+    change_lines(path, lambda line: line if line["event"] == "begin" else None)
+    begun = path.read_bytes()
+    path.write_bytes(b"")
+    followed = index_of(run)
+    for more in (begun, b"".join(line for line in text.splitlines(keepends=True) if line not in begun)):
+        with path.open("ab") as file:
+            file.write(more)
+        followed.refresh()
+    assert list(followed.faults) == []
+    assert rows(followed) == expected

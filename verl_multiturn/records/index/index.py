@@ -79,6 +79,8 @@ class Index:
         """Grows with each change."""
         self._starts: tuple[list[Any], frozenset[str]] = [], frozenset()
         """The starts that the folder knows, and the files that say so."""
+        self._of_files: dict[str, dict[str, None]] = {}
+        """What could not be read of files of records, as `Records` says it, by the file's name; `_clear` keeps it."""
         self._clear()
         self._open_file()
 
@@ -92,6 +94,8 @@ class Index:
         self._otherwise: dict[str, None] = {}
         """Conversations of which a join has another score than their lines."""
         self._odd: list[str] = []
+        self._kept: dict[str, list[str]] = {}
+        """The same as `_of_files`, of an index that was kept: of files that were not looked at since."""
         self._parts = RowParts()
         self._nameless: list[pa.Table] = []
         """Conversations that only joins know, of agent loops that give them no request id."""
@@ -112,7 +116,8 @@ class Index:
         """What could not be read, or was left out: a sentence each."""
         odd = [repeat_fault(path, list(ids), home) for (path, home), ids in self._again.items()]
         odd += [score_fault(self.folder, list(self._otherwise))] if self._otherwise else []
-        return self._faults | self._refused | dict.fromkeys(map(one_line, [*odd, *self._odd]))
+        kept = [fault for own in self._kept.values() for fault in own]
+        return self._faults | self._refused | dict.fromkeys([*kept, *map(one_line, [*odd, *self._odd])])
 
     @property
     def table(self) -> pa.Table:
@@ -168,7 +173,8 @@ class Index:
             self.version += 1
         for path in self._records.line_files:
             try:
-                self._read_lines(path)
+                with self._noting(path.name):
+                    self._read_lines(path)
             except OSError as error:
                 self._fault(f"{path}: it cannot be read to its end: {error}")
         with contextlib.suppress(ConfigError):  # a file that went away meanwhile
@@ -210,6 +216,10 @@ class Index:
         state |= self._sources.state()
         state["faults"] = [list(self._faults), [[str(path), home, *ids] for (path, home), ids in self._again.items()]]
         state["odd"] = [self._odd, list(self._otherwise)]
+        said = set(self._records.faults)  # one that counts conversations may have grown
+        state["of_files"] = self._kept | {
+            name: [*filter(said.__contains__, own)] for name, own in self._of_files.items()
+        }
         try:
             cache.keep(self.folder, state, pa.concat_tables([self.table, self.nameless]))
         except CacheFolderError as error:
@@ -232,6 +242,11 @@ class Index:
             if not sources.fits(state):
                 return
             parts = [file.read_row_group(number).cast(SCHEMA) for number in range(file.num_row_groups)]
+            files, told, looked, of_files = (state[name] for name in ("files", "told", "looked", "of_files"))
+            faults, again = state["faults"]
+            odd, otherwise = state["odd"]
+            again = {(Path(path), home): dict.fromkeys(ids) for path, home, *ids in again}
+            faults, otherwise = dict.fromkeys(faults), dict.fromkeys(otherwise)
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
             return
         parts = [part.replace_schema_metadata(None) for part in parts]
@@ -239,17 +254,24 @@ class Index:
         named = [part.filter(pc.is_valid(part["request_id"])) for part in mixed]
         self._parts = RowParts([part for part in parts if not part["request_id"].null_count] + named)
         self._nameless = [part.filter(pc.is_null(part["request_id"])) for part in mixed]
-        self._figures = state["figures"]
-        self._sources = sources
-        self._files, self._joins = state["files"], state["joins"]
-        self._told, self._looked = state["told"], state["looked"]
-        told, again = state["faults"]
-        self._odd, self._otherwise = state["odd"][0], dict.fromkeys(state["odd"][1])
-        self._faults = dict.fromkeys(told)
-        self._again = {(Path(path), home): dict.fromkeys(ids) for path, home, *ids in again}
+        self._figures, self._sources = state["figures"], sources
+        self._files, self._joins = files, state["joins"]
+        self._told, self._looked, self._kept = told, looked, of_files
+        self._odd, self._otherwise = odd, otherwise
+        self._faults, self._again = faults, again
 
     def _fault(self, what: str) -> None:
         self._faults[one_line(what)] = None
+
+    @contextlib.contextmanager
+    def _noting(self, name: str) -> Iterator[None]:
+        """Note the faults that `Records` finds as those of a file: whoever takes the kept index does not read it."""
+        before = set(self._records.faults)
+        try:
+            yield
+        finally:
+            new = (fault for fault in self._records.faults if fault not in before)
+            self._of_files.setdefault(name, {}).update(dict.fromkeys(new))
 
     def _read_lines(self, path: Path) -> None:
         number = self._number(path.name.removesuffix(LINES_END))
@@ -277,10 +299,13 @@ class Index:
         if odd == AGAIN:
             self._note_again(request_id, file_of(row), file_of(row))
             return
-        self._fault(f"{path}: request {request_id!r} has no summary; it is made of its record")
         record = self._records.record_at(path.name.removesuffix(LINES_END), line["offset"], place)
         if record is not None and record["request_id"] == request_id:
             summarize(row, record)
+            how = "it is made of its record"
+        else:
+            how = "its record cannot be read"
+        self._fault(f"{path}: request {request_id!r} has no summary; {how}")
 
     def _number(self, stem: str) -> int:
         if stem not in self._files:
@@ -301,7 +326,9 @@ class Index:
             number = self._number(file.stem)
             if not has_lines:
                 self._sources.note(file.path.name)
-            found = self._behind(file, number) if has_lines else list(self._records.placed(file))
+            self._kept.pop(file.path.name, None)
+            with self._noting(file.path.name):
+                found = self._behind(file, number) if has_lines else list(self._records.placed(file))
             changed: dict[str, Row] = {}
             for placed in found:
                 enter_record(changed, placed, number)
@@ -355,7 +382,7 @@ class Index:
     def _lines_again(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the lines that a row was made of, as far as fates read them."""
         names = ("request_id", "uid", "number", "validation", "step")
-        line = {name: row[name] for name in names} | {"why": row["said"]}
+        line = {name: row[name] for name in names} | {"why": row["said"] or ""}
         line["file"] = "" if row["file"] is None else self._files[row["file"]]
         if row["began"] is not None:
             yield {**line, "event": "begin", "at": row["began"]}

@@ -59,7 +59,7 @@ class RowParts:
         """Put what a join has of conversations among the parts.
 
         Args:
-            joined: A row for each conversation (`joins.joined`).
+            joined: Rows of `joins.joined`; of a conversation that is there twice, the first counts.
 
         Returns:
             The request ids of those of which the join has another score than their lines.
@@ -79,6 +79,8 @@ class RowParts:
             self.tables[place] = without_invalid(part)
         alone = joined.filter(rest)
         if len(alone):
+            ids = alone["request_id"].combine_chunks()
+            alone = alone.take(pc.unique(pc.index_in(ids, ids)))
             self._append(widened(alone))
         return otherwise
 

@@ -110,6 +110,8 @@ def is_again(own: Row, changes: Row) -> bool:
     known, new = own[_OFFSET : _OFFSET + 2], changes[_OFFSET : _OFFSET + 2]
     if None not in (known[0], new[0]) and known != new:
         return True
+    if own[_SAID] is None and own[_EVENT] == "end":  # it was made of its record, and now its lines come
+        return False
     if changes[_EVENT] == "begin":
         return own[_BEGAN] is not None
     return changes[_EVENT] is not None and changes[_EVENT] == own[_EVENT]
@@ -185,7 +187,7 @@ def enter_record(changed: dict[str, Row], placed: Placed, file: int) -> None:
     record = placed.record
     row = changed[record["request_id"]] = [None] * _WIDTH
     row[: len(_NAMES)] = [record[name] for name in _NAMES]
-    row[_BEGAN], row[_ENDED], row[_EVENT], row[_SAID] = record["began"] or None, record["ended"] or None, "end", ""
+    row[_BEGAN], row[_ENDED], row[_EVENT] = record["began"] or None, record["ended"] or None, "end"
     row[_FILE], row[_OFFSET], row[_PLACE] = file, placed.offset, placed.place
     _summarize(row, summary_of(record))
 

@@ -56,9 +56,17 @@ def tell_of_history(run: RunView) -> None:
 
 def check_derived(run: RunView) -> None:
     """Refuse state of the start-up check that stands among the words of the trainer's command."""
-    for word in run.value("hydra.overrides.task") or []:
-        if str(word).lstrip("+").startswith((f"{DERIVED}.", f"{DERIVED}=")):
-            raise ConfigError(why_not_derived(str(word).lstrip("+")))
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    keys = DERIVED.split(".")
+    for word in map(str, run.value("hydra.overrides.task") or []):
+        override = OverridesParser.create().parse_override(word)  # Hydra has read it, too
+        own, held = override.key_or_group.split("."), override.value()
+        for key in keys[len(own) :]:  # a word may have a whole section
+            held = held.get(key) if isinstance(held, Mapping) else None
+        is_whole = own == keys[: len(own)] and held is not None
+        if not override.is_delete() and (own[: len(keys)] == keys or is_whole):
+            raise ConfigError(why_not_derived(word.lstrip("+")))
 
 
 def check_loop_names(run: RunView) -> None:
