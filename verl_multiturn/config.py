@@ -681,6 +681,9 @@ def read_model(model: type[Model], raw: Mapping[str, Any], where: str) -> Model:
             raise ConfigError(f"{where}.{key}: unknown setting; {_hint(owner, str(last))}") from None
         place = f"{where}.{key}" if key else where
         got = "nothing" if first["type"] == "missing" else show(first["input"], _SHOWN_CHARACTERS)
+        if first["type"] == "model_type":
+            known = sorted(_nested(model, first["loc"]).model_fields)
+            raise ConfigError(f"{place}: expected a mapping, got {got}; known are {known}") from None
         problem = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
         raise ConfigError(f"{place}: {problem}, got {got}") from None
 

@@ -57,7 +57,7 @@ def replay(
     """
     try:
         pairs = [_pair(change) for change in changes or []]
-        require_trust(folder, "replay", list(dict.fromkeys(_uses(Records(folder).runs))), trust)
+        require_trust(folder, "replay", list(dict.fromkeys(_uses(Records(folder).require().runs))), trust)
         try:
             import_from_here(folder, is_trusted=trust)
             from verl_multiturn.verl_bridge.replay.command import replay_folder

@@ -365,7 +365,7 @@ def test_the_setting() -> None:
         ({"timeout": 2}, r"tool_reward.timeout: unknown setting; known are \['mode', 'weight'\]"),
         ({"weight": 0}, r"tool_reward.weight: Input should be greater than 0, got 0"),
         ({"weight": float("inf")}, r"tool_reward.weight: Input should be a finite number, got inf"),
-        ("add", r"tool_reward: Input should be a valid dictionary .*, got 'add'"),
+        ("add", r"tool_reward: expected a mapping, got 'add'; known are \['mode', 'weight'\]"),
     ],
 )
 def test_a_setting_that_cannot_be(given: Any, message: str) -> None:

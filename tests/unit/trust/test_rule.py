@@ -128,6 +128,12 @@ def test_a_strangers_run_is_not_evaluated(tmp_path: Path, command: str, place: s
     assert f"and {command} would use what it names: {uses}; look at these, and say --trust" in done.stderr
 
 
+def test_a_folder_without_records_names_nothing_to_trust(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["replay", str(tmp_path)])
+    assert done.exit_code == 2
+    assert f"'{tmp_path}' holds no records; name a run's folder or its record_dir" in done.output
+
+
 def test_a_strangers_records_are_not_replayed(tmp_path: Path) -> None:
     told = {
         "schema": 2, "start": "1", "began": 1.0, "host": "h", "versions": {},

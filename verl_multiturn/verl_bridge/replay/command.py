@@ -86,8 +86,8 @@ async def replay_folder(
     records, tally = Records(folder), Tally()
     if not records.runs:
         raise ConfigError(
-            f"{folder}: there is no file run-….json, which says how the run was made; name the folder of a run of "
-            "schema 2"
+            f"{folder}: there is no file run-….json, which says how the run was made; name a run's folder or its "
+            "record_dir"
         )
     wanted = _wanted(records, requests)
     for run in records.runs:
