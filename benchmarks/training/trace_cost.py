@@ -46,7 +46,7 @@ from transformers import AutoTokenizer
 from benchmarks.oversample import PROMPTS, RATE, SAMPLES, World
 from benchmarks.oversample_world import Sample, ScriptedWorker
 from tests.support.rollout_config import MODEL
-from verl_multiturn.observe.spans import Span
+from verl_multiturn.observe.spans import TraceSpan
 from verl_multiturn.rollout.life import Life, note
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
@@ -110,7 +110,7 @@ class _Nowhere:
     def open(self) -> None:
         """Do nothing."""
 
-    def write(self, life: Life, trace: Span) -> None:
+    def write(self, life: Life, trace: TraceSpan) -> None:
         """Do nothing."""
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ class Code:
     options: str = ""
     """The setting that gives the function keywords of its own."""
     keywords: Sequence[str] = ()
-    """Those keywords."""
+    """Names of the keywords."""
 
 
 def import_problem(codes: Sequence[Code], variables: Mapping[str, str]) -> str:

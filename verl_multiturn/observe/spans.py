@@ -23,7 +23,7 @@ Kind = Literal["agent", "turn", "generation", "tool", "interaction"]
 
 
 @dataclass
-class Span:
+class TraceSpan:
     """A stretch of time in a conversation, with what went in and what came out, in plain types."""
 
     name: str
@@ -35,14 +35,14 @@ class Span:
     """Entry of the record that it is made of: the record itself, a generation, a call, a reply. A turn has that of its
     generation."""
     error: str = ""
-    """What went wrong; "" otherwise."""
-    children: list[Span] = field(default_factory=list)
+    """Description of its error; "" without one."""
+    children: list[TraceSpan] = field(default_factory=list)
     inputs: dict[str, Any] = field(default_factory=dict)
-    """What went in, as backends show it (`traces.trace_of`); so with the next two."""
+    """Its inputs, as backends show them (`traces.trace_of`); so with the next two."""
     outputs: dict[str, Any] = field(default_factory=dict)
     attributes: dict[str, Any] = field(default_factory=dict)
 
-    def walk(self) -> Iterator[Span]:
+    def walk(self) -> Iterator[TraceSpan]:
         """Yield the span and all below it, each before those below it."""
         yield self
         for child in self.children:
@@ -54,35 +54,35 @@ class Stretch(NamedTuple):
 
     wait: Mapping[str, Any]
     """A `schema.Span`."""
-    span: Span
+    span: TraceSpan
     """The span of the tree that it is part of."""
 
 
-class Tree(NamedTuple):
+class SpanTree(NamedTuple):
     """The spans of a conversation."""
 
-    root: Span
+    root: TraceSpan
     timeline: list[Stretch]
     """Its timeline, by begin."""
 
 
-def tree_of(record: Mapping[str, Any]) -> Tree:
+def tree_of(record: Mapping[str, Any]) -> SpanTree:
     """Return the tree of a conversation's spans.
 
     Args:
         record: A `schema.Record`, or what `encode.conversation_of` returns in plain types.
     """
-    root = Span("agent_loop", "agent", float(record["began"]), float(record["ended"]), record)
+    root = TraceSpan("agent_loop", "agent", float(record["began"]), float(record["ended"]), record)
     turns = [_turn(number, generation) for number, generation in enumerate(record.get("generations") or [])]
     root.children += turns
-    of_call: dict[int, Span] = {}
+    of_call: dict[int, TraceSpan] = {}
     for call in record.get("calls") or []:
         of_call[id(call)] = _tool(call)
         _at(call, turns, root).children.append(of_call[id(call)])
     for reply in record.get("replies") or []:
         if (turn := _at(reply, turns, root)) is not root:  # the opening is no answer
             began = turn.children[0].ended
-            turn.children.append(Span("interaction", "interaction", began, float(reply.get("at") or 0.0), reply))
+            turn.children.append(TraceSpan("interaction", "interaction", began, float(reply.get("at") or 0.0), reply))
     for turn in turns:
         turn.ended = max(child.ended for child in turn.children)
     waits = spans_of(record)
@@ -92,29 +92,29 @@ def tree_of(record: Mapping[str, Any]) -> Tree:
         same = next((child for child in turn.children if child.kind == wait["kind"]), turn)
         timeline.append(Stretch(wait, same if call is None else of_call[id(call)]))
     _nest(root)
-    return Tree(root, timeline)
+    return SpanTree(root, timeline)
 
 
-def _at(entry: Mapping[str, Any], turns: Sequence[Span], root: Span) -> Span:
+def _at(entry: Mapping[str, Any], turns: Sequence[TraceSpan], root: TraceSpan) -> TraceSpan:
     """Return the turn that an entry names; the root where there is none."""
     turn = entry.get("turn")
     return turns[turn] if isinstance(turn, int) and 0 <= turn < len(turns) else root
 
 
-def _turn(number: int, generation: Mapping[str, Any]) -> Span:
+def _turn(number: int, generation: Mapping[str, Any]) -> TraceSpan:
     began, ended = (float(generation.get(name) or 0.0) for name in ("asked_at", "at"))
     name = f"{'summary' if generation.get('summary') else 'turn'} {number}"
-    asked = Span("generation", "generation", began, ended, generation)
-    return Span(name, "turn", began, ended, generation, children=[asked])
+    asked = TraceSpan("generation", "generation", began, ended, generation)
+    return TraceSpan(name, "turn", began, ended, generation, children=[asked])
 
 
-def _tool(call: Mapping[str, Any]) -> Span:
+def _tool(call: Mapping[str, Any]) -> TraceSpan:
     ended, seconds, queue_s = (float(call.get(name) or 0.0) for name in ("at", "seconds", "queue_s"))
     error = "" if call.get("status") in (None, "ok") else str(call.get("text") or "")
-    return Span(f"tool {call.get('tool') or ''}".rstrip(), "tool", ended - seconds - queue_s, ended, call, error)
+    return TraceSpan(f"tool {call.get('tool') or ''}".rstrip(), "tool", ended - seconds - queue_s, ended, call, error)
 
 
-def _nest(span: Span) -> None:
+def _nest(span: TraceSpan) -> None:
     """Let every span lie within the one above it. They do, unless the machine's clock was set meanwhile."""
     span.ended = max(span.began, span.ended)
     for child in span.children:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from verl_multiturn.calls.closing import CLOSE_S
 from verl_multiturn.describe import describe
-from verl_multiturn.observe.spans import Span
+from verl_multiturn.observe.spans import TraceSpan
 from verl_multiturn.observe.traces import Decode, trace_of
 from verl_multiturn.records.background import BackgroundWriter, Losses
 from verl_multiturn.rollout.life import Life
@@ -36,7 +36,7 @@ class Sink(Protocol):
         """Connect; called before the first trace, and again after it raised."""
         ...
 
-    def write(self, life: Life, trace: Span) -> None:
+    def write(self, life: Life, trace: TraceSpan) -> None:
         """Write one trace."""
         ...
 
@@ -120,7 +120,7 @@ class _Outlet:
             self._losses.add(describe(error), 0)
         self._tried = time.monotonic()
 
-    def write(self, life: Life, trace: Span) -> None:
+    def write(self, life: Life, trace: TraceSpan) -> None:
         if not self._is_open:
             self._losses.add("it is not open")
             return

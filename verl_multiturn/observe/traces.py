@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from verl_multiturn.observe.spans import Span, tree_of
+from verl_multiturn.observe.spans import TraceSpan, tree_of
 from verl_multiturn.records import json_text
 from verl_multiturn.records.encode import conversation_of
 from verl_multiturn.records.json_text import dumps
@@ -30,7 +30,7 @@ _OUTPUTS = {
 """Entries of a call, and of a reply, that are outputs of its span."""
 
 
-def trace_of(life: Life, decode: Decode | None = None, experiment_name: str | None = None) -> Span:
+def trace_of(life: Life, decode: Decode | None = None, experiment_name: str | None = None) -> TraceSpan:
     """Return the trace of a conversation that is over.
 
     Args:
@@ -80,7 +80,7 @@ def _row(row: Mapping[str, Any], decode: Decode | None) -> dict[str, Any]:
     return {"prompt_ids": ids[:start], "response_ids": ids[start:], "response_mask": mask[start:], **texts}
 
 
-def _fill(number: int, turn: Span, rows: Sequence[Mapping[str, Any]], decode: Decode | None) -> None:
+def _fill(number: int, turn: TraceSpan, rows: Sequence[Mapping[str, Any]], decode: Decode | None) -> None:
     """Fill in what backends show of a turn and of the spans in it."""
     generation, (first, *answers) = turn.entry, turn.children
     said = generation["said"]
@@ -120,7 +120,7 @@ def plain(value: Any) -> Any:
     return orjson.loads(dumps(json_text.plain(value, lambda image: f"<image {image.width}×{image.height}>")))
 
 
-def chat_of(root: Span) -> list[dict[str, Any]]:
+def chat_of(root: TraceSpan) -> list[dict[str, Any]]:
     """Return a trace's messages in OpenAI's form, each with a text as content, for backends that show a chat."""
     messages = itertools.chain(root.inputs["messages"], root.outputs["messages"])
     return [{**message, "content": _text(message.get("content"))} for message in messages]

@@ -17,7 +17,7 @@ from tests.unit.proxy.test_proxy_endpoint import ROW, serving
 from tests.unit.records.test_encode import ended
 from tests.unit.rollout.test_context import Counting, play
 from verl_multiturn import Outcome
-from verl_multiturn.observe.spans import Span, tree_of
+from verl_multiturn.observe.spans import TraceSpan, tree_of
 from verl_multiturn.observe.trace_writer import TraceWriter
 from verl_multiturn.observe.traces import chat_of, plain, trace_of
 from verl_multiturn.records.encode import record_of
@@ -34,7 +34,7 @@ def traced(outcome: Outcome, began: float = 0.0, **given: Any) -> Life:
     return made
 
 
-def names(span: Span) -> list[str]:
+def names(span: TraceSpan) -> list[str]:
     return [each.name for each in span.walk()]
 
 
@@ -183,7 +183,7 @@ class Sink:
     name = "sink"
 
     def __init__(self) -> None:
-        self.traces: list[Span] = []
+        self.traces: list[TraceSpan] = []
         self.fails: Exception | None = None
         self.refuses = 0
         self.goes_on = threading.Event()
@@ -195,7 +195,7 @@ class Sink:
             self.refuses -= 1
             raise ConnectionError("nobody there")
 
-    def write(self, life: Life, trace: Span) -> None:
+    def write(self, life: Life, trace: TraceSpan) -> None:
         self.goes_on.wait()
         if self.fails is not None:
             raise self.fails

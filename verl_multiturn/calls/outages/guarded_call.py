@@ -29,7 +29,7 @@ _MOST_PROBES = 3
 """Probes of one call that fail, over at least `_PROBES_S`, after which its conversation ends: it may be its doing."""
 _PROBES_S = 600.0
 Role = Literal["create", "call", "repeatable", "score"]
-"""What a call is in its conversation.
+"""Part of a call in its conversation.
 
 - `create`: begins a tool. Each failure is an outage, but for a `ValueError`, which is the row's mistake: the model
   would be told at each call of the tool.

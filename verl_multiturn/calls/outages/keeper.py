@@ -33,7 +33,7 @@ from typing import Literal
 from uuid import uuid4
 
 from verl_multiturn.calls.outages.breaker import Breaker
-from verl_multiturn.calls.outages.messages import Admission, KeeperAnswer, OutageState, Sums, Waiting
+from verl_multiturn.calls.outages.messages import CallAdmission, KeeperAnswer, OutageState, Sums, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class _Waiter:
     kind: Waiting
     lease_s: float
     process: str
-    admitted: asyncio.Future[Admission]
+    admitted: asyncio.Future[CallAdmission]
 
 
 @dataclass
@@ -169,7 +169,7 @@ class OutageKeeper:
         epochs = {name: kept.breaker.epoch for name, kept in self._names.items()}
         return KeeperAnswer(self._id, self._version, epochs, tuple(reversed(judged)))
 
-    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> Admission:
+    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> CallAdmission:
         """Wait at a breaker until it is closed, or the caller is let through.
 
         A call that has not failed yet is the next probe. Without one, new conversations are let in: 1, 2, 4, …, and 1
@@ -185,9 +185,9 @@ class OutageKeeper:
         self._hear(process)
         kept = self._of(name)
         if not kept.breaker.is_open:
-            return Admission("closed", kept.breaker.epoch)
+            return CallAdmission("closed", kept.breaker.epoch)
         loop = asyncio.get_running_loop()
-        admitted: asyncio.Future[Admission] = loop.create_future()
+        admitted: asyncio.Future[CallAdmission] = loop.create_future()
         kept.ask(loop.time())
         kept.waiting[waiter] = _Waiter(kind, lease_s, process, admitted)
         self._admit(kept)
@@ -203,7 +203,7 @@ class OutageKeeper:
         kept.ask(now)
         left = kept.waiting.pop(waiter, None)
         if left is not None and not left.admitted.done():
-            left.admitted.set_result(Admission("closed", kept.breaker.epoch))  # nobody waits for it any more
+            left.admitted.set_result(CallAdmission("closed", kept.breaker.epoch))  # nobody waits for it any more
         kept.breaker.end_probe(now, waiter, None)
         self._admit(kept)
 
@@ -318,4 +318,4 @@ class OutageKeeper:
         kept.ask(asyncio.get_running_loop().time())
         admitted = kept.waiting.pop(waiter).admitted
         if not admitted.done():
-            admitted.set_result(Admission(why, kept.breaker.epoch))
+            admitted.set_result(CallAdmission(why, kept.breaker.epoch))

@@ -1,4 +1,4 @@
-"""What workers, the keeper of breakers and the trainer say to each other."""
+"""Messages between workers, the keeper of breakers and the trainer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Waiting = Literal["call", "failed", "conversation"]
 """A call; a call that has failed as a probe; a new conversation."""
 
 
-class Admission(NamedTuple):
+class CallAdmission(NamedTuple):
     """The end of a wait."""
 
     why: Literal["closed", "probe", "scout", "again"]
@@ -47,11 +47,11 @@ class Sums:
     probe: str = ""
     """Id of a probe that has ended; "" for none."""
     probe_good: bool | None = False
-    """Whether that probe was answered; None: it failed by the model's mistake."""
+    """True when that probe was answered; None: it failed by the model's mistake."""
 
 
 class KeeperAnswer(NamedTuple):
-    """What a process is told."""
+    """Answer of the keeper to a process."""
 
     keeper: str
     """Id of the keeper; another one has died."""
@@ -68,7 +68,7 @@ class OutageState:
     """The state of one name, for the trainer."""
 
     is_open: bool
-    """Whether calls wait."""
+    """True when calls wait."""
     open_s: float
     """Seconds for which the breaker has been open now; 0 while it is closed."""
     lasting_s: float
@@ -93,7 +93,7 @@ class OutageState:
 
 
 class Keeper(Protocol):
-    """What a process needs of a keeper; a process of a run reaches it through Ray."""
+    """Serve the processes of a run, which reach it through Ray; `process.py` calls it."""
 
     async def report(self, sums: Mapping[str, Sums], process: str = "") -> KeeperAnswer:
         """Note calls that have ended; see `OutageKeeper.report`."""
@@ -101,7 +101,7 @@ class Keeper(Protocol):
     async def changes(self, keeper: str, seen: int, process: str = "") -> KeeperAnswer:
         """Wait for a change; see `OutageKeeper.changes`."""
 
-    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> Admission:
+    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> CallAdmission:
         """Wait at a breaker; see `OutageKeeper.enter`."""
 
     async def leave(self, name: str, waiter: str) -> None:

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.breaker import WINDOW_S
 from verl_multiturn.calls.outages.keeper import OutageKeeper
-from verl_multiturn.calls.outages.messages import Admission, Keeper, KeeperAnswer, KeeperLostError, Sums, Waiting
+from verl_multiturn.calls.outages.messages import CallAdmission, Keeper, KeeperAnswer, KeeperLostError, Sums, Waiting
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.config import OutageSettings
 from verl_multiturn.describe import describe, place_of
@@ -133,7 +133,7 @@ class Watch:
                 place_of(error),
             )
 
-    async def enter(self, kind: Waiting, until: float | None = None) -> tuple[Admission, str]:
+    async def enter(self, kind: Waiting, until: float | None = None) -> tuple[CallAdmission, str]:
         """Wait while the breaker is open, with the conversation's clock standing still.
 
         Args:
@@ -146,7 +146,7 @@ class Watch:
         Raises:
             OutageEndError: It took too long.
         """
-        waiter, stop_s, again = uuid4().hex, self.outages.settings.stop_s, Admission("again", 0)
+        waiter, stop_s, again = uuid4().hex, self.outages.settings.stop_s, CallAdmission("again", 0)
         until = asyncio.get_running_loop().time() + stop_s if until is None else until
         with self.outages.stopped(), during("wait", self.name.partition(" ")[2]):
             try:

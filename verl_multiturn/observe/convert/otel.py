@@ -21,7 +21,7 @@ from typing import Any
 
 from verl_multiturn.observe.convert.messages import as_json, asked_of, parts_of
 from verl_multiturn.observe.convert.source import Source
-from verl_multiturn.observe.spans import Span, tree_of
+from verl_multiturn.observe.spans import TraceSpan, tree_of
 from verl_multiturn.records.json_text import dumps, plain
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.0"
@@ -114,7 +114,7 @@ def _of_conversation(record: dict[str, Any], source: Source) -> dict[str, Any]:
     }
 
 
-def _span(wait: Mapping[str, Any], span: Span, record: dict[str, Any], source: Source) -> dict[str, Any]:
+def _span(wait: Mapping[str, Any], span: TraceSpan, record: dict[str, Any], source: Source) -> dict[str, Any]:
     kind, name, turn = wait["kind"], wait.get("name") or "", wait.get("turn")
     attributes: dict[str, Any] = {"verl_multiturn.kind": kind, "verl_multiturn.turn": turn}
     status: dict[str, Any] = {"code": _OK}
@@ -151,7 +151,7 @@ def _span(wait: Mapping[str, Any], span: Span, record: dict[str, Any], source: S
     }
 
 
-def _of_generation(record: dict[str, Any], span: Span, source: Source) -> dict[str, Any]:
+def _of_generation(record: dict[str, Any], span: TraceSpan, source: Source) -> dict[str, Any]:
     common = {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "sglang",

@@ -20,7 +20,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.observe.documents.excerpts import EXCERPTS, excerpts_of
 from verl_multiturn.observe.documents.flips import flips_of
 from verl_multiturn.observe.documents.folder import SETTINGS, RunDocuments
-from verl_multiturn.observe.documents.joined import joined_rows
+from verl_multiturn.observe.documents.join_rows import joined_rows
 from verl_multiturn.observe.documents.pieces import Pieces, find
 from verl_multiturn.observe.documents.steps import lines_of
 from verl_multiturn.observe.documents.timeline import timeline

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from verl_multiturn.describe import one_line, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.points import read_points
-from verl_multiturn.observe.documents.joined import joined_rows, read_parts
+from verl_multiturn.observe.documents.join_rows import joined_rows, read_parts
 from verl_multiturn.observe.documents.steps import Key, groups_of, lines_of, step_entries
 from verl_multiturn.records import joins
 from verl_multiturn.records.fates import COUNTED, Fate, counted_as, start_of
@@ -29,7 +29,7 @@ from verl_multiturn.records.reader import Records
 from verl_multiturn.records.scores import each_once, key_of
 
 SETTINGS = ("settings", "tools", "interactions", "schemas", "template")
-"""What the file of a run has beside its start."""
+"""Fields of a run's file beside its start."""
 _OF_START = ("start", "began", "host", "versions", "resumed_from")
 _OF_GROUPS = ["request_id", "uid", "number", "row", "validation", "untrained", "group_mean", "group_std"]
 _OF_MEMBER = ("request_id", "uid", "stop_reason", "valid", "rows", "turns", "calls", "failed_calls",

@@ -1,4 +1,4 @@
-"""What is shown of a run's steps and validations: what the trainer said of each, and what its conversations earned.
+"""Documents of a run's steps and validations: the trainer's line of each, and the rewards of its conversations.
 
 - What a step did comes from its join; where there is none, from the conversations that began in it (`basis`).
 - A step that was done again counts as it was the last time.
@@ -22,7 +22,7 @@ from verl_multiturn.reward_numbers import ScoreRange, are_equal, within_rounding
 Key = tuple[int, bool]
 """Number of a step, and whether the validation after it is meant."""
 LEFT = ("evicted", "filtered", "failed", "discarded", "rerolled")
-"""What a step's line names of groups that were not trained."""
+"""Fields of a step's line on groups that were not trained."""
 _OF_LINE = ("start", "began", "ended", "phases", "join", "metrics")
 _UNSAID: dict[str, Any] = {"start": None, "began": None, "ended": None, "phases": {}, "join": None, "metrics": {}}
 _NO_ROWS: dict[str, Any] = {"rows": 0, "untrained": {}}

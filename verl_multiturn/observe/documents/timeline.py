@@ -15,7 +15,7 @@ _SPANS = 400
 
 @dataclass(frozen=True)
 class _Timed:
-    """What `late_of_step` needs of a conversation."""
+    """Columns of a conversation that `late_of_step` reads."""
 
     request_id: str
     began: float

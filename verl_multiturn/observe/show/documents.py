@@ -1,4 +1,4 @@
-"""What `verl-multiturn show` prints of a run: of the documents that the viewer serves, what a terminal has room for.
+"""Pick what `verl-multiturn show` prints from the documents that the viewer serves: a terminal has less room.
 
     run             starts, a line for each step and validation, fates, faults
     step            what the trainer said of it, its groups, and why rows were not trained

@@ -114,7 +114,7 @@ class CompletionNode:
     generation: Generation
     lane: Lane
     turn: AssistantTurn
-    """What it says, with the ids that its calls have in the session."""
+    """Its turn, with the ids that its calls have in the session."""
     completion: Completion
     """The turn as it goes to clients."""
     said: Message

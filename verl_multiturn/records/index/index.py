@@ -80,7 +80,7 @@ class Index:
         self._starts: tuple[list[Any], frozenset[str]] = [], frozenset()
         """The starts that the folder knows, and the files that say so."""
         self._of_files: dict[str, dict[str, None]] = {}
-        """What could not be read of files of records, as `Records` says it, by the file's name; `_clear` keeps it."""
+        """Faults of files of records, in the words of `Records`, by the file's name; `_clear` keeps them."""
         self._clear()
         self._open_file()
 
@@ -103,9 +103,9 @@ class Index:
         self._sources = Sources(self._place)
         self._joins: list[str] = []
         self._figures: list[dict[str, Any]] = []
-        """What the rows of each join say; see `figures_of`."""
+        """Figures of the rows of each join; see `figures_of`."""
         self._told: list[Any] = []
-        """What decides the fates of groups without new lines; see `_teller`."""
+        """Facts that decide the fates of groups without new lines; see `_teller`."""
         self._touched: set[str] = set()
         """Groups with new lines."""
         self._looked: dict[str, Any] = {}
@@ -113,7 +113,7 @@ class Index:
 
     @property
     def faults(self) -> dict[str, None]:
-        """What could not be read, or was left out: a sentence each."""
+        """Faults, a sentence each: parts that could not be read, or were left out."""
         odd = [repeat_fault(path, list(ids), home) for (path, home), ids in self._again.items()]
         odd += [score_fault(self.folder, list(self._otherwise))] if self._otherwise else []
         kept = [fault for own in self._kept.values() for fault in own]

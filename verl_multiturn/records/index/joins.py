@@ -1,4 +1,4 @@
-"""What the index has of the trainer's joins, and which of its rows have a fate that others decide."""
+"""Columns of the index from the trainer's joins, and its rows whose fate others decide."""
 
 from __future__ import annotations
 

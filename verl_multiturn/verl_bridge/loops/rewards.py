@@ -205,7 +205,7 @@ class LocalRewards:
 
 
 class NearRewards:
-    """What an agent-loop worker asks in the place of verl's handle of a reward worker: quick rewards are judged here.
+    """Stand for verl's handle of a reward worker in an agent-loop worker: quick rewards are computed here.
 
     Args:
         config: verl's whole configuration.

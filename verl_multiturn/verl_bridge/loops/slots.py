@@ -25,7 +25,7 @@ import ray
 from ray.exceptions import RayError
 
 from verl_multiturn.calls.outages.keeper import OutageKeeper
-from verl_multiturn.calls.outages.messages import Admission, KeeperAnswer, KeeperLostError, Sums, Waiting
+from verl_multiturn.calls.outages.messages import CallAdmission, KeeperAnswer, KeeperLostError, Sums, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -125,9 +125,9 @@ class RayKeeper:
         told: KeeperAnswer = await self._ask(self._actor.changes, keeper, seen, process)
         return told
 
-    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> Admission:
+    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> CallAdmission:
         """Wait at a breaker."""
-        admitted: Admission = await self._ask(self._actor.enter, name, waiter, kind, lease_s, process)
+        admitted: CallAdmission = await self._ask(self._actor.enter, name, waiter, kind, lease_s, process)
         return admitted
 
     async def leave(self, name: str, waiter: str) -> None:

@@ -1,4 +1,4 @@
-"""What settings of ours need of verl's: one table, which the start-up check compares with a run's, and then sets.
+"""Table of verl's values that settings of ours need: the start-up check compares them with a run's, and then sets them.
 
 The composed configuration always holds verl's defaults, so that a value which the user wrote cannot be told from one
 that nobody wrote. So a value is taken for the user's when it is neither verl's default nor the one that our settings
@@ -58,14 +58,14 @@ _EXACT: Values = {
 
 @dataclass(frozen=True)
 class Need:
-    """What one setting of ours needs of verl's."""
+    """One value of verl's that a setting of ours needs."""
 
     values: Callable[[RunView], Values]
     """Return what a run needs."""
     keys: Sequence[str] = ()
     """The settings that are compared with the run's own; of the others `values` keeps what the user wrote."""
     why: str = ""
-    """As that of a `Row`; it may name `{found[needed]}`, the value that is needed, and `{found[other]}`."""
+    """Reason, as in a `Row`; it may name `{found[needed]}`, the value that is needed, and `{found[other]}`."""
     remedy: str = ""
     other: Callable[[RunView, str], str] = lambda run, key: ""
     """Return the value of our setting with which the user's value of a setting may stay."""

@@ -1,4 +1,4 @@
-"""Who reads each setting of verl, and why some do nothing: `verl_keys.tsv`; and its faults beside the installed verl.
+"""Read `verl_keys.tsv`, the readers of each setting of verl and why some do nothing, and find its faults beside verl.
 
 A line is PATTERN, KIND, places, WEIGHT, REASON and REMEDY, with tabs between; the last three may be missing. `*` in a
 pattern stands for any text, dots too, and `{a,b}`, once, for one of several. The last line that fits a setting holds,

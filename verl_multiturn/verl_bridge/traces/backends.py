@@ -16,7 +16,7 @@ from typing import Any
 from verl.utils.rollout_trace import RolloutTraceConfig
 from verl.utils.tracking import RLInsightLogger
 
-from verl_multiturn.observe.spans import Span
+from verl_multiturn.observe.spans import TraceSpan
 from verl_multiturn.observe.trace_writer import Sink
 from verl_multiturn.observe.traces import TAGS, chat_of
 from verl_multiturn.rollout.life import Life
@@ -65,11 +65,11 @@ class Mlflow(_Backend):
         os.environ.setdefault("MLFLOW_ASYNC_TRACE_LOGGING_MAX_SPAN_BATCH_SIZE", "200")
         super().open()
 
-    def write(self, life: Life, trace: Span) -> None:
+    def write(self, life: Life, trace: TraceSpan) -> None:
         """Write a trace; MLflow sends it in threads of its own."""
         self._write(trace, None, {name: str(trace.attributes[name]) for name in TAGS})
 
-    def _write(self, span: Span, above: Any, tags: dict[str, str] | None = None) -> None:
+    def _write(self, span: TraceSpan, above: Any, tags: dict[str, str] | None = None) -> None:
         live = self.client.start_span_no_context(
             span.name,
             span_type=_MLFLOW_TYPES[span.kind],
@@ -95,7 +95,7 @@ class Mlflow(_Backend):
 class Trackio(_Backend):
     """Trackio: one trace for each conversation, with its messages and spans."""
 
-    def write(self, life: Life, trace: Span) -> None:
+    def write(self, life: Life, trace: TraceSpan) -> None:
         """Write a trace; Trackio sends it in a thread of its own."""
         metadata = {**trace.attributes, **{key: trace.outputs[key] for key in ("stop_reason", "score")}}
         if trace.error:
@@ -105,7 +105,7 @@ class Trackio(_Backend):
         made = self.client.Trace(messages=chat_of(trace), metadata=metadata, spans=spans)
         self.client.log({f"rollout_trace/{trace.name}": made}, step=life.step)
 
-    def _collect(self, span: Span, above: str | None, spans: list[dict[str, Any]]) -> None:
+    def _collect(self, span: TraceSpan, above: str | None, spans: list[dict[str, Any]]) -> None:
         name = str(len(spans))
         spans.append(
             {
@@ -134,11 +134,11 @@ class Trackio(_Backend):
 class Weave(_Backend):
     """Weave: one tree of calls for each conversation."""
 
-    def write(self, life: Life, trace: Span) -> None:
+    def write(self, life: Life, trace: TraceSpan) -> None:
         """Write a trace; Weave sends it in threads of its own."""
         self._write(trace, None)
 
-    def _write(self, span: Span, above: Any) -> None:
+    def _write(self, span: TraceSpan, above: Any) -> None:
         call = self.client.create_call(
             span.name,
             span.inputs,
@@ -181,7 +181,7 @@ class RLInsight:
     def open(self) -> None:
         """Do nothing: the worker has opened it before its first conversation."""
 
-    def write(self, life: Life, trace: Span) -> None:
+    def write(self, life: Life, trace: TraceSpan) -> None:
         """Publish a conversation's spans and end its session."""
         outcome = life.outcome
         if outcome is None or life.session is None:
@@ -212,7 +212,7 @@ class RLInsight:
             finished=status == "finished",
         )
 
-    def _span(self, span: Span, attributes: dict[str, Any]) -> None:
+    def _span(self, span: TraceSpan, attributes: dict[str, Any]) -> None:
         began, ended = _nanoseconds(span.began), _nanoseconds(span.ended)
         RLInsightLogger.trace_span(span.name, start_time_ns=began, end_time_ns=ended, attributes=attributes)
 
@@ -220,7 +220,7 @@ class RLInsight:
         """Do nothing: RL-Insight holds nothing back."""
 
 
-def _told(span: Span) -> dict[str, Any]:
+def _told(span: TraceSpan) -> dict[str, Any]:
     """Return what RL-Insight's dashboard shows of a span of a turn."""
     if span.kind == "tool":
         told = {"type": "tool", "tools": span.name.removeprefix("tool "), "content": str(span.outputs["text"])}

@@ -178,7 +178,7 @@ class GroupFilter:
     """
 
     refills = False
-    """Whether exactly one group is submitted for each that leaves; else verl decides how many."""
+    """True when exactly one group is submitted for each that leaves; else verl decides how many."""
     pools: Pools | None = None
     """The pools from which rows are drawn again; None: each row is drawn once."""
     silent: frozenset[str] = frozenset()

@@ -141,7 +141,7 @@ class MultiTurnHooks:
     train_dataset: Any
 
     _sampler: Sampler
-    """What is asked about groups: the replay buffer, or what stands for a sampler of the user's."""
+    """Source of the groups: our replay buffer, or a `CustomSampler` around the user's."""
     saved_step: int | None = None
     """Step whose weights lie in the run's own folder of checkpoints: this trainer saved or loaded them there."""
     _joining: Joining | None = None
