@@ -19,6 +19,7 @@ DOCUMENTS = sorted(
         *(ROOT / "examples").glob("*.md"),
         *(ROOT / "benchmarks").glob("*.md"),
         *(ROOT / "requirements").glob("*.md"),
+        *(ROOT / "tests").glob("*.md"),
         *(ROOT / "recipes").rglob("README.md"),
     ]
 )

@@ -1,4 +1,4 @@
-"""`verl-multiturn run NAME --check` refuses what the start refuses: each refusal of docs/train/settings.md, walked."""
+"""`verl-multiturn run NAME --check` refuses what the start refuses: docs/reference/refusals.md, walked."""
 
 import copy
 import functools
@@ -97,10 +97,10 @@ def test_the_dry_start_asks_each_check_once(silent: None) -> None:
 
 
 def test_the_page_lists_what_is_walked() -> None:
-    page = (ROOT / "docs" / "train" / "settings.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "refusals.md").read_text(encoding="utf-8")
     titles = [section.title for section in sections()]
-    assert [title for title in titles if f"\n#### {title}\n" not in page] == []
-    assert page.count("\n#### ") >= len(titles)
+    assert [title for title in titles if f"\n## {title}\n" not in page] == []
+    assert page.count("\n## ") >= len(titles)
 
 
 def checked(tmp_path: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -344,5 +344,5 @@ def test_the_buffers_counts_are_among_the_metrics(store: WritableStore) -> None:
     metrics = step(trainer, store.batch())
     names = {name.removeprefix("rollout/async/") for name in metrics if name.startswith("rollout/async/")}
     assert names == {"age/mean", "age/max", "masked_share", "rerolled", "evicted", "prompts_lost", "listings"}
-    text = (ROOT / "docs" / "train" / "metrics.md").read_text()
+    text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     assert not [name for name in names if f"`async/{name}`" not in text]

@@ -8,9 +8,10 @@
     join/step-<step>-<start>.parquet               JOINED        what the trainer made of each row
     join/validation-<step>-<start>.parquet         JOINED        what the validation scored of each row
 
-`docs/train/records.md` is written from this module, and a test compares both with what a run writes. Writers make plain
-dictionaries (`encode.py`); these models are the description of them, and validate them in tests and for strangers'
-files. All times are `time.time` of the host that wrote them, in seconds; the `RunFile` has the clocks' offsets.
+`docs/reference/records.md` is written from this module, and a test compares both with what a run writes. Writers make
+plain dictionaries (`encode.py`); these models are the description of them, and validate them in tests and for
+strangers' files. All times are `time.time` of the host that wrote them, in seconds; the `RunFile` has the clocks'
+offsets.
 
 JSON has neither NaN nor infinity: the texts `nan`, `inf` and `-inf` stand for them. All text is valid UTF-8: half of a
 surrogate pair becomes U+FFFD. A log-probability is written as the shortest decimal that is read as the same float32.

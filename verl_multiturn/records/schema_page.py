@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from verl_multiturn.records import schema
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "train" / "records.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "records.md"
 BEGIN = "<!-- Written by verl_multiturn/records/schema_page.py from verl_multiturn/records/schema.py. -->"
 END = "<!-- End of what is written. -->"
 _PLAIN = {str: "text", int: "integer", float: "number", bool: "true or false", NoneType: "null", Any: "anything"}

@@ -1,6 +1,6 @@
 """Invariants of a trajectory, tried with real chat templates × call formats × parallel calls × texts × stops.
 
-    python -m benchmarks.template_matrix [--cases N] [--table docs/train/templates.md]
+    python -m benchmarks.template_matrix [--cases N] [--table FILE]
 
 `tests.support.template_play` plays a case; `test_template_matrix.py` has its cases drawn, too.
 """
@@ -52,7 +52,7 @@ def table_of_rules() -> str:
     lines = [
         "# Chat templates and the rules they keep",
         "",
-        "Written by `python -m benchmarks.template_matrix --table docs/train/templates.md`. *kept*: the rule holds; "
+        "Written by `python -m benchmarks.template_matrix --table FILE`. *kept*: the rule holds; "
         "*known*: it does not, in a way that is understood and harmless (`verl-multiturn doctor --model PATH` says "
         "which way); *refused*: a run would train on tokens the model never saw, or never see a tool's answer. Where "
         "no package ships the family's tokenizer (\"trained here\"), a small BPE with the family's control tokens "

@@ -60,5 +60,5 @@ def test_a_share_of_few_is_surely_less_than_it_is() -> None:
 
 
 def test_each_symptom_has_its_paragraph() -> None:
-    page = (ROOT / "docs" / "train" / "explain.md").read_text()
-    assert [name for name in SYMPTOMS if f"### `{name}`" not in page] == []
+    page = (ROOT / "docs" / "reference" / "symptoms.md").read_text()
+    assert [name for name in SYMPTOMS if f"## `{name}`" not in page] == []

@@ -378,7 +378,7 @@ def test_every_key_is_documented() -> None:
     extra = {"score": 1.0, "reported": {"acc": 1.0}, "tool_score": 1.0}
     found = metrics_of(outcome(*calls, calc_rewards={"search": 1.0}), **extra)
     found |= aggregate([{**stats_of(outcome()), **extra}, stats_of(outcome())])
-    text = (ROOT / "docs" / "train" / "metrics.md").read_text()
+    text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     documented = {word for line in text.splitlines() if line.startswith("|") for word in re.findall(r"`([^`]+)`", line)}
     places = {"tools/search/": "tools/<tool>/", "metrics/hits": "metrics/<key>", "reward/acc/": "reward/<key>/"}
     for key in found:
@@ -451,7 +451,7 @@ def test_sessions_of_agents() -> None:
         "calls/per_trajectory/max": 3,
         "calls/error_rate": 0,
     }
-    text = (ROOT / "docs" / "train" / "metrics.md").read_text()
+    text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     for key in found:
         named = re.sub("untrained/.*", "untrained/<cause>", re.sub("unenforced/.*", "unenforced/<field>", key))
         assert not key.startswith("proxy/") or f"`{named}`" in text, key

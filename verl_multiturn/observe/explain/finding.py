@@ -26,7 +26,7 @@ _LAYERS = (
     ("unrecorded",),
 )
 SYMPTOMS = tuple(name for layer in _LAYERS for name in layer)
-"""Names of all symptoms; `docs/train/explain.md` has a paragraph for each."""
+"""Names of all symptoms; `docs/reference/symptoms.md` has a paragraph for each."""
 _LAYER = {name: number for number, layer in enumerate(_LAYERS) for name in layer}
 _KINDS: tuple[Kind, ...] = ("alarm", "note", "unknown")
 EXAMPLES = 3

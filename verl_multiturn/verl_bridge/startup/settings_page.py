@@ -1,4 +1,4 @@
-"""The part of the page of settings that says what is refused, written from the table of the start-up check.
+"""Write the list on the page of refusals from the table of the start-up check.
 
     python -m verl_multiturn.verl_bridge.startup.settings_page
 
@@ -16,7 +16,7 @@ from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, LAST, OWN_CODE, SETTINGS, VALUES
 from verl_multiturn.verl_bridge.startup.table import Row, Section, fill, named
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "train" / "settings.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "refusals.md"
 BEGIN = "<!-- Written by verl_multiturn/verl_bridge/startup/settings_page.py from the start-up check's table. -->"
 END = "<!-- End of what is written. -->"
 
@@ -55,7 +55,7 @@ def _refused() -> str:
 def _lines(section: Section) -> Iterator[str]:
     rows = [check for check in section.checks if isinstance(check, Row)]
     functions = [check for check in section.checks if not isinstance(check, Row)]
-    yield f"\n#### {section.title}\n"
+    yield f"\n## {section.title}\n"
     for function in functions:
         yield f"- {(function.__doc__ or '').splitlines()[0]}"
     if not rows:

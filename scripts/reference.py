@@ -1,0 +1,365 @@
+"""Write the pages of `docs/reference` that follow the code: settings, commands and the API.
+
+    python -m scripts.reference
+
+A page keeps what stands before and behind its two marks; tests/unit/project/test_reference.py compares the rest. The
+pages of refusals and records have writers of their own, beside their tables.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+from verl_multiturn import config
+
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference"
+BEGIN = "<!-- Written by scripts/reference.py. -->"
+END = "<!-- End of what is written. -->"
+
+SETTINGS = {
+    "How long may a conversation take, and how much may it hold?": (
+        ["tool_timeout_s", "request_timeout_s", "turn_length", "observation_length", "user_turn_length"],
+        ["max_tool_calls", "max_malformed_turns", "turns_reminder"],
+        "[Sizing](../train/sizing.md#lengths)",
+    ),
+    "Who answers the model?": (
+        ["interaction_config_path", "proxy"],
+        [],
+        "[Simulated users and environments](../write/interactions.md), "
+        "[agents behind an endpoint](../write/proxy.md), [Harbor's tasks](../write/harbor.md)",
+    ),
+    "Which rewards make the score?": (
+        ["tool_reward", "interaction_reward", "near_rewards", "otc"],
+        [],
+        "[From rewards to a score](scores.md), [Rewards](../write/rewards.md)",
+    ),
+    "Which part of a conversation is the model shown, and how do its rows learn?": (
+        ["context", "advantage", "void_turn_pattern"],
+        [],
+        "[Simulated users and environments](../write/interactions.md), [What is trained](../understand/training.md)",
+    ),
+    "Which groups are trained?": (["filter"], [], "[Groups without signal](../train/filters.md)"),
+    "How old may a trained token be?": (
+        ["max_staleness", "staleness_strategy", "importance_weight"],
+        [],
+        "[Asynchronous training](../train/async.md), [Importance weights](../train/decoupled.md)",
+    ),
+    "What happens when a service is down?": (["outage"], [], "[What is trained](../understand/training.md)"),
+    "How do engine and trainer save work?": (
+        ["cache", "old_log_prob_bound", "prefix_tree"],
+        [],
+        "[The engine's cache](../train/cache.md), [old log-probs](../train/cache.md#old-log-probs-from-the-engine), "
+        "[Prefix trees](../train/prefix_trees.md)",
+    ),
+    "What is kept of a run?": (
+        ["record_dir", "record_share", "record_max_gb", "record_redact", "checkpoint_evaluation"],
+        [],
+        "[Records](../train/records.md), [checkpoint evaluations](../train/checkpoint_evaluation.md)",
+    ),
+    "What is checked, and when does a run end?": (
+        ["certificate_share", "silent_settings", "derived"],
+        [],
+        "[The certificate](../understand/certificate.md), [Settings](../train/settings.md)",
+    ),
+}
+"""Settings of this package by the question of a user, each with the guides that explain them."""
+
+COMMANDS = {
+    "Before a run: write and check": ["recipe", "check-tool", "check-interaction", "validate", "serve", "doctor"],
+    "Train": ["run"],
+    "Look at a run": ["show", "view", "explain", "verify", "replay", "convert"],
+    "Evaluate and hand over": ["eval", "probe", "compare", "rows", "export"],
+    "Search": ["index", "retrieval-server"],
+}
+"""The commands by the time at which one needs them."""
+
+API = {
+    "Tools": [
+        *("BaseTool", "ToolResponse", "ToolSchema", "tool", "tools.loading.functions.FromRow", "load_tools"),
+        *("calls.limits.CallLimits", "tools.loading.call_limits.ToolLimits", "calls.limits.OutageLimits"),
+    ],
+    "Simulated users and environments": ["Interaction", "Reply", "load_interactions"],
+    "Agents behind an endpoint": ["proxy.agents.agent.SessionAddress", "proxy.protocols.requests.Completion"],
+    "Trying without a model": ["scripted_rollout", "rollout.scripted_chat.transcript", "ScriptedEngine"],
+    "A conversation and its outcome": [
+        *("Conversation", "Request", "Outcome", "rollout.turn.Turn", "rollout.outcome.ConversationRow"),
+        *("Trajectory", "Source", "StopReason", "Limits"),
+    ],
+    "Engines": ["Engine", "Ask", "Generation"],
+    "Errors": ["errors"],
+    "Rows of a data set": ["data"],
+    "Rewards": [
+        *("rewards.router.compute_score", "rewards.Solution", "rewards.Score", "rewards.score.TruthError"),
+        *("rewards.router.RewardKwargs", "rewards.aclose"),
+    ],
+    "Settings": [
+        *("config.MultiTurnSettings", "config.ScoreSettings", "config.ContextSettings", "config.OtcSettings"),
+    ],
+}
+"""Public names by subject; those without a dot and most others are imported from `verl_multiturn`."""
+
+
+def pages() -> dict[Path, str]:
+    """Return the pages as they should be, by their paths."""
+    found = {}
+    for name, lines in (("settings", _settings()), ("commands", _commands()), ("api", _api())):
+        path = DOCS / f"{name}.md"
+        before, rest = path.read_text(encoding="utf-8").split(BEGIN)
+        found[path] = f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{rest.split(END)[1]}"
+    return found
+
+
+def _load(name: str) -> Any:
+    return griffe.load(name, search_paths=[str(DOCS.parents[1])], docstring_parser="google")
+
+
+def _sentence(text: str) -> str:
+    """Return the first sentence of a text, in one line."""
+    first = " ".join(text.split("\n\n")[0].split())
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", first, maxsplit=1)[0]
+
+
+def _rest(text: str) -> str:
+    """Return a text without its first sentence; its lists stay lists."""
+    first, _, others = text.partition("\n\n")
+    flat = " ".join(first.split())
+    behind = flat[len(_sentence(text)) :].strip()
+    return "\n\n".join(part for part in (behind, others.strip()) if part)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+# Settings
+
+
+def _settings() -> Iterator[str]:
+    package = _load("verl_multiturn.config")
+    named = [name for first, second, _ in SETTINGS.values() for name in (*first, *second)]
+    if sorted(named) != sorted(config.MultiTurnSettings.model_fields):
+        raise SystemExit(f"SETTINGS: {set(named) ^ set(config.MultiTurnSettings.model_fields)} is not listed once")
+    for question, (first, second, guides) in SETTINGS.items():
+        yield from ["", f"### {question}", "", f"Guides: {guides}.", ""]
+        yield from ["| setting | default | values | meaning |", "|---|---|---|---|"]
+        notes = []
+        for name in (*first, *second):
+            for path, about in _sections(package, "MultiTurnSettings", name):
+                notes.append(f"**`{path}`.** {about}")
+            for path, attribute, field in _fields(package, "MultiTurnSettings", name):
+                text = attribute.docstring.value if attribute.docstring else ""
+                shown = _shown(field.default)
+                yield f"| `{path}` | {shown} | {_cell(_values(str(attribute.annotation)))} | {_cell(_sentence(text))} |"
+                if rest := _rest(text):
+                    notes.append(f"**`{path}`.** {rest}")
+        for note in notes:
+            yield from ["", note.replace("** - ", "**\n\n- ")]
+
+
+def _fields(package: Any, model: str, name: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the path, the documented attribute and the field of a setting, of a section those of its settings."""
+    attribute, field = package[model][name], getattr(config, model).model_fields[name]
+    inner = str(attribute.annotation)
+    if inner in package.members and hasattr(getattr(config, inner), "model_fields"):
+        for each in getattr(config, inner).model_fields:
+            for path, *others in _fields(package, inner, each):
+                yield (f"{name}.{path}", *others)
+    else:
+        yield name, attribute, field
+
+
+def _sections(package: Any, model: str, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and the docstring of a section of settings, and of those in it."""
+    inner = str(package[model][name].annotation)
+    if inner in package.members and hasattr(getattr(config, inner), "model_fields"):
+        yield name, inspect.cleandoc(getattr(config, inner).__doc__)
+        for each in getattr(config, inner).model_fields:
+            for path, about in _sections(package, inner, each):
+                yield f"{name}.{path}", about
+
+
+def _shown(value: Any) -> str:
+    return "`null`" if value is None else "`[]`" if value == () else f"`{value}`"
+
+
+_WORDS = {"float": "number", "int": "whole number", "bool": "`True`, `False`", "str": "text", "None": "`null`"}
+_ALIASES = {
+    "ImportanceWeight": "Literal['exact', 'truncated', 'verl']",
+    "OutageMode": "Literal['pause', 'mask', 'off']",
+    "FilterMode": "Literal['off', 'skip', 'refill', 'difficulty']",
+    "PrefixTree": "Literal['auto', 'on', 'off']",
+}
+
+
+def _values(annotation: str) -> str:
+    annotation = _ALIASES.get(annotation, annotation)
+    found = []
+    for part in annotation.split(" | "):
+        if part.startswith("Literal["):
+            found += [f"`{value}`" for value in ast.literal_eval(f"[{part[8:-1]}]")]
+        elif part.startswith(("list", "tuple")):
+            found.append("list of texts")
+        else:
+            found.append(_WORDS.get(part, "mapping"))
+    return ", ".join(found)
+
+
+# Commands
+
+
+def _commands() -> Iterator[str]:
+    from verl_multiturn.cli.commands import COMMANDS as known
+    from verl_multiturn.cli.commands import command_of
+
+    listed = [name for names in COMMANDS.values() for name in names]
+    if sorted(listed) != sorted(known):
+        raise SystemExit(f"COMMANDS: {set(listed) ^ set(known)} is not listed once")
+    for when, names in COMMANDS.items():
+        yield from ["", f"## {when}"]
+        for name in names:
+            command: Any = command_of(name)
+            inner = getattr(command, "commands", {})
+            yield from ["", f"### `verl-multiturn {name}`", "", known[name].help]
+            for own, each in ({f" {key}": each for key, each in inner.items()} or {"": command}).items():
+                if own:
+                    yield from ["", f"#### `verl-multiturn {name}{own}`", "", _sentence(inspect.cleandoc(each.help))]
+                if parameters := [one for one in each.params if getattr(one, "help", None)]:
+                    yield from ["", "| argument or option | default | meaning |", "|---|---|---|"]
+                    yield from map(_parameter, parameters)
+
+
+def _parameter(parameter: Any) -> str:
+    names = [parameter.name.upper()] if parameter.param_type_name == "argument" else parameter.opts
+    names = [*names, *parameter.secondary_opts]
+    default = parameter.default
+    shown = "" if default in (None, False, "", ()) or parameter.param_type_name == "argument" else f"`{default}`"
+    return f"| {', '.join(f'`{name}`' for name in names)} | {shown} | {_cell(' '.join(parameter.help.split()))} |"
+
+
+# API
+
+
+def _api() -> Iterator[str]:
+    package: Any = _load("verl_multiturn")
+    for subject, names in API.items():
+        yield from ["", f"## {subject}"]
+        for name in names:
+            found = package[name]
+            found = found.final_target if found.is_alias else found
+            if found.is_module:
+                members = [m for n, m in found.members.items() if not n.startswith("_") and not m.is_alias]
+                for member in members:
+                    if (member.is_class or member.is_function) and member.docstring:
+                        yield from _object(f"{name}.{member.name}", member)
+            else:
+                yield from _object(name, found)
+
+
+def _object(name: str, found: Any) -> Iterator[str]:
+    yield from ["", f"### `verl_multiturn.{name}`", "", "```python"]
+    if found.is_function:
+        yield from _signature(found)
+    else:
+        bases = ", ".join(str(base) for base in found.bases)
+        yield f"class {found.name}{f'({bases})' if bases else ''}:"
+        yield from (f"    {line}" for line in _body(found))
+    yield from ["```", ""]
+    yield from _docstring(found)
+    if found.is_function:
+        return
+    members = [m for m in _public(found) if m.docstring]
+    for title, chosen in (("attribute", [m for m in members if m.is_attribute]),):
+        if chosen:
+            yield from ["", f"| {title} | meaning |", "|---|---|"]
+            yield from (f"| `{m.name}` | {_cell(_sentence(m.docstring.value))} |" for m in chosen)
+    for method in (m for m in members if m.is_function):
+        yield from ["", f"**`{method.name}`.** " + "\n".join(_docstring(method))]
+
+
+def _public(found: Any) -> list[Any]:
+    hidden = ("model_config", "GONE")
+    return [m for n, m in found.members.items() if not n.startswith("_") and n not in hidden and not m.is_alias]
+
+
+def _body(found: Any) -> Iterator[str]:
+    init = found.members.get("__init__")
+    if init is not None and init.is_function and len(init.parameters) > 1:
+        yield from _signature(init)
+    lines = [line for member in _public(found) for line in _member(member)]
+    yield from lines if lines or init is not None else ["..."]
+
+
+def _member(member: Any) -> Iterator[str]:
+    if member.is_function:
+        yield from _signature(member)
+    elif member.annotation is not None:
+        value = str(member.value) if member.value is not None else ""
+        default = f" = {value}" if value and len(value) < 60 and "\n" not in value else ""
+        yield f"{member.name}: {member.annotation}{default}"
+    elif member.value is not None and len(str(member.value)) < 60:
+        yield f"{member.name} = {member.value}"
+
+
+def _signature(function: Any) -> Iterator[str]:
+    """Yield a function's head, its parameters a line each where it is long."""
+    word = "async def" if "async" in function.labels else "def"
+    result = f" -> {function.returns}" if function.returns is not None else ""
+    parameters, is_keyword, method = [], False, function.parent.is_class
+    for number, one in enumerate(function.parameters):
+        if number == 0 and method and one.name in ("self", "cls"):
+            parameters.append(one.name)
+            continue
+        stars = {"variadic positional": "*", "variadic keyword": "**"}.get(one.kind.value, "")
+        if one.kind.value == "keyword-only" and not is_keyword:
+            parameters, is_keyword = [*parameters, "*"], True
+        is_keyword = is_keyword or stars == "*"
+        note = f": {one.annotation}" if one.annotation is not None else ""
+        default = "" if stars or one.default is None else f" = {one.default}" if note else f"={one.default}"
+        parameters.append(f"{stars}{one.name}{note}{default}")
+    for decorator in function.decorators:
+        if str(decorator.value) in ("staticmethod", "classmethod", "property"):
+            yield f"@{decorator.value}"
+    whole = f"{word} {function.name}({', '.join(parameters)}){result}: ..."
+    if len(whole) <= 110:
+        yield whole
+        return
+    yield f"{word} {function.name}("
+    yield from (f"    {one}," for one in parameters)
+    yield f"){result}: ..."
+
+
+def _docstring(found: Any) -> Iterator[str]:
+    """Yield a docstring as Markdown: its text, then a list each of parameters, attributes, results and errors."""
+    if found.docstring is None:
+        return
+    titles = {"parameters": "Parameters", "attributes": "Attributes", "returns": "Returns", "raises": "Raises"}
+    for section in found.docstring.parsed:
+        kind = section.kind.value
+        if kind == "text":
+            yield section.value
+        elif kind in titles:
+            yield from ["", f"{titles[kind]}:", ""]
+            for one in section.value:
+                name = f"`{one.name}`" if getattr(one, "name", None) else f"`{one.annotation}`"
+                name = f"`{one.annotation}`" if kind in ("returns", "raises") else name
+                text = " ".join(one.description.split())
+                yield f"- {text}" if kind == "returns" else f"- {name}: {text}"
+        elif kind in ("examples", "admonition", "yields"):
+            yield from ["", str(getattr(section.value, "description", ""))]
+
+
+def main() -> None:
+    """Write the pages of this checkout."""
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

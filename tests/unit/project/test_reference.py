@@ -1,0 +1,38 @@
+"""The pages of reference say what the code says. Those of refusals and of records have tests beside their tables."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.reference import API, pages
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[Path, str]:
+    return pages()
+
+
+@pytest.mark.parametrize("name", ["settings", "commands", "api"])
+def test_the_page_is_what_the_code_writes(name: str, written: dict[Path, str]) -> None:
+    path = ROOT / "docs" / "reference" / f"{name}.md"
+    assert path.read_text(encoding="utf-8") == written[path], "run python -m scripts.reference"
+
+
+def test_each_public_name_has_its_place() -> None:
+    import verl_multiturn
+
+    page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    assert [name for name in verl_multiturn.__all__ if f"`{name}`" not in page and f".{name}`" not in page] == []
+    assert page.count("\n### `verl_multiturn.") >= sum(map(len, API.values()))
+
+
+DOCS = ROOT / "docs"
+GUIDES = [*sorted(DOCS.glob("*.md")), *sorted((DOCS / "train").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_a_guide_can_be_read_in_one_sitting(page: Path) -> None:
+    assert page.stat().st_size <= 14_000, page
