@@ -63,7 +63,7 @@ def _lines(section: Section) -> Iterator[str]:
     yield from ["", "| setting | why it is refused | what to do |", "|---|---|---|"][not functions :]
     for (why, remedy, is_refusal), group in groupby(rows, lambda row: (row.why, row.remedy, row.is_refusal)):
         keys = ", ".join(_listed([named(row, lambda key: f"`{_short(key)}`") for row in group]))
-        told = "" if is_refusal else " (told only; the run goes on)"
+        told = "" if is_refusal else " (a warning: the run goes on)"
         yield f"| {keys} | {_text(why)}{told} | {_text(remedy)} |"
 
 
