@@ -11,6 +11,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,8 +114,14 @@ def pages() -> dict[Path, str]:
     for name, lines in (("settings", _settings()), ("commands", _commands()), ("api", _api())):
         path = DOCS / f"{name}.md"
         before, rest = path.read_text(encoding="utf-8").split(BEGIN)
-        found[path] = f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{rest.split(END)[1]}"
+        found[path] = _formatted(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{rest.split(END)[1]}")
     return found
+
+
+def _formatted(page: str) -> str:
+    """Return a page with its code as `ruff format` leaves it, which the format check asks for."""
+    command = [sys.executable, "-m", "ruff", "format", "--quiet", "--stdin-filename", str(DOCS / "page.md"), "-"]
+    return subprocess.run(command, input=page, capture_output=True, text=True, check=True).stdout
 
 
 def _load(name: str) -> Any:

@@ -22,6 +22,8 @@ END = "<!-- End of what is written. -->"
 
 # A setting, with or without a value: two words joined by a dot, or one with a value.
 _SETTING = re.compile(r"(?<![\w`/])(?:[a-z_…]\w*(?:\.\w+)+|[a-z_…][\w.…]*(?==))(?:=[^\s;,:)]+)?")
+_NAMES = ("verl", "pip ")
+"""Beginnings of texts that are names, which keep their small letter."""
 
 
 class Value:
@@ -60,11 +62,11 @@ def _lines(section: Section) -> Iterator[str]:
         yield f"- {(function.__doc__ or '').splitlines()[0]}"
     if not rows:
         return
-    yield from ["", "| setting | why it is refused | what to do |", "|---|---|---|"][not functions :]
+    yield from ["", "| setting | reason | remedy |", "|---|---|---|"][not functions :]
     for (why, remedy, is_refusal), group in groupby(rows, lambda row: (row.why, row.remedy, row.is_refusal)):
         keys = ", ".join(_listed([named(row, lambda key: f"`{_short(key)}`") for row in group]))
-        told = "" if is_refusal else " (a warning: the run goes on)"
-        yield f"| {keys} | {_text(why)}{told} | {_text(remedy)} |"
+        warning = "" if is_refusal else " It is a warning: the run goes on."
+        yield f"| {keys} | {_sentence(why)}{warning} | {_sentence(remedy)} |"
 
 
 def _listed(keys: list[str]) -> Iterator[str]:
@@ -75,6 +77,13 @@ def _listed(keys: list[str]) -> Iterator[str]:
             yield from together
         else:
             yield f"{section}.{{{', '.join(key.strip('`').rpartition('.')[2] for key in together)}}}`"
+
+
+def _sentence(template: str) -> str:
+    """Return a template's text as a sentence, with a capital unless it begins with a name."""
+    text = _text(template)
+    is_name = text.startswith(_NAMES) or not re.match(r"[a-z]+\W", text)
+    return (text if is_name else f"{text[0].upper()}{text[1:]}") + ("" if text.endswith((".", "…")) else ".")
 
 
 def _text(template: str) -> str:
