@@ -121,7 +121,7 @@ def pages() -> dict[Path, str]:
 def _formatted(page: str) -> str:
     """Return a page with its code as `ruff format` leaves it, which the format check asks for."""
     command = [sys.executable, "-m", "ruff", "format", "--quiet", "--stdin-filename", str(DOCS / "page.md"), "-"]
-    return subprocess.run(command, input=page, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, input=page, capture_output=True, encoding="utf-8", check=True).stdout
 
 
 def _load(name: str) -> Any:
