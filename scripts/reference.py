@@ -84,28 +84,58 @@ COMMANDS = {
 
 API = {
     "Tools": [
-        *("BaseTool", "ToolResponse", "ToolSchema", "tool", "tools.loading.functions.FromRow", "load_tools"),
-        *("calls.limits.CallLimits", "tools.loading.call_limits.ToolLimits", "calls.limits.OutageLimits"),
+        *(
+            "BaseTool",
+            "ToolResponse",
+            "ToolSchema",
+            "tool",
+            "verl_multiturn.tools.loading.functions.FromRow",
+            "load_tools",
+        ),
+        *(
+            "verl_multiturn.calls.limits.CallLimits",
+            "verl_multiturn.tools.loading.call_limits.ToolLimits",
+            "verl_multiturn.calls.limits.OutageLimits",
+        ),
     ],
     "Simulated users and environments": ["Interaction", "Reply", "load_interactions"],
-    "Agents behind an endpoint": ["proxy.agents.agent.SessionAddress", "proxy.protocols.requests.Completion"],
-    "Trying without a model": ["scripted_rollout", "rollout.scripted_chat.transcript", "ScriptedEngine"],
+    "Agents behind an endpoint": [
+        "verl_multiturn.proxy.agents.agent.SessionAddress",
+        "verl_multiturn.proxy.protocols.requests.Completion",
+    ],
+    "Trying without a model": ["scripted_rollout", "verl_multiturn.rollout.scripted_chat.transcript", "ScriptedEngine"],
     "A conversation and its outcome": [
-        *("Conversation", "Request", "Outcome", "rollout.turn.Turn", "rollout.outcome.ConversationRow"),
+        *(
+            "Conversation",
+            "Request",
+            "Outcome",
+            "verl_multiturn.rollout.turn.Turn",
+            "verl_multiturn.rollout.outcome.ConversationRow",
+        ),
         *("Trajectory", "Source", "StopReason", "Limits"),
     ],
     "Engines": ["Engine", "Ask", "Generation"],
-    "Errors": ["errors"],
-    "Rows of a data set": ["data"],
+    "Errors": ["verl_multiturn.errors"],
+    "Rows of a data set": ["verl_multiturn.data"],
     "Rewards": [
-        *("rewards.router.compute_score", "rewards.Solution", "rewards.Score", "rewards.score.TruthError"),
-        *("rewards.router.RewardKwargs", "rewards.aclose"),
+        *(
+            "verl_multiturn.rewards.router.compute_score",
+            "verl_multiturn.rewards.Solution",
+            "verl_multiturn.rewards.Score",
+            "verl_multiturn.rewards.score.TruthError",
+        ),
+        *("verl_multiturn.rewards.router.RewardKwargs", "verl_multiturn.rewards.aclose"),
     ],
     "Settings": [
-        *("config.MultiTurnSettings", "config.ScoreSettings", "config.ContextSettings", "config.OtcSettings"),
+        *(
+            "verl_multiturn.config.MultiTurnSettings",
+            "verl_multiturn.config.ScoreSettings",
+            "verl_multiturn.config.ContextSettings",
+            "verl_multiturn.config.OtcSettings",
+        ),
     ],
 }
-"""Public names by subject; those without a dot and most others are imported from `verl_multiturn`."""
+"""Public names by subject; those without a dot are imported from the package itself, modules give all their names."""
 
 
 def pages() -> dict[Path, str]:
@@ -259,7 +289,7 @@ def _api() -> Iterator[str]:
     for subject, names in API.items():
         yield from ["", f"## {subject}"]
         for name in names:
-            found = package[name]
+            found = package[name.removeprefix("verl_multiturn.")]
             found = found.final_target if found.is_alias else found
             if found.is_module:
                 members = [m for n, m in found.members.items() if not n.startswith("_") and not m.is_alias]
@@ -271,7 +301,7 @@ def _api() -> Iterator[str]:
 
 
 def _object(name: str, found: Any) -> Iterator[str]:
-    yield from ["", f"### `verl_multiturn.{name}`", "", "```python"]
+    yield from ["", f"### `verl_multiturn.{name.removeprefix('verl_multiturn.')}`", "", "```python"]
     if found.is_function:
         yield from _signature(found)
     else:
