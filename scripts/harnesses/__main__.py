@@ -42,7 +42,7 @@ def faults(name: str, report: Mapping[str, Any], expected: Mapping[str, Mapping[
         found.append(f"{accounted} of {report['generations']} generations are accounted for")
     for count, right in expected.get(name, {"roots": 0}).items():
         if report[count] != right:
-            found.append(f"{count}: {report[count]}, expected {right}, as docs/write/proxy.md says")
+            found.append(f"{count}: {report[count]}, expected {right}, as docs/reference/harnesses.md says")
     return [f"{name}: {fault}\n{report.get('problem', '')}" for fault in found]
 
 

@@ -1,7 +1,8 @@
-"""How a command is found by its name, and what is said of a name that is none.
+"""Find a command by its name, and suggest one for a name that does not exist.
 
-The module of a command is imported when the command is called, and no other: most of them need what takes seconds to
-import. So the list of all commands has their first sentences from here; tests/unit/cli compares them.
+The module of a command is imported when the command is called, and no other module: most of them import slow packages.
+So the list of all commands takes their first sentences from here; tests/unit/cli compares them. The help shows the
+commands in groups, by when one needs them.
 """
 
 from __future__ import annotations
@@ -26,82 +27,97 @@ class CommandPlace(NamedTuple):
     """First sentences of its help."""
 
 
-COMMANDS = {
-    "show": CommandPlace(
-        "show",
-        "show",
-        "Show a run by its records: its steps and what became of each conversation; or one step, group or "
-        "conversation.",
-    ),
-    "view": CommandPlace(
-        "view", "view", "Show a run's conversations in a browser: token by token, group by group, step by step."
-    ),
-    "compare": CommandPlace(
-        "compare",
-        "compare",
-        "Compare models by their evaluations of the same rows: row by row, with an interval, p, and the rows "
-        "that flipped.",
-    ),
-    "probe": CommandPlace(
-        "probe",
-        "probe",
-        "Say whether reinforcement learning can begin with a model, by its conversations on a recipe's training rows.",
-    ),
-    "explain": CommandPlace(
-        "explain",
-        "explain",
-        "Say what a run's records show: symptoms with numbers, examples and what to do, what matters most first.",
-    ),
-    "replay": CommandPlace(
-        "replay",
-        "replay",
-        "Make recorded conversations again with today's code, and name each difference: request, turn, field, token.",
-    ),
-    "convert": CommandPlace("convert", "convert", "Convert a run's records into what other programs read."),
-    "export": CommandPlace(
-        "export", "export", "Export a trained model as a Hugging Face folder, with its tools, sampling and a card."
-    ),
-    "serve": CommandPlace(
-        "serve",
-        "serve",
-        "Try an agent against the endpoint: a scripted model answers it, and what would be trained is shown.",
-    ),
-    "index": CommandPlace("corpus", "index", "Build the BM25 index of a corpus, if it is not there yet."),
-    "retrieval-server": CommandPlace(
-        "corpus",
-        "retrieval_server",
-        "Serve the BM25 index of a corpus to retrieval tools; build it first, if it is not there yet.",
-    ),
-    "eval": CommandPlace(
-        "eval",
-        "evaluate",
-        "Evaluate models on a recipe's rows as its training would: settings, tools, users, agents and "
-        "rewards are its own.",
-    ),
-    "run": CommandPlace(
-        "run", "run", "Run a recipe: prepare its data, start verl's trainer, show its progress and sum it up."
-    ),
-    "doctor": CommandPlace(
-        "doctor", "doctor", "Show which versions and which platform are here, what is missing and what to do about it."
-    ),
-    "validate": CommandPlace(
-        "validate", "validate", "Check a tool YAML, an interaction YAML, or both, and, if given, data sets."
-    ),
-    "check-tool": CommandPlace("check", "check_tools", "Check a tool of your own. It is called some hundred times."),
-    "check-interaction": CommandPlace(
-        "check",
-        "check_interactions",
-        "Check a simulated user or an environment of your own. Some hundred conversations are played.",
-    ),
-    "verify": CommandPlace(
-        "verify",
-        "verify",
-        "Verify recorded conversations against what the engine returned. Print one line for each violation.",
-    ),
-    "recipe": CommandPlace("recipe", "recipes_app", "Recipes: list them, copy one to change it, or make your own."),
-    "rows": CommandPlace("rows", "rows_app", "Rows of a data set: keep those that fit a model."),
+GROUPS = {
+    "Write": {
+        "recipe": CommandPlace("recipe", "recipes_app", "Recipes: list them, copy one to change it, or make your own."),
+        "check-tool": CommandPlace(
+            "check", "check_tools", "Check a tool of your own. It is called some hundred times."
+        ),
+        "check-interaction": CommandPlace(
+            "check",
+            "check_interactions",
+            "Check a simulated user or an environment of your own. Some hundred conversations are played.",
+        ),
+        "validate": CommandPlace(
+            "validate", "validate", "Check a tool YAML, an interaction YAML, or both, and, if given, data sets."
+        ),
+        "serve": CommandPlace(
+            "serve",
+            "serve",
+            "Try an agent against the endpoint: a scripted model answers it, and what would be trained is shown.",
+        ),
+        "index": CommandPlace("corpus", "index", "Build the BM25 index of a corpus, if it is not there yet."),
+        "retrieval-server": CommandPlace(
+            "corpus",
+            "retrieval_server",
+            "Serve the BM25 index of a corpus to retrieval tools; build it first, if it is not there yet.",
+        ),
+    },
+    "Train": {
+        "doctor": CommandPlace(
+            "doctor",
+            "doctor",
+            "Show which versions and which platform are here, what is missing and what to do about it.",
+        ),
+        "run": CommandPlace(
+            "run", "run", "Run a recipe: prepare its data, start verl's trainer, show its progress and sum it up."
+        ),
+        "export": CommandPlace(
+            "export", "export", "Export a trained model as a Hugging Face folder, with its tools, sampling and a card."
+        ),
+    },
+    "Look": {
+        "show": CommandPlace(
+            "show",
+            "show",
+            "Show a run by its records: its steps and what became of each conversation; or one step, group "
+            "or conversation.",
+        ),
+        "view": CommandPlace(
+            "view", "view", "Show a run's conversations in a browser: token by token, group by group, step by step."
+        ),
+        "explain": CommandPlace(
+            "explain",
+            "explain",
+            "Say what a run's records show: symptoms with numbers, examples and what to do, what matters most first.",
+        ),
+        "verify": CommandPlace(
+            "verify",
+            "verify",
+            "Verify recorded conversations against what the engine returned. Print one line for each violation.",
+        ),
+        "replay": CommandPlace(
+            "replay",
+            "replay",
+            "Make recorded conversations again with today's code, and name each difference: request, turn, "
+            "field, token.",
+        ),
+        "convert": CommandPlace("convert", "convert", "Convert a run's records into what other programs read."),
+    },
+    "Evaluate": {
+        "probe": CommandPlace(
+            "probe",
+            "probe",
+            "Say whether reinforcement learning can begin with a model, by its conversations on a recipe's "
+            "training rows.",
+        ),
+        "eval": CommandPlace(
+            "eval",
+            "evaluate",
+            "Evaluate models on a recipe's rows as its training would: settings, tools, users, agents and "
+            "rewards are its own.",
+        ),
+        "compare": CommandPlace(
+            "compare",
+            "compare",
+            "Compare models by their evaluations of the same rows: row by row, with an interval, p, and the "
+            "rows that flipped.",
+        ),
+        "rows": CommandPlace("rows", "rows_app", "Rows of a data set: keep those that fit a model."),
+    },
 }
-"""The commands by name, in the order of the help."""
+"""The commands by name, in groups by when one needs them, in the order of the help."""
+COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
 _OTHERS = {
     "train": "run",
     "launch": "run",
@@ -127,8 +143,9 @@ class Commands(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        for name, place in COMMANDS.items():  # for the help and a shell's completion
-            self.add_command(TyperCommand(name, help=place.help))
+        for group, places in GROUPS.items():  # for the help and a shell's completion
+            for name, place in places.items():
+                self.add_command(TyperCommand(name, help=place.help, rich_help_panel=group))
 
     def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]  # typer's own types are private
         """Import the command that the words begin with, and return it."""

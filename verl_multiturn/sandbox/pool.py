@@ -16,7 +16,7 @@ A sandbox serves one conversation. A one-shot call is a sandbox that is killed a
 share no process, no writable file, no socket and no variable. They share read-only files, and what the zygote had
 loaded.
 
-What remains, since all sandboxes run on one kernel (docs/write/sandbox.md):
+What remains, since all sandboxes run on one kernel (docs/reference/sandbox-limits.md):
 - conversations can notice each other through load, and through locks on read-only files that both see;
 - the address spaces of all sandboxes have the same layout;
 - kernel memory other than that of pipes and sockets is bounded by time only;

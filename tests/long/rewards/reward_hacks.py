@@ -3,7 +3,7 @@
     python -m benchmarks.reward_hacks [REWARD ...] [--save FILE]
 
 A hack is paid when it earns more than an honest wrong answer to the same task. Right answers are controls: they must
-earn. What a library or an option is known to take is a looseness, which must be a row of `docs/write/rewards.md`. The
+earn. What a library or an option is known to take is a looseness, which must be a row of `reward-functions.md`. The
 command ends with status 1 when a hack is paid, a right answer is not, or a looseness is not stated or no longer so. The
 last line is one JSON object.
 """
@@ -22,7 +22,7 @@ from tests.long.rewards.hacks.shapers import otc
 from verl_multiturn.rewards import aclose
 from verl_multiturn.rewards.router import REWARDS
 
-DOCS = Path(__file__).parents[3] / "docs" / "write" / "rewards.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "reward-functions.md"
 OTHERS: dict[str, Callable[[bool], AsyncIterator[Tried]]] = {"otc": otc, "float32": float32}
 """What is no reward of the router, but decides about scores: the shaper, and the size of a reward."""
 NAMES = [*REWARDS, *OTHERS]
@@ -53,7 +53,7 @@ def faults(tried: list[Tried], docs: str) -> list[str]:
 
     Args:
         tried: What was tried.
-        docs: Text of `docs/write/rewards.md`.
+        docs: Text of `docs/reference/reward-functions.md`.
     """
     lines = []
     for each in tried:

@@ -3,7 +3,7 @@
     python -m benchmarks.reward_parity [REWARD ...]
 
 Every difference is printed. A difference is stated when its case names a row of the table of differences in
-`docs/write/rewards.md`. An unstated difference, or a statement without a difference, ends the command with status 1.
+`reward-functions.md`. An unstated difference, or a statement without a difference, ends the command with status 1.
 The last line is one JSON object.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.long.rewards.parity import Compared, judged, mathematics, programs, sql, texts
 from verl_multiturn.rewards import aclose
 
-DOCS = Path(__file__).parents[3] / "docs" / "write" / "rewards.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "reward-functions.md"
 Compare = Callable[[bool], AsyncIterator[Compared]]
 REWARDS: dict[str, Compare] = {
     "gsm8k": texts.gsm8k,
@@ -51,7 +51,7 @@ def verdict(case: Compared, docs: str) -> str:
 
     Args:
         case: The compared scores.
-        docs: Text of `docs/write/rewards.md`.
+        docs: Text of `docs/reference/reward-functions.md`.
     """
     if not case.stated:
         return "agreed" if case.agrees else "unstated"

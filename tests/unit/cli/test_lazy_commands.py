@@ -2,14 +2,17 @@
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.conftest import ROOT
 from verl_multiturn.cli.commands import COMMANDS, command_of
+from verl_multiturn.cli.main import app
 
 _HEAVY = {
     "aiohttp",
@@ -87,6 +90,24 @@ def test_the_list_says_what_a_command_says_of_itself(name: str) -> None:
     command = command_of(name)
     assert command.name == name
     assert " ".join(inspect.cleandoc(command.help or "").split("\n\n")[0].split()) == COMMANDS[name].help
+
+
+def test_the_help_groups_the_commands_by_when_one_needs_them() -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
+    panels = re.findall(r"(?m)^╭─ (\w+) ─|^│ ([a-z][a-z-]*) ", shown)
+    found: dict[str, list[str]] = {}
+    for title, command in panels:
+        if title:
+            found[title] = []
+        else:
+            found[list(found)[-1]].append(command)
+    del found["Options"]
+    assert found == {
+        "Write": ["recipe", "check-tool", "check-interaction", "validate", "serve", "index", "retrieval-server"],
+        "Train": ["doctor", "run", "export"],
+        "Look": ["show", "view", "explain", "verify", "replay", "convert"],
+        "Evaluate": ["probe", "eval", "compare", "rows"],
+    }
 
 
 def test_each_command_is_in_the_list() -> None:

@@ -77,7 +77,7 @@ def program(code: str) -> Program:
         ({"violations": 1}, "1 violations"),
         ({"generations": 4}, "3 of 4 generations are accounted for"),
         ({"untrained": {}}, "2 of 3 generations are accounted for"),
-        ({"roots": 2}, "roots: 2, expected 1, as docs/write/proxy.md says"),
+        ({"roots": 2}, "roots: 2, expected 1, as docs/reference/harnesses.md says"),
         ({"error": "npm is not here"}, "npm is not here"),
     ],
 )
@@ -94,7 +94,7 @@ def test_the_documented_roots_and_versions_are_those_of_the_script() -> None:
     expected = json.loads(EXPECTED.read_text())
     assert list(expected) == [each.name for each in PROGRAMS]
     assert len({each.family for each in PROGRAMS}) == FAMILIES
-    page = (ROOT / "docs" / "write" / "proxy.md").read_text()
+    page = (ROOT / "docs" / "reference" / "harnesses.md").read_text()
     table = page.partition("| harness, version tried |")[2].partition("\n\n")[0]
     rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
     assert [int(row[2]) for row in rows] == [each["roots"] for each in expected.values()]

@@ -32,7 +32,7 @@ class Tried:
         case: Short text of the case.
         earned: Score of the answer.
         honest: Score of an honest wrong answer to the same task.
-        looseness: First cell of the row in `docs/write/rewards.md` that names a looseness; empty for a hack.
+        looseness: First cell of the row in `reward-functions.md` that names a looseness; empty for a hack.
         of: Second cell of that row: the library or the option that is so loose.
         control: Whether the answer is right, so that it must earn more than a wrong one.
     """
@@ -119,7 +119,7 @@ async def attack(reward: str, places: Mapping[str, str], quick: bool = False) ->
 
 
 async def _score(task: _Task, answer: Any) -> float:
-    """Score an answer: a text, or a mapping with `texts`, `response`, `calls` or `whole` (docs/write/rewards.md)."""
+    """Score an answer: a text, or a mapping with `texts`, `response`, `calls` or `whole` (reward-functions.md)."""
     given = answer if isinstance(answer, dict) and "text" not in answer and "parts" not in answer else {"one": answer}
     texts = given.get("texts") or [given["whole"] if "whole" in given else task.wrap.replace("{}", _text(given["one"]))]
     extra = {

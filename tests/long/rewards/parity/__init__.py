@@ -21,11 +21,11 @@ class Compared:
     """Two scores of one case.
 
     Attributes:
-        reward: The reward's name in `docs/write/rewards.md`.
+        reward: The reward's name in `docs/reference/reward-functions.md`.
         case: Short text of what was scored.
         ours: Our score.
         theirs: The original's score.
-        stated: First cell of the row in `docs/write/rewards.md` that states a difference; empty where none is expected.
+        stated: First cell of the row in `reward-functions.md` that states a difference; empty where none is expected.
     """
 
     reward: str

@@ -32,7 +32,7 @@ REPLIES = {
 }
 T = "<think>hm</think>"
 TAGS, UNASKED, NO_VERDICT = "one pair of answer tags", "the judge is not asked", "no verdict"
-# The text of the model, whether a tool was used, and the row of docs/write/rewards.md that states a difference.
+# The text of the model, whether a tool was used, and the row of reward-functions.md that states a difference.
 CASES: list[tuple[str, bool, str]] = [
     (f"{T}<answer>red</answer>", True, ""),
     (f"{T}<answer>red</answer>", False, ""),

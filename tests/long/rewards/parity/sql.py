@@ -19,7 +19,7 @@ GOLD = "SELECT name FROM employees WHERE salary > 150"
 EMPTY = "SELECT name FROM employees WHERE salary > 1000"
 RIGHT = "SELECT name FROM employees WHERE id = 2;"
 T, OPENED = "<think>hm</think>\n", "a template opens the thought"
-# Assistant turns, gold query, and the row of docs/write/rewards.md that states a difference.
+# Assistant turns, gold query, and the row of docs/reference/reward-functions.md that states a difference.
 CASES: list[tuple[list[str], str, str]] = [
     # Cases of SkyRL's own tests.
     ([f"{T}<sql>SELECT 1</sql>", f"{T}<solution>{RIGHT}</solution>"], GOLD, ""),

@@ -69,7 +69,7 @@ QA = [
     (["<answer>A. Paris</answer>"], ""),
 ]
 LETTER, NO_WORDS = "a letter is no article", "an answer without words"
-# An answer, its gold answer, and the row of docs/write/rewards.md that states a difference.
+# An answer, its gold answer, and the row of docs/reference/reward-functions.md that states a difference.
 QA_LETTERS = [
     ("B", "B", ""),
     ("A", "B", ""),
@@ -172,7 +172,7 @@ async def tool_n1(quick: bool) -> AsyncIterator[Compared]:
 
 GYM = ["basic_arithmetic", "chain_sum", "polynomial_multiplication", "sudoku", "word_ladder", "countdown"]
 
-# Data sets, what stands before the right answer, and the row of docs/write/rewards.md that states the difference.
+# Data sets, what stands before the right answer, and the row of reward-functions.md that states the difference.
 GYM_OTHERS = [
     ("knights_knaves", "", ""),
     ("knights_knaves", "not ", "an answer that is taken back"),
