@@ -79,7 +79,7 @@ class Invocation:
 
     @property
     def done(self) -> bool:
-        """Tell whether the method has ended."""
+        """Return whether the method has ended."""
         return self._task.done()
 
     def result(self) -> Any:

@@ -83,7 +83,7 @@ def kept(timeline: Timeline | None) -> Iterator[None]:
 
 
 def is_kept() -> bool:
-    """Tell whether somebody keeps the timeline of the running conversation."""
+    """Return whether somebody keeps the timeline of the running conversation."""
     return _timeline.get() is not None
 
 

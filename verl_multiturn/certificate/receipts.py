@@ -67,7 +67,7 @@ class Receipt:
 
     @property
     def is_generation(self) -> bool:
-        """Tell whether the generation can be trained on.
+        """Return whether the generation can be trained on.
 
         The conversation refuses a generation that cannot, so it is in no batch.
         """

@@ -190,7 +190,7 @@ class ChatCodec:
         return sealed if self._brings_in(message, harmless, firewall, role) else message
 
     def _brings_in(self, message: Message, harmless: Message, firewall: Firewall, role: str) -> bool:
-        """Tell whether a message renders with another number of control tokens than a harmless form of it."""
+        """Return whether a message renders with another number of control tokens than a harmless form of it."""
         try:
             counts = [firewall.count(self._render_alone(each, role), role) for each in (message, harmless)]
         except Exception:  # a template is other people's code; sealing without need is safe

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 def is_image(block: Any) -> bool:
-    """Tell whether a block of a content is an image, by the same rule as verl's builders and the templates."""
+    """Return whether a block of a content is an image, by the same rule as verl's builders and the templates."""
     return isinstance(block, dict) and (
         block.get("type") in ("image", "image_url") or "image" in block or "image_url" in block
     )
@@ -148,7 +148,7 @@ async def tool_content(tool: str, text: str, images: Sequence[Any], read: ReadIm
 
 
 def is_pil(image: Any) -> bool:
-    """Tell whether an object is a PIL image."""
+    """Return whether an object is a PIL image."""
     try:
         from PIL.Image import Image
     except ImportError:

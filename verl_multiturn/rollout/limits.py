@@ -228,7 +228,7 @@ class Limits:
         return truncate(text, self.max_tool_response_length, self.tool_response_truncate_side)
 
     def fits_observation(self, response_tokens: int, observation_tokens: int) -> bool:
-        """Tell whether an observation fits and leaves room for at least one more token.
+        """Return whether an observation fits and leaves room for at least one more token.
 
         Args:
             response_tokens: Tokens after the prompt so far.

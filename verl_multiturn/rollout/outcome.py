@@ -93,7 +93,7 @@ class SessionReport:
 
     @property
     def stuck(self) -> bool:
-        """Tell whether the agent's thread was abandoned."""
+        """Return whether the agent's thread was abandoned."""
         return self.end == "stuck"
 
 
@@ -173,7 +173,7 @@ class Outcome:
 
     @property
     def valid(self) -> bool:
-        """Tell whether the conversation says anything about the model.
+        """Return whether the conversation says anything about the model.
 
         A valid conversation has a sampled token and did not end for a reason in `INVALID`. A conversation that is not
         valid is not trained on and does not count in its group.
@@ -206,7 +206,7 @@ class Outcome:
         return [turn.reply for turn in self.turns if turn.reply is not None]
 
     def has_void_turn(self, answer: re.Pattern[str]) -> bool:
-        """Tell whether a turn neither makes a readable tool call nor gives a final answer: a void turn (SimpleTIR).
+        """Return whether a turn neither makes a readable tool call nor gives a final answer: a void turn (SimpleTIR).
 
         A turn that the engine or the clock cut off before it was read does not count, nor does one that an interaction
         answered, since it was said to somebody, nor a summary.

@@ -106,7 +106,7 @@ def errors_within(error: BaseException) -> Iterator[BaseException]:
 
 
 def names_address(error: BaseException, written: Sequence[Any]) -> bool:
-    """Tell whether somebody wrote the address that an error of a client is about, or that led to it.
+    """Return whether somebody wrote the address that an error of a client is about, or that led to it.
 
     Where nothing says the address, whether somebody wrote any.
 
@@ -124,7 +124,7 @@ def names_address(error: BaseException, written: Sequence[Any]) -> bool:
 
 
 def names_subject(error: BaseException, written: Sequence[Any]) -> bool:
-    """Tell whether somebody wrote what could not be read.
+    """Return whether somebody wrote what could not be read.
 
     Args:
         error: The error.
@@ -144,7 +144,7 @@ def names_subject(error: BaseException, written: Sequence[Any]) -> bool:
 
 
 def came_from(error: BaseException, modules: Sequence[str]) -> bool:
-    """Tell whether an error was raised in one of some modules.
+    """Return whether an error was raised in one of some modules.
 
     Args:
         error: The error.
@@ -154,14 +154,14 @@ def came_from(error: BaseException, modules: Sequence[str]) -> bool:
 
 
 def is_of_socket(error: BaseException) -> bool:
-    """Tell whether a stream of asyncio that ended was that of a socket, and not that of a program."""
+    """Return whether a stream of asyncio that ended was that of a socket, and not that of a program."""
     streams = [values.get("self") for module, _, values in _frames(error) if module == "asyncio.streams"]
     transports = [getattr(stream, "_transport", None) for stream in streams]
     return any(each is not None and each.get_extra_info("peername") is not None for each in transports)
 
 
 def names_word(error: BaseException, written: Sequence[Any]) -> bool:
-    """Tell whether somebody wrote the name that an error of a database is about, as in `no such table: x`."""
+    """Return whether somebody wrote the name that an error of a database is about, as in `no such table: x`."""
     found = re.search(r"near \"(.+)\"|: ([\w.]+)$", str(error))
     name = (found[1] or found[2]).lower() if found else ""
     return bool(name) and any(isinstance(text, str) and name in text.lower() for text in _leaves(written))
@@ -194,7 +194,7 @@ def _text_of_address(found: Any) -> str:
 
 
 def _is_address_in(address: str, values: Sequence[Any]) -> bool:
-    """Tell whether a text among the values names an address, or its host as an address."""
+    """Return whether a text among the values names an address, or its host as an address."""
     host = _host(address) if _URL.match(address) else address.strip("[]")
     texts = [value.lower() for value in values if isinstance(value, str)]
     if _URL.match(address) and any(address.rstrip("/") in text for text in texts):
@@ -247,7 +247,7 @@ def _forms(subject: str | bytes) -> Iterator[str]:
 
 
 def _is_text_in(text: str, values: Sequence[Any]) -> bool:
-    """Tell whether a text is one of the values, or a part of one, whatever stands between its letters and digits."""
+    """Return whether a text is one of the values, or a part of one, whatever stands between its letters and digits."""
     texts = [value for value in values if isinstance(value, str)]
     bare = text.strip()
     if any(bare == value.strip() or (len(bare) > 1 and bare in value) for value in texts):
@@ -303,7 +303,7 @@ def _frames(error: BaseException) -> Iterable[tuple[str, str, Mapping[str, Any]]
 
 
 def _is_clients(value: Any) -> bool:
-    """Tell whether a value is an answer or a connection of a client."""
+    """Return whether a value is an answer or a connection of a client."""
     kind = type(value)
     return kind.__module__ in _OF_ANSWERS and kind.__name__.endswith(("Response", "Connection"))
 

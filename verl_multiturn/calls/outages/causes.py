@@ -242,7 +242,7 @@ def _cause(
 
 
 def _within(error: BaseException, named: Sequence[type[BaseException]], written: WrittenTexts) -> tuple[bool, bool]:
-    """Tell whether an error of no client has an outage within it, and whether an address may be the reason."""
+    """Return whether an error of no client has an outage within it, and whether an address may be the reason."""
     if type(error).__module__.startswith("verl_multiturn."):  # ours say it themselves
         return False, False
     within = list(errors_within(error))[1:]
@@ -275,7 +275,7 @@ def _kind_of(error: BaseException, written: WrittenTexts) -> _Kind | None:
 
 
 def _is_proxys(error: BaseException) -> bool:
-    """Tell whether a proxy on the way to an address fails: it cannot be reached, or wants a password."""
+    """Return whether a proxy on the way to an address fails: it cannot be reached, or wants a password."""
     for each in errors_within(error):
         if _kind_of_client(each) == "proxy":
             status = re.search(r"(?:\A|failed: )([1-5][0-9]{2})\b", str(attribute(each, "status") or each))

@@ -149,7 +149,7 @@ def as_json(value: Any) -> str:
 
 
 def is_deeper(value: Any, levels: int) -> bool:
-    """Tell whether a value is nested deeper than so many levels; a text alone has one."""
+    """Return whether a value is nested deeper than so many levels; a text alone has one."""
     level: list[Any] = [value]
     for _ in range(levels):
         below: list[Any] = []

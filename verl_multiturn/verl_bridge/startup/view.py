@@ -57,7 +57,7 @@ def begin_dry_start() -> None:
 
 
 def is_dry_start() -> bool:
-    """Tell whether this process is a dry start (`dry_start.py`)."""
+    """Return whether this process is a dry start (`dry_start.py`)."""
     return _dry
 
 
@@ -92,7 +92,7 @@ class RunView:
             print(f"verl-multiturn: {message}", file=sys.stderr)
 
     def will_be_made(self, path: str | Path) -> bool:
-        """Tell whether the run itself may make a file or folder before it starts the trainer: in its own folder."""
+        """Return whether the run itself may make a file or folder before it starts the trainer: in its own folder."""
         out, path = self.value("recipe.out"), Path(path).expanduser()
         when = "maybe" if is_dry_start() else self.own_files
         if out is None or Path(out) not in path.absolute().parents:
@@ -104,12 +104,12 @@ class RunView:
         return _ours(self.settings, key) if key.startswith(_OURS) else OmegaConf.select(self.config, key)
 
     def is_set(self, key: str) -> bool:
-        """Tell whether a setting has another value than its default, which is None for one of verl's."""
+        """Return whether a setting has another value than its default, which is None for one of verl's."""
         default = _ours(read_settings(None), key) if key.startswith(_OURS) else None
         return bool(self.value(key) != default)
 
     def is_changed(self, key: str) -> bool:
-        """Tell whether a setting of verl has another value than verl's own default.
+        """Return whether a setting of verl has another value than verl's own default.
 
         The defaults stand in the flat file that verl ships for the run's `model_engine`; an interpolation there counts
         as what it stands for in this run. A setting that only verl's rollout dataclass knows has its default there.
