@@ -53,7 +53,7 @@ class ScoreSettings(BaseModel):
     """How the rewards change the score.
 
     - `none`: they are only reported.
-    - `add`: they are added to what `compute_score` returns.
+    - `add`: they are added to the score of `compute_score`.
     - `replace`: they are the score, and `compute_score` is not called.
     """
 
@@ -62,7 +62,7 @@ class ScoreSettings(BaseModel):
 
 
 class ContextSettings(BaseModel):
-    """Settings for what the model is shown of a conversation that grows.
+    """Settings for the part of a growing conversation that the model is shown.
 
     A row is a stretch in which ids were only appended. A conversation with several rows needs one of our estimators of
     advantages.
@@ -80,7 +80,7 @@ class ContextSettings(BaseModel):
     """
 
     turns: int = Field(default=1, gt=0)
-    """The most steps in a prompt that is rendered anew. A step is the model's turn with what answered it.
+    """The most steps in a prompt that is rendered anew. A step is the model's turn with its answers.
 
     Fewer are shown where they do not fit into `prompt_length`.
     """
@@ -98,7 +98,7 @@ class ContextSettings(BaseModel):
     weight: Literal["row", "conversation"] = "row"
     """Weight of a row in the policy loss.
 
-    - `row`: what verl's `loss_agg_mode` gives each row: a conversation of more rows, or more tokens, weighs more.
+    - `row`: verl's `loss_agg_mode` weighs each row: a conversation of more rows, or more tokens, weighs more.
     - `conversation`: the rows of each conversation together weigh as much as those of any other.
     """
 
@@ -106,7 +106,7 @@ class ContextSettings(BaseModel):
 class OtcSettings(BaseModel):
     """Settings for the reward of Optimal Tool Calls (`rewards/otc.py`), in training only.
 
-    What `compute_score` gives a correct answer is multiplied by `alpha` and by a coefficient in (0, 1]. The coefficient
+    The score of a correct answer is multiplied by `alpha` and by a coefficient in (0, 1]. The coefficient
     is larger, the fewer tool calls the answer took.
     """
 
@@ -173,7 +173,7 @@ class HarborSettings(BaseModel):
     """Arguments of the environment, as Harbor's `environment.kwargs`. `workspace` takes `workspace: {memory_mb: …}`."""
 
     model: str = Field(default="openai/policy", min_length=1)
-    """Name of the model that the harness is told. What stands before the slash is the protocol that it speaks."""
+    """Name of the model for the harness. The part before the slash is the protocol that it speaks."""
 
     keep_trials: str | None = Field(default=None, min_length=1)
     """Folder in which Harbor's files of each trial stay; null: they are removed."""
@@ -205,8 +205,8 @@ class ProxySettings(BaseModel):
 
     - `session`: the session's score, compared with those of its group.
     - `discounted`: that, times `gamma` for each completion after it in its row.
-    - `completion`: what it earned and, discounted by `gamma`, the mean of what its continuations did. A completion that
-      nothing continues earned the session's reward, too.
+    - `completion`: its own reward and, discounted by `gamma`, the mean of its continuations' ones. A completion without
+      a continuation has the session's reward, too.
     """
 
     gamma: float = Field(default=1.0, ge=0, le=1)
@@ -219,7 +219,7 @@ class ProxySettings(BaseModel):
     """The most completions of a session. Further requests are refused."""
 
     select: str | None = Field(default=None, min_length=1)
-    """Function that says which completions are trained, as `module:function`; null: all that were delivered."""
+    """Function that selects the completions that are trained, as `module:function`; null: all that were delivered."""
 
     harbor: HarborSettings = HarborSettings()
     """Settings of the agent `harbor`."""
@@ -232,7 +232,7 @@ class ProxySettings(BaseModel):
 
 
 class OutageSettings(BaseModel):
-    """Settings for outages: what a tool, an interaction, an agent or a judge needs is not there.
+    """Settings for outages: a service that a tool, an interaction, an agent or a judge needs is down.
 
     The run does not learn from an outage, whatever the reward is.
     """
@@ -240,13 +240,13 @@ class OutageSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: OutageMode = "pause"
-    """What an outage does. `limits.outage.mode` of a tool's or an interaction's entry goes before it.
+    """The reaction to an outage. `limits.outage.mode` of a tool's or an interaction's entry goes before it.
 
     - `pause`: when as many of a service's last calls failed as did not (8 calls, 2 conversations or more), calls and
-      new conversations wait, with their clocks standing still, until three calls in a row were answered.
-      Conversations that met the outage are not trained on.
-    - `mask`: each conversation that meets an outage ends at once, and is not trained on. Nothing waits.
-    - `off`: the model is told, as of any other failure, and is trained on what it does then.
+      new conversations wait, with their clocks paused, until three calls in a row were answered.
+      Conversations that hit the outage are not trained on.
+    - `mask`: each conversation that hits an outage ends at once, and is not trained on. Nothing waits.
+    - `off`: the model reads the error, as any other, and is trained on its reaction.
     """
 
     stop_s: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
@@ -272,7 +272,7 @@ class CacheSettings(BaseModel):
     """Share of a server's cache that conversations may need together; null: nothing waits for the cache.
 
     Above it, the turns of the younger conversations wait until the older ones have ended, or have had no turn for 10 s,
-    with their clocks standing still.
+    with their clocks paused.
     """
 
 
@@ -335,17 +335,17 @@ class MultiTurnSettings(BaseModel):
     tool_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
     """Seconds that one call of one method of a tool may take.
 
-    When `execute` does not answer in time, the model is told.
+    When `execute` does not answer in time, the model reads an error.
     """
 
     request_timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Wall-clock seconds of a whole conversation; null: no limit.
 
-    What was sampled until then is kept. The tools have 10 s more to be released.
+    Tokens sampled until then are kept. The tools have 10 s more to be released.
     """
 
     turn_length: int | None = Field(None, gt=0)
-    """The most tokens that the assistant may sample in one turn; null: what is left of `rollout.response_length`."""
+    """The most tokens that the assistant may sample in one turn; null: the rest of `rollout.response_length`."""
 
     observation_length: int | None = Field(None, gt=0)
     """The most tokens of one tool response; null: `multi_turn.max_tool_response_length` holds.
@@ -361,13 +361,13 @@ class MultiTurnSettings(BaseModel):
     """
 
     turns_reminder: bool = False
-    """True: after its calls the model is told how many turns are left, as in SkyRL-SQL.
+    """True: after its calls the model reads how many turns remain, as in SkyRL-SQL.
 
     The words come on top of `observation_length`. The setting needs `multi_turn.max_assistant_turns`.
     """
 
     max_tool_calls: int | None = Field(None, gt=0)
-    """The most tool calls executed in a whole conversation; null: no limit. The model is told when they are used up."""
+    """The most tool calls executed in a conversation; null: no limit. A message informs the model at the end."""
 
     max_malformed_turns: int | None = Field(3, gt=0)
     """The most turns in a row with calls and no readable one; null: no limit.
@@ -397,7 +397,7 @@ class MultiTurnSettings(BaseModel):
 
     - `quick`: the rewards `gsm8k`, `qa` and `tool_n1` of `verl_multiturn.rewards`, which only compare texts.
     - `all`: every reward. Right for a function of your own that takes well below a millisecond and waits for nothing.
-      One that waits for others should be `async def`; what one computes holds up all conversations of the worker.
+      One that waits for others should be `async def`; its computation blocks all conversations of the worker.
     - `off`: none.
     """
 
@@ -430,24 +430,25 @@ class MultiTurnSettings(BaseModel):
     """
 
     record_dir: str | None = None
-    """Folder for records of all conversations (`records/schema.py` says what is in it); null: no records."""
+    """Folder for records of all conversations (`records/schema.py` describes them); null: no records."""
 
     record_share: float = Field(1.0, ge=0, le=1)
     """Share of the groups whose records are kept; 1: all of them. Groups are kept whole. That a conversation began, and
     how it ended, is written for all of them."""
 
     record_max_gb: float | None = Field(None, gt=0)
-    """The most GB of records in `record_dir`, those of earlier starts included; null: no limit. What comes beyond is
+    """The most GB of records in `record_dir`, those of earlier starts included; null: no limit. Further records are
     dropped, and counted in the metric `rollout/records/dropped`."""
 
     record_redact: tuple[str, ...] = ()
-    """What records hide: names of entries, such as `api_key`, whose values become `***` in all that rows, tools, users
-    and the model gave; and, after `re:`, regular expressions, whose matches in texts become `***`. Token ids stay."""
+    """Values that records hide: names of entries, such as `api_key`, whose values become `***` in all texts of
+    rows, tools, users and the model; and, after `re:`, regular expressions, whose matches in texts become `***`.
+    Token ids stay."""
 
     certificate_share: float = Field(1.0, ge=0, le=1)
     """Share of each training batch's conversations that the trainer verifies; 1: all of them, 0: off.
 
-    The trainer compares all rows of such a conversation with what the engine returned, before it uses them. A row that
+    The trainer compares all rows of such a conversation with the engine's receipts, before it uses them. A row that
     does not agree ends the run.
     """
 
@@ -469,7 +470,7 @@ class MultiTurnSettings(BaseModel):
     """
 
     filter: FilterMode = "off"
-    """What the trainer does with groups without signal: their valid conversations all have one reward.
+    """The treatment of groups without signal: their valid conversations all have one reward.
 
     - `off`: they are trained as the others, with advantages of 0.
     - `skip`: they stay in the step's batch, and nothing is computed for them: no old log-probabilities, no update.
@@ -497,7 +498,7 @@ class MultiTurnSettings(BaseModel):
 
     In a batch of tokens of age 0, the pass then computes a sixteenth of the rows, drawn anew in each step. If each of
     their tokens agrees with the engine's within this bound, the other rows take the engine's; if not, all are computed.
-    `rollout/old_log_prob/error_max` says by how much they differ: look at it with a bound of 0 before you set one.
+    `rollout/old_log_prob/error_max` is their largest difference: look at it with a bound of 0 before you set one.
     `actor/entropy` and `training/rollout_probs_diff_*` are those of the rows that were computed.
     """
 
@@ -513,11 +514,11 @@ class MultiTurnSettings(BaseModel):
     """
 
     silent_settings: Literal["refuse", "warn"] = "refuse"
-    """What the start-up check does with settings of verl that are set and do nothing, or not what they say.
+    """The reaction of the start-up check to settings of verl that are set and have no effect, or another one.
 
-    - `refuse`: those that would change what is learnt end the run. Those that would change only speed or memory, and
-      those of a part that is off, are told, and the run goes on.
-    - `warn`: all are told, and the run goes on.
+    - `refuse`: those that would change the training end the run. Those that would change only speed or memory, and
+      those of a part that is off, are reported, and the run goes on.
+    - `warn`: all are reported, and the run goes on.
 
     Either way one message lists all of them.
     """
@@ -567,7 +568,7 @@ def _validated(content: bytes) -> MultiTurnSettings:
 
 
 def _without_history(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings without `proxy.history=sampled`, which this version still accepts; the start tells so."""
+    """Return the settings without `proxy.history=sampled`, which this version still accepts; the start reports it."""
     proxy = raw.get("proxy")
     if not isinstance(proxy, Mapping) or proxy.get("history") != "sampled":
         return raw
@@ -577,7 +578,7 @@ def _without_history(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def with_derived(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a run's configuration with the state of its start-up check under `derived`.
 
-    In folders of earlier versions it stands among our settings. Whoever reads the configuration of a folder calls this.
+    Folders of earlier versions have it among our settings. Code that reads the configuration of a folder calls this.
 
     Args:
         config: The whole configuration of a trainer, resolved.
@@ -599,9 +600,9 @@ def _replaced(config: Mapping[str, Any], keys: Sequence[str], value: Any) -> dic
 
 
 def why_not_derived(written: str) -> str:
-    """Return why a user's run may not have the state of the start-up check, and what to do.
+    """Return why a user's run may not have the state of the start-up check, and the remedy.
 
-    A configuration that a run has saved has it, and is read: so whoever composes one of a user's words asks this.
+    A configuration that a run has saved has it, and is read: so code that composes one of a user's words calls this.
 
     Args:
         written: The setting with its value, as it was written.
@@ -648,7 +649,7 @@ def check_place(config: Mapping[str, Any]) -> None:
 
 
 def _section(config: Any, keys: Sequence[str]) -> Any:
-    """Return what stands under the keys, one within the other; None where there is nothing."""
+    """Return the value under nested keys; None without one."""
     for key in keys:
         config = config.get(key) if isinstance(config, Mapping) else None
     return config
@@ -689,14 +690,14 @@ def read_model(model: type[Model], raw: Mapping[str, Any], where: str) -> Model:
 
 
 def _hint(model: type[BaseModel], name: str) -> str:
-    """Return what to write in the place of an unknown setting; one that is like it may be gone."""
+    """Return a hint for an unknown setting: the nearest known one, or that it is gone."""
     known, gone = sorted(model.model_fields), getattr(model, "GONE", {})
     hint = did_you_mean(name, [*known, *gone]) or f"known are {known}"
     return " ".join([hint, *(f"{each!r} is gone: {why}" for each, why in gone.items() if repr(each) in hint)])
 
 
 def why_gone(model: type[BaseModel], name: Any) -> str | None:
-    """Return why a setting of an earlier version is none any more, and what to do; None: it never was one.
+    """Return why a setting of an earlier version is gone, and the remedy; None: it never was one.
 
     Args:
         model: The model of the settings. Its `GONE` has the reasons, by the setting's name.
@@ -707,7 +708,7 @@ def why_gone(model: type[BaseModel], name: Any) -> str | None:
 
 
 def _refuse_switches(model: type[BaseModel], raw: Mapping[str, Any], where: str) -> None:
-    """Refuse true and false for a number: pydantic takes them for 1 and 0, and nobody who writes them means that."""
+    """Refuse true and false for a number: pydantic takes them for 1 and 0, which their author does not mean."""
     for name, field in model.model_fields.items():
         value, kinds = raw.get(name), [field.annotation, *get_args(field.annotation)]
         if isinstance(value, bool) and (int in kinds or float in kinds) and bool not in kinds:

@@ -46,7 +46,7 @@ _BLANK = frozenset(
     chr(each) for one in _IGNORED for each in ([one] if isinstance(one, int) else range(one[0], one[1] + 1))
 )
 _SELECTORS = "\ufe0e\ufe0f"
-"""Behind a symbol they say whether it is drawn as a picture."""
+"""Behind a symbol they choose whether it is drawn as a picture."""
 
 
 def message_of(error: BaseException) -> str:
@@ -95,7 +95,7 @@ def describe(error: BaseException) -> str:
 def place_of(error: BaseException) -> str:
     """Return the file and line of an author's code where an error was raised, as in ` (maze.py:12)`; "" if in none.
 
-    Code of this package and of Python is nobody's. Installed packages count where no file of the author's own does.
+    Code of this package and of Python does not count. Installed packages count where no file of the author's own does.
     """
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     installed = [frame for frame in frames if _INSTALLED in frame[0] and not frame[0].startswith(_PACKAGE)]
@@ -110,7 +110,7 @@ def show(value: object, most_characters: int = 200) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return a text that is shown as it is: what would be hidden, or obeyed, becomes `\x1b`. Line ends and tabs stay.
+    r"""Return a text that is shown as it is: hidden and control characters become `\x1b`. Line ends and tabs stay.
 
     A selector of an emoji's form stays behind its symbol; one alone, or a second one, may carry a hidden text.
     """
@@ -166,7 +166,7 @@ class _Short(reprlib.Repr):
         return "{" + ", ".join([*pieces, "..."] if len(value) > self.maxdict else pieces) + "}"
 
     def repr1(self, value: Any, level: int) -> str:
-        """Return the `repr` of a value or of a part of one. Where that raises, say so instead."""
+        """Return the `repr` of a value or of a part of one. Where that raises, return a text that names the error."""
         try:
             return str.__str__(super().repr1(value, level))
         except BaseException as broken:  # whatever `__repr__` does

@@ -1,4 +1,4 @@
-"""Tell what kind of process this is."""
+"""Return what kind of process this is."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import sys
 
 
 def is_trainer() -> bool:
-    """Tell whether this process runs one of verl's `main_*` trainers."""
+    """Return whether this process runs one of verl's `main_*` trainers."""
     return any("verl.trainer.main_" in part or "verl/trainer/main_" in part for part in sys.orig_argv)

@@ -1,7 +1,7 @@
 """The tree of this package's public errors.
 
-`ConfigError` and the errors about a contract are mistakes of an author and may end a run. What a model, a tool, an
-agent or a network does never raises out of a conversation: it ends the conversation with a `StopReason`.
+`ConfigError` and the errors about a contract are mistakes of an author and may end a run. A fault of a model, a tool,
+an agent or a network never raises out of a conversation: it ends the conversation with a `StopReason`.
 
     MultiTurnError
     ├── ConfigError          a setting, a tool YAML, a schema or a data row that cannot work
@@ -11,14 +11,14 @@ agent or a network does never raises out of a conversation: it ends the conversa
     ├── InteractionContractError   an interaction's code broke the `Interaction` contract
     ├── AgentContractError   an agent behind the endpoint returned something that is not a reward
     ├── EngineError          the generation engine failed, or returned something that is not a generation
-    ├── OutageError          what a tool, an interaction or an agent needs is not there; nobody's mistake
+    ├── OutageError          a service that a tool, an interaction or an agent needs is down
     │   ├── UnavailableError        an HTTP service, in `tools/services/http_client.py`
     │   ├── SandboxError            the sandbox itself failed, not the code in it, in `sandbox/launch.py`
     │   ├── EndpointError           the endpoint of a judge or a simulated user, in `chat_endpoint.py`
     │   └── EnvironmentOutageError  an environment's server or process, in `interactions/failed.py`
-    ├── UnjudgedError        what a model left cannot be judged, for a cause of ours
-    │   └── TruthError              no answer can be judged with this ground truth, in `rewards/score.py`
-    ├── WorkspaceError       what ran in a workspace has ended it, in `workspaces/workspace.py`
+    ├── UnjudgedError        a model's work cannot be scored, for a cause of ours
+    │   └── TruthError              no answer can be scored with this ground truth, in `rewards/score.py`
+    ├── WorkspaceError       a program in a workspace has ended it, in `workspaces/workspace.py`
     ├── ServiceFailedError   an HTTP service failed at one request, in `tools/services/http_client.py`
     ├── TrajectoryError      an append that would break a rule of `Trajectory`
     └── CertificateError     a batch or a record is not what the engine returned, or cannot be verified
@@ -59,24 +59,24 @@ class EngineError(MultiTurnError, RuntimeError):
 
 
 class OutageError(MultiTurnError, RuntimeError):
-    """What a tool, an interaction or an agent needs is not there: nobody's mistake, and least of all the model's.
+    """A service that a tool, an interaction or an agent needs is down. The model did not cause it.
 
     Raise it, or a class derived from it, where a service does not answer. Then the run does not learn from it: see
-    `calls/outages/causes.py`, which also says what else counts as an outage.
+    `calls/outages/causes.py`, which also lists the other errors that count as an outage.
 
     Attributes:
-        next_try_s: Seconds after which the service wants to be asked again; None: it does not say.
+        next_try_s: Seconds after which the service accepts a retry; None: unknown.
     """
 
     next_try_s: float | None = None
 
 
 class UnjudgedError(MultiTurnError, RuntimeError):
-    """What a model left cannot be judged, for a cause of ours: a grader is lost, an image missing, a row wrong.
+    """A model's work cannot be scored, for a cause of ours: a grader is lost, an image missing, a row wrong.
 
     An agent behind the endpoint may raise it, also after completions; so may a reward. The conversation is invalid and
-    counted. It says nothing about a service, so it does not count for an outage as `OutageError` does. Never raise it
-    for what a model can cause: whoever can choose to be invalid never loses.
+    counted. It is not about a service, so it does not count for an outage as `OutageError` does. Never raise it for
+    a fault that a model can cause: a model that can make itself invalid never loses.
     """
 
 

@@ -294,13 +294,13 @@ def _is_private(host: _Host) -> bool:
 
 
 def _is_left_out(host: _Host, port: int | None, scheme: str) -> bool:
-    """Tell whether `NO_PROXY` names a host; the two spellings name what either of them names."""
+    """Return whether `NO_PROXY` names a host; the two spellings name what either of them names."""
     entries = re.split(r"[\s,;]+", ",".join(os.environ.get(name, "") for name in _NO_PROXY))
     return any(_names(entry.lower(), host, port, scheme) for entry in entries if entry)
 
 
 def _names(entry: str, host: _Host, port: int | None, scheme: str) -> bool:
-    """Tell whether one entry of `NO_PROXY` names a host.
+    """Return whether one entry of `NO_PROXY` names a host.
 
     Args:
         entry: `*`, a name with or without a dot before it or with `*` in it, an address, or a network; each but a

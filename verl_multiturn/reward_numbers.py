@@ -1,6 +1,6 @@
 """The rules for rewards: which numbers are rewards, which rewards are equal, and which conversations are right.
 
-    as_reward, score_of    what tools, interactions, environments, agents and reward functions return
+    as_reward, score_of    numbers that tools, interactions, environments, agents and reward functions return
     are_equal              whether the rewards of a group are the same, so that nothing is learned from it
     ScoreRange.is_right    whether a conversation solved its task
 
@@ -24,14 +24,14 @@ from verl_multiturn.describe import show
 LARGEST_REWARD = 1e12
 """The largest size of a reward.
 
-The trainer's numbers have 32 bits and end at 3.4e38. verl squares what a conversation earned, and sums the squares over
+The trainer's numbers have 32 bits and end at 3.4e38. verl squares a conversation's reward, and sums the squares over
 all tokens of a batch. Beyond the end the deviation is infinite, and every advantage 0. With `reinforce_plus_plus` and
 4 million tokens that is so from 1e16 on, and the norm of a gradient of a million parameters is infinite from 1e18 on.
 """
 LARGEST_SCORE = 1e3 * LARGEST_REWARD
 """The largest size of the sum of a conversation's weighted rewards: a square of 1e30, a hundred million times."""
 USABLE = f"finite number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
-"""What a reward has to be, for messages."""
+"""The numbers that a reward may be, for messages."""
 _ON_EVERY_PATH = "return a number on every path, or raise UnjudgedError where there is no verdict"
 ROUNDING = 1e-6
 """Largest difference of two equal rewards, relative to the larger one."""
@@ -40,15 +40,15 @@ RIGHT_ACC = 0.5
 
 
 class NoNumberError(TypeError):
-    """A reward is not a number; the text says what was got, and what to return. It is a mistake of the author."""
+    """A reward is not a number; the text has the value, and the type to return. It is a mistake of the author."""
 
 
 class UnusableNumberError(ArithmeticError):
-    """A reward is NaN, infinite or too large; the text says which. It may depend on the data."""
+    """A reward is NaN, infinite or too large; the text has the value. It may depend on the data."""
 
 
 def plain_scalar(value: Any) -> Any:
-    """Return what an array or a tensor without dimensions holds, NumPy's scalars among them; else the value itself.
+    """Return the value of an array or a tensor without dimensions, NumPy's scalars among them; else the value itself.
 
     Example: `plain_scalar(numpy.array(True)) is True`.
     """
@@ -87,14 +87,14 @@ def as_reward(value: Any, largest: float = LARGEST_REWARD) -> float:
 
 
 def score_of(result: Any) -> float:
-    """Return the score of what a reward function returned: a number, or a dictionary with a number as `score`.
+    """Return the score in a reward function's result: a number, or a dictionary with a number as `score`.
 
     Raises:
         NoNumberError: It has none.
         UnusableNumberError: It is NaN, infinite or too large.
     """
     if inspect.iscoroutine(result):
-        result.close()  # Python would warn of one that nobody awaited
+        result.close()  # Python would warn of one that is never awaited
         raise NoNumberError("got a coroutine that nobody awaits; write the function with async def, or await it inside")
     score = result
     if isinstance(result, dict):
@@ -111,12 +111,12 @@ def score_of(result: Any) -> float:
 
 
 def are_equal(scores: Sequence[float]) -> bool:
-    """Tell whether rewards are the same: they differ by no more than float32 sums in another order do."""
+    """Return whether rewards are the same: they differ by no more than float32 sums in another order do."""
     return bool(within_rounding(min(scores), max(scores)))
 
 
 def within_rounding(low: Any, high: Any) -> Any:
-    """Tell whether rewards from `low` to `high` are the same; of arrays, one beside the other."""
+    """Return whether rewards from `low` to `high` are the same; of arrays, one beside the other."""
     return (high - low <= ROUNDING * abs(low)) | (high - low <= ROUNDING * abs(high))
 
 
@@ -163,10 +163,10 @@ class ScoreRange:
         return (self.low + self.high) / 2 - ROUNDING * max(abs(self.low), abs(self.high))
 
     def is_right(self, score: float, acc: float | None = None) -> bool:
-        """Tell whether a valid conversation solved its task.
+        """Return whether a valid conversation solved its task.
 
         Args:
             score: Its reward.
-            acc: What its reward reported as `acc`; None: nothing, so that `score` decides.
+            acc: The value `acc` that its reward reported; None: `score` decides.
         """
         return acc > RIGHT_ACC if acc is not None else score >= self.bar

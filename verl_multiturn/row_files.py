@@ -1,9 +1,9 @@
-"""Reading the rows of a local file, and telling one row from another; what lies in the place of a file is refused.
+"""Read the rows of a local file, and distinguish rows by their digest; a placeholder of a file is refused.
 
 Text is UTF-8, with or without the mark that editors write before it (BOM).
 
-Invariant: `row_digest` is the one name of what a row says. An evaluation writes it into its records, and whoever brings
-two files or evaluations together compares it.
+Invariant: `row_digest` is the one name of a row's content. An evaluation writes it into its records, and code that
+joins two files or evaluations compares it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def read_text(path: Path, where: str, expected: str) -> str:
 
     Args:
         path: The file.
-        where: What names it, for errors, for example `--row 'a.json'`.
-        expected: What to do instead, for errors.
+        where: Its origin, for errors, for example `--row 'a.json'`.
+        expected: The remedy, for errors.
 
     Raises:
         ConfigError: There is no such file, or it cannot be read.
@@ -47,7 +47,7 @@ def read_rows(path: Path, suffixes: Sequence[str]) -> list[Any]:
     """Read the rows of a file.
 
     Args:
-        path: The file. Its suffix says which kind it is.
+        path: The file. Its suffix gives its kind.
         suffixes: Kinds of files that are accepted, for example `[".parquet", ".jsonl"]`.
 
     Raises:
@@ -68,9 +68,9 @@ def read_rows(path: Path, suffixes: Sequence[str]) -> list[Any]:
 
 
 def row_digest(row: Mapping[str, Any]) -> str:
-    """Return the digest of what a row says, 16 hexadecimal digits.
+    """Return the digest of a row's content, 16 hexadecimal digits.
 
-    It is the same wherever the row stands, in a parquet and in a JSONL file, read by pyarrow, pandas or `datasets`: the
+    It is the same for a row in a parquet and in a JSONL file, read by pyarrow, pandas or `datasets`: the
     order of keys does not count, an entry that is null is one that is missing, an array is a list, and 2.0 is 2.
     Everything else counts, `extra_info.index` as well, by which a reward may look its task up.
 
@@ -116,7 +116,7 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 _MOST_OF_POINTER = 1024
 """Bytes that a pointer of Git LFS has at most."""
 _LONGEST = 1 << 26
-"""Bytes of a line. A row with pictures has some millions; a file that is no JSONL may be one line without an end."""
+"""Bytes of a line. A row with pictures has some millions; a file of another kind may be one line without an end."""
 _MOST_TEXT = 1 << 30
 """Bytes of a file that is read whole."""
 _OTHER_MARKS = {
@@ -129,11 +129,11 @@ _OTHER_MARKS = {
 
 
 def refuse_pointer(path: Path) -> None:
-    """Refuse a file of Git LFS that was not fetched, or a folder that holds one: a few lines stand in its place.
+    """Refuse a file of Git LFS that was not fetched, or a folder that holds one: its place has a few lines.
 
     Args:
-        path: A file, or a folder whose own files are looked at. What is not there, or cannot be read, is left to
-            whoever opens it.
+        path: A file, or a folder whose own files are read. A path that is missing or unreadable is reported by
+            the code that opens it.
 
     Raises:
         ConfigError: It is, or it holds, such a file.
@@ -217,7 +217,7 @@ def _json_line(number: int, line: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON, unless a key stands there twice: one of its values would be lost."""
+    """Return an object of JSON, unless it has a key twice: one of its values would be lost."""
     made = dict(pairs)
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
@@ -246,7 +246,7 @@ def _csv(path: Path) -> list[Any]:
     _refuse_repeated(names)
     rows = []
     for row in reader:
-        if None in row:  # where the reader puts what is left over
+        if None in row:  # where the reader puts surplus cells
             raise ValueError(f"line {reader.line_num} has more cells than there are columns; quote what has a comma")
         rows.append(row)
     return rows

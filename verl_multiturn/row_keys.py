@@ -1,4 +1,4 @@
-"""`RowKey`: the name of a row in TransferQueue, where verl keeps what is trained. Nothing else takes names apart."""
+"""`RowKey`: the name of a row in TransferQueue, where verl keeps the batch. No other module parses names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Helpers that asyncio lacks.
 
 - Wait for something that must not be cancelled.
-- Keep something alive that nobody waits for.
+- Keep a task alive without a waiter.
 - Limit time without counting the time for which other code held up the event loop.
 """
 
@@ -55,7 +55,7 @@ _kept: set[asyncio.Future[Any]] = set()
 
 
 def keep(awaited: asyncio.Future[Any]) -> None:
-    """Let a future end that nobody waits for."""
+    """Let a future end without a waiter."""
     _kept.add(awaited)
     awaited.add_done_callback(_forget)
 
@@ -63,7 +63,7 @@ def keep(awaited: asyncio.Future[Any]) -> None:
 def _forget(awaited: asyncio.Future[Any]) -> None:
     _kept.discard(awaited)
     if not awaited.cancelled():
-        awaited.exception()  # retrieved, so that asyncio does not report that nobody did
+        awaited.exception()  # retrieved, so that asyncio does not report it
 
 
 async def gather(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -88,17 +88,17 @@ class Alarms:
     One timer serves all, because the loop's own timers are a heap: its upkeep costs as much as everything else that a
     call of a quick tool needs.
 
-    Time in which the loop stood still does not count as waiting, since the awaited task could not go on either. A
+    Time in which the loop was blocked does not count as waiting, since the awaited task could not go on either. A
     standstill is measured by how late the timer rings. The timer rings four times a second (for limits below one
     second, four times in the limit), so up to a quarter of a second of a longer standstill still counts.
 
-    A loop that is always busy stands still most of the time. So at most `after_s` of standstill is left out: whoever
-    has waited for twice the limit, standstills included, gets one last quarter of a second, and the loop a turn, to end
-    in.
+    A loop that is always busy is blocked most of the time. So at most `after_s` of standstill is deducted: a caller
+    that has waited for twice the limit, standstills included, gets one last quarter of a second, and the loop a turn,
+    to end in.
 
     Args:
         after_s: The time limit in seconds.
-        is_fair: Whether standstills are left out. False for a limit that is a promise to somebody else, such as the
+        is_fair: Whether standstills are deducted. False for a limit that is a promise to somebody else, such as the
             grace of a conversation.
     """
 

@@ -133,7 +133,7 @@ def _judge(name: str, found: str | None, expected: str, versions: Mapping[str, s
 
 
 def _is_between(sglang: str | None) -> bool:
-    """Tell whether a version of SGLang lies between those of the sets."""
+    """Return whether a version of SGLang lies between those of the sets."""
     ends = sorted(_numbers(each.versions["sglang"]) for each in SETS)
     return sglang is not None and ends[0] <= _numbers(sglang) < ends[-1] and sglang != SETS[0].versions["sglang"]
 

@@ -4,7 +4,7 @@
 
 Invariants:
 - the end is called exactly once for every conversation that began, and nothing is called after it;
-- each call gets a copy of the row's kwargs, so that what the author's code changes is seen nowhere else;
+- each call gets a copy of the row's kwargs, so that changes by the author's code are seen nowhere else;
 - a call that was given up keeps its slot until it has really ended. The end waits for it, but not without a limit.
 """
 
@@ -33,7 +33,7 @@ class Calls:
     """Calls of one author's object in one conversation.
 
     Args:
-        slots: What all conversations share of the object.
+        slots: The slots that all conversations share.
         instance_id: Id of the conversation, the first argument of every method.
         kwargs: The row's kwargs, by method.
         uncopied: More kwargs, by method: objects that the conversation shares with the author's code.
@@ -67,7 +67,7 @@ class Calls:
         self._began = True
 
     async def call(self, method: str, *arguments: Any, slot: Slot | None = None, alarms: Alarms | None = None) -> Any:
-        """Call a method, and return what it returned; None where the object has none of its own.
+        """Call a method, and return its result; None where the object has none of its own.
 
         Args:
             method: Name of the method.
@@ -76,7 +76,7 @@ class Calls:
             alarms: The time limit; None for that of all calls.
 
         Raises:
-            TimedOutError: The method did not return in time. It is cancelled, and left behind.
+            TimedOutError: The method did not return in time. It is cancelled, and abandoned.
             MultiTurnError: The conversation has ended (the owner's `contract_error`).
             Exception: The method raised it.
         """
@@ -115,7 +115,7 @@ class Calls:
 
     @staticmethod
     async def end(conversation: Iterable[Calls]) -> None:
-        """End what began, all objects of a conversation at the same time; also a cancelled conversation waits for it.
+        """End all objects of a conversation that began, at the same time; also a cancelled conversation waits for it.
 
         Args:
             conversation: The calls of each object. Nothing is called for one that has ended before.

@@ -1,7 +1,7 @@
 """`Invocation`: one call of one method of an author's object.
 
 Invariants:
-- each call has a task of its own, so that a call that ignores its cancellation can be left behind;
+- each call has a task of its own, so that a call that ignores its cancellation can be abandoned;
 - each call of a synchronous method has a thread of its own: on the event loop it would block every conversation of the
   worker, and a pool of threads would be full once a few calls hang;
 - a process that the author's code forked never returns to the worker's event loop.
@@ -67,7 +67,7 @@ class Invocation:
         self._task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(run, name=name)
 
     def ended(self, alarms: Alarms) -> asyncio.Future[None]:
-        """Return a future that is done when the method has ended or the time is up; `result` then says which.
+        """Return a future that is done when the method has ended or the time is up; `result` then reports which.
 
         Args:
             alarms: The time limit.
@@ -79,7 +79,7 @@ class Invocation:
 
     @property
     def done(self) -> bool:
-        """Tell whether the method has ended."""
+        """Return whether the method has ended."""
         return self._task.done()
 
     def result(self) -> Any:
@@ -161,7 +161,7 @@ class Invocation:
             else:
                 plain = isinstance(failure, Exception) and not isinstance(failure, StopIteration)
                 ended.set_exception(failure if plain else self._tamed(failure))
-                ended.exception()  # mark it as retrieved: after a timeout nobody waits for it
+                ended.exception()  # mark it as retrieved: after a timeout it has no waiter
 
         threading.Thread(
             target=run, daemon=True, name=f"{self._kind} {getattr(function, '__qualname__', function)}"

@@ -16,36 +16,36 @@ Limits = TypeVar("Limits", bound="CallLimits")
 
 
 class OutageLimits(BaseModel):
-    """What counts as an outage of a tool or an interaction, and what the run does then."""
+    """Rules for outages of a tool or an interaction: which errors are one, and the reaction of the run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: OutageMode | None = None
-    """What an outage does; null: what the class says, and else `custom.multiturn.outage.mode`.
+    """The reaction to an outage; null: that of the class, and else `custom.multiturn.outage.mode`.
 
-    - `pause`: calls and new conversations wait for its end, and the conversations that met it are not trained on.
-    - `mask`: each conversation that meets one ends, and is not trained on. Nothing waits.
-    - `off`: the model is told, as of any other failure.
+    - `pause`: calls and new conversations wait for its end, and the conversations that hit it are not trained on.
+    - `mask`: each conversation that hits one ends, and is not trained on. Nothing waits.
+    - `off`: the model reads the error, as that of any other failure.
     """
 
     timeouts: Literal["model", "outage"] | None = None
-    """Whose it is that a call came too late; null: what the class says, and else `model`.
+    """The cause of a call that is late; null: that of the class, and else `model`.
 
-    `model`: it may depend on what the model wrote, as with code that it lets run. `outage`: on the service alone.
+    `model`: the time may depend on the model's text, as with code that it runs. `outage`: on the service alone.
     """
 
     addresses: Literal["model", "service"] | None = None
-    """Who chooses the addresses that are opened; null: what the class says, and else each call shows it: an address
-    that stands in the arguments of the conversation's calls is the model's.
+    """Who chooses the addresses that are opened; null: as the class has it, and else decided call by call: an address
+    in the arguments of the conversation's calls is the model's.
 
-    `model`: the model. That one of them refuses, is late or answers what cannot be read is the model's mistake. What
-    you raise as an `OutageError`, or name under `errors`, is an outage all the same. `service`: you. An address in the
-    arguments is only text.
+    `model`: the model. An address that refuses, is late or sends an unreadable answer is the model's mistake. An
+    `OutageError` that you raise, or an error under `errors`, is an outage all the same. `service`: you. An address in
+    the arguments is only text.
     """
 
     errors: tuple[type[BaseException], ...] = ()
     """Classes of errors that are outages, by their dotted names, beside those of `calls/outages/causes.py`; their
-    subclasses, too. They are asked first. None that a `ValueError` is an instance of."""
+    subclasses, too. They are tested first. No class that a `ValueError` is an instance of."""
 
     @field_validator("errors", mode="before")
     @classmethod
@@ -76,7 +76,7 @@ class OutageLimits(BaseModel):
 class CallLimits(BaseModel):
     """Limits that tools and interactions have alike.
 
-    What is limited are the calls of a tool's `execute`, and of an interaction's `start` and `reply`.
+    They limit the calls of a tool's `execute`, and of an interaction's `start` and `reply`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -87,7 +87,7 @@ class CallLimits(BaseModel):
     queue_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
     """Seconds that a call may wait for its turn.
 
-    Then the model is told that the tool is busy; a conversation whose interaction is busy ends.
+    Then the model reads that the tool is busy; a conversation whose interaction is busy ends.
     """
 
     concurrency: int = Field(1024, gt=0)
@@ -100,10 +100,10 @@ class CallLimits(BaseModel):
     """Largest number of calls at once in all workers of the run, kept by a Ray actor; null: no limit."""
 
     response_characters: int = Field(100_000, ge=100)
-    """Characters of one answer. A longer answer loses its middle, before a limit in tokens cuts what is left."""
+    """Characters of one answer. A longer answer loses its middle, before a limit in tokens cuts the rest."""
 
     outage: OutageLimits = OutageLimits()
-    """What counts as an outage, and what the run does then; see `OutageLimits`."""
+    """Rules for outages; see `OutageLimits`."""
 
 
 def set_limits(made: Any, raw: Any, kind: type[Limits], where: str) -> Limits:
@@ -136,7 +136,7 @@ def limits_of(made: Any, kind: type[Limits]) -> Limits:
 
 
 def outage_rules(made: Any, limits: CallLimits, where: str) -> OutageLimits:
-    """Return what holds for outages of an author's object: its entry's `limits.outage`, and beyond that its class.
+    """Return the outage rules of an author's object: its entry's `limits.outage`, and beyond that its class.
 
     Args:
         made: The object. Its class may have `outage_limits`.

@@ -1,14 +1,14 @@
-"""`Timeline`: what one conversation waited for, and when; and what it waits for now.
+"""`Timeline`: the waits of one conversation, with their times, the current one included.
 
     life           `with kept(timeline):`   conversation  `with during("generation") as span: …`
                           │                  tools, users  `with during("call", "search"): …`
                           ▼
-    the record's `timeline`, and what `verl_multiturn view` shows of conversations that run
+    the record's `timeline`, and the running conversations in `verl_multiturn view`
 
-Whoever waits need not know the conversation: its timeline is a context variable, which every task inherits that the
-conversation starts. It lies here, in the lowest room that waits for others' code; `rollout/life.py` sets it.
+Waiting code need not know the conversation: its timeline is a context variable, which every task of the conversation
+inherits. It lies here, in the lowest room that waits for others' code; `rollout/life.py` sets it.
 
-A span costs some two microseconds; where nobody keeps a timeline, a look at the context variable.
+A span costs some two microseconds; without a timeline, a look at the context variable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from typing import Literal, NamedTuple
 
 Kind = Literal["generation", "pause", "wait", "call", "interaction", "create", "release", "reward", "store", "request"]
-"""`wait` is that for a slot or for an outage's end, `pause` that of an engine that stands still."""
+"""`wait` is that for a slot or for an outage's end, `pause` that for an engine that pauses."""
 
 _UNNAMED = ("request",)
 """Kinds that last while something else of the conversation is waited for, or while its agent works."""
@@ -51,7 +51,7 @@ class Timeline:
         self.turns = 0
         """Generations that have ended."""
         self.is_over = False
-        """Whether the conversation is over: what outlives it adds nothing."""
+        """Whether the conversation is over: later spans are not added."""
         self._open: dict[during, None] = {}
 
     def end(self) -> None:
@@ -60,7 +60,7 @@ class Timeline:
         self._open.clear()
 
     def doing(self) -> tuple[str, float] | None:
-        """Return what is waited for, such as `call search`, and since when; None: nothing that is known.
+        """Return the current wait, such as `call search`, and its begin; None without a known one.
 
         Of several calls at once it is the one that has lasted longest. A pause is named before the generation in it.
         """
@@ -83,7 +83,7 @@ def kept(timeline: Timeline | None) -> Iterator[None]:
 
 
 def is_kept() -> bool:
-    """Tell whether somebody keeps the timeline of the running conversation."""
+    """Return whether somebody keeps the timeline of the running conversation."""
     return _timeline.get() is not None
 
 
@@ -91,7 +91,7 @@ class during:
     """A span of the running conversation's timeline, as a context manager; nothing without a timeline.
 
     Args:
-        kind: What is waited for.
+        kind: The kind of wait.
         name: Name of the tool or interaction.
         turn: Number of the generation; None: that which is under way. A generation whose number is known at its end
             sets the attribute.

@@ -336,7 +336,7 @@ class _Check:
             self._add(self._turn_of(token), token, f"{name} is {column[at]}, by {of} {expected[at]}{rest}")
 
     def _length(self, name: str, column: Column, expected: int, first: int) -> bool:
-        """Tell whether a column has one number for each token; if not, add a violation."""
+        """Return whether a column has one number for each token; if not, add a violation."""
         if column.shape == (expected,):
             return True
         token = first + min(len(column), expected)

@@ -1,10 +1,11 @@
-"""Receipts: records of what the engine returned, made before the conversation sees it.
+"""Receipts: records of the engine's generations, made before the conversation sees them.
 
-`ReceiptingEngine` stands between a conversation and its engine. It copies each generation, so that no later change to
+`ReceiptingEngine` lies between a conversation and its engine. It copies each generation, so that no later change to
 the lists can reach the copy, and it keeps a digest of the ids that the engine was given. The certificate
-(`certificate.check`) compares the receipts with what the trainer is about to use. Nothing here knows `Trajectory`.
+(`certificate.check`) compares the receipts with the rows that the trainer is about to use. This module does not know
+`Trajectory`.
 
-The digest of the ids is continued from turn to turn. What a turn costs beyond its own tokens is one comparison of
+The digest of the ids is continued from turn to turn. Beyond its own tokens a turn costs one comparison of
 pointers with the ids given before (0.1 ms for 65,000 ids).
 """
 
@@ -29,8 +30,8 @@ _TOO_MANY = 1 << 31
 CAUSES = ("too_old", "invalid", "undelivered", "dropped_row", "not_selected")
 """Causes why a generation is in no row.
 
-`too_old`: its weights are older than may be trained. `invalid`: nothing of it can be trained. `undelivered`: nobody got
-it, so nothing was built upon it. `dropped_row`: the row that it was in was left out as a whole. `not_selected`: another
+`too_old`: its weights are older than may be trained. `invalid`: nothing of it can be trained. `undelivered`: no
+client got it, so nothing was built upon it. `dropped_row`: its row was dropped as a whole. `not_selected`: another
 answer to the same ids was taken.
 """
 
@@ -49,7 +50,7 @@ class Receipt:
     prompt_digest: str
     """Digest (blake2b-128) of those ids, in hexadecimal."""
     max_tokens: int
-    """The most tokens that the engine was asked for."""
+    """The most tokens that were requested of the engine."""
     ids: NDArray[np.int32]
     """Sampled token ids, `(tokens,)`."""
     logprobs: NDArray[np.float32]
@@ -67,7 +68,7 @@ class Receipt:
 
     @property
     def is_generation(self) -> bool:
-        """Tell whether the generation can be trained on.
+        """Return whether the generation can be trained on.
 
         The conversation refuses a generation that cannot, so it is in no batch.
         """
@@ -89,7 +90,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Receipts:
-    """The generations of one batch row, in order, and what all rows of its conversation say of the others.
+    """The generations of one batch row, in order, and the facts that all rows of its conversation share.
 
     `of_rows` makes the receipts of a conversation with several rows.
     """
@@ -109,10 +110,10 @@ class Receipts:
     places: Sequence[Place] | None = None
     """Place of each generation of the whole conversation, in order; None: all of them are in this row, the only one."""
     outages: Sequence[str] = ()
-    """Names of the outages that calls of the conversation met, such as `tool search`. Only a conversation that met one
-    may be left out because of it."""
+    """Names of the outages that calls of the conversation hit, such as `tool search`. Only a conversation that hit one
+    may be excluded because of it."""
     unrewarded: bool = False
-    """True if its reward could not be judged for a cause of ours, so that nothing of the row is trained."""
+    """True if its reward could not be computed, for a cause of ours, so that nothing of the row is trained."""
 
     @classmethod
     def of_rows(
@@ -128,7 +129,7 @@ class Receipts:
     ) -> list[Receipts]:
         """Return the receipts of each row of a conversation.
 
-        Example, of a conversation whose third generation nobody got:
+        Example, of a conversation whose third generation was not delivered:
             of_rows("r", [a, b, c, d], [0, 0, "undelivered", 1])   rows of a, b and of d
 
         Args:
@@ -203,7 +204,7 @@ class Receipts:
 
     @classmethod
     def from_bytes(cls, blob: bytes) -> Receipts:
-        """Read what `to_bytes` wrote.
+        """Read the bytes of `to_bytes`.
 
         Raises:
             ValueError: The bytes are not receipts.
@@ -255,7 +256,7 @@ def _places(raw: Any) -> list[Place] | None:
 
 
 def as_unrewarded(blob: bytes) -> bytes:
-    """Return receipts, as `Receipts.to_bytes` wrote them, which say that the reward could not be judged.
+    """Return receipts in the form of `Receipts.to_bytes`, marked as those of a row without a computable reward.
 
     The reward is known after the receipts were written, and only their header is written anew.
     """
@@ -270,12 +271,12 @@ class _Open:
 
     digest: hashlib.blake2b = field(default_factory=prompt_hash)
     given: list[int] = field(default_factory=list)
-    """The ids that `digest` stands for."""
+    """The ids whose digest is `digest`."""
     receipts: list[Receipt] = field(default_factory=list)
 
 
 class ReceiptingEngine:
-    """An `Engine` that keeps receipts of what another engine returns.
+    """An `Engine` that keeps receipts of another engine's generations.
 
     It remembers a request until `take` is called for it.
 

@@ -2,7 +2,7 @@
 
 - `clip` cuts to a number of tokens, never through the middle of a character (`observation_length`);
 - `truncate` cuts to a number of characters as verl does (`multi_turn.max_tool_response_length`);
-- `shorten` bounds what is kept of a tool's text at all (`limits.response_characters`), before either of them.
+- `shorten` bounds the kept part of a tool's text (`limits.response_characters`), before either of them.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _cut(
 
 
 def _spans(text: str, tokenizer: Any) -> list[tuple[int, int]] | None:
-    """Return each token's `(start, end)` in the text, in characters; None when the tokenizer cannot tell."""
+    """Return each token's `(start, end)` in the text, in characters; None when the tokenizer does not know them."""
     if not getattr(tokenizer, "is_fast", False):
         return None
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -139,7 +139,7 @@ def truncate(text: str, length: int, side: Side) -> str:
 def shorten(text: str, most_characters: int) -> str:
     """Return a text that tokenizers and files accept; one of more than `most_characters` loses its middle.
 
-    The result of a longer text is a little longer than `most_characters`, since a note stands in place of the middle.
+    The result of a longer text is a little longer than `most_characters`, since a note replaces the middle.
     """
     if len(text) > most_characters:
         half = most_characters // 2

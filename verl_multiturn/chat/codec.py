@@ -1,7 +1,7 @@
 """`ChatCodec`: messages to token ids, for the first prompt and for each observation that is appended later.
 
-The codec wraps a Continuous Token builder of verl. Its caller hands the builder in: `chat` does not import verl. What
-the engine sampled is never rendered again. Only the messages after it are rendered, and only their images processed.
+The codec wraps a Continuous Token builder of verl. Its caller hands the builder in: `chat` does not import verl.
+Sampled tokens are never rendered again. Only the messages after them are rendered, and only their images processed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TokenBuilder(Protocol):
         """Return the ids so far with those of the new messages appended.
 
         The returned object has `token_ids`, `inserted_token_ids` (the separator after the turn) and
-        `removed_prefix_token_count` (how many of the last ids so far the builder left out).
+        `removed_prefix_token_count` (how many of the last ids so far the builder removed).
         """
         ...
 
@@ -87,7 +87,7 @@ class ChatCodec:
         separator: Ids that the template writes after a turn's end token (in ChatML a newline), for the same builders.
             The model stops at the end token and never samples the separator.
         firewall: Cleans the text of rows, tools and users; None for a tokenizer without control tokens.
-        tokenizer: Counts the tokens for `clip`, and reads what the template writes of a schema; None where no limit
+        tokenizer: Counts the tokens for `clip`, and reads a schema as the template writes it; None where no limit
             counts tokens.
         vision: The model's placeholder tokens; None for a model that takes no images.
         write: Writes first prompts with the header of the assistant's turn at the end, as the builder does; None for a
@@ -129,7 +129,7 @@ class ChatCodec:
         """Return messages of rows, tools or users in the template's form, with all control tokens in their text broken.
 
         This includes text that would become a control token only together with the template's text or the next message.
-        What `initial` and `observation` get must have passed through here.
+        Pass every argument of `initial` and `observation` through here first.
 
         Raises:
             MessageError: A message has a field that the template does not show.
@@ -147,8 +147,8 @@ class ChatCodec:
     def trusted_schemas(self, schemas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return tool schemas in the template's form, with all control tokens in their text broken.
 
-        This includes text that would become a control token only together with the template's text. What `initial` and
-        `observation` get must have passed through here. Results are remembered.
+        This includes text that would become a control token only together with the template's text. Pass every
+        argument of `initial` and `observation` through here first. Results are remembered.
         """
         schemas = self.form.tools(schemas) if schemas else schemas
         firewall = self._firewall
@@ -190,7 +190,7 @@ class ChatCodec:
         return sealed if self._brings_in(message, harmless, firewall, role) else message
 
     def _brings_in(self, message: Message, harmless: Message, firewall: Firewall, role: str) -> bool:
-        """Tell whether a message renders with another number of control tokens than a harmless form of it."""
+        """Return whether a message renders with another number of control tokens than a harmless form of it."""
         try:
             counts = [firewall.count(self._render_alone(each, role), role) for each in (message, harmless)]
         except Exception:  # a template is other people's code; sealing without need is safe
@@ -253,7 +253,7 @@ class ChatCodec:
         return self._firewall.clean(text) if self._firewall is not None else text
 
     def announcement(self, schemas: Sequence[dict[str, Any]]) -> str:
-        """Return the text that tells the model, in the middle of a conversation, of further tools.
+        """Return the text that announces further tools to the model, in the middle of a conversation.
 
         Args:
             schemas: The tools' schemas, not empty.
@@ -274,10 +274,10 @@ class ChatCodec:
         Args:
             messages: The messages so far, as `trusted` returns them.
             schemas: The tools' schemas, as `trusted_schemas` returns them; empty without tools.
-            check: What must be in the prompt.
+            check: The part of the messages that must be in the prompt.
 
         Raises:
-            ConfigError: The template cannot render the messages, does not show what they say, or writes placeholders
+            ConfigError: The template cannot render the messages, does not show their text, or writes placeholders
                 for more or fewer images than they have.
         """
         if check is Check.NOTHING or self._prompts is None:
@@ -286,7 +286,7 @@ class ChatCodec:
         return self._ids(messages, schemas)
 
     def rendered(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> list[int]:
-        """Return the ids of a prompt as `initial` does, whether it shows what the messages say or not."""
+        """Return the ids of a prompt as `initial` does, without the check that it shows the messages."""
         if self._prompts is not None:
             self._prompts.write(messages, schemas)
         return self._ids(messages, schemas)
@@ -313,7 +313,7 @@ class ChatCodec:
 
         Sampled ids stay unchanged. In some families (GLM) a turn ends with the first token of the next message: that
         token is not written twice. Where the model sampled a different token than the observation begins with, both
-        stand.
+        are kept.
 
         verl's builder gets the last ids only, and returns them with the new ones. Example for ChatML:
 
@@ -361,7 +361,7 @@ class ChatCodec:
             end_ids: Token ids that end a turn. The first one that works with the template is used.
 
         Returns:
-            Whether the schemas are left out from now on.
+            Whether the schemas are omitted from now on.
         """
         function = schema["function"]
         two = [schema, {**schema, "function": {**function, "name": "other"}}]
@@ -408,10 +408,10 @@ class ChatCodec:
 
 
 def _stub(before: Sequence[Message]) -> list[Message]:
-    """Return the smallest conversation that a template needs to render what comes next.
+    """Return the smallest conversation that a template needs to render the next messages.
 
     Some builders render `before`, too. With the whole history the cost of a turn would grow with the conversation, and
-    a builder would raise for what a model wrote.
+    a builder would raise for a model's text.
     """
     last: Message = {"role": "assistant", "content": "x"}
     calls = before[-1].get("tool_calls") if before else None

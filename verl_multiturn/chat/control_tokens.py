@@ -60,7 +60,7 @@ class _Tokens:
         self._indices = frozenset(self.ids.values())
 
     def touch(self, text: str) -> bool:
-        """Tell whether the text begins with the end of a control token, or ends with the beginning of one."""
+        """Return whether the text begins with the end of a control token, or ends with the beginning of one."""
         lengths = range(1, min(self.longest, len(text) + 1))
         return any(text[-length:] in self.beginnings or text[:length] in self.ends for length in lengths)
 
@@ -186,7 +186,7 @@ class Firewall:
         return cleaned
 
     def may_join(self, text: str, role: str = "tool") -> bool:
-        """Tell whether a text and its neighbours may form a control token together.
+        """Return whether a text and its neighbours may form a control token together.
 
         That is so when the text begins with the end of a control token, ends with the beginning of one, or is a part of
         one.
@@ -196,7 +196,7 @@ class Firewall:
         return inside or tokens.touch(text)
 
     def joins(self, content: Any, following: Any) -> bool:
-        """Tell whether two contents form a control token where a template writes them side by side.
+        """Return whether two contents form a control token where a template writes them side by side.
 
         White space at the junction is left out, since some templates trim the contents.
 

@@ -37,7 +37,7 @@ _HEADER = 128
 
 
 def is_wrapper(tokenizer: Any) -> bool:
-    """Tell whether a tokenizer does no more with a text than hand it to the library `tokenizers`.
+    """Return whether a tokenizer does no more with a text than hand it to the library `tokenizers`.
 
     Args:
         tokenizer: A tokenizer of any kind.
@@ -89,7 +89,7 @@ class SeamEncoder:
         self._characters = 0
 
     def is_seam(self, text: str, place: int) -> bool:
-        """Tell whether the text before a place and the text from there on have together the ids of the whole.
+        """Return whether the text before a place and the text from there on have together the ids of the whole.
 
         Args:
             text: The whole text.

@@ -1,4 +1,4 @@
-"""Images in messages, and the placeholder tokens that stand for them.
+"""Images in messages, and their placeholder tokens.
 
 An image is a block `{"type": "image", "image": <PIL image>}` in a message's content. The model's processor writes one
 group of placeholder tokens for each image: `<|image_pad|>`, repeated more often the larger the image is. Engine and
@@ -25,13 +25,13 @@ It may raise anything for an image that it cannot read.
 """
 
 CANNOT_BE_SHOWN = "[an image that this model cannot be shown]"
-"""Text that stands in a tool response for each image that the model cannot take."""
+"""Text in a tool response in the place of each image that the model cannot take."""
 
 Result = TypeVar("Result")
 
 
 def is_image(block: Any) -> bool:
-    """Tell whether a block of a content is an image, by the same rule as verl's builders and the templates."""
+    """Return whether a block of a content is an image, by the same rule as verl's builders and the templates."""
     return isinstance(block, dict) and (
         block.get("type") in ("image", "image_url") or "image" in block or "image_url" in block
     )
@@ -117,13 +117,13 @@ def check_media(messages: Sequence[Message], where: str, takes_images: bool) -> 
 async def tool_content(tool: str, text: str, images: Sequence[Any], read: ReadImages | None) -> Any:
     """Return the content of a tool's message: its images, then its text.
 
-    Where an image cannot be shown, a text tells the model so.
+    A text replaces an image that cannot be shown.
 
     Args:
         tool: Name of the tool.
-        text: What the tool answered.
-        images: What the tool returned as images. None among them is left out.
-        read: Loads and resizes images; None if the model takes no images, so that `CANNOT_BE_SHOWN` stands for each.
+        text: The tool's answer.
+        images: Values that the tool returned as images. Each None is skipped.
+        read: Loads and resizes images; None if the model takes no images: `CANNOT_BE_SHOWN` replaces each.
 
     Returns:
         The text alone, or a list of blocks where images are shown.
@@ -134,7 +134,7 @@ async def tool_content(tool: str, text: str, images: Sequence[Any], read: ReadIm
     given = [image for image in images if image is not None]
     if not given:
         return text
-    if read is None:  # not an error of the author: the model's arguments decide what a server answers
+    if read is None:  # not an error of the author: a server's answer depends on the model's arguments
         return "\n".join([text, *[CANNOT_BE_SHOWN] * len(given)]).lstrip("\n")
     if strange := [image for image in given if not is_pil(image)]:
         raise ToolContractError(f"tool {tool!r}: `image` must be a list of PIL images, got {show(strange[0])}")
@@ -148,7 +148,7 @@ async def tool_content(tool: str, text: str, images: Sequence[Any], read: ReadIm
 
 
 def is_pil(image: Any) -> bool:
-    """Tell whether an object is a PIL image."""
+    """Return whether an object is a PIL image."""
     try:
         from PIL.Image import Image
     except ImportError:
@@ -218,7 +218,7 @@ class Vision:
             flags: A flag for each token, `(tokens,)`.
 
         Returns:
-            The ids that are left, and their flags.
+            The ids that remain, and their flags.
         """
         kept = [i for i, token in enumerate(ids) if not (i and token == self.image_id == ids[i - 1])]
         return [ids[i] for i in kept], [flags[i] for i in kept]

@@ -2,13 +2,13 @@
 
 People's rows come from Parquet, JSONL, pandas and other people's data sets. The same conversation has many forms there:
 arguments of calls as JSON text or as a mapping, text as blocks, arrays in the place of lists, nulls in the place of
-what is missing.
+missing values.
 
 Invariants:
-- what a row says comes out of `read_messages`, or is refused by name: message and field;
+- `read_messages` returns the whole content of a row, or refuses it by message and field;
 - equal conversations come out equal, in whatever form they were written;
 - a null in a mapping is nothing, at every depth. Parquet gives each mapping the keys of all rows, with null where a row
-  has none, so nobody can tell an author's null apart. In a list a null stays, and so does one in arguments that are
+  has none, so an author's null looks the same. In a list a null stays, and so does one in arguments that are
   JSON text.
 """
 
@@ -78,10 +78,10 @@ def read_messages(given: Any, where: str, takes_images: bool = True) -> list[Mes
 
     Returns:
         Messages with a role of `ROLES`, and a content that is text, or a list of blocks where it has images. The
-        arguments of calls are mappings. `tool_calls` is no empty list, and reasoning is `reasoning_content`.
+        arguments of calls are mappings. `tool_calls` is never an empty list, and reasoning is `reasoning_content`.
 
     Raises:
-        ConfigError: A message has an unknown role, says nothing, or says something in a form that no template shows.
+        ConfigError: A message has an unknown role, is empty, or has a form that no template shows.
     """
     try:
         listed = plain(given)
@@ -149,7 +149,7 @@ def _content(content: Any, where: str, takes_images: bool) -> Any:
     blocks = [content] if isinstance(content, Mapping) else content
     if not isinstance(blocks, list):
         raise ConfigError(f"{where}: content is {show(content)}; expected a text or a list of blocks")
-    # A text's `image_url: {}` is what is left of the keys that Parquet gives it.
+    # A text's `image_url: {}` comes from the keys that Parquet gives it.
     blocks = [
         {key: value for key, value in block.items() if value != {}} if isinstance(block, Mapping) else block
         for block in blocks
@@ -267,7 +267,7 @@ def _check_answers(messages: Sequence[Message], where: str) -> None:
 def _by_calls(messages: Sequence[Message]) -> list[Message]:
     """Return messages with the answers to several calls of a turn in the order of the calls.
 
-    Only their ids say which answer is whose, and most templates show none: the model takes them by their order.
+    Only their ids assign answers to calls, and most templates show none: the model takes them by their order.
     """
     made: list[Message] = []
     places: dict[str, int] = {}
@@ -285,7 +285,7 @@ def _by_calls(messages: Sequence[Message]) -> list[Message]:
 
 
 def check_last_speaker(messages: Sequence[Mapping[str, Any]], has_user: bool, where: str) -> None:
-    """Refuse a row behind whose last message nobody speaks but the model, though that message is the model's own.
+    """Refuse a row whose last message is the model's own, if only the model could continue it.
 
     Args:
         messages: The row's messages.
@@ -316,7 +316,7 @@ def written_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     A Parquet column has one type, so that mappings of arguments would get the keys of all rows.
 
     Args:
-        messages: An author's messages. What is not in the form of a call stays as it is.
+        messages: An author's messages. Values in another form than a call's stay as they are.
     """
     return [_written(dict(message)) for message in messages]
 

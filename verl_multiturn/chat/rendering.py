@@ -169,7 +169,7 @@ class RenderingCheck:
 
     @staticmethod
     def _first_is_sampled(whole_ids: Sequence[int], ids: Sequence[int], sampled: Sequence[bool]) -> bool:
-        """Tell whether the first token that differs was sampled, or stands right before a sampled one."""
+        """Return whether the first token that differs was sampled, or stands right before a sampled one."""
         first = next((i for i, (one, other) in enumerate(zip(whole_ids, ids, strict=False)) if one != other), len(ids))
         return any(sampled[first : first + 2])
 

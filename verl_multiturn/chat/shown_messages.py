@@ -39,7 +39,7 @@ class ShownText:
         self._found: Counter[str] = Counter()
 
     def has(self, said: str) -> bool:
-        """Tell whether the prompt holds a text, white space at its ends aside.
+        """Return whether the prompt holds a text, white space at its ends aside.
 
         The search begins behind what was found last. Some templates write texts in another order, so it begins anew at
         the beginning if that finds nothing.
@@ -59,11 +59,11 @@ class ShownText:
         return False
 
     def has_lines(self, said: str) -> bool:
-        """Tell whether the prompt holds a text, or each of its lines: a template may begin each with a mark."""
+        """Return whether the prompt holds a text, or each of its lines: a template may begin each with a mark."""
         return self.has(said) or all(self.has(line) for line in said.splitlines())
 
     def has_value(self, value: Any) -> bool:
-        """Tell whether the prompt holds a value of an argument; of a nested one, the keys and values in it."""
+        """Return whether the prompt holds a value of an argument; of a nested one, the keys and values in it."""
         if isinstance(value, Mapping):
             return all(self.has(str(key)) and self.has_value(item) for key, item in value.items())
         if isinstance(value, list | tuple):

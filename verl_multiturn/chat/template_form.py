@@ -115,7 +115,7 @@ class TemplateForm:
         """Whether a greeting of the assistant's is shown as one only behind a user message."""
 
     def _shows(self, before: list[Message], role: str, after: list[Message], as_block: bool = False) -> bool:
-        """Tell whether the template shows the text of a message with this role."""
+        """Return whether the template shows the text of a message with this role."""
         contents = [[{"type": "text", "text": text}] if as_block else text for text in _MARKS]
         try:
             one, other = (
@@ -134,7 +134,7 @@ class TemplateForm:
         return bool(one != other)
 
     def _shows_call(self, content: str | None, given: str, has_id: bool = True) -> bool:
-        """Tell whether the template shows an argument of a call in a message with this content."""
+        """Return whether the template shows an argument of a call in a message with this content."""
         shown: list[Any] = []
         for text in _MARKS:
             arguments: Any = {"a": text}
@@ -149,7 +149,7 @@ class TemplateForm:
         return bool(shown[0] != shown[1])
 
     def _confuses_greetings(self) -> bool:
-        """Tell whether the template, where there are tools, writes a first message as a user's, whoever says it."""
+        """Return whether the template, where there are tools, writes a first message as a user's, whoever says it."""
         function = {"name": "f", "description": "x", "parameters": {"type": "object", "properties": {}}}
         tools = [{"type": "function", "function": function}]
         try:
@@ -179,7 +179,7 @@ class TemplateForm:
         return bool(one != other)
 
     def _shows_field(self, role: str, field: str) -> bool:
-        """Tell whether the template shows a further field of messages with this role."""
+        """Return whether the template shows a further field of messages with this role."""
         key = (role, field)
         if key not in self._fields:
             before = [] if role in ("system", "user") else [self._blocks(_USER)]

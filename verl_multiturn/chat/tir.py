@@ -71,7 +71,7 @@ def code_tool(schemas: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def takes_code(schema: Mapping[str, Any]) -> bool:
-    """Tell whether a tool with this schema requires a string `code`, and no other argument."""
+    """Return whether a tool with this schema requires a string `code`, and no other argument."""
     parameters = schema["function"].get("parameters") or {}
     code = (parameters.get("properties") or {}).get("code")
     return parameters.get("required") == ["code"] and isinstance(code, Mapping) and code.get("type") == "string"

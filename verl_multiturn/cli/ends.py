@@ -1,4 +1,4 @@
-"""How a command ends that cannot do, or has not done, what it was asked for; and where it prints tables."""
+"""Ends of commands that failed or were refused, with their exit status; and the console for tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDTH = 160
 
 
 def wide_console() -> Console:
-    """Return a console for tables, which are not squeezed where no terminal says how wide it is."""
+    """Return a console for tables, which are not squeezed where the terminal's width is unknown."""
     console = Console()
     return console if console.is_terminal else Console(width=_WIDTH)
 
@@ -32,7 +32,7 @@ def open_records(folder: Path) -> Records:
     """Return the records of a folder.
 
     Raises:
-        ConfigError: There are none. If the folder is that of a run, the error says how far the run came.
+        ConfigError: There are none. If the folder is that of a run, the error has the run's progress.
     """
     from verl_multiturn.records.reader import Records  # with pyarrow, which most commands do without
 
@@ -53,5 +53,5 @@ def fail(message: str, status: int = 1) -> NoReturn:
 
 
 def refuse(error: MultiTurnError) -> NoReturn:
-    """End the program with status 2: what was asked for cannot be done, as the error says."""
+    """End the program with status 2 and the error's text: the request cannot be met."""
     fail(str(error), status=2)

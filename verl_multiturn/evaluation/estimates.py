@@ -83,7 +83,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def is_share(rewards: Sequence[float]) -> bool:
-    """Tell whether all rewards lie in [0, 1], so that their mean is a share of the best that there is."""
+    """Return whether all rewards lie in [0, 1], so that their mean is a share of the best that there is."""
     return all(0.0 <= reward <= 1.0 for reward in rewards)
 
 

@@ -157,7 +157,7 @@ def _most(rows: Sequence[EvaluatedRow]) -> int:
 
 
 def _is_equal(row: EvaluatedRow) -> bool:
-    """Tell whether a group's rewards do not differ, as the trainer's metrics count it."""
+    """Return whether a group's rewards do not differ, as the trainer's metrics count it."""
     return are_equal([sample.score for sample in row.samples if sample.score is not None])
 
 

@@ -165,7 +165,7 @@ class Results:
         return sum(self.is_whole(row) for row in self.rows)
 
     def is_whole(self, row: EvaluatedRow) -> bool:
-        """Tell whether each sample of a row has a reward."""
+        """Return whether each sample of a row has a reward."""
         return len(row.scored) == self.evaluation.samples
 
     def count(self, state: str) -> int:

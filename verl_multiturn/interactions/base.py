@@ -5,7 +5,7 @@
             right = str(kwargs["number"]) in messages[-1]["content"]
             return Reply("Yes!" if right else "No, guess again.", reward=float(right), done=right)
 
-All conversations of a worker share one object. Keep what belongs to one conversation under its `instance_id`, from
+All conversations of a worker share one object. Keep the state of one conversation under its `instance_id`, from
 `start` to `close`. Every method may be `async` or not; one that is not runs in a thread.
 """
 
@@ -31,7 +31,7 @@ class Reply:
     done: bool = False
     """True when the conversation is over: the text is not shown any more."""
     truncated: bool = False
-    """True when it is over because of a limit of the environment, not by what the model did."""
+    """True when it is over because of a limit of the environment, not by an act of the model."""
     state: Hashable | None = None
     """State in which the model has to act next. Estimators that compare equal states compare these values."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Reply:
 
 
 class PolicyModel(Protocol):
-    """The model that is being trained, as an interaction may use it. What it writes here is never trained."""
+    """The model that is being trained, as an interaction may use it. Its text here is never trained on."""
 
     async def write(self, messages: Sequence[Mapping[str, Any]], max_tokens: int, sampling: Mapping[str, Any]) -> str:
         """Return the model's next turn as text.
@@ -72,7 +72,7 @@ class Interaction:
     """
 
     outage_limits: ClassVar[OutageLimits] = OutageLimits()
-    """What counts as an outage; `limits.outage` of the YAML entry goes before it."""
+    """Rules for outages; `limits.outage` of the YAML entry goes before them."""
 
     name: str = ""
     policy: PolicyModel | None = None
@@ -107,7 +107,7 @@ class Interaction:
         return 0.0
 
     def close(self, instance_id: str) -> Awaitable[None] | None:
-        """End a conversation and give back what `start` took. Runs exactly once for every `start` that began."""
+        """End a conversation and free the resources of `start`. Runs exactly once for every `start` that began."""
 
     def aclose(self) -> Awaitable[None] | None:
-        """Close what all conversations share; called once, when the worker ends."""
+        """Close the resources that all conversations share; called once, when the worker ends."""

@@ -33,7 +33,7 @@ def bytecode_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_compiled() -> bool:
-    """Tell whether the largest of the installed packages has compiled code beside it, as pip makes it."""
+    """Return whether the largest of the installed packages has compiled code beside it, as pip makes it."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return False

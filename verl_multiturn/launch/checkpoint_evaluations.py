@@ -148,7 +148,7 @@ def worker_command(run: Path) -> list[str]:
 
 
 def has_left(run: Path) -> bool:
-    """Tell whether weights wait in a run's folder, or were being evaluated when their worker was ended."""
+    """Return whether weights wait in a run's folder, or were being evaluated when their worker was ended."""
     return any((run / FOLDER).glob(f"*ing/{_STEP}*"))
 
 

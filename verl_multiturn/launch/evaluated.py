@@ -101,7 +101,7 @@ def require_trusted(command: str, named: Path, is_trusted: bool) -> None:
 
 
 def runs_model_code(model: Model, is_trusted: bool, model_code: bool) -> bool | None:
-    """Tell whether a model's own Python files run; None: it is the user's own model, whose recipe decides.
+    """Return whether a model's own Python files run; None: it is the user's own model, whose recipe decides.
 
     Args:
         model: Where the model lies.

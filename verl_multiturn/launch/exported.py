@@ -14,7 +14,7 @@ TOOLS = "tools.json"
 
 
 def is_schema(value: Any) -> bool:
-    """Tell whether a value of somebody else's file is a tool's schema: a function that has a name."""
+    """Return whether a value of somebody else's file is a tool's schema: a function that has a name."""
     function = value.get("function") if isinstance(value, Mapping) else None
     return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 

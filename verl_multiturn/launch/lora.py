@@ -43,12 +43,12 @@ class Lora:
 
 
 def has_adapter(tensors: Mapping[str, Any]) -> bool:
-    """Tell whether a checkpoint is one of LoRA."""
+    """Return whether a checkpoint is one of LoRA."""
     return any(_ADAPTER.search(name) for name in tensors)
 
 
 def has_base(tensors: Mapping[str, Any]) -> bool:
-    """Tell whether a checkpoint of LoRA has more than the adapter."""
+    """Return whether a checkpoint of LoRA has more than the adapter."""
     return not all(_ADAPTER.search(name) for name in tensors)
 
 

@@ -196,7 +196,7 @@ def _weights_of(folder: Path) -> Path:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Tell whether a step's checkpoint was finished. verl's SFT trainer has no folder `actor`, and a file per rank."""
+    """Return whether a step's checkpoint is complete. verl's SFT trainer has no folder `actor`, and a file per rank."""
     return is_complete(folder) or (not (folder / "actor").is_dir() and any(folder.glob("data_*.pt")))
 
 

@@ -342,7 +342,7 @@ def _check_contradictions(options: Mapping[str, Any], overrides: Sequence[str]) 
 
 
 def _has_mode(mode: str, folder: Path, searched: Sequence[str]) -> bool:
-    """Tell whether Hydra finds the file of a mode. It takes `+mode=…` for a key of the user's own otherwise."""
+    """Return whether Hydra finds the file of a mode. It takes `+mode=…` for a key of the user's own otherwise."""
     return any((place / "mode" / f"{mode}.yaml").is_file() for place in _folders(folder, searched))
 
 

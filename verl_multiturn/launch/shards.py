@@ -89,7 +89,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _is_plain(part: Any) -> bool:
-    """Tell whether a part of a file is a tensor whose values lie in the file."""
+    """Return whether a part of a file is a tensor whose values lie in the file."""
     import torch
 
     return isinstance(part, torch.Tensor) and part.layout is torch.strided and part.device.type == "cpu"

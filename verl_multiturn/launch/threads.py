@@ -40,7 +40,7 @@ def thread_variables(config: Mapping[str, Any], environment: Mapping[str, str]) 
 
 
 def _is_small(model: Mapping[str, Any]) -> bool:
-    """Tell whether a second thread would bring less than it costs; no, where the model is not on this machine yet."""
+    """Return whether a second thread would bring less than it costs; no, where the model is not on this machine yet."""
     try:
         size = json.loads(read_regular(Path(str(model.get("path"))).expanduser() / "config.json")).get("hidden_size")
     except (OSError, ValueError, AttributeError, RuntimeError):  # the start-up check reports what it cannot read

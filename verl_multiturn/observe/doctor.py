@@ -91,7 +91,7 @@ _PATIENCE_S = 300
 
 
 def _has_gpu() -> bool:
-    """Tell whether this environment is meant for a GPU, as far as that can be known without torch."""
+    """Return whether this environment is meant for a GPU, as far as that can be known without torch."""
     platform = os.environ.get("VERL_PLATFORM", "").strip().lower()
     return platform != "cpu" if platform else shutil.which("nvidia-smi") is not None
 
@@ -233,7 +233,7 @@ def _flash_attn(remedy: str) -> Finding:
 
 
 def _is_another(file: importlib.metadata.PackagePath) -> bool:
-    """Tell whether a package's file is missing, or has another size than the package recorded."""
+    """Return whether a package's file is missing, or has another size than the package recorded."""
     path = Path(str(file.locate()))
     return file.size is not None and (not path.is_file() or path.stat().st_size != file.size)
 

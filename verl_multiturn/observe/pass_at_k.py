@@ -43,6 +43,6 @@ def passed_shares(stats: Sequence[Stats], scores: ScoreRange) -> dict[str, float
 
 
 def _passes(stats: Stats, scores: ScoreRange) -> bool | None:
-    """Tell whether a conversation solved its task; None: it is invalid."""
+    """Return whether a conversation solved its task; None: it is invalid."""
     score = earned(stats)
     return None if score is None else scores.is_right(score, stats.get("reported", {}).get("acc"))

@@ -177,7 +177,7 @@ class Forks:
 
 
 def _has_ended(starting: asyncio.Task[_ZygoteHandle]) -> bool:
-    """Tell whether a new zygote is needed. Code that cannot be imported stays so."""
+    """Return whether a new zygote is needed. Code that cannot be imported stays so."""
     if not starting.done():
         return False
     if starting.cancelled():
@@ -215,7 +215,7 @@ class _ZygoteHandle:
         return zygote
 
     def is_alive(self) -> bool:
-        """Tell whether the process is still running, and has not begun to end."""
+        """Return whether the process is still running, and has not begun to end."""
         if self.channel.fileno() == -1:  # closed by the call before, which found it dead
             return False
         poll = select.poll()

@@ -161,7 +161,7 @@ class _Worker:
             )
 
     def is_alive(self) -> bool:
-        """Tell whether the process is still running."""
+        """Return whether the process is still running."""
         return self.process.poll() is None
 
     async def wait_until_ready(self) -> None:

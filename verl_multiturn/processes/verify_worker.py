@@ -106,7 +106,7 @@ class _Guard:
 
 
 def _is_harmless(code: object, names: frozenset[str]) -> bool:
-    """Tell whether code comes from a file, or uses only these names and single letters."""
+    """Return whether code comes from a file, or uses only these names and single letters."""
     if not isinstance(code, CodeType) or not _is_text(code):
         return True  # the code of a module that is imported
     if not all(name in names or (len(name) == 1 and name.isalpha()) for name in {*code.co_names, *code.co_freevars}):
@@ -115,7 +115,7 @@ def _is_harmless(code: object, names: frozenset[str]) -> bool:
 
 
 def _is_text(code: CodeType) -> bool:
-    """Tell whether code was made from text: instead of a path it has `<string>`, `<lambdifygenerated-1>` or the like.
+    """Return whether code was made from text: instead of a path it has `<string>`, `<lambdifygenerated-1>` or the like.
 
     No function that an answer may use can give its code a path.
     """
@@ -124,7 +124,7 @@ def _is_text(code: CodeType) -> bool:
 
 
 def _is_of_library(frame: FrameType, code: CodeType) -> bool:
-    """Tell whether a library made this code for itself, as `_GENERATORS` and `_LAMBDIFY` do, or at its import."""
+    """Return whether a library made this code for itself, as `_GENERATORS` and `_LAMBDIFY` do, or at its import."""
     module = _module_of(frame)
     if module in _GENERATORS:
         return True

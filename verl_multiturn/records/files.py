@@ -24,12 +24,12 @@ class RecordFile(NamedTuple):
 
     @property
     def is_packed(self) -> bool:
-        """Tell whether it is written in gzip members."""
+        """Return whether it is written in gzip members."""
         return self.path.name.endswith(".gz")
 
     @property
     def has_lines(self) -> bool:
-        """Tell whether lines lie beside it, as a writer leaves them."""
+        """Return whether lines lie beside it, as a writer leaves them."""
         return self.is_packed and self.lines.exists()
 
     @property

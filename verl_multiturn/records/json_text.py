@@ -1,11 +1,11 @@
-"""Records as lines of JSON that every reader takes: jq, DuckDB and orjson refuse what Python's own module writes.
+"""Records as lines of JSON that every reader takes: jq, DuckDB and orjson refuse some output of Python's own module.
 
 - Text is valid UTF-8. Half of a surrogate pair becomes U+FFFD.
 - NaN and infinities become the texts `nan`, `inf` and `-inf`.
 - A float32 is written as the shortest decimal that is read as the same float32.
 - An image becomes its size and a digest (`schema.Image`).
 - A key that is not text becomes text. A value of a type that JSON does not have becomes its `repr`, shortened; so does
-  an integer of more than 64 bits, and what is nested too deeply or contains itself.
+  an integer of more than 64 bits, and a value that is nested too deeply or contains itself.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def line_of(value: dict[str, Any]) -> bytes:
 
 
 def dumps(value: Any) -> bytes:
-    """Return what `plain` returned as one line of JSON, with its line end."""
+    """Return a result of `plain` as one line of JSON, with its line end."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
 
 
 def parse_strictly(text: str, parse_int: Callable[[str], Any] = int) -> Any:
     """Return the value of a JSON text in which no object has a key twice: a line, or arguments of a call.
 
-    With a key twice, what one reader has checked would not be what another one sees.
+    With a key twice, two readers could see different values.
 
     Args:
         text: The text.
         parse_int: Reads an integer.
 
     Raises:
-        ValueError: It is no JSON (`json.JSONDecodeError`), has a key twice, or `parse_int` refuses an integer.
+        ValueError: It is not JSON (`json.JSONDecodeError`), has a key twice, or `parse_int` refuses an integer.
         RecursionError: It is nested too deeply.
     """
     return json.loads(text, object_pairs_hook=_with_each_key_once, parse_int=parse_int)
@@ -64,7 +64,7 @@ def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def digest_of(image: Any) -> dict[str, Any]:
-    """Return what a record keeps of a PIL image, a `schema.Image`."""
+    """Return the record of a PIL image, a `schema.Image`."""
     made = hashlib.blake2b(f"{image.mode} {image.width} {image.height} ".encode(), digest_size=16)
     made.update(image.tobytes())
     return {"digest": made.hexdigest(), "size": [image.width, image.height]}
@@ -75,7 +75,7 @@ def plain(value: Any, image: Callable[[Any], Any] = digest_of) -> Any:
 
     Args:
         value: Any value.
-        image: Returns what stands for a PIL image. It is called once for each.
+        image: Returns the replacement of a PIL image. It is called once for each.
     """
     known: dict[int, Any] = {}
 
@@ -89,7 +89,7 @@ def plain(value: Any, image: Callable[[Any], Any] = digest_of) -> Any:
 
 def _plain(value: Any, above: set[int], image: Callable[[Any], Any]) -> Any:
     kind = type(value)
-    if kind is str:  # what nearly everything is goes first
+    if kind is str:  # the most frequent type goes first
         return value if value.isascii() else _text(value)
     if kind is int:
         return value if value in _INTEGERS else show(value)

@@ -242,7 +242,7 @@ def _refusal(record: Mapping[str, Any], score: float | None, choice: Choice) -> 
 
 
 def _is_unproven(record: Mapping[str, Any]) -> bool:
-    """Tell whether neither a log-probability nor the weights of any sampled token are known."""
+    """Return whether neither a log-probability nor the weights of any sampled token are known."""
     rows = record["rows"]
     versions = {version for row in rows for _, mask, version, *_ in row["runs"] if mask}
     return versions == {NO_VERSION} and not any(logprob for row in rows for logprob in row["logprobs"])

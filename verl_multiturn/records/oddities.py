@@ -15,7 +15,7 @@ _CLOSE = 1e-4
 
 
 def are_close(score: float, other: float) -> bool:
-    """Tell whether the score of a line and the one of a join may be the same."""
+    """Return whether the score of a line and the one of a join may be the same."""
     return math.isclose(score, other, rel_tol=_CLOSE, abs_tol=_CLOSE)
 
 

@@ -33,7 +33,7 @@ class Repeats:
         return [*(repeat_fault(path, list(ids), home) for (path, home), ids in self._found.items()), *self._odd]
 
     def is_again(self, request_id: str, path: Path, stem: str) -> bool:
-        """Tell whether a conversation is in the files of another stem, too, and note it.
+        """Return whether a conversation is in the files of another stem, too, and note it.
 
         Args:
             request_id: Its request id.

@@ -243,7 +243,7 @@ def ranges_of(rewards: Iterable[Reward]) -> tuple[ScoreRange, ScoreRange]:
 
 
 def is_right(reward: Reward, ranges: tuple[ScoreRange, ScoreRange]) -> bool:
-    """Tell whether a conversation solved its task; one without a reward has not.
+    """Return whether a conversation solved its task; one without a reward has not.
 
     Args:
         reward: What it earned.

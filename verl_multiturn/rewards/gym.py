@@ -78,7 +78,7 @@ async def reward(solution: Solution, ground_truth: Any, options: GymOptions) -> 
 
 
 def _can_be_right(dataset: str, answer: str, gold: Any) -> bool:
-    """Tell whether an answer may be right at all, where a data set's own verifier would take it for another one."""
+    """Return whether an answer may be right at all, where a data set's own verifier would take it for another one."""
     if dataset == "game_of_life_halting":  # it asks for Python's `bool` of two texts, which is true of any
         return answer.strip(" .`*'\"").lower() == str(gold).strip().lower()
     if dataset not in _READS_A_PART:

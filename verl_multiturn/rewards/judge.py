@@ -132,7 +132,7 @@ class _Judge:
             raise WorkerError(f"the judge has given no verdict: {error}") from error
 
     async def _is_there(self) -> bool:
-        """Tell whether the judge replies to a question that nobody else wrote."""
+        """Return whether the judge replies to a question that nobody else wrote."""
         try:
             return await self._endpoint.ask(_messages(*_CONTROL), lambda said: True)
         except (TimeoutError, EndpointError):

@@ -69,7 +69,7 @@ async def reward(solution: Solution, ground_truth: Any, options: MathOptions) ->
 
 
 def is_other(text: str) -> bool:
-    r"""Tell whether a text says several things, or that something is not so: `6 \\ 5`, `\ne 5`.
+    r"""Return whether a text says several things, or that something is not so: `6 \\ 5`, `\ne 5`.
 
     Math-Verify reads the last number of such a text. A line break within a matrix or cases is none.
     """

@@ -79,7 +79,7 @@ class Score:
     Attributes:
         value: Value of the answer, 1.0 when it is right.
         acc: 1.0 when the answer is right, else 0.0.
-        format: 1.0 when the answer is written as asked for, else 0.0.
+        format: 1.0 when the answer has the requested form, else 0.0.
         answered: 1.0 when there is an answer, else 0.0.
         timed_out: 1.0 when the time for scoring the answer ran out, else 0.0.
         failed: 1.0 when the reward itself broke, else 0.0.
@@ -104,13 +104,13 @@ class Score:
 
         Args:
             right: Whether the answer is right.
-            formatted: Whether it is written as asked for.
+            formatted: Whether it has the requested form.
         """
         return cls(value=float(right), acc=float(right), format=float(formatted), answered=1.0)
 
 
 class TruthError(UnjudgedError):
-    """A ground truth with which no answer can be judged."""
+    """A ground truth with which no answer can be scored."""
 
 
 class RewardOptions(BaseModel):
@@ -119,7 +119,7 @@ class RewardOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format_weight: float = Field(default=0.0, ge=0, le=LARGEST_REWARD, allow_inf_nan=False)
-    """Number taken off the score of an answer that is not written as asked for."""
+    """Number taken off the score of an answer without the requested form."""
 
     tool_use_bonus: float = Field(default=0.0, ge=0, le=LARGEST_REWARD, allow_inf_nan=False)
     """Number added to the score of a right answer when a tool executed at least one call without an error."""
@@ -167,7 +167,7 @@ def compose(score: Score, solution: Solution, options: RewardOptions) -> dict[st
 def plain(value: Any) -> Any:
     """Return a value of Hydra or of a parquet file in Python's own types: containers become dictionaries and lists.
 
-    Keys whose value is None are left out.
+    Keys whose value is None are omitted.
     """
     if isinstance(value, Mapping):
         # When a file holds rows of several kinds, each row has the keys of all kinds, with None for those it lacks.

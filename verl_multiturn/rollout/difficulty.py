@@ -109,7 +109,7 @@ class Pools:
         return first
 
     def passes_over(self, position: int) -> bool:
-        """Tell whether a row that the data loader gives is not taken this time."""
+        """Return whether a row that the data loader gives is not taken this time."""
         seen = self.seen.get(position)
         running = position in self.drawn.values()
         if running or (seen is not None and not seen.signal and not seen.passed):

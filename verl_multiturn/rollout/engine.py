@@ -23,13 +23,13 @@ class Generation:
     """Reason of the end. `stop`: an end token or a stop text; `length`: the budget; `abort`: the turn was cut off.
     """
     cached: int | None = None
-    """How many of the given ids the engine had in its prefix cache; None where it does not say."""
+    """How many of the given ids the engine had in its prefix cache; None if it does not report them."""
     held_s: float = 0.0
     """Seconds for which the turn waited for room in the engine's cache."""
     led_s: float = 0.0
     """Seconds for which it waited for one that begins alike, whose ids the engine need not read again."""
     cache_use: float | None = None
-    """Tokens of all conversations at that engine, as a share of its cache; None where it does not say."""
+    """Tokens of all conversations at that engine, as a share of its cache; None if it does not report it."""
 
 
 def cut(generation: Generation, end: int, finish: Finish) -> Generation:
@@ -58,7 +58,7 @@ class Ask:
     images: Sequence[Any] = ()
     """PIL images, one for each group of image placeholders in `ids`."""
     messages: Sequence[Mapping[str, Any]] = ()
-    """The same conversation in words, for an engine that takes no ids; empty where whoever asks has none. It grows on
+    """The same conversation in words, for an engine that takes no ids; empty if the caller has none. It grows
     after the answer."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Schemas of the tools that may be called."""
@@ -80,7 +80,7 @@ def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
 
 @dataclass
 class CacheUse:
-    """How much of what an engine was given it had in its prefix cache, summed over generations that say so."""
+    """Prompt tokens that an engine had in its prefix cache, summed over the generations that report them."""
 
     given: int = 0
     """Token ids that the engine was given."""
@@ -95,16 +95,16 @@ class CacheUse:
     led_s: float = 0.0
     """Seconds for which turns waited for those that lead them."""
     use: float | None = None
-    """Largest share of an engine's cache that all conversations there needed; None where no engine says so."""
+    """Largest share of an engine's cache that all conversations there needed; None if no engine reports it."""
 
     def add(self, ask: Ask, generation: Generation, known: int) -> None:
-        """Add a generation, unless the engine does not say how much it had.
+        """Add a generation, if the engine reports its cached tokens.
 
         Args:
-            ask: What the engine was asked.
-            generation: What it answered.
-            known: How many of the ids it was given or has sampled before; 0: it is a first prompt. Of what was sampled
-                just before, the engine has yet to read the last id.
+            ask: The request.
+            generation: The answer.
+            known: How many of the ids it was given or has sampled before; 0: it is a first prompt. The engine has yet
+                to read the last id that it sampled just before.
         """
         self.held_s += generation.held_s
         self.led_s += generation.led_s
@@ -126,12 +126,12 @@ class Engine(Protocol):
     async def generate(self, ask: Ask) -> Generation:
         """Sample at most `ask.max_new_tokens` tokens after `ask.ids`.
 
-        When the task of a generation is cancelled, the engine stops sampling for this request. It returns what it has
-        sampled so far, and raises CancelledError only where that is nothing. In no case may it end while a server still
+        When the task of a generation is cancelled, the engine stops sampling for this request. It returns the tokens
+        sampled so far, and raises CancelledError only if there are none. In no case may it end while a server still
         samples: a server must not be put to sleep meanwhile. An engine that cannot stop a single generation goes on to
         its end, which the token budget bounds.
 
-        Time in which an engine stands still, for example while it gets new weights, does not count for the request's
+        Time in which an engine pauses, for example while it gets new weights, does not count for the request's
         time limit: wait within `rollout.life.stopped`.
 
         Raises:

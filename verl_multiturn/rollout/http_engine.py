@@ -110,7 +110,7 @@ class HttpEngine:
         raise NotImplementedError
 
     async def answered(self) -> bool:
-        """Tell whether the server says that it can generate."""
+        """Return whether the server says that it can generate."""
         try:
             limit = aiohttp.ClientTimeout(total=self._alive_s)
             async with self._client().get(self.url + self._alive, headers=self._headers, timeout=limit) as response:
@@ -382,6 +382,6 @@ def _as_uri(image: Any) -> str:
 
 
 def _is_cancelled() -> bool:
-    """Tell whether the running task itself was cancelled."""
+    """Return whether the running task itself was cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -2,13 +2,13 @@
 
     worker        `with live(life, recorder, tracer):`   it begins, and its listeners hear of it
     conversation    `async with running(deadline):`        its wall clock runs
-    engine            `with stopped(): await …`              the clock stands still, and the deadline is put off
-    cache             `with life.held(): await …`            a turn waits for room, and the clock stands still, too
-    loop            `life.complete(outcome, …)`            it has ended by itself: this is what its record is made of
-    worker          `life.leave()`                         it asks for no more tokens; its reward, its rows
+    engine            `with stopped(): await …`              the clock pauses, and the deadline is put off
+    cache             `with life.held(): await …`            a turn waits for room, and the clock pauses, too
+    loop            `life.complete(outcome, …)`            it has ended by itself: its record is made of this
+    worker          `life.leave()`                         it needs no more tokens; its reward, its rows
                   the block ends                         its listeners hear how it ended ──▶ record, lines, trace
 
-Nobody hands a life on: it is a context variable, which every task and thread inherits that the conversation starts.
+A life is never handed on: it is a context variable, and tasks and threads of the conversation inherit it.
 `_entered` is the one place that sets this variable, and that of the life's timeline, which lies in `calls`.
 
 Invariants:
@@ -64,7 +64,7 @@ class Life:
     clock: WallClock | None = None
     """Its wall clock; None before it runs. It stays when it is over."""
     timeline: Timeline | None = None
-    """What it waited for, and waits for now; None: nobody keeps it."""
+    """Its waits so far, the current one included; None: it has no record and no trace."""
     outer: Life | None = None
     """The outermost conversation in which it runs; None: it is that itself."""
 
@@ -80,12 +80,12 @@ class Life:
     """Called when it asks for no more tokens."""
 
     outcome: Outcome | None = None
-    """What became of it, as far as it got; None while its loop has not begun."""
+    """Its result so far; None while its loop has not begun."""
     generations: Sequence[Any] | None = None
-    """Receipts (`certificate.receipts.Receipt`) of what the engine returned, in the order of `outcome.turns`; None
+    """Receipts (`certificate.receipts.Receipt`) of the engine's generations, in the order of `outcome.turns`; None
     while it has not ended by itself."""
     request: Request | None = None
-    """What the row asked for; None for a session, whose agent asks."""
+    """The request made of the row; None for a session, whose agent makes requests."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters, under the engine's names."""
     void: bool = False
@@ -94,7 +94,7 @@ class Life:
     """Time at which it ended, before its reward was computed."""
     status: Status = "finished"
     error: str = ""
-    """What its loop raised."""
+    """Text of the error that its loop raised."""
     score: float | None = None
     """Its whole reward; None where none was computed."""
     reported: dict[str, Any] = field(default_factory=dict)
@@ -111,14 +111,14 @@ class Life:
         request: Request | None,
         void: bool,
     ) -> None:
-        """Note that it has ended by itself, with what its record is made of: the fields of these names."""
+        """Note that it has ended by itself, and keep the parts of its record: the fields of these names."""
         self.outcome, self.generations, self.row = outcome, generations, row
         self.sampling, self.request, self.void = sampling, request, void
         self.ended = time.time()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold a turn back for want of room: as in a pause, the conversation's clock stands still."""
+        """Hold a turn back for want of room: the conversation's clock pauses."""
         since = time.perf_counter()
         try:
             with stopped(), during("pause"):
@@ -216,7 +216,7 @@ def _entered(life: Life) -> Iterator[None]:
 
 
 def current() -> Life | None:
-    """Return the running conversation, of several within one another the outermost; None: nobody let one live here."""
+    """Return the running conversation, of several within one another the outermost; None: there is none."""
     life = _life.get()
     if life is None:
         return None
@@ -234,7 +234,7 @@ def note(outcome: Outcome, request: Request | None = None) -> None:
 async def running(deadline: asyncio.Timeout) -> AsyncIterator[None]:
     """Make an entered timeout the wall clock of the running conversation, until the block ends.
 
-    A conversation that runs within another one, or that nobody let live, gets a life of its own for the clock.
+    A conversation that runs within another one, or that has none, gets a life of its own for the clock.
     """
     around, clock = _life.get(), WallClock(deadline)
     try:

@@ -3,14 +3,14 @@
 After an assistant turn, in this order:
 - `RESPONSE_LENGTH`, then `TURN_LENGTH` (each only if that budget cut the turn);
 - `FINISHED` (the turn calls no tool, and no interaction answers it);
-- `RESPONSE_LENGTH` (no token is left);
+- `RESPONSE_LENGTH` (no token remains);
 - `MAX_ASSISTANT_TURNS`, `MAX_USER_TURNS`, `MAX_TOOL_CALLS`, `MALFORMED_CALLS`.
 
 If a turn that was not cut calls a tool that ends the conversation, its calls are handled before a limit can end it.
 A turn that was not cut and calls no tool is answered by the interaction, if there is one, before a limit can end the
-conversation: `ENVIRONMENT_DONE` or `ENVIRONMENT_TRUNCATED` if the interaction says so, then the limit.
-After the answer: `RESPONSE_LENGTH` if it does not fit. The wall clock runs all the time, but stands still while a call
-waits for the end of an outage. `OUTAGE` ends a conversation before its next turn, and before any limit. `UNJUDGED`
+conversation: `ENVIRONMENT_DONE` or `ENVIRONMENT_TRUNCATED` if the interaction ends it, then the limit.
+After the answer: `RESPONSE_LENGTH` if it does not fit. The wall clock runs all the time, but pauses while a call waits
+for the end of an outage. `OUTAGE` ends a conversation before its next turn, and before any limit. `UNJUDGED`
 takes the place of the reason for which the conversation ended.
 
 A session of an agent behind the endpoint (`proxy`) ends when its agent does. Limits refuse its requests, and do not end
@@ -37,9 +37,9 @@ class StopReason(StrEnum):
     In a conversation with an interaction only the latter. In a session: its agent returned.
     """
     ENVIRONMENT_DONE = "environment_done"
-    """The interaction said that the conversation is over."""
+    """The interaction ended the conversation."""
     ENVIRONMENT_TRUNCATED = "environment_truncated"
-    """The interaction said that the conversation is over because of a limit of its own."""
+    """The interaction ended the conversation because of a limit of its own."""
     RESPONSE_LENGTH = "response_length"
     """The response budget cut a turn short, or leaves no room for the tool response and a token after it."""
     TURN_LENGTH = "turn_length"
@@ -49,32 +49,32 @@ class StopReason(StrEnum):
     MAX_USER_TURNS = "max_user_turns"
     """The environment (tools or user) has had all its turns."""
     MAX_TOOL_CALLS = "max_tool_calls"
-    """The assistant was told that its tool calls are used up, and called a tool again."""
+    """The assistant called a tool after it had read that its tool calls are used up."""
     MALFORMED_CALLS = "malformed_calls"
     """Too many turns in a row had no readable call."""
     WALL_CLOCK = "wall_clock"
-    """The request's time is up. What was sampled until then is kept. No tool is asked for its
-    `calc_reward`, no interaction for its `score`."""
+    """The request's time is up. Tokens sampled until then are kept. Neither `calc_reward` of a
+    tool nor `score` of the interaction is called."""
     PROMPT_TOO_LONG = "prompt_too_long"
     """The prompt is longer than `rollout.prompt_length`. The conversation is invalid.
 
     No model gets to see a prompt that was cut. The untrained row that verl gets holds the end of the prompt.
     """
     ENVIRONMENT_ERROR = "environment_error"
-    """The interaction failed, or did not answer in time. The conversation is invalid; records keep what was sampled."""
+    """The interaction failed, or did not answer in time. The conversation is invalid; records keep its tokens."""
     OUTAGE = "outage"
-    """A tool, an interaction or an agent met an outage, or waited for its end for too long.
+    """A tool, an interaction or an agent hit an outage, or waited for its end for too long.
 
-    The conversation is invalid; records keep what was sampled.
+    The conversation is invalid; records keep its tokens.
     """
     UNJUDGED = "unjudged"
-    """What was left cannot be judged, for a cause of ours. The agent of a session, or a tool's `calc_reward`, said so
-    by an `UnjudgedError`.
+    """The model's work cannot be scored, for a cause of ours. The agent of a session, or a tool's `calc_reward`, raised
+    `UnjudgedError`.
 
-    The conversation is invalid; records keep what was sampled.
+    The conversation is invalid; records keep its tokens.
     """
     ENGINE_ERROR = "engine_error"
-    """The engine failed or cut a turn off. The conversation is invalid, but records keep what was sampled before."""
+    """The engine failed or cut a turn off. The conversation is invalid, but records keep the tokens before."""
     AGENT_ERROR = "agent_error"
     """The agent of a session failed after it had got a completion: it raised, or exited with another status than 0."""
     AGENT_FAILED = "agent_failed"
@@ -91,7 +91,7 @@ INVALID = frozenset(
         StopReason.AGENT_FAILED,
     }
 )
-"""Reasons that say nothing about the model.
+"""Reasons that do not depend on the model.
 
 A conversation that ended for one of them is not trained on and does not count in its group.
 """
@@ -134,11 +134,11 @@ class Limits:
     max_user_turns: int | None = None
     """The most turns of the environment (tools or user)."""
     max_parallel_calls: int = 1
-    """The most tool calls executed in one turn. The model is told about each call beyond the limit."""
+    """The most tool calls executed in one turn. The model reads an error for each call beyond the limit."""
     max_tool_calls: int | None = None
     """The most tool calls executed in the whole conversation.
 
-    The model is told when they are used up. If it calls a tool after that, the conversation ends.
+    A message informs the model when they are used up. If it calls a tool after that, the conversation ends.
     """
     max_malformed_turns: int | None = None
     """The most turns in a row with calls and no readable one. The last of them ends the conversation."""
@@ -151,7 +151,7 @@ class Limits:
     user_turn_length: int | None = None
     """The most tokens of one message of an interaction."""
     turns_reminder: bool = False
-    """True if a turn's tool responses end with the number of turns that are left of `max_assistant_turns`."""
+    """True if a turn's tool responses end with the number of turns that remain of `max_assistant_turns`."""
     wall_clock_s: float | None = None
     """Seconds of the whole conversation.
 
@@ -187,7 +187,7 @@ class Limits:
     def turn_budget(self, response_tokens: int) -> int:
         """Return the most tokens that the next assistant turn may have.
 
-        It is the minimum of the per-turn limit and what is left of the response length.
+        It is the minimum of the per-turn limit and the rest of the response length.
 
         Args:
             response_tokens: Tokens after the prompt so far.
@@ -228,7 +228,7 @@ class Limits:
         return truncate(text, self.max_tool_response_length, self.tool_response_truncate_side)
 
     def fits_observation(self, response_tokens: int, observation_tokens: int) -> bool:
-        """Tell whether an observation fits and leaves room for at least one more token.
+        """Return whether an observation fits and leaves room for at least one more token.
 
         Args:
             response_tokens: Tokens after the prompt so far.

@@ -1,4 +1,4 @@
-"""`Request`: what a conversation is given; `Outcome`: what becomes of it."""
+"""`Request`: the input of a conversation; `Outcome`: its result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.tools.calls.results import CallResult
 
 Doing = Literal["generate", "tools", "interaction", "score"]
-"""What a conversation waits for: the engine, its tools, its interaction, or the rewards for the whole."""
+"""The work that a conversation waits for: the engine, its tools, its interaction, or the rewards for the whole."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SessionRequest:
     """Its other messages."""
     tools: Sequence[Any] = ()
     wishes: Mapping[str, Any] = field(default_factory=dict)
-    """What else it asked for that changes the answer."""
+    """Further parameters of the request that change the answer."""
     generations: Sequence[int] = ()
     """Numbers of the generations that answered it."""
     delivered: bool = False
@@ -85,15 +85,15 @@ class SessionReport:
     """How the agent ended (`proxy.agents.end.EndKind`); `stuck`: it did not end when its time was up, so that its
     thread was abandoned."""
     problem: str = ""
-    """What went wrong with it; "" otherwise."""
+    """The fault of the session; "" without one."""
     requests: Sequence[SessionRequest] = ()
     """Its requests, in the order in which they came; for records alone."""
     events: Sequence[tuple[str, int, int]] = ()
-    """What happened in which order; for records alone."""
+    """Its events in their order; for records alone."""
 
     @property
     def stuck(self) -> bool:
-        """Tell whether the agent's thread was abandoned."""
+        """Return whether the agent's thread was abandoned."""
         return self.end == "stuck"
 
 
@@ -126,11 +126,11 @@ class Outcome:
     opening: CheckedReply | None = None
     """The interaction's first message; None without one."""
     state: str | None = None
-    """Digest of the state in which the next turn is made; None where there is no interaction, or it does not say."""
+    """Digest of the state in which the next turn is made; None without an interaction, or where it reports no state."""
     score: float = 0.0
     """The interaction's reward for the whole conversation."""
     extra_fields: dict[str, Any] = field(default_factory=dict)
-    """Fields that tools written for verl 0.9 left for the reward function."""
+    """Fields for the reward function, set by tools that were written for verl 0.9."""
     user_turns: int = 0
     """Turns of the environment that the model got to read: the responses of tools, or of a user."""
     differences: list[Difference] = field(default_factory=list)
@@ -138,12 +138,12 @@ class Outcome:
     session: SessionReport | None = None
     """Part that only an agent's session has; None for a conversation."""
     outages: list[str] = field(default_factory=list)
-    """Names whose outage a call met, for example `tool search`; whether it was one, the run's keeper decides."""
+    """Names whose outage a call hit, for example `tool search`; the run's keeper decides whether it was one."""
     doing: Doing | None = None
-    """What it is doing, or did last; None before it asked for anything."""
+    """The work in progress, or the last one; None before the first request."""
     time_up: Doing | None = None
-    """What it was doing when its time was up; None: it was not. The time of a conversation that had ended by itself may
-    be up, too, while its rewards are asked for."""
+    """The work in progress when its time was up; None: it was not. The time of a conversation that had ended by itself
+    may be up, too, while its rewards are computed."""
     error: str = ""
     """Error after a stop reason in `INVALID`, or in a session whose agent failed; "" otherwise."""
     generate_s: float = 0.0
@@ -173,7 +173,7 @@ class Outcome:
 
     @property
     def valid(self) -> bool:
-        """Tell whether the conversation says anything about the model.
+        """Return whether the conversation's result depends on the model.
 
         A valid conversation has a sampled token and did not end for a reason in `INVALID`. A conversation that is not
         valid is not trained on and does not count in its group.
@@ -206,10 +206,10 @@ class Outcome:
         return [turn.reply for turn in self.turns if turn.reply is not None]
 
     def has_void_turn(self, answer: re.Pattern[str]) -> bool:
-        """Tell whether a turn neither makes a readable tool call nor gives a final answer: a void turn (SimpleTIR).
+        """Return whether a turn neither makes a readable tool call nor gives a final answer: a void turn (SimpleTIR).
 
-        A turn that the engine or the clock cut off before it was read does not count, nor does one that an interaction
-        answered, since it was said to somebody, nor a summary.
+        A turn that the engine or the clock cut off before it was read does not count. Nor does a turn that an
+        interaction answered, since it had a reader, nor a summary.
 
         Args:
             answer: Pattern that is found in the text of a turn with a final answer.

@@ -91,11 +91,11 @@ class FirstValid:
                 self._settle()
 
     def was_cut(self, number: int) -> bool:
-        """Tell whether a sample was cut."""
+        """Return whether a sample was cut."""
         return number in self._cut
 
     async def stays(self, number: int, valid: bool) -> bool:
-        """Tell whether a sample that has a result stays. An invalid one waits until that is known.
+        """Return whether a sample that has a result stays. An invalid one waits until that is known.
 
         Args:
             number: Number of the sample.

@@ -57,7 +57,7 @@ def earliest(deadlines: Mapping[str, int], count: int) -> list[str]:
 def may_take(
     finished: Sequence[int], unfinished: Sequence[int], count: int, step: int, left: int, batch_size: int
 ) -> bool:
-    """Tell whether a step can take its next groups now, and every group that stays can still meet its deadline.
+    """Return whether a step can take its next groups now, and every group that stays can still meet its deadline.
 
     The groups that stay meet their deadlines exactly when, for every step t, those that are due by t are not more than
     the steps until t take. Example with 2 groups in a batch, 2 finished groups due in step 9 and 3 unfinished ones due

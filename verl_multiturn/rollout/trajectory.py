@@ -19,7 +19,7 @@ from verl_multiturn.errors import TrajectoryError
 from verl_multiturn.rollout.limits import StopReason
 
 NO_VERSION = -1
-"""The weight version of a token that nobody sampled, or whose version is not known."""
+"""The weight version of a token that was not sampled, or whose version is not known."""
 
 
 class Source(IntEnum):
@@ -139,7 +139,7 @@ class Trajectory:
 
 
 def flaw(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> str:
-    """Return what keeps sampled tokens out of a trajectory; "" if nothing does.
+    """Return the reason for which sampled tokens cannot enter a trajectory; "" without one.
 
     Args:
         ids: Sampled token ids, `(tokens,)`.

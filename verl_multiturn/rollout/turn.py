@@ -60,7 +60,7 @@ class Turn:
 
     @property
     def sampled(self) -> bool:
-        """Tell whether its row holds its tokens."""
+        """Return whether its row holds its tokens."""
         return self.end > self.start
 
     @property

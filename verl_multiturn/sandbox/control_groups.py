@@ -130,7 +130,7 @@ def _gives_limits(folder: Path) -> bool:
 
 
 def _can_be_joined(parent: Path) -> bool:
-    """Tell whether a process of ours may join a group made in a folder, by trying it."""
+    """Return whether a process of ours may join a group made in a folder, by trying it."""
     folder = parent / f"{_PREFIX}-{os.getpid()}-probe"
     try:
         os.mkdir(folder)

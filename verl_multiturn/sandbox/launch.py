@@ -225,7 +225,7 @@ def guest_spec(settings: SandboxSettings, home: str, own_users: bool, spares_wor
 
 
 def has_all_users() -> bool:
-    """Tell whether this process is root and may map every user of the host into a namespace."""
+    """Return whether this process is root and may map every user of the host into a namespace."""
     return os.geteuid() == 0 and all(
         Path(f"/proc/self/{kind}_map").read_text(encoding="utf-8").split() == ["0", "0", "4294967295"]
         for kind in ("uid", "gid")

@@ -165,7 +165,7 @@ def _collect(tree: _Tree, folder: str, name: str, found: dict[str, str]) -> None
 
 
 def _is_own(tree: _Tree, folder: str) -> bool:
-    """Tell whether a folder holds what a tree names, and no other folder.
+    """Return whether a folder holds what a tree names, and no other folder.
 
     Files that nobody lists are the package's own, written later, if the folder is a package of it. In a folder that
     several distributions share, they belong to somebody else.

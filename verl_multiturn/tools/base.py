@@ -4,7 +4,7 @@
         async def execute(self, instance_id, parameters, **kwargs):
             return ToolResponse(text=self.config["table"][parameters["key"]])
 
-All conversations of a worker share one tool object. Keep what belongs to one conversation under its `instance_id`, from
+All conversations of a worker share one tool object. Keep the state of one conversation under its `instance_id`, from
 `create` to `release`. The tools of verl itself (0.4 to 0.9) are accepted, too; they need not derive from this class.
 """
 
@@ -37,7 +37,7 @@ class BaseTool:
 
     Args:
         config: The `config` mapping of the tool's YAML entry.
-        tool_schema: The `tool_schema` of the entry, or a mapping as it stands there; None when the class describes
+        tool_schema: The `tool_schema` of the entry, or such a mapping; None when the class describes
             itself in `get_schema`.
 
     Attributes:
@@ -57,9 +57,9 @@ class BaseTool:
     """True if the conversation is over once `execute` has answered. An exception does not end it."""
 
     outage_limits: ClassVar[OutageLimits] = OutageLimits()
-    """What counts as an outage; `limits.outage` of the YAML entry goes before it.
+    """Rules for outages; `limits.outage` of the YAML entry goes before them.
 
-    Example: `OutageLimits(timeouts="outage")`, where the time depends on a service alone, not on what the model wrote.
+    Example: `OutageLimits(timeouts="outage")`, where the time depends on a service alone, not on the model's text.
     """
 
     def __init__(self, config: dict[str, Any], tool_schema: ToolSchema | Mapping[str, Any] | None = None) -> None:
@@ -114,7 +114,7 @@ class BaseTool:
         return 0.0
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """End a conversation and give back what `create` took. Runs exactly once for every `create` that began.
+        """End a conversation and free the resources of `create`. Runs exactly once for every `create` that began.
 
         Args:
             instance_id: Id of the conversation.
@@ -122,12 +122,12 @@ class BaseTool:
         """
 
     async def aclose(self) -> None:
-        """Close what all conversations share, for example a connection; called once, when the worker ends."""
+        """Close the resources that all conversations share, such as a connection; called once, when the worker ends."""
 
 
 def is_foreign(tool: Any) -> bool:
     """Return whether a tool does not derive from `BaseTool`: it was written for another agent loop, such as verl's.
 
-    Such a tool may return what that loop accepts and ours would refuse, for example a reward that is not a number.
+    Such a tool may return values that its loop accepts and ours refuses, for example a reward that is not a number.
     """
     return not isinstance(tool, BaseTool)

@@ -39,7 +39,7 @@ class ToolSchema(BaseModel):
         """Return the schema that a mapping describes, after checking it.
 
         Args:
-            raw: The mapping as it stands in the YAML.
+            raw: The mapping of the YAML.
             where: The place that errors name, for example `tools.yaml: tools[0].tool_schema`.
 
         Raises:
@@ -58,7 +58,7 @@ class ToolSchema(BaseModel):
         if wrong := _not_json(schema.function.model_dump(exclude_unset=True), "function"):
             raise ConfigError(f"{where}.{wrong[0]}: {show(wrong[1])} is no JSON; write it in quotes, if it is a text")
         try:
-            schema._validator  # noqa: B018  # made now, to find what cannot be compiled
+            schema._validator  # noqa: B018  # made now, to find schemas that cannot be compiled
         except SchemaError as error:
             path = ".".join(str(part) for part in ("function", "parameters", *error.path))
             raise ConfigError(f"{where}.{path}: {error}") from None
@@ -143,7 +143,7 @@ class ToolSchema(BaseModel):
             text: The arguments as JSON.
 
         Returns:
-            The arguments and an empty text; or None and what is wrong with them, in words for the model.
+            The arguments and an empty text; or None and their fault, in words for the model.
         """
         try:
             arguments = json.loads(text)

@@ -59,7 +59,7 @@ def own_outputs() -> Path | None:
 
 
 def is_own(folder: Path) -> bool:
-    """Tell whether a folder is one of this user's own runs, or lies in one: links are followed first.
+    """Return whether a folder is one of this user's own runs, or lies in one: links are followed first.
 
     Args:
         folder: Folder of a run, a checkpoint, a model or records; or a file in one.

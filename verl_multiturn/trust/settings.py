@@ -53,7 +53,7 @@ def read_settings(run: Path) -> dict[str, Any]:
 
 
 def _is_deep(text: str) -> bool:
-    """Tell whether brackets are open within each other so often that reading them would take minutes."""
+    """Return whether brackets are open within each other so often that reading them would take minutes."""
     depth = 0
     for found in _BRACKET.finditer(text):
         depth = max(depth + (1 if found[0] in "[{" else -1), 0)

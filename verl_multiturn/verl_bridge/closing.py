@@ -59,7 +59,7 @@ class _Opened:
                 self.loop.run_until_complete(self.close())
 
     def has_ended(self) -> bool:
-        """Tell whether all tools are closed."""
+        """Return whether all tools are closed."""
         return not self.tools and all(closing.done() for closing in self.closing)
 
 

@@ -30,11 +30,11 @@ PROPORTIONAL = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo")
 """verl's policy losses in which each token's loss is its advantage times something that other rows do not change."""
 OF_ROWS = (*PROPORTIONAL, "dro", "bypass_mode")
 """verl's policy losses in which a row's loss does not depend on the others of its micro-batch. Its further ones average
-over a micro-batch, or choose tokens among its own; of a user's own nobody knows."""
+over a micro-batch, or choose tokens among its own; those of a user's own are unknown."""
 
 
 def only_our_loop(config: DictConfig) -> bool:
-    """Tell whether every row that is trained on is known to come from an agent loop of ours."""
+    """Return whether every row that is trained on is known to come from an agent loop of ours."""
     loops, known = agent_loops(config, ("train_files",))
     return known and loops <= OUR_LOOPS
 
@@ -59,7 +59,7 @@ def agent_loops(config: DictConfig, files: Sequence[str] = ("train_files", "val_
 
 
 def own_loops(agent: DictConfig) -> bool:
-    """Tell whether the run has agent loops of the user's own."""
+    """Return whether the run has agent loops of the user's own."""
     return bool(agent.agent_loop_config_path) or own_manager(agent) is not None
 
 
@@ -82,7 +82,7 @@ def _agent_names(file: str) -> set[str] | None:
 
 
 def is_our_reward(config: DictConfig, section: str = "reward.custom_reward_function") -> bool:
-    """Tell whether the run's reward function is `verl_multiturn.rewards.compute_score`.
+    """Return whether the run's reward function is `verl_multiturn.rewards.compute_score`.
 
     Args:
         config: verl's whole configuration.
@@ -116,9 +116,9 @@ def settings_of(rollout: Any) -> MultiTurnSettings:
 
 
 def runs_our_server(rollout: Any) -> bool:
-    """Tell whether the servers of a rollout are ours, in every process, before the start-up check as after it.
+    """Return whether the servers of a rollout are ours, in every process, before the start-up check as after it.
 
-    Ours end a pause at once, say under which weights each token was sampled, and stop single generations. With
+    Ours end a pause at once, report the weights that sampled each token, and stop single generations. With
     disaggregated prefill and decoding verl makes its own servers, whatever the name.
 
     Args:
@@ -131,7 +131,7 @@ def runs_our_server(rollout: Any) -> bool:
 
 
 def is_disaggregated(rollout: Any) -> bool:
-    """Tell whether servers of a rollout either read prompts or sample, each on devices of its own."""
+    """Return whether servers of a rollout either read prompts or sample, each on devices of its own."""
     return bool((rollout.get("disaggregation") or {}).get("enabled"))
 
 
@@ -144,7 +144,7 @@ def own_server(rollout: Any) -> Any:
 
 
 def may_have_several_rows(config: DictConfig, settings: MultiTurnSettings) -> bool:
-    """Tell whether a conversation or a session of the run may become several rows of a batch.
+    """Return whether a conversation or a session of the run may become several rows of a batch.
 
     Args:
         config: verl's whole configuration.
@@ -174,7 +174,7 @@ def adapter_rank(config: DictConfig) -> tuple[str, int]:
     if not OmegaConf.select(config, f"{_MODEL}.lora.merge"):
         for key in ADAPTER_RANKS:
             rank = OmegaConf.select(config, key)
-            if isinstance(rank, int) and rank > 0:  # verl itself refuses what is not a number
+            if isinstance(rank, int) and rank > 0:  # verl itself refuses other values
                 return key, rank
     return "", 0
 

@@ -166,7 +166,7 @@ def free_names(code: str) -> list[str]:
 
 
 def is_late(result: CellResult) -> bool:
-    """Tell whether a cell was stopped because its time was up."""
+    """Return whether a cell was stopped because its time was up."""
     return result.stopped is not None and result.stopped.startswith("the code was stopped after")
 
 

@@ -31,7 +31,7 @@ class Globs:
         """For each folder and glob, how many parts of the glob may lie before what comes next."""
 
     def match(self, path: str) -> bool:
-        """Tell whether one of the globs stands for a path.
+        """Return whether one of the globs stands for a path.
 
         Args:
             path: The path, without `/` at its beginning or end.

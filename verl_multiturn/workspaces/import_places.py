@@ -55,7 +55,7 @@ class Names(NamedTuple):
     begun: "Set[str]"
 
     def is_taken(self, module: str) -> bool:
-        """Tell whether tests may import a module of this name that is found elsewhere."""
+        """Return whether tests may import a module of this name that is found elsewhere."""
         return module.lower() in self.runners or module in self.taken
 
     def why_by_name(self, path: str) -> str:

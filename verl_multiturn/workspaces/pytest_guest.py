@@ -56,7 +56,7 @@ class _Outcomes:
         self._phases.setdefault(report.nodeid, []).append((report.when, "xfailed" if expected else report.outcome))
 
     def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
-        """Tell what became of a test."""
+        """Return what became of a test."""
         phases = self._phases.pop(nodeid, [])
         outcome = next((each for _, each in phases if each != "passed"), "nothing")
         if outcome == "nothing" and {when for when, _ in phases} == {"setup", "call", "teardown"}:

@@ -1,16 +1,16 @@
 """One workspace, and the pool that opens them: a folder and a shell of one conversation, in a sandbox.
 
 A workspace is one sandbox, whose worker runs no code of the model but our driver (`driver.py`). The driver starts each
-command in a shell of its own. What stays from one command to the next are the files, and the processes that a command
-left running; `cd` and variables do not.
+command in a shell of its own. From one command to the next stay the files, and the processes that a command started
+and did not end; `cd` and variables do not.
 
 Invariants:
 - a command that is late, that prints without end, or whose caller gives up ends, and with it every other process of the
   workspace; the files stay;
-- what comes out of a workspace is the word of whatever ran in it: text, a number, bytes. Nothing of it is trusted;
-- what runs in a workspace can end that workspace and do nothing to another one. The end is told in words for the model
+- the output of a workspace (text, a number, bytes) may come from any program that ran in it. Nothing of it is trusted;
+- a program can end its own workspace and cannot affect another one. The end is reported in words for the model
   (`CommandResult.stopped`, `WorkspaceError`). A failure of the pool itself raises `SandboxError`, an outage; so does
-  the end of a workspace in which no command has run yet, since nobody but us can have ended it;
+  the end of a workspace in which no command has run yet, since only we can have ended it;
 - one workspace runs one command at a time; further ones wait.
 """
 
@@ -68,12 +68,12 @@ _ENVIRONMENT = {
     "TERM": "dumb",
     "PAGER": "cat",
     "GIT_PAGER": "cat",
-    "PYTHONUNBUFFERED": "1",  # so that a command that is late shows what it printed
+    "PYTHONUNBUFFERED": "1",  # so that a command that is late shows its output
 }
 
 
 class WorkspaceError(MultiTurnError, RuntimeError):
-    """What ran in a workspace has ended it, or its files cannot be had so: nobody's outage. The text is for a model."""
+    """A program has ended its workspace, or its files cannot be read: not an outage. The text is for a model."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class CommandResult:
     """Result of one command. All of it is the word of the workspace.
 
     Attributes:
-        output: What it wrote to standard output and error, shortened.
+        output: Its standard output and error, shortened.
         exit_code: Exit status of its shell, 128 + N after signal N; None where the shell did not end by itself.
         timed_out: Whether it was late.
         stopped: None while the workspace lives on; otherwise the reason of its end, in words for the model.
@@ -108,7 +108,7 @@ class Workspace:
         self._is_untouched = True
         """False from the first command on, or from `close`: until then, only a failure of ours can end it."""
         self._is_given_up = False
-        """True while the driver shall end what it does, since nobody waits for it any more."""
+        """True while the driver shall end its work, since its caller is gone."""
 
     @property
     def stopped(self) -> str | None:
@@ -124,7 +124,7 @@ class Workspace:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a command of bash, and return what it printed and how it ended.
+        """Run a command of bash, and return its output and how it ended.
 
         When the call is cancelled, the command ends, with all other processes of the workspace; the files stay.
 
@@ -216,7 +216,7 @@ class Workspace:
         return body
 
     async def end_processes(self) -> None:
-        """End every process that commands left, whatever it does against it; the files stay.
+        """End every process of earlier commands, against its resistance; the files stay.
 
         Raises:
             WorkspaceError: The workspace has ended.
@@ -231,7 +231,7 @@ class Workspace:
         self._sandbox.kill("the workspace was closed")
 
     async def wait_gone(self) -> None:
-        """Wait until no process of the workspace is left; only after it has ended."""
+        """Wait until no process of the workspace remains; only after it has ended."""
         await self._sandbox.wait_gone()
 
     async def __aenter__(self) -> Workspace:
@@ -256,10 +256,10 @@ class Workspace:
             raise SandboxError(f"a workspace cannot be prepared: {result.stopped or result.output[-500:]}")
 
     async def _alone(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do some work with the driver while nobody else does.
+        """Do some work with the driver, one caller at a time.
 
-        A cancellation must not end the sandbox in the middle of a cell. So it makes the driver give up what it does,
-        and the next caller waits until it has.
+        A cancellation must not end the sandbox in the middle of a cell. So it makes the driver give its work up, and
+        the next caller waits until it has.
         """
         try:
             await self._lock.acquire()
@@ -331,7 +331,7 @@ class Workspace:
         return result.value
 
     def _spoilt(self) -> WorkspaceError:
-        """End the workspace, whose driver does not say what it should; return the error that says so."""
+        """End the workspace, whose driver broke the protocol; return the error that reports it."""
         self._sandbox.kill("a command spoilt the process that starts the commands")
         return WorkspaceError(_in_words(self._sandbox.stopped or ""))
 
@@ -343,7 +343,7 @@ def check(settings: WorkspaceSettings) -> None:
         settings: The settings of the workspaces.
 
     Raises:
-        ConfigError: They do not work here; the text says why and what to do.
+        ConfigError: They do not work here; the text has the reason and the remedy.
         SandboxError: As in `launch.check`.
     """
     if not os.access(_SHELL, os.X_OK):
@@ -371,13 +371,13 @@ class WorkspacePool:
         workspace = Workspace(await self._pool.acquire(), self._settings)
         try:
             await workspace.set_up()
-        except BaseException:  # also a cancellation: nobody else would end it
+        except BaseException:  # also a cancellation: it would stay open otherwise
             workspace.close()
             raise
         return workspace
 
     async def aclose(self) -> None:
-        """End every workspace, and return when no process, descriptor or folder is left."""
+        """End every workspace, and return when no process, descriptor or folder remains."""
         await self._pool.aclose()
 
     def close_now(self) -> None:
@@ -435,5 +435,5 @@ def _tell_unended(header: Mapping[str, Any]) -> None:
 
 
 def _in_words(reason: str) -> str:
-    """Return why a workspace ended, in words for the model, from what its sandbox says."""
+    """Return why a workspace ended, in words for the model, from its sandbox's reason."""
     return "the workspace ended: " + reason.replace("the Python process", "the process that starts the commands")

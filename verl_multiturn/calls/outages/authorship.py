@@ -1,19 +1,18 @@
-"""Say who wrote the thing that could not be reached or read: the model, or the service and its author.
+"""Find who wrote an unreachable address or an unreadable text: the model, or the service and its author.
 
-An error carries what it is about: the text that is no JSON, the bytes that are no UTF-8, the address that refuses.
-Where that stands in the texts of the model, such as the arguments of its calls, the model wrote it, and else the
-service.
+An error carries its subject: the text that is not JSON, the bytes that are not UTF-8, the address that refuses. If the
+subject is in the texts of the model, such as the arguments of its calls, the model wrote it, and else the service.
 
     JSON that a tool reads from `arguments["rows"]`     JSONDecodeError.doc is a part of the arguments     the model's
-    an answer of http://search:8000/ that is no JSON    JSONDecodeError.doc is the text of the answer      the service's
+    an answer of http://search:8000/, not JSON          JSONDecodeError.doc is the text of the answer      the service's
     a tool that opens `arguments["url"]`                the address that was opened is in the arguments    the model's
 
 Some errors of clients do not carry it (urllib's, those of sockets, and after a redirect all). Then the frames of the
-traceback have it: what the author's code handed to the client. An error of another process has no frames.
+traceback have it: the arguments that the author's code handed to the client. An error of another process has no frames.
 
-What a program or a file says is the model's, too, as far as a frame holds the program, the sandbox or the file.
+The output of a program or a file is the model's, too, as far as a frame holds the program, the sandbox or the file.
 
-Invariant: nothing of an author's object is called, and what cannot be examined says nothing.
+Invariant: no method of an author's object is called, and an object that cannot be examined is not evidence.
 """
 
 from __future__ import annotations
@@ -60,15 +59,15 @@ _READ = {
     ("xml.etree.ElementTree", "fromstringlist"): "sequence",
     ("xml.dom.minidom", "parseString"): "string",
 }
-"""The local variable of a reader that has what could not be read."""
+"""The local variable of a reader that has the unreadable text."""
 _SUBJECTS = ("doc", "object", "problem_mark.buffer", "text")
-"""Attributes of errors that have what could not be read."""
+"""Attributes of errors that have the unreadable text."""
 _ANSWERS = ("aiohttp.client_reqrep", "httpx._models", "httpx2._models", "requests.models", "urllib3.response")
-"""Modules of clients whose frames say that an answer was read."""
+"""Modules of clients whose frames show that an answer was read."""
 _OF_ANSWERS = (*_ANSWERS, "http.client", "httpx", "httpx2")
 """Modules of the classes of answers and connections."""
 _PROGRAMS = ("subprocess", "asyncio.subprocess", "pathlib", "verl_multiturn.sandbox", "verl_multiturn.workspaces")
-"""Modules of the objects through which a tool reads what the model's programs and files say."""
+"""Modules of the objects through which a tool reads the output of the model's programs and files."""
 _FILES = ("TextIOWrapper", "BufferedReader")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _NO_BREAKS = dict.fromkeys(map(ord, "\t\r\n"))
@@ -90,7 +89,7 @@ NOTHING = WrittenTexts()
 
 
 def errors_within(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, what it was raised from or wraps, and the members of groups, each once."""
+    """Yield an error, its causes, the errors that it wraps, and the members of groups, each once."""
     found, seen = [error], set[int]()
     while found:
         each = found.pop()
@@ -106,13 +105,13 @@ def errors_within(error: BaseException) -> Iterator[BaseException]:
 
 
 def names_address(error: BaseException, written: Sequence[Any]) -> bool:
-    """Tell whether somebody wrote the address that an error of a client is about, or that led to it.
+    """Return whether the address of a client's error, or one that led to it, is among the texts.
 
-    Where nothing says the address, whether somebody wrote any.
+    Where the address is unknown: whether any was written.
 
     Args:
         error: The error.
-        written: What was written: texts, also those of JSON, and values of JSON.
+        written: The texts, also those of JSON, and values of JSON.
     """
     if not written:
         return False
@@ -124,7 +123,7 @@ def names_address(error: BaseException, written: Sequence[Any]) -> bool:
 
 
 def names_subject(error: BaseException, written: Sequence[Any]) -> bool:
-    """Tell whether somebody wrote what could not be read.
+    """Return whether the unreadable text is among those written.
 
     Args:
         error: The error.
@@ -144,7 +143,7 @@ def names_subject(error: BaseException, written: Sequence[Any]) -> bool:
 
 
 def came_from(error: BaseException, modules: Sequence[str]) -> bool:
-    """Tell whether an error was raised in one of some modules.
+    """Return whether an error was raised in one of some modules.
 
     Args:
         error: The error.
@@ -154,14 +153,14 @@ def came_from(error: BaseException, modules: Sequence[str]) -> bool:
 
 
 def is_of_socket(error: BaseException) -> bool:
-    """Tell whether a stream of asyncio that ended was that of a socket, and not that of a program."""
+    """Return whether a stream of asyncio that ended was that of a socket, and not that of a program."""
     streams = [values.get("self") for module, _, values in _frames(error) if module == "asyncio.streams"]
     transports = [getattr(stream, "_transport", None) for stream in streams]
     return any(each is not None and each.get_extra_info("peername") is not None for each in transports)
 
 
 def names_word(error: BaseException, written: Sequence[Any]) -> bool:
-    """Tell whether somebody wrote the name that an error of a database is about, as in `no such table: x`."""
+    """Return whether somebody wrote the name that an error of a database is about, as in `no such table: x`."""
     found = re.search(r"near \"(.+)\"|: ([\w.]+)$", str(error))
     name = (found[1] or found[2]).lower() if found else ""
     return bool(name) and any(isinstance(text, str) and name in text.lower() for text in _leaves(written))
@@ -178,7 +177,7 @@ def _addresses(error: BaseException) -> Iterator[str]:
         is_host = path.endswith(("host", "address"))
         for one in each if isinstance(each, list | tuple) else (each,):  # a pair of host and port; answers on the way
             text = _text_of_address(one).strip().lower()
-            if text and (is_host or _URL.match(text)):  # a path below a configured address says nothing
+            if text and (is_host or _URL.match(text)):  # a path below a configured address is not evidence
                 yield text
 
 
@@ -194,7 +193,7 @@ def _text_of_address(found: Any) -> str:
 
 
 def _is_address_in(address: str, values: Sequence[Any]) -> bool:
-    """Tell whether a text among the values names an address, or its host as an address."""
+    """Return whether a text among the values names an address, or its host as an address."""
     host = _host(address) if _URL.match(address) else address.strip("[]")
     texts = [value.lower() for value in values if isinstance(value, str)]
     if _URL.match(address) and any(address.rstrip("/") in text for text in texts):
@@ -227,7 +226,7 @@ def _subjects(error: BaseException) -> Iterator[str | bytes]:
 
 
 def _inputs(error: BaseException) -> list[Any] | None:
-    """Return the values that pydantic could not take; None for another error, and for a text that is no JSON."""
+    """Return the values that pydantic could not take; None for another error, and for a text that is not JSON."""
     if not any(each.__name__ == "ValidationError" and "pydantic" in each.__module__ for each in type(error).__mro__):
         return None
     return [each.get("input") for each in error.errors(include_url=False)]  # type: ignore[attr-defined]
@@ -247,7 +246,7 @@ def _forms(subject: str | bytes) -> Iterator[str]:
 
 
 def _is_text_in(text: str, values: Sequence[Any]) -> bool:
-    """Tell whether a text is one of the values, or a part of one, whatever stands between its letters and digits."""
+    """Return whether a text is in the values; only its letters and digits count."""
     texts = [value for value in values if isinstance(value, str)]
     bare = text.strip()
     if any(bare == value.strip() or (len(bare) > 1 and bare in value) for value in texts):
@@ -271,7 +270,7 @@ def _is_value_in(value: Any, values: Sequence[Any]) -> bool:
 
 
 def _leaves(value: Any, is_flat: bool = False) -> Iterator[Any]:
-    """Yield the values within a value, with the texts that hold JSON and what is in them.
+    """Yield the values within a value, with the texts that hold JSON and the values in them.
 
     Args:
         value: The value.
@@ -303,7 +302,7 @@ def _frames(error: BaseException) -> Iterable[tuple[str, str, Mapping[str, Any]]
 
 
 def _is_clients(value: Any) -> bool:
-    """Tell whether a value is an answer or a connection of a client."""
+    """Return whether a value is an answer or a connection of a client."""
     kind = type(value)
     return kind.__module__ in _OF_ANSWERS and kind.__name__.endswith(("Response", "Connection"))
 
@@ -317,7 +316,7 @@ def attribute(holder: Any, name: str) -> Any:
     """Return an attribute, or the value of a key; None where there is none, or where it raises.
 
     Args:
-        holder: What has it.
+        holder: Its owner.
         name: Its name. A property of a client, such as httpx's `request`, may raise.
     """
     try:
@@ -327,7 +326,7 @@ def attribute(holder: Any, name: str) -> Any:
 
 
 def _at(holder: Any, path: str) -> Any:
-    """Return what stands at a path of attributes, whose first one may be a key; None where nothing is."""
+    """Return the value at a path of attributes, whose first one may be a key; None without one."""
     for name in path.split("."):
         holder = attribute(holder, name)
     return holder

@@ -1,27 +1,26 @@
-"""Whose a failure is: an outage, the model's, or a bug. This is the one place that says so.
+"""Classify failures: an outage, the model's mistake, or a bug. This is the one place that decides.
 
 In this order:
-1. our own limit on calls at once says nothing of anybody (`busy`);
+1. our own limit on calls at once has no other cause (`busy`);
 2. **outage**: a class that the entry names under `limits.outage.errors`, an `OutageError`, and a `create` that failed,
    unless with a `ValueError`, which is the row's mistake;
-3. what came too late (our own deadline, any `TimeoutError`, those of the usual clients of HTTP, and a gateway's status
-   504): an **outage**, unless the limits say `timeouts: model`, since the model can cause it by what it writes;
-4. **the model's**: what fails at an address that it chose, what cannot be read where it wrote it (`authorship.py` says
+3. an error of lateness (our own deadline, any `TimeoutError`, those of the usual clients of HTTP, and a gateway's
+   status 504): an **outage**, unless the limits say `timeouts: model`, since the model's text can cause it;
+4. **the model's**: a failure at an address that it chose, an unreadable text that it wrote (`authorship.py` finds
    both), any other `ValueError`, and a host or a kind of address that does not exist. Bad arguments, unknown tools and
    calls over a limit never come so far;
 5. **outage**: an error of a connection (Python's own, and those of these clients), no route to a host, an answer that
    cannot be read, a database that is locked, and the statuses 429, 502 and 503, and 407 and 511, by which the network
-   says that it lets nobody through. But not a pipe that broke: the program at its other end may be the model's. An
-   error of no client counts as what is within it, or behind it, where that is an outage;
-6. a **bug**: anything else. It is counted and told once, and says neither that the service is there nor that it is not.
+   refuses all traffic. But not a pipe that broke: the program at its other end may be the model's. An
+   error of no client counts as the outage within it, or behind it, if there is one;
+6. a **bug**: anything else. It is counted and reported once, and is no evidence about the service.
 
-`status_kind` says what a status means to a client whose address is configured, as that of a tool in the box is. There
-the key and the address are nobody's mistake but the configuration's, and so an outage: 401 to 403, 404, 405, a redirect
-and the like. An error of a foreign client does not say who wrote its address: there they are a bug.
+`status_kind` classifies a status for a client whose address is configured, as that of a tool in the box is. There a
+wrong key or address is a mistake of the configuration, and so an outage: 401 to 403, 404, 405, a redirect
+and the like. An error of a foreign client does not show who wrote its address: there they are a bug.
 
-An agent says it by raising an `OutageError`, or with the exit status 75 (`EX_TEMPFAIL`). That its work cannot be judged
-it says by an `UnjudgedError`, or with the exit status 69 (`EX_UNAVAILABLE`), and that a setting is wrong by a
-`ConfigError`.
+An agent reports an outage by an `OutageError`, or with the exit status 75 (`EX_TEMPFAIL`). It reports work that cannot
+be scored by an `UnjudgedError`, or with the exit status 69 (`EX_UNAVAILABLE`), and a wrong setting by a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -58,13 +57,13 @@ Addresses = Literal["model", "service"]
 AgentCause = Literal["outage", "unjudged", "misconfigured"]
 
 _EXITS: dict[int, AgentCause] = {os.EX_TEMPFAIL: "outage", os.EX_UNAVAILABLE: "unjudged"}
-"""Exit statuses by which an agent says that what it needs is not there, or that what was left cannot be judged."""
+"""Exit statuses by which an agent reports that a service is down, or that its work cannot be scored."""
 
 StatusKind = Literal["answer", "away", "late", "key", "network", "address", "failed", "refused"]
-"""`away`: the service, or a gateway before it, cannot answer now, whatever was asked; `late`: a gateway says so of it.
+"""`away`: the service, or a gateway before it, cannot answer any request now; `late`: a gateway waited too long.
 
-`key`: it does not know who asks; `network`: a proxy lets nobody through; `address`: it is another service, or has
-another address; `failed`: it failed at this request; `refused`: it does not take what was asked.
+`key`: it does not accept the client's key; `network`: a proxy refuses all traffic; `address`: it is another service,
+or has another address; `failed`: it failed at this request; `refused`: it does not accept the request.
 """
 _STATUSES: dict[int, StatusKind] = {
     **dict.fromkeys((429, 502, 503), "away"),
@@ -72,11 +71,11 @@ _STATUSES: dict[int, StatusKind] = {
     **dict.fromkeys((401, 402, 403), "key"),
     **dict.fromkeys((407, 511), "network"),
     # Also: no such form of a request (406, 411, 414, 415, 417), gone (410), another host (421), another protocol (426,
-    # 505), no such method (501). None of it depends on what the model wrote.
+    # 505), no such method (501). None of it depends on the model's text.
     **dict.fromkeys((404, 405, 406, 410, 411, 414, 415, 417, 421, 426, 501, 505), "address"),
 }
 OUT: tuple[StatusKind, ...] = ("away", "late", "key", "network", "address")
-"""Kinds of statuses that are an outage where the address is configured; `late` as the limits say."""
+"""Kinds of statuses that are an outage where the address is configured; `late` if the limits have it so."""
 _ANYWHERE: tuple[StatusKind, ...] = ("away", "network")
 """Kinds that are an outage whoever wrote the address."""
 MOST_WAIT_S = 60.0
@@ -167,14 +166,14 @@ _CLIENTS: dict[str, _Kind] = {
 }
 """Errors of the clients and readers that tools use, by name: none of them need be installed here.
 
-`status`: its status says it; `inner`: the error that it wraps says it; `read`: an answer that cannot be read, unless
-the model wrote it; `proxy`: of the way to a service; `moved`: redirects without end. An error is what its nearest class
-is.
+`status`: its status decides; `inner`: the error that it wraps decides; `read`: an answer that cannot be read, unless
+the model wrote it; `proxy`: of the way to a service; `moved`: redirects without end. The nearest class of an
+error decides.
 """
 _SQLITE = ("SQLITE_BUSY", "SQLITE_IOERR", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
 _GRPC: dict[str, _Kind] = {"UNAVAILABLE": "outage", "RESOURCE_EXHAUSTED": "outage", "DEADLINE_EXCEEDED": "late"}
 _CUT_OFF = ("bz2", "_compression", "compression._common._streams", "ftplib", "gzip", "lzma")
-"""Modules whose `EOFError` says that an answer broke off. Elsewhere a program may have ended, which may be the model's.
+"""Modules whose `EOFError` means that an answer broke off. Elsewhere a program may have ended, perhaps the model's.
 """
 
 
@@ -188,12 +187,11 @@ def cause_of(
     """Return whose a failure is; `busy` where nothing was called.
 
     Args:
-        error: What a method of an author's object raised, or what stood in its way.
-        timeouts: Whose it is that a call came too late.
+        error: The error of a method of an author's object, or the reason that it could not run.
+        timeouts: The cause of a late call.
         named: Classes of errors that are outages, beside those that always are.
-        written: What others than the service and the author wrote.
-        addresses: Who chooses the addresses that are opened; None: an address that stands in what the model wrote is
-            the model's.
+        written: Texts of others than the service and the author.
+        addresses: Who chooses the addresses that are opened; None: an address in the model's texts is the model's.
     """
     if isinstance(error, BusyError):
         return "busy"
@@ -226,7 +224,7 @@ def _cause(
     written: WrittenTexts,
     addresses: Addresses | None,
 ) -> Cause:
-    """Return whose a failure is that is neither late nor unreadable, whoever wrote its address."""
+    """Return the cause of a failure that is neither late nor unreadable, without regard to its address."""
     if kind == "model" or isinstance(error, ValueError) or any(map(_is_no_such_host, _chain(error))):
         return "model"
     if kind == "inner":
@@ -242,8 +240,8 @@ def _cause(
 
 
 def _within(error: BaseException, named: Sequence[type[BaseException]], written: WrittenTexts) -> tuple[bool, bool]:
-    """Tell whether an error of no client has an outage within it, and whether an address may be the reason."""
-    if type(error).__module__.startswith("verl_multiturn."):  # ours say it themselves
+    """Return whether an error of no client has an outage within it, and whether an address may be the reason."""
+    if type(error).__module__.startswith("verl_multiturn."):  # ours are classified by their class
         return False, False
     within = list(errors_within(error))[1:]
     found = [each for each in within if cause_of(each, "model", named, written, "service") == "outage"]
@@ -253,7 +251,7 @@ def _within(error: BaseException, named: Sequence[type[BaseException]], written:
 
 
 def _kind_of(error: BaseException, written: WrittenTexts) -> _Kind | None:
-    """Return what kind of an error of a client, a connection or a reader it is; None: of none."""
+    """Return the kind of an error of a client, a connection or a reader; None for other errors."""
     kind = _kind_of_client(error)
     if kind == "status" and error.__cause__ is not None and _kind_of_client(error.__cause__) == "read":
         return "read"  # aiohttp's, which makes up a status
@@ -275,7 +273,7 @@ def _kind_of(error: BaseException, written: WrittenTexts) -> _Kind | None:
 
 
 def _is_proxys(error: BaseException) -> bool:
-    """Tell whether a proxy on the way to an address fails: it cannot be reached, or wants a password."""
+    """Return whether a proxy on the way to an address fails: it cannot be reached, or wants a password."""
     for each in errors_within(error):
         if _kind_of_client(each) == "proxy":
             status = re.search(r"(?:\A|failed: )([1-5][0-9]{2})\b", str(attribute(each, "status") or each))
@@ -284,10 +282,10 @@ def _is_proxys(error: BaseException) -> bool:
 
 
 def status_kind(status: int) -> StatusKind:
-    """Return what a status of HTTP says to a client whose address is configured.
+    """Return the kind of a status of HTTP, for a client whose address is configured.
 
     Args:
-        status: The status. 400, 408, 409, 413, 422, 425, 451 and those below 500 that nobody knows are `refused`.
+        status: The status. 400, 408, 409, 413, 422, 425, 451 and unknown ones below 500 are `refused`.
     """
     if 200 <= status < 300:
         return "answer"
@@ -303,7 +301,7 @@ def retry_after_s(value: object) -> float | None:
         value: The header's text: seconds, also with a fraction, or a date. None: there is no header.
 
     Returns:
-        The seconds; None where it says none: the client then waits as long as it waits without a header.
+        The seconds; None if it names none: the client then waits as long as it waits without a header.
     """
     if not isinstance(value, str):
         return None
@@ -318,10 +316,10 @@ def retry_after_s(value: object) -> float | None:
 
 
 def next_try_s(error: BaseException) -> float | None:
-    """Return the seconds after which the service that failed wants to be asked again; None where it says nothing.
+    """Return the seconds after which a failed service accepts a retry; None if unknown.
 
     Args:
-        error: An `OutageError` that says it, or an error of a client that has the answer's headers.
+        error: An `OutageError` that has them, or an error of a client that has the answer's headers.
     """
     for each in _chain(error):
         if isinstance(each, OutageError) and each.next_try_s is not None:
@@ -337,12 +335,12 @@ def next_try_s(error: BaseException) -> float | None:
 
 
 def agents_cause(error: BaseException | int) -> AgentCause | None:
-    """Return what an agent's error or exit status says of others than the model; None if nothing.
+    """Return the cause beyond the model that an agent's error or exit status reports; None without one.
 
-    An error of a connection is no outage: the connection may be that to our own endpoint.
+    An error of a connection is not an outage: the connection may be that to our own endpoint.
 
     Args:
-        error: What it raised, or its exit status.
+        error: Its error, or its exit status.
     """
     if isinstance(error, OutageError):
         return "outage"
@@ -356,7 +354,7 @@ def agents_cause(error: BaseException | int) -> AgentCause | None:
 
 def _kind_of_client(error: BaseException) -> _Kind | None:
     for each in type(error).__mro__:
-        # httpx and openai name their errors as if they stood in the package itself; httpx2 is httpx, for MCP.
+        # httpx and openai name their errors as if they were in the package itself; httpx2 is httpx, for MCP.
         name = f"{each.__module__}.{each.__qualname__}".replace("httpx2.", "httpx.", 1)
         if (kind := _CLIENTS.get(name)) is not None:
             return kind

@@ -18,14 +18,14 @@ _AROUND = 5
 
 
 class UnreadableCallError(ValueError):
-    """Text that stands where a call should be, and cannot be read as one. The message tells the model why."""
+    """Text in the place of a call that cannot be read as one. The message gives the model the reason."""
 
 
 def read_json(text: str, position: int = 0) -> tuple[Any, int]:
     """Read the JSON value at a position of a text.
 
-    This reader refuses what would change on the way to the tool: an object with the same key twice (one value would be
-    lost), NaN, infinity, and a number too large for a float.
+    This reader refuses values that would change on the way to the tool: an object with the same key twice (one value
+    would be lost), NaN, infinity, and a number too large for a float.
 
     Args:
         text: The text, with anything before and after the value.
@@ -102,10 +102,10 @@ def written_arguments(arguments: Any) -> str:
     """Return the arguments of a call as JSON text.
 
     Arguments that the model wrote as a JSON string, as in the OpenAI API, stay exactly as they are. A string that is
-    not JSON stays, too: the later check against the tool's schema tells the model.
+    not JSON stays, too: the later check against the tool's schema reports it to the model.
 
     Raises:
-        UnreadableCallError: The arguments would not reach the tool unchanged, for example because a key stands twice.
+        UnreadableCallError: The arguments would not reach the tool unchanged, for example since a key occurs twice.
     """
     if not isinstance(arguments, str):
         return as_json(arguments)
@@ -113,16 +113,16 @@ def written_arguments(arguments: Any) -> str:
     try:
         json.loads(arguments)
     except (ValueError, RecursionError):
-        return arguments  # the check against the tool's schema tells the model later
+        return arguments  # the check against the tool's schema reports it to the model later
     as_json(read_json(arguments.lstrip())[0])
     return arguments
 
 
 def read_problem(error: Exception) -> str:
-    """Say why a text could not be read, in words for the model.
+    """Return the reason why a text could not be read, in words for the model.
 
     Args:
-        error: What the reader raised.
+        error: The reader's error.
     """
     if isinstance(error, json.JSONDecodeError):
         rest = error.doc[error.pos : error.pos + 20]
@@ -149,7 +149,7 @@ def as_json(value: Any) -> str:
 
 
 def is_deeper(value: Any, levels: int) -> bool:
-    """Tell whether a value is nested deeper than so many levels; a text alone has one."""
+    """Return whether a value is nested deeper than so many levels; a text alone has one."""
     level: list[Any] = [value]
     for _ in range(levels):
         below: list[Any] = []
@@ -167,8 +167,8 @@ def is_deeper(value: Any, levels: int) -> bool:
 def object_of(arguments: str) -> dict[str, Any] | None:
     """Return a call's arguments as the object that they are.
 
-    None for what is not a JSON object, and for one that is nested so deeply that a template fails at it, or that the
-    body in which an agent sends it back is refused.
+    None for a value that is not a JSON object, and for one that is nested so deeply that a template fails at it, or
+    that the body in which an agent sends it back is refused.
     """
     try:
         parsed = json.loads(arguments)

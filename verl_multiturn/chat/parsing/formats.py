@@ -1,8 +1,8 @@
 """The tool-call formats, by name.
 
 The parsers that come with inference engines are made for serving: they skip a call that they cannot read, and they
-guess the type of an argument. Training needs more: the model must be told about a call that cannot be read, and an
-argument must be what the model wrote. So this module describes each format, and a few parsers of this package read
+guess the type of an argument. Training needs more: the model must read an error for a call that cannot be read, and
+an argument must be exactly the model's. So this module describes each format, and a few parsers of this package read
 them.
 """
 
@@ -26,7 +26,7 @@ def _function_tags(tag: str, newline: str = r"\n?", escaped: bool = False) -> Ta
 
     Args:
         tag: Name of the tag around a call, for example `tool_call`.
-        newline: Regular expression for what the model's template writes between a value and its tags.
+        newline: Regular expression for the template's text between a value and its tags.
         escaped: Whether values are escaped as in HTML.
     """
     return TagForm(
@@ -63,8 +63,8 @@ def _invoke_tags(section: str, mark: str, written: str) -> TagForm:
 
     Args:
         section: Regular expression for the name of the section's tag.
-        mark: Text before the name of each inner tag, or "". In a format with a mark, each parameter also says whether
-            its value is a string.
+        mark: Text before the name of each inner tag, or "". In a format with a mark, each parameter also declares
+            whether its value is a string.
         written: Example of a call, shown to the model when a call cannot be read.
     """
     string = r'\s+string="(?P<string>true|false)"\s*' if mark else ""

@@ -1,4 +1,4 @@
-"""The types of what the model says in one turn, and the interface of a parser."""
+"""The types of a parsed turn of the model, and the interface of a parser."""
 
 from __future__ import annotations
 

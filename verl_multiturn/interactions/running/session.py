@@ -100,7 +100,7 @@ class InteractionSession:
 
     @property
     def scored(self) -> bool:
-        """Tell whether the reward of the whole conversation is known; always where the interaction gives none."""
+        """Return whether the reward of the whole conversation is known; always where the interaction gives none."""
         return self._scored or "score" in self._gate.owner.inherited
 
     async def __aenter__(self) -> InteractionSession:

@@ -42,7 +42,7 @@ class Source:
         return found if record.get("valid", True) else found._replace(score=None)
 
     def is_right(self, reward: Reward) -> bool | None:
-        """Tell whether a conversation solved its task; None: it has no reward."""
+        """Return whether a conversation solved its task; None: it has no reward."""
         return None if reward.score is None else is_right(reward, self._ranges)
 
     @property

@@ -141,7 +141,7 @@ class _AgentThread:
         self._has_begun = True
 
     def is_alive(self) -> bool:
-        """Tell whether the thread still runs."""
+        """Return whether the thread still runs."""
         return self._thread.is_alive()
 
     def ending(self) -> AgentEnd:

@@ -156,12 +156,12 @@ class Unauthenticated:
 
 
 def has_ended(transport: asyncio.Transport | None) -> bool:
-    """Tell whether the client sends nothing more. It may have gone, or still read."""
+    """Return whether the client sends nothing more. It may have gone, or still read."""
     return _is(transport, _PEER_CLOSED | select.POLLERR | select.POLLHUP)
 
 
 def was_reset(transport: asyncio.Transport | None) -> bool:
-    """Tell whether the connection broke, as it does when data reach a client that has closed it.
+    """Return whether the connection broke, as it does when data reach a client that has closed it.
 
     A client that closes only its side after it has read everything breaks nothing.
     """

@@ -35,7 +35,7 @@ def route_of(request: web.BaseRequest) -> tuple[str | None, str, Protocol]:
 
 
 def is_models(route: str) -> bool:
-    """Tell whether a route is that of the models, or of one of them."""
+    """Return whether a route is that of the models, or of one of them."""
     return route == "models" or route.startswith("models/")
 
 

@@ -1,4 +1,4 @@
-"""`ChatRequest` and `Completion`: what an agent asks for and what it gets, in one form for all protocols."""
+"""`ChatRequest` and `Completion`: an agent's request and its answer, in one form for all protocols."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ChatRequest:
     tools: Sequence[dict[str, Any]] = ()
     """Schemas `{"type": "function", "function": {"name", "description", "parameters"}}`; nothing else is in them."""
     n: int = 1
-    """How many completions are asked for."""
+    """Number of requested completions."""
     stop: Sequence[str] = ()
     """Texts at which a completion ends."""
     max_tokens: int | None = None
-    """The most tokens of a completion; None: what is left."""
+    """The most tokens of a completion; None: the rest of the context."""
     logprobs: bool = False
     """Whether the client wants the log-probability of each token."""
     reads_calls: bool = True
@@ -67,7 +67,7 @@ class Completion:
     completion_tokens: int = 0
     """Tokens that were sampled, of reasoning, calls and the end token, too."""
     token_logprobs: Sequence[tuple[str, float]] = field(default_factory=list)
-    """Text and log-probability of each sampled token; empty unless they were asked for."""
+    """Text and log-probability of each sampled token; empty unless they were requested."""
     messages: Sequence[Message] = ()
     """Messages of the request that it answers. These, the tools and the parent are there for `proxy.select` alone."""
     tools: Sequence[Mapping[str, Any]] = ()
@@ -88,9 +88,9 @@ class RefusedError(Exception):
     """A request that gets an error and no completion.
 
     Args:
-        status: HTTP status. 400 for what repeating cannot mend.
-        code: What clients look at, such as `context_length_exceeded`.
-        message: One sentence that says what is wrong and what to do.
+        status: HTTP status. 400 if a retry cannot succeed.
+        code: Machine-readable cause, such as `context_length_exceeded`.
+        message: One sentence with the fault and the remedy.
     """
 
     def __init__(self, status: int, code: str, message: str) -> None:

@@ -34,7 +34,7 @@ class Compared(NamedTuple):
     """Text of the reasoning; "" where it was not sent."""
 
     def fits(self, other: Compared) -> bool:
-        """Tell whether two messages with equal keys can be the same one, but for their ids."""
+        """Return whether two messages with equal keys can be the same one, but for their ids."""
         return not self.reasoning or not other.reasoning or self.reasoning == other.reasoning
 
 
@@ -70,7 +70,7 @@ def content_key(content: Any) -> Hashable:
 
 
 def _is_whole(text: str) -> bool:
-    """Tell whether a JSON text has no half of a surrogate pair alone; orjson looks at a million escapes in 1 ms."""
+    """Return whether a JSON text has no half of a surrogate pair alone; orjson looks at a million escapes in 1 ms."""
     try:
         orjson.loads(text if "\\ud" in text or "\\uD" in text else "0")
     except orjson.JSONDecodeError:

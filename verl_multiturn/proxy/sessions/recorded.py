@@ -70,7 +70,7 @@ class _GatedSession(AgentSession):
             self._held.discard(id(request))
 
     def is_waiting(self, request: ChatRequest) -> bool:
-        """Tell whether a request waits for its samples."""
+        """Return whether a request waits for its samples."""
         return id(request) in self._held
 
     async def _prompt(self, request: ChatRequest) -> PromptNode:

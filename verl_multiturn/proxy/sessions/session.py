@@ -56,7 +56,7 @@ class _Sample:
 
     @property
     def usable(self) -> bool:
-        """Tell whether a client can still get it: it is under way, or nobody has it."""
+        """Return whether a client can still get it: it is under way, or nobody has it."""
         return not self.task.done() or (self.node is not None and not self.node.delivered)
 
 

@@ -100,7 +100,7 @@ class TurnReader:
 
 
 def _is_readable(call: ToolCall) -> bool:
-    """Tell whether a client can read a call and send it back: with a name, and arguments as `object_of` has them."""
+    """Return whether a client can read a call and send it back: with a name, and arguments as `object_of` has them."""
     try:
         call.name.encode()
     except UnicodeEncodeError:  # half of a surrogate pair, which comes back as another character

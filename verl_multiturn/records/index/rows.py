@@ -102,7 +102,7 @@ def merge(own: Row, changes: Row) -> None:
 
 
 def is_again(own: Row, changes: Row) -> bool:
-    """Tell whether changes are of a conversation that another file, or another place of the file, has already."""
+    """Return whether changes are of a conversation that another file, or another place of the file, has already."""
     if own[_FILE] is None or changes[_FILE] is None:
         return False
     if own[_FILE] != changes[_FILE]:

@@ -77,7 +77,7 @@ class Sources:
         return held
 
     def has_changed(self) -> bool:
-        """Tell whether another file stands under a name than the one that was read, or less of it."""
+        """Return whether another file stands under a name than the one that was read, or less of it."""
         return any(map(self._is_other, self._identities))
 
     def _is_other(self, name: str) -> bool:
@@ -116,7 +116,7 @@ class Sources:
         )
 
     def _is_as_read(self, name: str) -> bool:
-        """Tell whether a file of lines still begins with what was read of it."""
+        """Return whether a file of lines still begins with what was read of it."""
         with open_regular(self._place / name, within=self._place) as file:
             found = identity_of(os.fstat(file.fileno()))
             if found != self._identities[name]:

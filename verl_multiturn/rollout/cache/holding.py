@@ -85,7 +85,7 @@ class _Stay:
     """Whether the server was last told of it."""
 
     def counts(self, now: float) -> bool:
-        """Tell whether the others have to leave room for it."""
+        """Return whether the others have to leave room for it."""
         return bool(self.turns) or now - self.since <= AWAY_S
 
     def needed(self) -> list[_Request]:

@@ -103,7 +103,7 @@ def copy_mounts() -> int:
 
 
 def have_one_memory(first: int, second: int) -> bool:
-    """Tell whether two tasks have the same address space, as a child of `vfork` has its parent's.
+    """Return whether two tasks have the same address space, as a child of `vfork` has its parent's.
 
     Args:
         first: Id of a process or thread that we may trace.

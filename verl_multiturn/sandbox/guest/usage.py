@@ -245,7 +245,7 @@ def page_tables(paths: list[str]) -> int:
 
 
 def hold_more(usage: Usage, allowed: int) -> bool:
-    """Tell whether the memory of processes, with what was swapped out, is more than allowed.
+    """Return whether the memory of processes, with what was swapped out, is more than allowed.
 
     A page that several processes share counts once, and so does an address space: a child of `vfork` has its parent's.
     The kernel's records of mappings count, too, where they may be over a quarter of what is allowed: there is at most

@@ -94,7 +94,7 @@ def mutations_of(path: str, source: bytes) -> list[Mutation]:
 
 
 def is_sound(mutation: Mutation, source: bytes) -> bool:
-    """Tell whether the mutated text of a file is Python that differs from the original in more than its layout."""
+    """Return whether the mutated text of a file is Python that differs from the original in more than its layout."""
     try:
         changed = parse_module(mutation.apply(source))
     except (SyntaxError, ValueError):  # such as a `not` whose operand needs its brackets

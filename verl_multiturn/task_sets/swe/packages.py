@@ -107,7 +107,7 @@ def read_package(name: str) -> Package:
 
 
 def is_test(path: str) -> bool:
-    """Tell whether a file of a package belongs to its tests, by its path."""
+    """Return whether a file of a package belongs to its tests, by its path."""
     parts = PurePosixPath(path).parts
     return not _TEST_FOLDERS.isdisjoint(parts[:-1]) or _TEST_FILE.fullmatch(parts[-1]) is not None
 

@@ -11,7 +11,7 @@ from typing import Any
 class CallStatus(StrEnum):
     """Way in which a call ended: the tool was called (the first three), or the call was refused (the others).
 
-    ERROR also stands for a call of a tool whose `create` failed.
+    ERROR is also the status of a call of a tool whose `create` failed.
     """
 
     OK = "ok"
@@ -55,4 +55,4 @@ class CallResult:
     at: float = field(default_factory=time.time, compare=False)
     """Time (`time.time`) at which the answer was there; for traces alone."""
     whole: str | None = None
-    """What the tool answered before `text` lost its middle; None: nothing was lost, or nobody keeps it."""
+    """The tool's answer before `text` lost its middle; None: it lost nothing, or no record keeps it."""

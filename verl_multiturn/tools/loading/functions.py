@@ -5,12 +5,12 @@
         '''Return the entries of a table under a key.'''
 
 The docstring describes the tool to the model, and its parameters in any of four styles (`docstrings.py`); annotations
-and defaults may describe them, too (`parameters.py`). `returns.py` says what a return value means. The YAML names the
+and defaults may describe them, too (`parameters.py`). `returns.py` reads return values. The YAML names the
 function: `- function: my_package.my_module.lookup`. The decorator is needed only for its options, and leaves the
 function a function.
 
 Invariants:
-- the schema says what the signature and the docstring say, and the function gets arguments of the annotated types;
+- the schema follows the signature and the docstring, and the function gets arguments of the annotated types;
 - a parameter marked with `FromRow` is never shown to the model; its value comes from the row's `execute_kwargs`;
 - a function that cannot be described fully is refused when it is loaded; the error names the parameter.
 """
@@ -81,7 +81,7 @@ def tool(function: Any = None, /, **options: Any) -> Any:
     """Set options for a function that is used as a tool.
 
     Args:
-        function: The function, where the decorator stands without options (`@tool`).
+        function: The function, where the decorator has no options (`@tool`).
         options: The fields of `ToolOptions`, as keywords: `name`, `description`, `pure`, `repeatable`,
             `ends_conversation`.
 
@@ -102,7 +102,7 @@ class FunctionTool(BaseTool):
     Args:
         schema: The schema of the tool.
         filled: The parameters that the model fills; None: the function gets the arguments as they come.
-        defaults: The `Field`s that stand for defaults of the function, by parameter; those of `filled` may be left out.
+        defaults: The `Field`s in the place of the function's defaults, by parameter; those of `filled` may be omitted.
     """
 
     def __init__(self, schema: ToolSchema, filled: Parameters | None, defaults: Mapping[str, FieldInfo]) -> None:
@@ -113,7 +113,7 @@ class FunctionTool(BaseTool):
     def read_arguments(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return a call's arguments in the types that the function's annotations name.
 
-        An argument that the call leaves out is left out here, too, where the function has a default for it.
+        An argument that the call omits is omitted here, too, where the function has a default for it.
 
         Args:
             parameters: The arguments of the call, by name.
@@ -128,7 +128,7 @@ class FunctionTool(BaseTool):
 
         Args:
             parameters: The arguments of the call, by name.
-            row: What the data row gives for the parameters that are marked with `FromRow`.
+            row: The data row's values for the parameters that are marked with `FromRow`.
 
         Raises:
             ValueError: As in `read_arguments`.

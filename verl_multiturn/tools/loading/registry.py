@@ -1,6 +1,6 @@
 """Loading of tools from a YAML file.
 
-Each entry of the file has one of four keys, which says its kind:
+Each entry of the file has one of four keys, which gives its kind:
 
 - `class_name`: a class with the four methods of `BaseTool`, ours or verl's, with `config` and `tool_schema`;
 - `function`: a typed function (`tools/loading/functions.py`);
@@ -36,7 +36,7 @@ TOOL_FILE = ListFile(
     "tool name",
     "rename one of them, or give an MCP server a 'prefix'",
 )
-# Allowed keys of an entry, by the key that says its kind.
+# Allowed keys of an entry, by the key that gives its kind.
 _ENTRY_KEYS = {
     "class_name": {"class_name", "config", "tool_schema", "limits"},
     "function": {"function", "tool_schema", "limits"},
@@ -65,7 +65,7 @@ def build_tools(entry: Any, where: str) -> list[Any]:
     """Build the tools of one entry of a YAML file.
 
     Args:
-        entry: The entry as it stands in the file.
+        entry: The entry of the file.
         where: The place that errors name, for example `tools.yaml: tools[0]`.
 
     Raises:

@@ -52,7 +52,7 @@ def missing(row: Mapping[str, Any]) -> list[str]:
 
 
 def is_ours(row: Mapping[str, Any]) -> bool:
-    """Tell whether our agent loop made a row: one of our columns is enough, since the others may have been lost."""
+    """Return whether our agent loop made a row: one of our columns is enough, since the others may have been lost."""
     return VERSIONS in row or RECEIPTS in row or STATS in (row.get("metrics") or {})
 
 

@@ -86,7 +86,7 @@ class Parts:
             self._actors = [remote.remote() for _ in range(self._count)]
 
     def are_worth(self, rows: int) -> bool:
-        """Tell whether a batch of so many rows is checked faster in parts."""
+        """Return whether a batch of so many rows is checked faster in parts."""
         return rows >= LARGE and self._count > 1 and ray.is_initialized()
 
     def check(

@@ -239,7 +239,7 @@ def _find(name: str) -> tuple[Any, Any]:
 
 
 def assigns(cls: type, name: str) -> bool:
-    """Tell whether instances of a class have an attribute, by the sources of the class and its bases."""
+    """Return whether instances of a class have an attribute, by the sources of the class and its bases."""
     return any(name in getattr(each, "__annotations__", {}) or name in _assigned(each) for each in cls.__mro__)
 
 
@@ -272,7 +272,7 @@ def _parameters(value: Any) -> str:
 
 
 def _fits(recorded: str, found: str, *, exact: bool) -> bool:
-    """Tell whether a callable can be called as before.
+    """Return whether a callable can be called as before.
 
     Args:
         recorded: Its parameters in the contract.

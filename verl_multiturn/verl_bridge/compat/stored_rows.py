@@ -18,7 +18,7 @@ from tensordict import NonTensorStack, TensorDict
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.names import STATS
 
-if TYPE_CHECKING:  # it imports what builds rows, which the processes of the certificate do without
+if TYPE_CHECKING:  # it imports the code that builds rows; the processes of the certificate do without
     from verl_multiturn.observe.metrics import Stats
 
 TRAIN = "train"
@@ -31,7 +31,7 @@ Keys = Sequence[RowKey] | Sequence[str]
 
 
 class Batch(Protocol):
-    """What we read of a batch of verl's trainers, a `KVBatchMeta` of TransferQueue, which names rows."""
+    """The fields that we read of a batch of verl's trainers, a `KVBatchMeta` of TransferQueue, which names rows."""
 
     keys: list[str]
     """Names of the rows."""
@@ -40,7 +40,7 @@ class Batch(Protocol):
     partition_id: str
     """TransferQueue's partition, where the columns are."""
     extra_info: dict[str, Any]
-    """What belongs to the whole batch, such as the temperature."""
+    """Values of the whole batch, such as the temperature."""
 
     def select_keys(self, keys_to_select: list[str]) -> Batch:
         """Return a batch of some of the rows."""
@@ -61,7 +61,7 @@ class NewRow:
     columns: dict[str, Any]
 
     def form(self) -> Hashable:
-        """Return what rows of one put must have in common: the columns, and of each tensor its type and dimensions.
+        """Return the form that rows of one put must share: the columns, and of each tensor its type and dimensions.
 
         A nested tensor, as which lists of tensors are put, may differ in one dimension. It is the longest one here,
         which counts tokens.
@@ -157,7 +157,7 @@ def put_zeros(keys: Keys, partition_id: str, names: Sequence[str], dtype: torch.
 
 
 def list_prompts(partition_id: str) -> dict[str, dict[str, Any]]:
-    """Return the tags of a partition's prompts, by uid; each prompt stands for a group of conversations."""
+    """Return the tags of a partition's prompts, by uid; each prompt has a group of conversations."""
     listed = transfer_queue.kv_list(partition_id) or {}
     return {key: tag for key, tag in listed.get(partition_id, {}).items() if tag.get("is_prompt", False)}
 
@@ -169,7 +169,7 @@ def get_prompts(uids: Sequence[str], partition_id: str) -> TensorDict:
 
 
 def put_tags(keys: Sequence[str], partition_id: str, tags: Sequence[dict[str, Any]]) -> None:
-    """Write a tag for each key; what a tag had before stays, unless it is named again."""
+    """Write a tag for each key; its earlier fields stay, unless they are named again."""
     transfer_queue.kv_batch_put(keys=list(keys), partition_id=partition_id, tags=list(tags))
 
 
@@ -189,7 +189,7 @@ def nested(rows: list[torch.Tensor]) -> torch.Tensor:
 
 
 def fetch_stats(keys: Sequence[RowKey], partition_id: str) -> dict[RowKey, Stats | None]:
-    """Return the stats that our agent loop left with each of the rows, of which there is one; None for other rows."""
+    """Return the stats that our agent loop stored with each of these rows; None for rows of other loops."""
     found = _fetch_metrics(keys, partition_id)
     if found is None:  # one of the rows lacks the column, as rows of no agent loop may
         found = [(_fetch_metrics([key], partition_id) or [{}])[0] for key in keys]

@@ -115,7 +115,7 @@ class CertifiedOutput(AgentLoopOutput):
 
     @property
     def is_scored(self) -> bool:
-        """Tell whether there is a reward yet."""
+        """Return whether there is a reward yet."""
         return self.reward_score is not None or any(name in self.stats for name in _ADDED)
 
     def total(self) -> float:
@@ -146,7 +146,7 @@ def joined_row(key: RowKey, stats: Stats | None, fields: Fields, step: int, vali
 
 
 def is_valid(output: AgentLoopOutput | list[AgentLoopOutput]) -> bool:
-    """Tell whether an agent loop returned a conversation that can be trained; one of another loop than ours always can.
+    """Return whether an agent loop's conversation can be trained on; one of another loop than ours always can.
 
     Args:
         output: What the agent loop's `run` returned; an empty list is not a conversation.

@@ -22,7 +22,7 @@ from verl_multiturn.verl_bridge.model.processors import image_reader, load_proce
 
 @dataclass
 class LoadedModel:
-    """What a conversation needs of a model beside an engine."""
+    """The parts of a model that a conversation needs beside an engine."""
 
     tokenizer: Any
     model_type: str | None
@@ -38,7 +38,7 @@ class LoadedModel:
 
     @property
     def fill_id(self) -> int:
-        """Return the token id that fills what has no token: its padding token, or else its end token."""
+        """Return the token id that fills empty positions: the padding token, or else the end token."""
         padding = self.tokenizer.pad_token_id
         fill: int = self.tokenizer.eos_token_id if padding is None else padding
         return fill
@@ -52,14 +52,14 @@ _RUN_ITS_CODE = (
 
 
 def load_model(section: Mapping[str, Any], remedy: str, data: Any = None) -> LoadedModel:
-    """Load what conversations need of a model from this machine, as verl's workers do; nothing is downloaded.
+    """Load a model's tokenizer and processor from this machine, as verl's workers do; nothing is downloaded.
 
     The start-up check, an evaluation, a replay and the commands that examine a model call it.
 
     Args:
         section: `actor_rollout_ref.model`, or the part of it that is known: `path`, `tokenizer_path`,
             `trust_remote_code`, `custom_chat_template`.
-        remedy: What to do where it is not here, for the error.
+        remedy: The remedy where it is not here, for the error.
         data: The section `data`, by which images of rows are read; None: those of verl's own data set.
 
     Raises:
@@ -108,5 +108,5 @@ def most_tokens(model: Any) -> int | None:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
         update_model_config(config, changes.get("model_config", changes))
         return int(get_max_position_embeddings(config))
-    except Exception:  # whatever a configuration of somebody's own raises; verl says it when it loads the model
+    except Exception:  # a configuration of the user's own may raise anything; verl reports it when it loads the model
         return None

@@ -25,7 +25,7 @@ _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
 def takes_images(model_type: str | None) -> bool:
-    """Tell whether verl's token builder for a model takes images, and so needs a processor.
+    """Return whether verl's token builder for a model takes images, and so needs a processor.
 
     Args:
         model_type: `model_type` of the model's config.json.

@@ -196,7 +196,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         return getattr(module, "module", module).config
 
     def _allows(self, reason: str | None) -> bool:
-        """Tell whether forests are computed; say once why not.
+        """Return whether forests are computed; say once why not.
 
         Raises:
             ConfigError: They are not, and the run insists on them.
@@ -214,7 +214,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         return False
 
     def _find_fitness(self) -> bool:
-        """Tell whether the model's rows may be forests: nothing speaks against it, and the probe agrees."""
+        """Return whether the model's rows may be forests: nothing speaks against it, and the probe agrees."""
         config = self._model_config()
         reason = unfit_engine(self.engine_config, self.model_config, get_device_name())
         reason = reason or unfit_model(self.module, config)

@@ -32,12 +32,12 @@ class Admission:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether generations are let in."""
+        """Return whether generations are let in."""
         return self._is_open
 
     @property
     def leaves(self) -> bool:
-        """Tell whether the server leaves the load balancer."""
+        """Return whether the server leaves the load balancer."""
         return self._leaves
 
     def enter(self) -> bool:

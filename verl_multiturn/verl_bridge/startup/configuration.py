@@ -125,7 +125,7 @@ class StartUpCheck(Callback):
 
 
 def _is_trainer_config(config: DictConfig) -> bool:
-    """Tell whether this is verl's trainer, and not another Hydra program in the same environment."""
+    """Return whether this is verl's trainer, and not another Hydra program in the same environment."""
     return all(OmegaConf.select(config, key) is not None for key in ("actor_rollout_ref.rollout.multi_turn", "trainer"))
 
 

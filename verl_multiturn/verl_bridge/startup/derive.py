@@ -147,7 +147,7 @@ def choose_engine(run: RunView) -> None:
 
 
 def needs_router(run: RunView) -> bool:
-    """Tell whether siblings are to go to one server, and no other rule says where requests go."""
+    """Return whether siblings are to go to one server, and no other rule says where requests go."""
     rollout = run.rollout
     taken = rollout.get("router_config_path") or rollout.get("full_determinism")
     return bool(run.runs_our_server and run.settings.cache.lead_ms and not taken)

@@ -93,12 +93,12 @@ def set_needs(run: RunView) -> None:
 
 
 def is_default_warmup(given: Any) -> bool:
-    """Tell whether a number of warm-up batches is verl's default, the integer 1; 1.0 is the user's."""
+    """Return whether a number of warm-up batches is verl's default, the integer 1; 1.0 is the user's."""
     return type(given) is int and given == 1
 
 
 def has_weight(run: RunView) -> bool:
-    """Tell whether the loss has an importance weight: verl's, or the one that ours needs."""
+    """Return whether the loss has an importance weight: verl's, or the one that ours needs."""
     return bool(run.value(_LEVEL) or WEIGHT.values(run))
 
 

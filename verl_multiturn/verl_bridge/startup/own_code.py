@@ -32,7 +32,7 @@ _REGISTER, _IMPORT = "register", "importlib"
 
 
 def has_other_environment(config: DictConfig) -> bool:
-    """Tell whether Ray makes the workers an environment of their own: `runtime_env` names more than variables.
+    """Return whether Ray makes the workers an environment of their own: `runtime_env` names more than variables.
 
     Ask before the start-up check changes the configuration: on the CPU it names an interpreter of ours there.
     """

@@ -63,7 +63,7 @@ def check_ray_cpus(run: RunView) -> None:
 
 
 def _is_for_another_machine(run: RunView) -> bool:
-    """Tell whether a run needs GPUs, and this machine has none."""
+    """Return whether a run needs GPUs, and this machine has none."""
     import torch
 
     return bool(run.value("trainer.device") != "cpu" and not torch.cuda.is_available())

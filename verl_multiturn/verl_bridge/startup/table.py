@@ -1,7 +1,7 @@
-"""The form of the start-up check's table: what a run's settings must not be, why, and what to set instead.
+"""The form of the start-up check's table: refused settings, the reason, and the remedy.
 
-A row is data, so that the page of settings can list it. What takes more than a look at settings, such as loading a
-tokenizer, is a function; it stands among the rows, in the one order in which all of them are asked.
+A row is data, so that the page of settings can list it. A check that needs more than settings, such as loading a
+tokenizer, is a function among the rows, in the one order in which all of them run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Row:
     """Settings with which a run cannot work, or not as one would think.
 
     `why`, `remedy` and `given` are templates of `str.format`. They may name attributes of the run (`{run.estimator}`),
-    what `when` returned (`{found}`), and names of ours (`{PATH}`).
+    the result of `when` (`{found}`), and names of ours (`{PATH}`).
     """
 
     key: str | tuple[str, ...]
@@ -32,12 +32,12 @@ class Row:
     when: Callable[[RunView], Any]
     """Return something that is true where the row applies."""
     why: str
-    """A sentence that says what is wrong; it stands behind a colon."""
+    """The fault, as a sentence behind a colon."""
     remedy: str
     given: str = ""
     """The begin of the message, before the colon; empty: the settings with their values."""
     is_refusal: bool = True
-    """True: the run ends; False: it is told, and goes on."""
+    """True: the run ends; False: it goes on with a warning."""
 
     def __call__(self, run: RunView) -> None:
         """Refuse the run, or warn of it, where the row applies.
@@ -52,7 +52,7 @@ class Row:
         run.tell(message)
 
     def message(self, run: RunView) -> str | None:
-        """Return what the row says of a run; None where it does not apply."""
+        """Return the row's message for a run; None where it does not apply."""
         if not (found := self.when(run)):
             return None
         shown = {"run": run, "found": found}
@@ -71,14 +71,14 @@ class Section:
     checks: Sequence[Check]
     applies: Callable[[RunView], Any] = lambda run: True
     at_once: Callable[[RunView, Sequence[Check]], None] | None = None
-    """Tells in one message what all the checks, which are rows, say; None: each tells itself."""
+    """Reports all the checks, which are rows, in one message; None: each reports by itself."""
 
 
 def check(run: RunView, sections: Iterable[Section]) -> None:
     """Ask all rows and functions in their order; of an early view, those that it can answer.
 
     Raises:
-        ConfigError: What the first that applies says.
+        ConfigError: The first refusal that applies.
     """
     for section in sections:
         if not section.applies(run):
@@ -92,7 +92,7 @@ def check(run: RunView, sections: Iterable[Section]) -> None:
 
 
 def fill(template: str, **shown: Any) -> str:
-    """Return the text of a template, with names of ours and what is `shown` of the run."""
+    """Return the text of a template, with names of ours and the values `shown` of the run."""
     return template.format(**_NAMES, **shown)
 
 
@@ -112,7 +112,7 @@ def set_beside(keys: Iterable[str], when: Callable[[RunView], Any], why: str, re
 
 
 def needs_our_trainer(key: str, when: Callable[[RunView], Any], otherwise: str) -> Row:
-    """Return the row of a setting that only our trainers take; `otherwise` says what to do without such a trainer."""
+    """Return the row of a setting that only our trainers take; `otherwise` is the remedy without such a trainer."""
     return Row(
         key,
         when=lambda run: run.our_trainer is None and when(run),

@@ -115,7 +115,7 @@ def kinds_of(key: str, engine: str = "dp") -> Kinds:
 
 
 def section_of(key: str, engine: str) -> bool:
-    """Tell whether a path is a section of verl's configuration."""
+    """Return whether a path is a section of verl's configuration."""
     return any(name.startswith(f"{key}.") for name in verl_keys.defaults(engine))
 
 
@@ -190,7 +190,7 @@ def kind_of(value: Any) -> str:
 
 
 def fits(value: Any, kinds: Kinds) -> bool:
-    """Tell whether a value has one of the types."""
+    """Return whether a value has one of the types."""
     kind = kind_of(value)
     if "any" in kinds or kind in kinds or (kind == "int" and "float" in kinds):
         return True

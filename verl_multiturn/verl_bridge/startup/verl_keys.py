@@ -77,7 +77,7 @@ class Entry:
         return tuple(f"{begin}{name}{end}" for name in names.split(",")) if brace else (self.pattern,)
 
     def fits(self, key: str) -> bool:
-        """Tell whether the pattern fits a setting."""
+        """Return whether the pattern fits a setting."""
         return _expression(self.pattern).fullmatch(key) is not None
 
 

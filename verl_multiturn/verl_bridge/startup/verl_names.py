@@ -48,7 +48,7 @@ def loggers() -> frozenset[str]:
 
 
 def has_other_plugins() -> bool:
-    """Tell whether verl loads code beside ours, which may register names of its own."""
+    """Return whether verl loads code beside ours, which may register names of its own."""
     plugins = importlib.metadata.entry_points(group="verl.plugins")
     others = [entry for entry in plugins if not entry.value.startswith("verl_multiturn")]
     return bool(others or os.environ.get("VERL_USE_EXTERNAL_MODULES"))

@@ -1,11 +1,11 @@
-"""What the start-up check asks of a run's configuration: each question stands here once.
+"""Answers of a run's configuration to the start-up check: each question has one method.
 
-A view shows the configuration as it was when a question was first asked. Whoever changes the configuration takes a new
-view of it afterwards.
+Answers are cached: a view shows the configuration as it was at the first call. Make a new view after a change of the
+configuration.
 
 Invariants:
-- an early view answers without importing verl, torch or Ray, or any code of the user's. A question that cannot be
-  answered so raises `LaterError`, and is asked again at the start.
+- an early view answers without importing verl, torch or Ray, or any code of the user's. A question that needs one
+  of them raises `LaterError`, and is repeated at the start.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ _dry = False
 
 
 def begin_dry_start() -> None:
-    """Let this process be a dry start: no cluster is joined, and what the run itself makes may not be there yet."""
+    """Let this process be a dry start: no cluster is joined, and files that the run itself makes may be missing."""
     global _dry  # Hydra calls the start-up check, which takes no argument of ours
     _dry = True
 
 
 def is_dry_start() -> bool:
-    """Tell whether this process is a dry start (`dry_start.py`)."""
+    """Return whether this process is a dry start (`dry_start.py`)."""
     return _dry
 
 
 class LaterError(Exception):
-    """A question needs verl, the model's tokenizer or the user's code, and is left to the trainer's own process."""
+    """A question needs verl, the model's tokenizer or the user's code, and is answered in the trainer's own process."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class RunView:
     config: DictConfig
     """verl's whole configuration."""
     is_early: bool = False
-    """Whether verl is not imported yet: the launcher refuses what it can, and tells nothing that is no refusal."""
+    """Whether verl is not imported yet: the launcher raises refusals alone, and prints no warnings."""
 
     own_files: OwnFiles = "there"
-    """Whether the run has made what lies in its own folder, such as its rows."""
+    """Whether the run has made the files of its own folder, such as its rows."""
 
     def require_stack(self) -> None:
         """Leave a question that needs verl or the user's code to the start.
@@ -87,12 +87,12 @@ class RunView:
             raise LaterError
 
     def tell(self, message: str) -> None:
-        """Print what is no refusal; an early view prints nothing, since the start tells it."""
+        """Print a warning; an early view prints nothing, since the start prints it."""
         if not self.is_early:
             print(f"verl-multiturn: {message}", file=sys.stderr)
 
     def will_be_made(self, path: str | Path) -> bool:
-        """Tell whether the run itself may make a file or folder before it starts the trainer: in its own folder."""
+        """Return whether the run itself may make a file or folder before it starts the trainer: in its own folder."""
         out, path = self.value("recipe.out"), Path(path).expanduser()
         when = "maybe" if is_dry_start() else self.own_files
         if out is None or Path(out) not in path.absolute().parents:
@@ -104,15 +104,15 @@ class RunView:
         return _ours(self.settings, key) if key.startswith(_OURS) else OmegaConf.select(self.config, key)
 
     def is_set(self, key: str) -> bool:
-        """Tell whether a setting has another value than its default, which is None for one of verl's."""
+        """Return whether a setting has another value than its default, which is None for one of verl's."""
         default = _ours(read_settings(None), key) if key.startswith(_OURS) else None
         return bool(self.value(key) != default)
 
     def is_changed(self, key: str) -> bool:
-        """Tell whether a setting of verl has another value than verl's own default.
+        """Return whether a setting of verl has another value than verl's own default.
 
-        The defaults stand in the flat file that verl ships for the run's `model_engine`; an interpolation there counts
-        as what it stands for in this run. A setting that only verl's rollout dataclass knows has its default there.
+        The defaults are those of the flat file that verl ships for the run's `model_engine`; an interpolation there
+        counts as its value in this run. A setting that only verl's rollout dataclass knows has its default there.
         """
         defaults, (section, _, name) = verl_keys.defaults(str(self.config.get("model_engine"))), key.rpartition(".")
         if key in defaults and self._written.get(key, ...) == defaults[key]:
@@ -304,7 +304,7 @@ class RunView:
 
     @property
     def cluster(self) -> str | None:
-        """The address of Ray's cluster that is said to be joined; None: Ray is started on this machine."""
+        """The configured address of a Ray cluster; None: Ray is started on this machine."""
         address = self.value("ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
         return None if address in (None, "", "local") else str(address)
 
@@ -352,7 +352,7 @@ class RunView:
 
 
 def local_model(config: DictConfig, tokenizer: bool = False) -> Path | None:
-    """Return the folder of the model, or of the tokenizer that stands for it; None if it is not on this machine."""
+    """Return the folder of the model, or of the tokenizer in its place; None if it is not on this machine."""
     model = config.actor_rollout_ref.model
     path = Path((tokenizer and model.get("tokenizer_path")) or model.path).expanduser()
     return path if (path / "config.json").is_file() else None

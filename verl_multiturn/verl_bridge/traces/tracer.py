@@ -98,7 +98,7 @@ class Tracer:
             del self._begun[next(iter(self._begun))]
 
     def wants(self, uid: str) -> bool:
-        """Tell whether a group is traced."""
+        """Return whether a group is traced."""
         return uid in self._groups
 
     def forget(self, uid: str) -> None:

@@ -185,7 +185,7 @@ def _of_sessions(settings: MultiTurnSettings, config: Any) -> Estimator:
 
 
 def _divides(config: Any) -> bool:
-    """Tell whether `mt_grpo` divides by the standard deviation."""
+    """Return whether `mt_grpo` divides by the standard deviation."""
     return bool(config.get("norm_adv_by_std_in_grpo", True))
 
 

@@ -43,7 +43,7 @@ class BatchRows:
         self._made_of = list(batch.keys), tags
 
     def are_of(self, batch: Batch) -> bool:
-        """Tell whether a batch has these rows, in this order and with these tags."""
+        """Return whether a batch has these rows, in this order and with these tags."""
         return self._made_of == (batch.keys, batch.tags)
 
     @cached_property

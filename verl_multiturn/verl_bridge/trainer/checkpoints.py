@@ -88,7 +88,7 @@ def stop_with_checkpoint(trainer: Any, request: StopRequest, step: int | None) -
 
 
 def _names(checkpoints: Path, step: int) -> bool:
-    """Tell whether the tracker file, which verl writes last, names a step; an earlier run may have left it."""
+    """Return whether the tracker file, which verl writes last, names a step; an earlier run may have left it."""
     tracker = checkpoints / TRACKER
     return tracker.exists() and tracker.read_text(encoding="utf-8").strip() == str(step)
 

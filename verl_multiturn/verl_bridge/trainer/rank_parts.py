@@ -86,7 +86,7 @@ def _in_order(
 
 
 def has_our_engine(config: DictConfig) -> bool:
-    """Tell whether the training workers have our engine, as the start-up check chose it.
+    """Return whether the training workers have our engine, as the start-up check chose it.
 
     Args:
         config: verl's whole configuration.

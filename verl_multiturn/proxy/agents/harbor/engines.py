@@ -60,7 +60,7 @@ def _started(process: int) -> int:
 
 
 def is_left(project: str) -> bool:
-    """Tell whether a project's name is that of a trial of this machine whose process is no more."""
+    """Return whether a project's name is that of a trial of this machine whose process is no more."""
     found = _NAMED.match(project)
     return found is not None and found[1] == _machine() and _started(int(found[2])) != int(found[3])
 
