@@ -11,8 +11,8 @@ While nothing is wrong a call costs the look at one number and a sum, which is r
 
 Invariants:
 - an outage is known to the keeper before its conversation goes on;
-- a call is made again only where it is `repeatable`, and nobody has seen how it ended; where it was no probe, once:
-  it may be the call that brings the service down.
+- a call is made again only where it is repeatable, and nobody has seen how it ended; where it was no probe, once: it
+  may be the call that brings the service down.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ from verl_multiturn.tasks import keep
 _MOST_PROBES = 3
 """Probes of one call that fail, over at least `_PROBES_S`, after which its conversation ends: it may be its doing."""
 _PROBES_S = 600.0
-Role = Literal["create", "call", "repeatable", "score"]
+Role = Literal["create", "call", "repeatable", "reward", "score"]
 """Part of a call in its conversation.
 
 - `create`: begins a tool. Each failure is an outage, but for a `ValueError`, which is the row's mistake: the model
   would be told at each call of the tool.
 - `call`: any other that asks the service. How it ends says whether the service is there.
 - `repeatable`: a `call` that may be made again, where it failed in an outage.
+- `reward`: the reward of a finished conversation. Its owner makes it again by a rule of its own; here it is made again
+  only where it was a probe.
 - `score`: gives a reward. It may ask no service, so it waits for none and says nothing of it. An outage of it ends its
   conversation, and nothing else.
 """
@@ -249,7 +251,7 @@ class GuardedCall:
         if began is not None:
             watch.newest = max(watch.newest, began)
         probe, self._probe = self._probe, ""
-        may_repeat = self._role == "repeatable" and self._may_repeat(watch, failed_at, bool(probe))
+        may_repeat = self._may_repeat(watch, failed_at, bool(probe))
         self.met = not (probe and may_repeat)
         sums = watch.take()
         sums.error, sums.probe, sums.next_try_s = text, probe, next_try_s(error)
@@ -276,8 +278,8 @@ class GuardedCall:
 
     def _may_repeat(self, watch: Watch, failed_at: float, is_probe: bool) -> bool:
         if is_probe:
-            return not self._has_probed_enough()
-        is_first = not (self._repeated or self._failed_probes)
+            return self._role in ("repeatable", "reward") and not self._has_probed_enough()
+        is_first = self._role == "repeatable" and not (self._repeated or self._failed_probes)
         return is_first and (self._is_out(watch) or watch.is_sudden(failed_at))
 
     def _has_probed_enough(self) -> bool:
