@@ -122,7 +122,8 @@ class Watch:
         self._failing_since = inf
         if began is not None and began > self.newest_answered:
             self.newest_answered = began
-            self._let_go(began)
+            if self._held:
+                self._let_go(began)
         self.outages.report_soon()
 
     def is_sudden(self, failed_at: float) -> bool:
