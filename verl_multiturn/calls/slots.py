@@ -202,16 +202,17 @@ class Slot:
     Attributes:
         asked: Time of the event loop's clock at which the call asked for a slot.
         started: Time at which it had one, or was refused.
+        ended: Time at which the call left it.
         left: Tasks and threads of a call that was given up, as far as they still run.
     """
 
-    __slots__ = ("_is_taken", "_lease", "_slots", "asked", "left", "started")
+    __slots__ = ("_is_taken", "_lease", "_slots", "asked", "ended", "left", "started")
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._lease: str | None = None
         self._is_taken = False
-        self.asked = self.started = 0.0
+        self.asked = self.started = self.ended = 0.0
         self.left: Sequence[asyncio.Future[Any]] = ()
 
     def __enter__(self) -> Slot:
@@ -238,6 +239,7 @@ class Slot:
         self._is_taken, self._lease = False, None
 
     def __exit__(self, *exc_info: object) -> None:
+        self.ended = asyncio.get_running_loop().time()
         if self.left:
             ended = asyncio.gather(*self.left, return_exceptions=True)
             ended.add_done_callback(lambda _: self._slots.leave(self._lease))

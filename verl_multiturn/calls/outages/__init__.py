@@ -5,6 +5,7 @@ decides, from the calls of a run, whether a service is there. `keeper.py` keeps 
 has what it is told and asked. `process.py` has what one process knows of them, and `guarded_call.py` stands beside each
 call.
 
-Five rules: what the model caused counts nowhere; as many of the last calls failed as did not: calls wait; three probes
-in a row were answered: all go on; what met the outage is not trained; after `stop_s` the run ends.
+Five rules: what the model caused counts nowhere; as many of the last calls failed as did not: calls wait, and those
+that have just failed and may be repeated; three probes in a row were answered: all go on; what met the outage is not
+trained; after `stop_s` the run ends.
 """

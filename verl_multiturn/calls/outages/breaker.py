@@ -24,7 +24,8 @@ Invariants:
 - pure: the caller gives the time, always of the same clock. Nothing here waits, and nothing knows Ray;
 - `epoch` counts the changes of the state: it is odd exactly while the breaker is open, and never falls;
 - a conversation is judged when one of its outages lies in the evidence on which the breaker opens, comes while it is
-  open, or is that of a call which began before the last change. So one late call of a healthy run judges nobody.
+  open, or is that of a call which began before the last change. So one late call of a healthy run judges nobody;
+- an outage that is held is evidence, and judges nobody: its conversation has not seen it.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Outage(NamedTuple):
     """Id of the conversation."""
     epoch: int
     """Epoch of the breaker, as far as it was known where the call began."""
+    held: bool = False
+    """Whether its conversation has not seen it yet. If it does, the outage is told once more, as one that hung."""
 
 
 class _Calls(NamedTuple):
@@ -67,7 +70,9 @@ class _Calls(NamedTuple):
     at: float
     answered: float
     outages: tuple[str, ...]
-    hung: tuple[str, ...]
+    """Conversations whose calls failed."""
+    seen: tuple[str, ...]
+    """Conversations that are judged if the breaker opens."""
 
 
 class Breaker:
@@ -134,7 +139,8 @@ class Breaker:
             now: The time.
             answered: Number of calls that were answered, in whatever way.
             outages: The calls that ended with an outage.
-            hung: Calls whose conversation's time was up. They are judged as outages are, and open nothing.
+            hung: Calls whose conversation's time was up, and outages that were held and are seen now. They are judged
+                as outages are, and open nothing.
             process: Id of the process that made the calls.
             beside: Calls of that process that have not ended, and did not begin after its newest outage.
             mistakes: Number of calls that ended with the model's mistake.
@@ -142,24 +148,25 @@ class Breaker:
         Returns:
             The conversations that are judged by it; empty while it stays closed.
         """
+        met = [each for each in (*outages, *hung) if not each.held]
         if self.is_open:
             self.take_back(outages)
-            return [each.conversation for each in (*outages, *hung)]
-        judged = [each.conversation for each in (*outages, *hung) if each.epoch < self.epoch]
-        hanging = tuple(each.conversation for each in hung if each.epoch >= self.epoch)
+            return [each.conversation for each in met]
+        judged = [each.conversation for each in met if each.epoch < self.epoch]
+        seen = tuple(each.conversation for each in met if each.epoch >= self.epoch)
         self._beside[process] = now, beside
         counted = tuple(outage.conversation for outage in outages if outage.epoch >= self.epoch)
         answers = answered + MISTAKE * mistakes
         if answers:
             self._row.clear()
         self._row += [(now, conversation) for conversation in counted]
-        if answers or counted or hanging:
-            self._window.append(_Calls(now, answers, counted, hanging))
+        if answers or counted or seen:
+            self._window.append(_Calls(now, answers, counted, seen))
             self._answered += answers
             self._failed += len(counted)
             self._forget(now)
         if counted and self._is_out(now):
-            judged += [conversation for calls in self._window for conversation in calls.outages + calls.hung]
+            judged += [conversation for calls in self._window for conversation in calls.seen]
             self._open(now, self.epoch + 1)
         return judged
 

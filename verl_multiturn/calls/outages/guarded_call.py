@@ -1,13 +1,18 @@
 """`GuardedCall`: one call of a service from the wait at its breaker to the report of its end.
 
     wait  ──open──▶ clock stands still ──closed, or the probe──▶ slot → call ──┬─ answered, whatever it was ─▶ a sum
-      └──closed────────────────────────────────────────────────▶               └─ outage ─▶ reported at once
+      └──closed────────────────────────────────────────────────▶               └─ outage ─▶ reported at once; that of
+                                                                                  a `repeatable` tool is held shortly
                                                                                     ├─ closed: the model reads it
-                                                                                    └─ open: the conversation ends
+                                                                                    └─ open: it waits and is made again,
+                                                                                       or else the conversation ends
 
 While nothing is wrong a call costs the look at one number and a sum, which is reported twice a second.
 
-Invariant: an outage is known to the keeper before its conversation goes on.
+Invariants:
+- an outage is known to the keeper before its conversation goes on;
+- a call is made again only where it is repeatable, and nobody has seen how it ended; where it was no probe, once: it
+  may be the call that brings the service down.
 """
 
 from __future__ import annotations
@@ -28,13 +33,15 @@ from verl_multiturn.tasks import keep
 _MOST_PROBES = 3
 """Probes of one call that fail, over at least `_PROBES_S`, after which its conversation ends: it may be its doing."""
 _PROBES_S = 600.0
-Role = Literal["create", "call", "repeatable", "score"]
+Role = Literal["create", "call", "repeatable", "reward", "score"]
 """Part of a call in its conversation.
 
 - `create`: begins a tool. Each failure is an outage, but for a `ValueError`, which is the row's mistake: the model
   would be told at each call of the tool.
 - `call`: any other that asks the service. How it ends says whether the service is there.
-- `repeatable`: a `call` that may be made once more, where it was a probe that failed.
+- `repeatable`: a `call` that may be made again, where it failed in an outage.
+- `reward`: the reward of a finished conversation. Its owner makes it again by a rule of its own; here it is made again
+  only where it was a probe.
 - `score`: gives a reward. It may ask no service, so it waits for none and says nothing of it. An outage of it ends its
   conversation, and nothing else.
 """
@@ -65,6 +72,7 @@ class GuardedCall:
         "_failed_at",
         "_failed_probes",
         "_probe",
+        "_repeated",
         "_role",
         "_until",
         "_watch",
@@ -89,6 +97,7 @@ class GuardedCall:
         self._failed_probes = 0
         self._failed_at = 0.0
         self._epoch = 0
+        self._repeated = False
         self._until: float | None = None
         self.met = self.ends = self.again = False
 
@@ -182,9 +191,13 @@ class GuardedCall:
         watch = self._watch
         if watch is not None and watch.pauses and watch.rules.timeouts == "outage" and self._ended() is not None:
             self.met = True
-            sums = watch.take()
-            sums.hung.append(Outage(self._conversation, self._epoch))
-            keep(asyncio.ensure_future(watch.outages.tell({watch.name: sums})))
+            keep(asyncio.ensure_future(self._tell_seen(watch)))
+
+    async def _tell_seen(self, watch: Watch) -> bool:
+        """Tell that the conversation is to be judged if there is an outage; return whether the keeper knows it."""
+        sums = watch.take()
+        sums.hung.append(Outage(self._conversation, self._epoch))
+        return await watch.outages.tell({watch.name: sums})
 
     def dropped(self) -> None:
         """Note that the call was cancelled, or says nothing."""
@@ -199,11 +212,10 @@ class GuardedCall:
 
     def _tell_end(self, mistaken: bool) -> None:
         """Tell that the call ended without an outage: answered, or by the model's mistake."""
-        watch = self._watch
-        self._ended()
+        watch, began = self._watch, self._ended()
         if watch is None or self._role == "score":
             return
-        watch.mistaken() if mistaken else watch.answered()
+        watch.mistaken() if mistaken else watch.answered(began)
         if self._probe:
             sums = watch.take()
             sums.probe, sums.probe_good, self._probe = self._probe, None if mistaken else True, ""
@@ -230,7 +242,7 @@ class GuardedCall:
             else:
                 self._tell_end(mistaken=True)
             return
-        began = self._ended()
+        began, failed_at = self._ended(), loop_time()
         text = describe(error)
         if not watch.pauses or self._role == "score":
             watch.masked(text)
@@ -239,14 +251,36 @@ class GuardedCall:
         if began is not None:
             watch.newest = max(watch.newest, began)
         probe, self._probe = self._probe, ""
-        self.again = bool(probe) and self._role == "repeatable" and not self._has_probed_enough()
-        self.met = not self.again
+        may_repeat = self._may_repeat(watch, failed_at, bool(probe))
+        self.met = not (probe and may_repeat)
         sums = watch.take()
         sums.error, sums.probe, sums.next_try_s = text, probe, next_try_s(error)
         if self.met:
-            sums.outages.append(Outage(self._conversation, self._epoch))
-        told = await watch.outages.tell({watch.name: sums})
+            sums.outages.append(Outage(self._conversation, self._epoch, held=may_repeat))
+        try:
+            told = await watch.outages.tell({watch.name: sums})
+            if may_repeat and told and not self._is_out(watch):
+                await watch.hold(failed_at)
+        except asyncio.CancelledError:  # the conversation's time is up
+            if may_repeat and self.met:
+                keep(asyncio.ensure_future(self._tell_seen(watch)))
+            raise
+        self.again = may_repeat and self._is_out(watch)
+        self._repeated |= self.again and not probe
+        self.met = not self.again
+        if self.met and may_repeat and told:
+            told = await self._tell_seen(watch)
         self.ends = self.met and (not told or watch.is_open or watch.outages.is_judged(self._conversation))
+
+    def _is_out(self, watch: Watch) -> bool:
+        """Tell whether there is an outage, or was one since the call began."""
+        return watch.is_open or watch.epoch != self._epoch
+
+    def _may_repeat(self, watch: Watch, failed_at: float, is_probe: bool) -> bool:
+        if is_probe:
+            return self._role in ("repeatable", "reward") and not self._has_probed_enough()
+        is_first = self._role == "repeatable" and not (self._repeated or self._failed_probes)
+        return is_first and (self._is_out(watch) or watch.is_sudden(failed_at))
 
     def _has_probed_enough(self) -> bool:
         now = asyncio.get_running_loop().time()

@@ -34,7 +34,8 @@ class Sums:
     outages: list[Outage] = field(default_factory=list)
     """Calls that ended with an outage, after those that were answered."""
     hung: list[Outage] = field(default_factory=list)
-    """Calls that had not ended when their conversation's time was up, where lateness is an outage."""
+    """Calls that had not ended when their conversation's time was up, where lateness is an outage; and outages that
+    were held, and are seen now."""
     beside: int = 0
     """Calls that have not ended, and did not begin after the newest outage here."""
     masked: int = 0

@@ -35,6 +35,8 @@ TOLD_S = 10.0
 """Seconds in which a keeper must take a report; a new one may have to start."""
 _BESIDE_S = 1.0
 """Seconds after a call within which another one began beside it."""
+HOLD_S = 2.0
+"""Seconds after the first failure since a call was answered within which failures are held."""
 REPORT_S = 0.5
 """Seconds for which sums of calls are gathered."""
 _AGAIN_S = (0.1, 5.0)
@@ -60,6 +62,7 @@ class Watch:
         opened_at: Time of the loop's clock at which it was learnt.
         running: Calls (`guarded_call.GuardedCall`) that have not ended, with the time at which they began.
         newest: When the newest call that met an outage began.
+        newest_answered: When the newest call that was answered began.
     """
 
     def __init__(self, outages: Outages, name: str, rules: OutageLimits, pauses: bool, lease_s: float) -> None:
@@ -73,7 +76,11 @@ class Watch:
         self._has_told = False
         self.opened_at = 0.0
         self.running: dict[object, float] = {}
-        self.newest = -inf
+        self.newest = self.newest_answered = -inf
+        self._failing_since = inf
+        """When the first call failed since one was answered, or the breaker changed."""
+        self._held: dict[asyncio.Future[None], float] = {}
+        """The failures that are held, with the time at which the call failed."""
 
     @property
     def is_open(self) -> bool:
@@ -97,16 +104,61 @@ class Watch:
         """Take over a newer epoch."""
         if epoch > self.epoch:
             self.epoch, self.opened_at = epoch, loop_time()
+            self._failing_since = inf
+            self._let_go(inf)
 
     @property
     def open_s(self) -> float:
         """Return the seconds for which the breaker is known to have been open."""
         return loop_time() - self.opened_at if self.epoch % 2 else 0.0
 
-    def answered(self) -> None:
-        """Count a call that was answered."""
+    def answered(self, began: float | None = None) -> None:
+        """Count a call that was answered.
+
+        Args:
+            began: Time of the loop's clock at which it began; None: nobody knows.
+        """
         self._sums.answered += 1
+        self._failing_since = inf
+        if began is not None and began > self.newest_answered:
+            self.newest_answered = began
+            if self._held:
+                self._let_go(began)
         self.outages.report_soon()
+
+    def is_sudden(self, failed_at: float) -> bool:
+        """Note that a call failed; tell whether nobody can know yet whether that is an outage.
+
+        Args:
+            failed_at: Time of the loop's clock at which it failed.
+        """
+        self._failing_since = min(self._failing_since, failed_at)
+        return failed_at < self._failing_since + HOLD_S
+
+    async def hold(self, failed_at: float) -> None:
+        """Wait until it is known whether a sudden failure is that of an outage: at most `HOLD_S` after the first one.
+
+        It is none where a call was answered that began after it, and one where the breaker changes.
+
+        Args:
+            failed_at: Time of the loop's clock at which the call failed.
+        """
+        hold_s = min(self._failing_since, failed_at) + HOLD_S - loop_time()
+        if hold_s <= 0 or self.newest_answered > failed_at:
+            return
+        held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._held[held] = failed_at
+        try:
+            with during("wait", self.name.partition(" ")[2]):
+                await asyncio.wait({held}, timeout=hold_s)
+        finally:
+            del self._held[held]
+
+    def _let_go(self, before: float) -> None:
+        """Hold the failures no longer that came before a time."""
+        for held, failed_at in self._held.items():
+            if failed_at < before and not held.done():
+                held.set_result(None)
 
     def mistaken(self) -> None:
         """Count a call that failed by the model's mistake."""

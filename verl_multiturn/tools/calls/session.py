@@ -342,7 +342,7 @@ class ToolSession:
                 if key is not None:
                     gate.remember(key, result)
             result.at, result.queue_s = time.time(), slot.started - slot.asked
-            result.seconds = asyncio.get_running_loop().time() - slot.started if result.attempts else 0.0
+            result.seconds = slot.ended - slot.started if result.attempts else 0.0
             return result
 
     def _written(self, gate: Gate) -> WrittenTexts:

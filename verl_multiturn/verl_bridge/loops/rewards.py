@@ -101,7 +101,7 @@ class Rewards:
         if self._watch is None:
             await self._compute(last, compute)
             return
-        watched = GuardedCall(self._watch, str(getattr(last, "stats", {}).get("request_id", id(last))), "repeatable")
+        watched = GuardedCall(self._watch, str(getattr(last, "stats", {}).get("request_id", id(last))), "reward")
         tries, again_s = 0, 0.0
         while True:
             try:
