@@ -387,6 +387,20 @@ def test_no_folder_for_the_cache(run: Path, what: str, cache: Path, monkeypatch:
     assert len(index) == 20
 
 
+def test_two_viewers_of_one_process_keep_an_index_each(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, digest_of = index_of(run), index_of(run), index_cache._digest_of
+
+    def meanwhile(packed: pa.Buffer) -> str:
+        monkeypatch.setattr(index_cache, "_digest_of", digest_of)
+        assert second.save() == ""  # while the first one is half-written
+        return digest_of(packed)
+
+    monkeypatch.setattr(index_cache, "_digest_of", meanwhile)
+    assert first.save() == ""
+    assert index_cache.kept(run) is not None
+    assert [path.name for path in kept_at(run).parent.iterdir()] == [kept_at(run).name]
+
+
 def test_old_indices_make_room(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_cache, "_MOST_FILES", 2)
     for name in ("a", "b", "c"):
