@@ -132,9 +132,11 @@ class PerLoop(Generic[T]):
 
     def _let_go_of(self, left: _OfLoop[T]) -> None:
         """End what a closed event loop has left; an error of it is not the caller's."""
-        for resource in left.resources.values() if self._let_go is not None else ():
+        if (let_go := self._let_go) is None:
+            return
+        for resource in left.resources.values():
             try:
-                self._let_go(resource)
+                let_go(resource)
             except Exception as error:
                 logger.warning("what a closed event loop has left cannot be closed: %s", describe(error))
 
