@@ -164,6 +164,7 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/startup/refusals/loops": [
         f"{STACK}refusals",
         f"{STACK}start_up_interactions",
+        f"{STACK}start_up_proxy::test_a_history_as_it_was_sampled_is_accepted_with_a_note",
         f"{STACK}tir::test_what_the_start_up_check_says",
         f"{STACK}tir::test_a_template_without_a_place_for_tools",
         f"{STACK}otc::test_settings_that_cannot_work",
