@@ -162,6 +162,7 @@ COVERED: dict[str, list[str]] = {
         f"{LONG}tokens/test_template_matrix",
     ],
     "verl_bridge/startup/refusals/loops": [
+        f"{UNIT}launch/test_early_refusals::test_words_of_verls_own_command_are_no_state_of_the_start_up_check_either",
         f"{STACK}refusals",
         f"{STACK}start_up_interactions",
         f"{STACK}start_up_proxy::test_a_history_as_it_was_sampled_is_accepted_with_a_note",
