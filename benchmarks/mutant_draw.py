@@ -162,8 +162,10 @@ COVERED: dict[str, list[str]] = {
         f"{LONG}tokens/test_template_matrix",
     ],
     "verl_bridge/startup/refusals/loops": [
+        f"{UNIT}launch/test_early_refusals::test_words_of_verls_own_command_are_no_state_of_the_start_up_check_either",
         f"{STACK}refusals",
         f"{STACK}start_up_interactions",
+        f"{STACK}start_up_proxy::test_a_history_as_it_was_sampled_is_accepted_with_a_note",
         f"{STACK}tir::test_what_the_start_up_check_says",
         f"{STACK}tir::test_a_template_without_a_place_for_tools",
         f"{STACK}otc::test_settings_that_cannot_work",

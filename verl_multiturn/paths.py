@@ -5,15 +5,18 @@
 
 A shell expands `~` at the beginning of a word alone, and verl, Hydra and Python never do.
 
-A folder that somebody else made may hold anything under any name: `open_regular` opens plain files alone.
+A folder that somebody else made may hold anything under any name: `open_regular` opens plain files alone. A file of
+ours that others may read meanwhile is written by `whole_file`.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -86,6 +89,26 @@ def word_at_home(word: str) -> str:
 
 def _expanded(found: re.Match[str]) -> str:
     return found[1] + os.path.expanduser(found[2])
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give the place to write a file at until it is whole, and put it where it belongs; readers see no half of it.
+
+    Each call gives another place, also in one process. What was there under the name stays where something raises.
+
+    Args:
+        path: Where the file belongs.
+
+    Raises:
+        OSError: It cannot be put there.
+    """
+    half = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        yield half
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
 
 
 def open_regular(path: Path, within: Path | None = None) -> BinaryIO:

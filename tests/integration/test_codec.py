@@ -21,6 +21,17 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(MODEL)
 
 
+def test_a_model_of_texts_is_loaded_with_its_template_and_without_a_reader_of_images(tokenizer: Any) -> None:
+    from verl_multiturn.chat.images import as_they_are
+    from verl_multiturn.verl_bridge.model.loading import load_model
+
+    loaded = load_model({"path": str(MODEL)}, "")
+    assert (loaded.model_type, loaded.processor, loaded.read_images) == ("qwen2", None, as_they_are)
+    assert loaded.template == tokenizer.chat_template
+    own = load_model({"path": str(MODEL), "custom_chat_template": "{{ messages }}"}, "")
+    assert own.template == "{{ messages }}"
+
+
 def conversation() -> list[dict[str, Any]]:
     call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "12 + 34"}}}
     return [

@@ -37,6 +37,21 @@ def test_the_table_agrees_with_the_installed_verl() -> None:
     assert verl_keys.faults() == []
 
 
+def test_a_default_below_the_home_folder_is_verls_own_also_where_it_is_expanded() -> None:
+    """`eval` checks a configuration whose `~/` are expanded; nobody wrote these settings."""
+    from verl_multiturn.launch.compose import expand_homes
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    config = composed(**CPUS)
+    expand_homes(config)
+    keys = ("skip.rollout.dump_dir", "skip.rollout_tq.dump_dir", "critic.model.path")
+    assert [key for key in keys if "~" in str(RunView(config).value(key))] == []
+    assert [key for key in keys if RunView(config).is_changed(key)] == []
+    config.skip.rollout.dump_dir = "~/other"
+    expand_homes(config)
+    assert RunView(config).is_changed("skip.rollout.dump_dir")
+
+
 def test_each_setting_that_nothing_reads_has_a_row() -> None:
     from verl_multiturn.verl_bridge.startup import verl_keys
     from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, SETTINGS

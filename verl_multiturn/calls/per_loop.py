@@ -4,17 +4,24 @@ Invariants:
 - a resource is opened at its first use on an event loop, and two event loops never see the same one;
 - it is closed on its event loop: by name, with all others of that loop, or when the last conversation that entered has
   left. What an event loop that was closed has left is let go when another one begins;
-- `enter` and `get` never wait, so that they cannot be cancelled halfway;
+- with `counted`, nothing is opened while no conversation is there: nobody would close it;
+- `enter` and `get` never wait, so that they cannot be cancelled halfway. What another event loop has left raises into
+  neither;
 - `leave` is safe for a conversation that never entered, because its `create` was cancelled before it ran.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from verl_multiturn.describe import describe
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -33,11 +40,19 @@ class PerLoop(Generic[T]):
     Args:
         close: Closes a resource; called on the event loop that used it.
         let_go: Ends without waiting what a closed event loop has left; None: the garbage collector does.
+        counted: Whether resources are open only while a conversation is that called `enter`.
     """
 
-    def __init__(self, close: Callable[[T], Awaitable[None]], let_go: Callable[[T], None] | None = None) -> None:
+    def __init__(
+        self,
+        close: Callable[[T], Awaitable[None]],
+        let_go: Callable[[T], None] | None = None,
+        *,
+        counted: bool = False,
+    ) -> None:
         self._close = close
         self._let_go = let_go
+        self._counted = counted
         self._of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop[T]] = weakref.WeakKeyDictionary()
 
     def get(self, open_resource: Callable[[], T], key: Hashable = None) -> T:
@@ -46,11 +61,16 @@ class PerLoop(Generic[T]):
         Args:
             open_resource: Opens it, if it is not open yet.
             key: Names it among those of its event loop.
+
+        Raises:
+            RuntimeError: With `counted`, no conversation has called `enter` that has not left.
         """
-        resources = self._of_loop().resources
-        if key not in resources:
-            resources[key] = open_resource()
-        return resources[key]
+        of_loop = self._of_loop()
+        if self._counted and not of_loop.conversations:
+            raise RuntimeError("no conversation is open on this event loop; call it between `create` and `release`")
+        if key not in of_loop.resources:
+            of_loop.resources[key] = open_resource()
+        return of_loop.resources[key]
 
     def everywhere(self) -> list[T]:
         """Return the resources of all event loops."""
@@ -105,11 +125,20 @@ class PerLoop(Generic[T]):
         if (found := self._of_loops.get(loop)) is None:
             for other in self._loops():
                 left = self._of_loops.pop(other, None) if other.is_closed() else None
-                if left is not None and self._let_go is not None:
-                    for resource in left.resources.values():
-                        self._let_go(resource)
+                if left is not None:
+                    self._let_go_of(left)
             found = self._of_loops[loop] = _OfLoop()
         return found
+
+    def _let_go_of(self, left: _OfLoop[T]) -> None:
+        """End what a closed event loop has left; an error of it is not the caller's."""
+        if (let_go := self._let_go) is None:
+            return
+        for resource in left.resources.values():
+            try:
+                let_go(resource)
+            except Exception as error:
+                logger.warning("what a closed event loop has left cannot be closed: %s", describe(error))
 
     def _loops(self) -> list[asyncio.AbstractEventLoop]:
         return [loop for reference in self._of_loops.keyrefs() if (loop := reference()) is not None]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import operator
-import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -21,6 +20,7 @@ import pyarrow.parquet as pq
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.results import EvaluatedRow, Results
+from verl_multiturn.paths import whole_file
 from verl_multiturn.row_files import read_rows, row_digest
 from verl_multiturn.syntax import parse_expression
 
@@ -181,14 +181,11 @@ def keep_rows(file: Path, results: Results, condition: Condition, target: Path) 
     choice = choose(digests, results, condition, repr(str(file)))
     if not choice.kept:
         raise ConfigError(f"--where {condition.text!r} leaves no row of {str(file)!r}; let more through")
-    half = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        _write(file, choice.kept, half)
-        half.replace(target)
+        with whole_file(target) as half:
+            _write(file, choice.kept, half)
     except OSError as error:
         raise ConfigError(f"--to {str(target)!r} cannot be written ({error}); name another place") from None
-    finally:
-        half.unlink(missing_ok=True)
     return choice
 
 

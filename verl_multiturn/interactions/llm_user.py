@@ -61,7 +61,7 @@ class LlmUser(SimulatedUser):
         self._where = f"{type(self).__name__}: config"
         check_address(settings.base_url, f"{self._where}.base_url")
         self._key()
-        self._endpoints = PerLoop(ChatEndpoint.close)
+        self._endpoints = PerLoop(ChatEndpoint.close, counted=True)
 
     async def start(self, instance_id: str, *, persona: str | None = None) -> Reply | None:  # type: ignore[override]
         """Begin a conversation, as in `SimulatedUser`; connections stay open for it."""

@@ -75,6 +75,17 @@ class Losses:
         if was_reported:
             logger.warning("%s are written again; %d were lost so far: %s", self.what, self.count, self.where)
 
+    def last(self, why: str, count: int) -> None:
+        """Count what is lost at the end, and report how many were lost in all, whatever was reported before.
+
+        Args:
+            why: Why it is lost.
+            count: How many are lost by that.
+        """
+        with self._lock:
+            self.count += count
+        logger.warning("%s are lost, %d in all: %s: %s", self.what, self.count, self.where, why)
+
 
 class BackgroundWriter(Generic[Item]):
     """A thread that writes what its owner puts. It begins with the first item, and never keeps the process alive.

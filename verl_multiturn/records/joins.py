@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from verl_multiturn.paths import open_regular
+from verl_multiturn.paths import open_regular, whole_file
 from verl_multiturn.records.schema import JOINED, SPARED
 
 FOLDER = "join"
@@ -156,12 +156,8 @@ def write(folder: Path, name: str, table: pa.Table) -> None:
     """
     place = folder / FOLDER
     place.mkdir(parents=True, exist_ok=True)
-    half = place / f".{name}.{os.getpid()}"
-    try:
+    with whole_file(place / name) as half:
         pq.write_table(table, half, compression="zstd", use_dictionary=_REPEATED, row_group_size=_TOGETHER)
-        half.replace(place / name)
-    finally:
-        half.unlink(missing_ok=True)
 
 
 def read(

@@ -80,6 +80,10 @@ class Records:
         self.folders = [Path(os.path.realpath(each)) if each.is_file() else each for each in found]
         for folder in self.folders:
             record_files(folder)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was read: other files stand there now, and what was said of those before is no fault of them."""
         self._faults: dict[str, None] = {}
         self._repeats = Repeats()
         self._places: dict[str, tuple[str, int, int]] = {}

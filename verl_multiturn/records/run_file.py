@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from verl_multiturn.paths import whole_file
 
 HIDDEN = "***"
 _SECRET = re.compile(
@@ -191,9 +192,5 @@ def write_whole(path: Path, text: str) -> None:
         OSError: It cannot be written. What was there under the name stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with whole_file(path) as half:
         half.write_text(text, encoding="utf-8")
-        half.replace(path)
-    finally:
-        half.unlink(missing_ok=True)

@@ -4,7 +4,7 @@
     thread    join/….parquet, then the line in steps.jsonl, which says whether the join is there
 
 Invariants:
-- no step fails or waits because something could not be written;
+- no step fails or waits because something could not be written. What is lost at the end is counted and reported;
 - lines keep their order, and the line of a step comes after its join;
 - at most `_MOST_JOINS` joins wait. With a disk that is slower, joins are dropped, and their lines say so.
 """
@@ -22,7 +22,7 @@ from verl_multiturn.describe import describe
 from verl_multiturn.records import joins, run_file
 from verl_multiturn.records.background import BackgroundWriter, Losses
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.writer import append_lines
+from verl_multiturn.records.writer import LineFile
 
 STEPS = "steps.jsonl"
 _MOST_JOINS = 3
@@ -48,11 +48,10 @@ class StepWriter:
         self.folder, self.start = Path(folder), start
         self._joined: dict[str, int] = {}
         """Number of rows of each join that was written and has no line yet."""
-        self._lines: list[bytes] = []
-        """Lines that could not be written so far."""
         self._losses = Losses("joins and steps", self.folder)
+        self._lines = LineFile(self.folder / STEPS, "steps")
         self._background: BackgroundWriter[_Task] = BackgroundWriter(
-            "steps", self._write, self._losses, most=_MOST_JOINS
+            "steps", self._write, self._losses, most=_MOST_JOINS, last=self._lines.end
         )
 
     def run(self, make: Callable[[], dict[str, Any]]) -> None:
@@ -110,10 +109,9 @@ class StepWriter:
         return {**line, "start": self.start, "join": None if rows is None else name, "rows": rows or 0}
 
     def _write_line(self, line: dict[str, Any]) -> None:
-        self._lines.append(line_of(line))
+        self._lines.hold([line_of(line)])
         self.folder.mkdir(parents=True, exist_ok=True)
-        append_lines(self.folder / STEPS, b"".join(self._lines))
-        self._lines = []
+        self._lines.write()
 
 
 def clock_of(stem: str, asked: float, there: float, answered: float) -> dict[str, Any]:

@@ -80,9 +80,10 @@ class RecordWriter:
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         self.stem = f"{start}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._records, self._lines = path / f"{self.stem}.jsonl.gz", path / f"{self.stem}.lines.jsonl"
+        self._records, lines = path / f"{self.stem}.jsonl.gz", path / f"{self.stem}.lines.jsonl"
         self._open = path / f"{self.stem}.open.json"
-        self._lines.open("xb").close()  # fail now, at the start of the run, when the path is wrong
+        lines.open("xb").close()  # fail now, at the start of the run, when the path is wrong
+        self._lines = LineFile(lines, "conversations", _MOST_LINES)
         self._share, self._redact = share, redaction(redact)
         self._room = _Room(path, max_gb)
         self._losses = Losses("records of conversations", self._records)
@@ -95,7 +96,6 @@ class RecordWriter:
             gather_s=MEMBER_S,
             last=self._write_last,
         )
-        self._unwritten: list[bytes] = []
         self._snapshots: deque[list[dict[str, Any]]] = deque(maxlen=1)
         """The last snapshot that is not written; its place in the order is that of a None."""
 
@@ -213,13 +213,9 @@ class RecordWriter:
         self._losses.end()
 
     def _write_lines(self, lines: Sequence[Line]) -> None:
-        self._unwritten += [line_of(_lean(self._hidden(line))) for line in lines]
-        try:
-            append_lines(self._lines, b"".join(self._unwritten))
-        except OSError:
-            del self._unwritten[:-_MOST_LINES]
-        else:
-            self._unwritten = []
+        self._lines.hold([line_of(_lean(self._hidden(line))) for line in lines])
+        with suppress(OSError):  # they are late, and written with the next ones
+            self._lines.write()
 
     def _hidden(self, line: Line) -> Line:
         """Return a line as the rules leave it; the cause of `cancel` is a word of ours."""
@@ -238,7 +234,8 @@ class RecordWriter:
                 new.unlink(missing_ok=True)
 
     def _write_last(self) -> None:
-        """Write that nothing runs any more."""
+        """Write the lines that are late, and that nothing runs any more."""
+        self._lines.end()
         if self._open.exists():
             self._snapshots.append([])
             self._write_snapshot()
@@ -249,6 +246,50 @@ def _without_record(item: _Item, why: str) -> _Item:
     if item.line["event"] == "cancel":  # what became of it is known without its record
         return _Item(item.line, None)
     return _Item({**item.line, "event": "drop", "why": why}, None)
+
+
+class LineFile:
+    """A file of lines, and those that it could not take yet: they are written with the next ones, or lost at the end.
+
+    Args:
+        path: The file; it is created where it does not exist.
+        what: What its lines are of, in the plural, such as `steps`.
+        most: The most lines that are held; None: no limit. The oldest ones are lost first.
+    """
+
+    def __init__(self, path: Path, what: str, most: int | None = None) -> None:
+        self._path, self._most = path, most
+        self._losses = Losses(f"lines of {what}", path)
+        self._held: list[bytes] = []
+
+    def hold(self, lines: Sequence[bytes]) -> None:
+        """Take lines that are to be written next."""
+        self._held += lines
+
+    def write(self) -> None:
+        """Append the lines that are held.
+
+        Raises:
+            OSError: They cannot be written, and are held; those beyond `most` are lost.
+        """
+        if not self._held:
+            return
+        try:
+            append_lines(self._path, b"".join(self._held))
+        except OSError as error:
+            if self._most is not None and (many := len(self._held) - self._most) > 0:
+                del self._held[:many]
+                self._losses.add(describe(error), many)
+            raise
+        self._held = []
+        self._losses.end()
+
+    def end(self) -> None:
+        """Write what is held for the last time, and report how many lines are lost; called when no more come."""
+        try:
+            self.write()
+        except OSError as error:
+            self._losses.last(describe(error), len(self._held))
 
 
 def append_lines(path: Path, data: bytes) -> int:

@@ -80,7 +80,7 @@ class SqlTool(BaseTool):
             )
         self._root = self._settings.root.resolve()
         self._databases: dict[str, Path] = {}
-        self._workers = PerLoop(WorkerPool.close)
+        self._workers = PerLoop(WorkerPool.close, counted=True)
 
     def get_schema(self) -> ToolSchema:
         """Return the schema: one argument, `query`, a statement that only reads."""

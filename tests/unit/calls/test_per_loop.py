@@ -37,7 +37,7 @@ async def _one(pools: PerLoop[Pool], key: str | None = None) -> Pool:
 
 
 async def test_the_last_conversation_closes() -> None:
-    pools = PerLoop(Pool.close)
+    pools = PerLoop(Pool.close, counted=True)
     pools.enter("a")
     pools.enter("b")
     pool = await _one(pools)
@@ -47,6 +47,10 @@ async def test_the_last_conversation_closes() -> None:
     await pools.leave("b")
     await pools.leave("never entered")
     assert pool.ended == "closed"
+    with pytest.raises(RuntimeError, match="no conversation is open on this event loop"):
+        await _one(pools)  # nobody would close it
+    assert pools.everywhere() == []
+    pools.enter("c")
     assert await _one(pools) is not pool
 
 
@@ -84,6 +88,30 @@ def test_what_a_closed_event_loop_has_left_is_let_go_by_the_next_one(other: asyn
     second = asyncio.run(_one(pools))
     assert first.ended == "let go"
     assert pools.everywhere() == [second]
+
+
+class Broken(Pool):
+    """A pool that cannot be let go."""
+
+    def let_go(self) -> None:
+        super().let_go()
+        raise ValueError("it is broken")
+
+
+def test_what_a_closed_event_loop_has_left_raises_into_no_other(
+    other: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leave() -> list[Pool]:
+        return [pools.get(Broken, "a"), pools.get(Broken, "b"), pools.get(Pool, "c")]
+
+    pools = PerLoop[Pool](Pool.close, lambda pool: pool.let_go())
+    left = other.run_until_complete(leave())
+    other.close()
+    own = asyncio.run(_one(pools))
+    assert [pool.ended for pool in left] == ["let go"] * 3
+    assert pools.everywhere() == [own]
+    text = "what a closed event loop has left cannot be closed: ValueError: it is broken"
+    assert [record.getMessage() for record in caplog.records] == [text] * 2
 
 
 class Stuck(Pool):

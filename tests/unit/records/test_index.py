@@ -20,6 +20,8 @@ import verl_multiturn.records.index.index as index_module
 import verl_multiturn.records.index.sources as sources_module
 import verl_multiturn.records.index.table as table_module
 from tests.support.sample_records import BEGAN, joined_row, sample_record, sample_run, sample_run_file
+from tests.support.view_samples import TOKENIZER
+from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.documents.folder import RunDocuments
 from verl_multiturn.records import schema
 from verl_multiturn.records.fates import count, fates_of
@@ -31,6 +33,7 @@ from verl_multiturn.records.index.table import Table
 from verl_multiturn.records.joins import JoinedRow, name_of, table_of, write
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.reader import Records
+from verl_multiturn.records.run_file import path_of
 
 START = "20261126T101500_5f3a2c"
 
@@ -342,6 +345,28 @@ def test_a_file_that_is_replaced_while_it_is_followed(run: Path) -> None:
     assert "new" not in rows(index)
 
 
+def test_a_folder_that_is_replaced_while_it_is_followed(run: Path) -> None:
+    """The run is done again: the same conversations in files of other names."""
+    documents = Documents([run])
+    documents.refresh()
+    before = documents.page("", "began", False, 0, 50), documents.run()
+    (member,) = run.glob("*.jsonl.gz")
+    member.write_bytes(b"torn" + member.read_bytes())
+    documents.record(f"{START}-t1-0-0")
+    assert "cannot be read" in documents.faults()[0]
+    assert documents.pieces(0) is None
+    shutil.rmtree(run)
+    sample_run(run, steps=2, groups=2, size=4, start=START)
+    documents.refresh()
+    assert documents.faults() == []
+    shutil.copytree(TOKENIZER, run / "own")
+    path_of(run, START).write_bytes(line_of(sample_run_file(start=START, tokenizer={"path": str(run / "own")})))
+    assert documents.pieces(0) is not None
+    assert (documents.page("", "began", False, 0, 50), documents.run()) == before
+    assert documents.open() == Documents([run]).open()
+    assert documents.faults() == []
+
+
 @pytest.mark.parametrize("what", ["open", "link", "file", "nowhere"])
 def test_no_folder_for_the_cache(run: Path, what: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = cache / "verl-multiturn" / "view"
@@ -360,6 +385,20 @@ def test_no_folder_for_the_cache(run: Path, what: str, cache: Path, monkeypatch:
     index = index_of(run)
     assert "no index is kept: " in index.save()
     assert len(index) == 20
+
+
+def test_two_viewers_of_one_process_keep_an_index_each(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, digest_of = index_of(run), index_of(run), index_cache._digest_of
+
+    def meanwhile(packed: pa.Buffer) -> str:
+        monkeypatch.setattr(index_cache, "_digest_of", digest_of)
+        assert second.save() == ""  # while the first one is half-written
+        return digest_of(packed)
+
+    monkeypatch.setattr(index_cache, "_digest_of", meanwhile)
+    assert first.save() == ""
+    assert index_cache.kept(run) is not None
+    assert [path.name for path in kept_at(run).parent.iterdir()] == [kept_at(run).name]
 
 
 def test_old_indices_make_room(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

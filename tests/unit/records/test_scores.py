@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.sample_records import sample_run_file
+from tests.support.sample_records import sample_record, sample_run_file
 from verl_multiturn.records import joins
 from verl_multiturn.records.joins import JoinedRow, JoinName
+from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.run_file import path_of
 from verl_multiturn.records.scores import (
@@ -28,6 +29,7 @@ from verl_multiturn.records.scores import (
     rewards_of,
     sum_of_rows,
 )
+from verl_multiturn.records.summaries import summary_of
 from verl_multiturn.reward_numbers import ScoreRange
 
 A, B = "20261126T101500_aaaaaa", "20261126T111500_bbbbbb"
@@ -133,6 +135,18 @@ def test_each_start_of_an_evaluation_counts(tmp_path: Path) -> None:
     for start, number in ((A, 0), (B, 1)):
         write(tmp_path, JoinName(True, 0, start), row(number, validation=True), evaluation={})
     assert [each.undone for each in rewards_of(Records(tmp_path)).values()] == [False, False]
+
+
+def test_an_invalid_conversation_earned_nothing_whatever_a_join_or_a_line_says(tmp_path: Path) -> None:
+    write(tmp_path, JoinName(False, 1, A), row(0, score=0.5), row(1, score=0.5))
+    lines = []
+    for number, valid in enumerate([False, True, False, True]):
+        line = {"request_id": f"r{number}", "uid": "u", "number": number, "validation": False, "step": 1, "at": 1.0}
+        end = {"event": "end", "summary": summary_of(sample_record(valid=valid))}
+        lines += [line | {"event": "begin"}, line | end, line | {"event": "score", "score": 0.25}]
+    (tmp_path / f"{A}-host-1-00000000.lines.jsonl").write_bytes(b"".join(map(line_of, lines)))
+    found = rewards_of(Records(tmp_path))
+    assert {key: each.score for key, each in found.items()} == {"r0": None, "r1": 0.5, "r2": None, "r3": 0.25}
 
 
 def test_training_and_validation_have_a_range_each(tmp_path: Path) -> None:

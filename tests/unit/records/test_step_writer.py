@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from verl_multiturn.records import joins, schema, step_writer
+from verl_multiturn.records import writer as record_writer
 from verl_multiturn.records.joins import JoinedRow, figures, parse_name, table_of
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.step_writer import StepWriter, clock_of
@@ -115,7 +116,7 @@ def test_a_full_disk_is_said_once_and_the_run_goes_on(
     writer = StepWriter(tmp_path, START)
     with caplog.at_level(logging.WARNING), monkeypatch.context() as patched:
         patched.setattr(joins, "write", full)
-        patched.setattr(step_writer, "append_lines", full)
+        patched.setattr(record_writer, "append_lines", full)
         for step in (1, 2):
             writer.join(False, step, lambda: table_of([row()]))
             writer.line(line(step))
@@ -130,6 +131,24 @@ def test_a_full_disk_is_said_once_and_the_run_goes_on(
     ]
     # The lines were kept, and say that the joins are not there.
     assert [(each["step"], each["join"] is None) for each in lines(tmp_path)] == [(1, True), (2, True), (3, False)]
+
+
+def test_lines_that_are_late_until_the_end_are_counted_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(record_writer, "append_lines", full)
+    writer = StepWriter(tmp_path, START)
+    writer.join(False, 1, lambda: table_of([row()]))
+    writer.line(line(1))
+    writer.other({"event": "end", "start": START, "at": 3.0, "error": ""})
+    writer.close()
+    writer.close()
+    assert [record.getMessage() for record in caplog.records][1:] == [
+        f"lines of steps are lost, 2 in all: {tmp_path / 'steps.jsonl'}: OSError: [Errno 28] No space left on device"
+    ]
 
 
 def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
@@ -152,8 +171,9 @@ def test_a_folder_that_became_a_file_ends_nothing(tmp_path: Path, caplog: pytest
     writer.join(False, 2, lambda: table_of([row()]))
     writer.line(line(2))
     writer.close()
-    assert len(caplog.records) == 1
-    assert "the run goes on" in caplog.text
+    first, last = [record.getMessage() for record in caplog.records]
+    assert "the run goes on" in first
+    assert last.startswith(f"lines of steps are lost, 1 in all: {folder / 'steps.jsonl'}: NotADirectoryError")
 
 
 def test_what_cannot_be_made_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

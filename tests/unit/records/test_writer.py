@@ -192,6 +192,26 @@ async def test_a_full_disk_is_counted_said_once_and_over_again(
     assert lines[1]["summary"]["turns"] == 2
 
 
+async def test_lines_that_are_late_until_the_end_are_counted_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writing, "_MOST_LINES", 3)
+    monkeypatch.setattr(writing, "MEMBER_S", 0.0)
+    folder = tmp_path / "records"
+    writer = RecordWriter(folder, START)
+    shutil.rmtree(folder)
+    for number in range(4):
+        writer.begin({"request_id": f"r{number}", "uid": "u", "number": number, "at": 1.0})
+        await until(lambda: not writer._background.waiting)
+    writer.close()
+    path = folder / f"{writer.stem}.lines.jsonl"
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.partition(": FileNotFoundError")[0] for text in said] == [
+        f"lines of conversations are lost: {path}",
+        f"lines of conversations are lost, 4 in all: {path}",
+    ]
+
+
 async def test_a_folder_that_is_removed_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "records"
     writer = RecordWriter(folder, START)

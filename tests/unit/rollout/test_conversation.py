@@ -17,6 +17,7 @@ from verl_multiturn import (
 )
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
+from verl_multiturn.chat.template_form import MessageError
 from verl_multiturn.rollout.engine import Ask, Generation
 
 
@@ -45,6 +46,18 @@ async def test_the_engine_sees_exactly_what_is_recorded() -> None:
     outcome = await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], {"echo": EchoTool()}))
     last = len(tokenizer.turn("ok"))
     assert engine.seen[1][1] == outcome.trajectory.ids[:-last]
+
+
+async def test_a_message_that_the_template_does_not_show_is_refused_by_the_name_of_its_row() -> None:
+    class Refusing(ChatCodec):
+        async def render(self, *_: Any) -> Any:
+            raise MessageError("its name is not shown", 0, "user")
+
+    tokenizer = CharTokenizer()
+    parser = JsonParser(tokenizer, [tokenizer.eos_token_id])
+    conversation = Conversation(ScriptedEngine([]), Refusing(CharBuilder()), parser, Limits(100, 400))
+    with pytest.raises(MessageError, match=r"^data row 7: message 0 \(user\): its name is not shown$"):
+        await conversation.run(Request("r1", [{"role": "user", "content": "Q"}], {}, row="data row 7"))
 
 
 async def test_it_is_counted_what_the_engine_had_in_its_cache() -> None:

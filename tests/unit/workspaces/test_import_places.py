@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import random
 from pathlib import Path
@@ -138,17 +137,3 @@ def test_a_folder_behind_a_link_is_a_package_where_it_has_an_init(both: Both) ->
 
 def test_a_path_is_no_pattern_of_git(both: Both) -> None:
     assert both.of_patch({"a[1]/b.py"}, {"a[1]/json.py"}, set()) == {r"a\[1]/json.py"}
-
-
-def test_an_image_may_have_an_old_python() -> None:
-    text = Path(import_places.__file__).read_text()
-    tree = ast.parse(text, feature_version=(3, 6))
-    asked = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert asked == {"collections.abc", "typing"}  # no dataclasses, no annotations of __future__: both are 3.7's
-    assert not {"removesuffix", "removeprefix"} & {
-        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)
-    }
-    annotations = [node.annotation for node in ast.walk(tree) if isinstance(node, ast.arg | ast.AnnAssign)]
-    annotations += [node.returns for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    plain = {"str", "int", "bool", "None", "Names"}
-    assert {ast.unparse(each) for each in annotations if each and not isinstance(each, ast.Constant)} <= plain

@@ -60,6 +60,7 @@ class Documents:
         self._tokenizer = tokenizer
         self._found: tuple[int, float, list[dict[str, Any]]] | None = None
         self._flips: tuple[int, dict[str, Any] | None] | None = None
+        self._built = self._rebuilds()
         if tokenizer is not None:
             try:
                 self._pieces = dict.fromkeys(range(len(self.folders)), Pieces(tokenizer))
@@ -70,8 +71,14 @@ class Documents:
 
     def refresh(self) -> bool:
         """Read what was written since, and tell whether anything was."""
-        changed = [each.index.refresh() for each in self._each]
+        changed = [each.refresh() for each in self._each]
+        if (rebuilds := self._rebuilds()) != self._built:  # what was found in the files before is no longer true
+            self._built, self._found, self._flips = rebuilds, None, None
+            self._pieces = self._pieces if self._tokenizer is not None else {}
         return any(changed)
+
+    def _rebuilds(self) -> int:
+        return sum(each.index.rebuilds for each in self._each)
 
     def save(self) -> str:
         """Keep the indices in the user's cache, and return why they stay in memory; "": they are kept."""

@@ -48,6 +48,13 @@ class RunDocuments:
         self.index = Index(records)
         self._faults: dict[str, None] = {}
 
+    def refresh(self) -> bool:
+        """Read what was written since, and tell whether anything was."""
+        rebuilds, has_changed = self.index.rebuilds, self.index.refresh()
+        if self.index.rebuilds != rebuilds:
+            self._faults.clear()
+        return has_changed
+
     def faults(self) -> list[str]:
         """Return what could not be read, a sentence each."""
         return list(self._faults | self.index.faults | dict.fromkeys(self.records.faults))

@@ -10,6 +10,7 @@ from typing import Any
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.observe.documents.documents import Documents, ids_of
 from verl_multiturn.observe.view.page import exported_page
+from verl_multiturn.paths import whole_file
 from verl_multiturn.records.json_text import dumps
 
 BLOCK = 64
@@ -84,12 +85,10 @@ def export(documents: Documents, file: Path, where: str = "") -> dict[str, Any]:
         }
     )
     text = exported_page(data, f"verl-multiturn: {', '.join(documents.meta()['dirs'])}")
-    half = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        half.write_text(text, encoding="utf-8")
-        half.replace(file)
+        with whole_file(file) as half:
+            half.write_text(text, encoding="utf-8")
     except OSError as error:
-        half.unlink(missing_ok=True)
         raise ConfigError(
             f"--export {str(file)!r} cannot be written ({error}); name a file in a folder that is there"
         ) from None

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_multiturn.paths import cache_folder, open_regular
+from verl_multiturn.paths import cache_folder, open_regular, whole_file
 
 ROWS = 100_000
 """Rows of one part of an index, and of a group in the file."""
@@ -80,14 +80,9 @@ def keep(folder: Path, state: Mapping[str, Any], table: pa.Table) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", row_group_size=ROWS)
     packed = sink.getvalue()
-    half = place.with_name(f".{place.stem}.{os.getpid()}")
-    try:
-        with half.open("wb") as file:
-            file.write(json.dumps({**state, "table": _digest_of(packed)}).encode() + b"\n")
-            file.write(packed)
-        half.replace(place)
-    finally:
-        half.unlink(missing_ok=True)
+    with whole_file(place) as half, half.open("wb") as file:
+        file.write(json.dumps({**state, "table": _digest_of(packed)}).encode() + b"\n")
+        file.write(packed)
     _make_room(place)
 
 

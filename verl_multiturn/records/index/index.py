@@ -77,10 +77,12 @@ class Index:
         self._records = records
         self.version = 0
         """Grows with each change."""
+        self.rebuilds = 0
+        """How often files were not what they were, so that all were read anew."""
         self._starts: tuple[list[Any], frozenset[str]] = [], frozenset()
         """The starts that the folder knows, and the files that say so."""
         self._of_files: dict[str, dict[str, None]] = {}
-        """Faults of files of records, in the words of `Records`, by the file's name; `_clear` keeps them."""
+        """Faults of files of records, in the words of `Records`, by the file's name."""
         self._clear()
         self._open_file()
 
@@ -170,7 +172,10 @@ class Index:
         taken = [parse_name(name) for name in self._joins]
         if self._sources.has_changed() or not all(name and is_of(name, starts) for name in taken):
             self._clear()
+            self._of_files.clear()
+            self._records.forget()
             self.version += 1
+            self.rebuilds += 1
         for path in self._records.line_files:
             try:
                 with self._noting(path.name):

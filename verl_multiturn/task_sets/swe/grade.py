@@ -52,8 +52,7 @@ def grade(log: str, expected: "dict[str, Any]") -> int:
 
 
 if __name__ == "__main__":
-    with (
-        open(sys.argv[1], errors="replace", encoding="utf-8") as log_file,
-        open(sys.argv[2], encoding="utf-8") as expected_file,
-    ):
-        print(grade(log_file.read(), json.load(expected_file)))
+    log_path, expected_path = sys.argv[1:]
+    # No parentheses around the two: they are 3.9's.
+    with open(log_path, errors="replace", encoding="utf-8") as text, open(expected_path, encoding="utf-8") as told:
+        print(grade(text.read(), json.load(told)))

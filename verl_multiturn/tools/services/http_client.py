@@ -118,7 +118,7 @@ class HttpTool(BaseTool):
         url = settings.url.rstrip("/")
         self._address = url if url.endswith(self.path) else url + self.path
         self._route = route_to(self._address, "config.url")
-        self._connections = PerLoop(Connections.close)
+        self._connections = PerLoop(Connections.close, counted=True)
 
     async def create(self, instance_id: str, **kwargs: Any) -> None:
         """Count the conversation, so that connections stay open for it."""

@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_multiturn.chat.tir import TIR
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.launch.run_folder import OwnFiles
+from verl_multiturn.paths import at_home
 from verl_multiturn.verl_bridge.names import (
     ENGINE_CHOICE,
     ESTIMATORS,
@@ -127,7 +128,7 @@ class RunView:
             restored = copy.deepcopy(self.config)
             OmegaConf.update(restored, key, default)
             default = OmegaConf.select(restored, key)
-        return bool(value != default)
+        return bool(value not in (default, at_home(default)))  # a run's `~/` may be expanded by now
 
     def written(self, key: str) -> Any:
         """Return a setting as it is written, a reference unresolved; None where it is not there."""
