@@ -24,7 +24,8 @@ from tests.support import spawned_child
 from tests.support.warm_python import run_warm
 from verl_multiturn.cpu.spawned import ForkedProcess
 from verl_multiturn.cpu_processes import handle as module
-from verl_multiturn.cpu_processes.forkserver import ADDRESS, READ_AT_IMPORT, _register_models
+from verl_multiturn.cpu_processes.engine_child import register_models
+from verl_multiturn.cpu_processes.forkserver import ADDRESS, READ_AT_IMPORT
 from verl_multiturn.cpu_processes.handle import ForkServer, forkserver
 
 pytestmark = [pytest.mark.stack, pytest.mark.deaths]
@@ -160,16 +161,12 @@ def test_every_module_of_a_package_is_imported(tmp_path: Path) -> None:
     assert ran.stdout == "['several', 'several.one', 'several.two']\n", ran.stderr
 
 
-def test_a_registry_of_models_gets_the_package_of_the_forks_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_registry_of_models_gets_the_package_of_the_forks_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = mock.Mock()
     monkeypatch.setitem(sys.modules, "sglang.srt.models.registry", registry)
-    monkeypatch.setenv("SGLANG_EXTERNAL_MODEL_PACKAGE", "theirs.models")
-    _register_models()
+    register_models("theirs.models")
     registry.ModelRegistry.register.assert_called_once_with("theirs.models", overwrite=True)
-    monkeypatch.delenv("SGLANG_EXTERNAL_MODEL_PACKAGE")
-    _register_models()
+    register_models(None)
     assert registry.ModelRegistry.register.call_count == 1
 
 
@@ -405,9 +402,11 @@ def test_a_server_that_has_imported_ray_forks_no_worker_of_it(tmp_path: Path) ->
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "SGLANG_EXTERNAL_MODEL_PACKAGE": "models"}
     server = ForkServer(["ray"], environment)
     try:
-        ran, fork = (run(server, program, env=environment) for program in (worker, other))
+        fork = run(server, other, env=environment)
+        ran = run(server, worker, env={**environment, "RAY_JOB_ID": "01", "RAY_RAYLET_PID": str(os.getpid())})
     finally:
         server.close()
     assert fork.stdout == "True\n"
     assert ran.stdout == "False models\n"
-    assert "the forkserver has started with Ray imported: this process imports everything itself" in ran.stderr
+    said = "the forkserver has started with another RAY_JOB_ID, RAY_RAYLET_PID: this process imports everything itself"
+    assert said in ran.stderr

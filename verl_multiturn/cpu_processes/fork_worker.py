@@ -76,16 +76,18 @@ def main() -> None:
             "oom_score_adj": score.read(),
             "blocked_signals": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
         }
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server.settimeout(_LONGEST_S)
     signals = Signals()
     if is_driver:
         signals.take()
+    verdict, said = "elsewhere", address
     try:
-        server.connect(address)
-        socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2, *inherited])
-        signals.wait_for(server)
-        verdict, _, said = server.recv(4096).decode().partition(" ")
+        while verdict == "elsewhere":  # a second server forks the workers of Ray
+            server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            server.settimeout(_LONGEST_S)
+            server.connect(said)
+            socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2, *inherited])
+            signals.wait_for(server)
+            verdict, _, said = server.recv(4096).decode().partition(" ")
     except OSError as error:
         verdict, said = "", str(error)
     if verdict != "forked" and signals.kept:
@@ -222,7 +224,12 @@ class Signals:
 
 def remove(address: str) -> None:
     """Remove the folder of a server that has been killed, with what `ForkServer` and this process have made there."""
-    for path in (address, f"{address}.{os.getpid()}", os.path.join(os.path.dirname(address), "spawned")):
+    for path in (
+        address,
+        f"{address}--ray",
+        f"{address}.{os.getpid()}",
+        os.path.join(os.path.dirname(address), "spawned"),
+    ):
         with contextlib.suppress(OSError):
             os.unlink(path)
     with contextlib.suppress(OSError):  # a second try of the run has left a note of its own, or somebody else a file

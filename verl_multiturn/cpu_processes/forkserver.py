@@ -5,16 +5,17 @@
     raylet ─starts→ fork_worker.py (Ray's `runtime_env.py_executable`) ─asks→ … ─forks→ the worker
     engine ─spawns→ fork_worker.py (`multiprocessing`'s executable, `cpu/spawned.py`) ─asks→ … ─forks→ the scheduler
 
-A process that imports everything itself takes some 10 s of CPU. A run has a driver, seven workers and two processes of
-SGLang, and most start one after another. A fork gets its environment, folder, output, niceness, blocked signals and
-arguments from its client (`fork_worker.py`), and has random numbers and a process group of its own. It ends when its
-client is killed. A driver, and what `multiprocessing` spawned, also get the descriptors that they were to inherit,
-under their numbers; the latter takes the process that spawned it for its parent.
+Ray's core keeps the environment that it was imported with. So the first worker of a run makes the server fork a second
+one, which imports Ray and verl with that worker's environment, forks it, the others and what they spawn, and ends with
+the raylet. A worker with other variables of Ray's or verl's is forked from the first server, without both.
 
-The process is started in the usual way when no server answers, when the server cannot fork, and when a variable that
-is read at import has another value than in the server.
+A fork gets its environment, folder, output, niceness, blocked signals and arguments from its client (`fork_worker.py`),
+and has random numbers and a process group of its own. It ends when its client is killed. A driver, and what
+`multiprocessing` spawned, also get the descriptors that they were to inherit, under their numbers; the latter takes the
+process that spawned it for its parent.
 
-The server runs this file as a script, so the top of the file imports only the standard library.
+The process is started in the usual way when no server answers, when it cannot fork, and when a variable that is read at
+import has another value there. The file is run as a script, so its top imports only the standard library.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +48,18 @@ READ_AT_IMPORT = (
     "DATASETS_", "HF_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTORCH_",
     "TORCH_", "TRANSFORMERS_",
 )  # fmt: skip
-# But these are read when they are needed. SGLang's engine sets one of NCCL's before it starts its processes, and verl
-# leaves the other behind where its Megatron engine cannot be imported.
-_READ_LATER = ("TORCH_NCCL_", "TORCH_CUDA_ARCH_LIST")
-_RAYS_WORKER = "default_worker.py"
+_READ_WITH_RAY = ("RAY_", "VERL_")  # by Ray's core and verl
+# But these are read when they are needed. SGLang's engine sets one of NCCL's before it starts its processes, verl the
+# next where its Megatron engine cannot be imported, and the third in its training workers. The others are ours.
+_READ_LATER = ("TORCH_NCCL_", "TORCH_CUDA_ARCH_LIST", "RAY_LOCAL_WORLD_SIZE", "VERL_MULTITURN_")
+_RAYLET, _JOB = "RAY_RAYLET_PID", "RAY_JOB_ID"
 _MODELS = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 ADDRESS = "VERL_MULTITURN_FORKSERVER"
 """Environment variable of a fork: the address of the server."""
-EARLY = "--"
-"""Word among the names of modules."""
+# Words among the names of modules.
+EARLY, OF_WORKERS = "--", "--ray"
 EVERY = ".*"
 """End of a package's name that stands for all modules of the package."""
-_FDS = Path("/proc/self/fd")
 _PR_SET_PDEATHSIG = 1  # `processes/system.py` has it, too, but would bring the whole package into every fork
 
 
@@ -68,46 +70,57 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
         listener_fd: File descriptor of the listening socket.
         parent: Process id of the parent.
         modules: Names of the modules to import, or of a package and `EVERY`; one that cannot be imported is skipped.
-            After `EARLY` come those that a driver does not need: one that asks is forked between their imports.
+            After `EARLY` come those that a driver does not need: one that asks is forked between their imports. After
+            `OF_WORKERS` come those of the second server; without any there is none.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if not _ends_with(parent):
         return
-    server = _Server(socket.socket(fileno=listener_fd), dict(os.environ))
+    own, of_workers = _parted(modules, OF_WORKERS)
+    server = _Server(socket.socket(fileno=listener_fd), dict(os.environ), of_workers)
     os.environ.pop(_MODELS, None)  # it names ours, which import verl and Ray: a fork registers them itself
     gc.disable()  # a sixth of the time of these imports
     with contextlib.suppress(Exception):  # it has to find its place before a fork has another environment
         importlib.import_module("setproctitle").getproctitle()
-    forked = None
-    is_early = False
-    for name in modules:
-        if name == EARLY:
-            is_early = True
-            continue
-        if is_early:
-            gc.freeze()
-            if (forked := server.serve_driver()) is not None:
-                break
-        for each in _named(name):
-            with contextlib.suppress(Exception, SystemExit):
-                importlib.import_module(each)
-    if forked is None:
-        gc.collect()
-        gc.freeze()  # keeps the memory pages of the loaded modules shared with the forks
-        forked = server.serve()
-    gc.enable()
-    _become(*forked)
+    early, late = _parted(own, EARLY)
+    _import(early)
+    be = None
+    for name in late:
+        gc.freeze()
+        if (be := server.serve_driver()) is not None:
+            break
+        _import([name])
+    (be or server.serve())()
 
 
-def _named(name: str) -> list[str]:
-    """Return the names of the modules that a name stands for."""
-    if not name.endswith(EVERY):
-        return [name]
-    package = name.removesuffix(EVERY)
-    with contextlib.suppress(Exception, SystemExit):
-        folders = importlib.import_module(package).__path__
-        return [f"{package}.{each.name}" for each in pkgutil.iter_modules(folders)]
-    return []
+def _serve_workers(listener_fd: int, parent: int, request: dict[str, Any], modules: Sequence[str]) -> None:
+    """Be the second server, which a worker's request has made."""
+    if not _ends_with(parent):
+        return
+    _take_environment(request)
+    raylet = os.pidfd_open(int(os.environ[_RAYLET]))
+    server = _Server(socket.socket(fileno=listener_fd), dict(os.environ), raylet=raylet)
+    _import(modules)
+    server.serve()()
+
+
+def _ends_with(parent: int) -> bool:
+    """Let this process end with its parent, and return whether that still lives."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
+def _parted(names: Sequence[str], word: str) -> tuple[Sequence[str], Sequence[str]]:
+    at = names.index(word) if word in names else len(names)
+    return names[:at], names[at + 1 :]
+
+
+def _import(names: Sequence[str]) -> None:
+    for name in names:
+        package = name.removesuffix(EVERY)
+        with contextlib.suppress(Exception, SystemExit):
+            module = importlib.import_module(package)
+            if package != name:
+                _import([f"{package}.{each.name}" for each in pkgutil.iter_modules(module.__path__)])
 
 
 class _Server:
@@ -118,47 +131,54 @@ class _Server:
     Args:
         listener: The listening socket.
         environment: The environment variables with which the modules were imported.
+        of_workers: Names of the modules of a second server.
+        raylet: Descriptor (pidfd) of the raylet, in the second server.
     """
 
-    def __init__(self, listener: socket.socket, environment: dict[str, str]) -> None:
+    def __init__(
+        self, listener: socket.socket, environment: dict[str, str], of_workers: Sequence[str] = (), raylet: int = -1
+    ) -> None:
         self._listener = listener
         self._environment = environment
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
+        self._of_workers, self._raylet = of_workers, raylet
+        if raylet != -1:
+            self._selector.register(raylet, selectors.EVENT_READ)
+        self._second: tuple[int, dict[str, str]] | None = None  # process and environment
         self._has_imported = True
         self._waiting: list[tuple[Any, dict[str, Any], list[int]]] = []
 
-    def serve_driver(self) -> tuple[dict[str, Any], list[int]] | None:
+    def serve_driver(self) -> Callable[[], None] | None:
         """Fork a driver that waits for it; return None here. Other clients wait for the end of the imports."""
         self._has_imported = False
         while ready := self._selector.select(0):
-            if (request := self._answer(ready)) is not None:
-                return request
+            if (be := self._answer(ready)) is not None:
+                return be
         self._has_imported = True
         return None
 
-    def serve(self) -> tuple[dict[str, Any], list[int]]:
-        """Serve clients; return only in a forked process.
-
-        Returns:
-            The client's request, and file descriptors of the client: its standard input, output and error, and
-            those that the fork inherits.
-        """
+    def serve(self) -> Callable[[], None]:
+        """Serve clients; return only in a forked process, with the function that is its whole life."""
+        gc.collect()
+        gc.freeze()  # keeps the memory pages of the loaded modules shared with the forks
         while True:
             while self._waiting:
-                if (request := self._fork(*self._waiting.pop(0))) is not None:
-                    return request
-            if (request := self._answer(self._selector.select())) is not None:
-                return request
+                if (be := self._fork(*self._waiting.pop(0))) is not None:
+                    return be
+            if (be := self._answer(self._selector.select())) is not None:
+                return be
 
-    def _answer(self, ready: list[tuple[selectors.SelectorKey, int]]) -> tuple[dict[str, Any], list[int]] | None:
+    def _answer(self, ready: list[tuple[selectors.SelectorKey, int]]) -> Callable[[], None] | None:
         for key, _ in ready:
             if key.fileobj is self._listener:
                 self._accept()
+            elif key.fileobj == self._raylet:
+                os._exit(0)
             elif key.data is not None:
                 self._end(*key.data)
-            elif (request := self._read(key.fileobj)) is not None:
-                return request
+            elif (be := self._read(key.fileobj)) is not None:
+                return be
         return None
 
     def _accept(self) -> None:
@@ -169,8 +189,8 @@ class _Server:
             return
         self._selector.register(client, selectors.EVENT_READ)
 
-    def _read(self, client: Any) -> tuple[dict[str, Any], list[int]] | None:
-        """Read a client's request, and fork a process for it; return None here, and the request in the fork."""
+    def _read(self, client: Any) -> Callable[[], None] | None:
+        """Read a client's request, and fork a process for it; return None here, and in the fork its life."""
         self._selector.unregister(client)
         descriptors: list[int] = []
         try:
@@ -190,24 +210,20 @@ class _Server:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _fork(
-        self, client: socket.socket, request: dict[str, Any], descriptors: list[int]
-    ) -> tuple[dict[str, Any], list[int]] | None:
-        """Fork a process for a client; return None here, and the request in the fork."""
+    def _fork(self, client: Any, request: dict[str, Any], descriptors: list[int]) -> Callable[[], None] | None:
+        """Fork a process for a client; return None here, and in the fork its life."""
         try:
-            if other := self._other_variables(request["environment"]):
-                client.send(f"refused with another {', '.join(other)}".encode())
+            if why := self._why_not(request, [client.fileno(), *descriptors]):
+                client.send(f"refused with {why}".encode())
                 raise ValueError
-            if taken := self._taken(request["inherited"], [client.fileno(), *descriptors]):
-                client.send(f"refused with descriptor {taken[0]} of its own".encode())
-                raise ValueError
-            if others := threading.enumerate()[1:]:  # a fork would not have them, and might wait for one's lock
-                client.send(f"refused with a thread of its own ({others[0].name})".encode())
-                raise ValueError
-            if "ray" in sys.modules and os.path.basename(request["arguments"][0]) == _RAYS_WORKER:
-                # Its core keeps the environment that it was imported with, and with it whose worker this is.
-                client.send(b"refused with Ray imported")
-                raise ValueError
+            if self._of_workers and _is_rays(request):
+                address = f"{request['address']}{OF_WORKERS}"
+                if (be := self._second_server(address, request)) is not None:
+                    self._drop(client, descriptors)
+                    return be
+                if self._second is not None and not _other_variables(request["environment"], self._second[1], True):
+                    client.send(f"elsewhere {address}".encode())
+                    raise ValueError
             pid = os.fork()
         except (OSError, ValueError):
             self._drop(client, descriptors)
@@ -218,8 +234,9 @@ class _Server:
                 client.send(f"forked {os.getpid()}".encode())
             except OSError:  # it waits no longer, and has begun its program itself
                 os._exit(1)
-            self._close(client)
-            return request, descriptors
+            self._close()
+            client.close()
+            return partial(_become, request, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         process = os.pidfd_open(pid)
@@ -227,27 +244,43 @@ class _Server:
             self._selector.register(either, selectors.EVENT_READ, (client, process, pid))
         return None
 
-    def _other_variables(self, environment: dict[str, str]) -> list[str]:
-        """Return the names of a client's variables that had other values when the modules were imported."""
-        names = sorted(name for name in {*environment, *self._environment} if name.startswith(READ_AT_IMPORT))
-        names = [name for name in names if not name.startswith(_READ_LATER)]
-        return [name for name in names if environment.get(name) != self._environment.get(name)]
+    def _second_server(self, address: str, request: dict[str, Any]) -> Callable[[], None] | None:
+        """Fork the second server unless it lives; return None here, and in the fork its life."""
+        if self._second is not None and os.waitpid(self._second[0], os.WNOHANG)[0] == 0:
+            return None
+        self._second = None
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            Path(address).unlink(missing_ok=True)
+            listener.bind(address)
+            listener.listen(64)
+            parent, pid = os.getpid(), os.fork()
+            if pid == 0:
+                self._close()
+                return partial(_serve_workers, listener.detach(), parent, request, self._of_workers)
+            self._second = pid, request["environment"]
+        return None
 
-    def _taken(self, numbers: Sequence[int], closed: Sequence[int]) -> list[int]:
-        """Return which descriptors a fork would have open besides those that it closes."""
+    def _why_not(self, request: dict[str, Any], closed: Sequence[int]) -> str:
+        """Return what this process has, and a fork that closes these descriptors must not have; "": nothing."""
+        with_ray = "ray" in sys.modules and _is_rays(request)
+        if other := _other_variables(request["environment"], self._environment, with_ray):
+            return f"another {', '.join(other)}"
         closes = {*closed, self._selector.fileno(), *self._selector.get_map()}
         for client, _, descriptors in self._waiting:
             closes |= {client.fileno(), *descriptors}
-        return [number for number in numbers if number not in closes and (_FDS / str(number)).exists()]
+        for number in request["inherited"]:
+            if number not in closes and os.path.exists(f"/proc/self/fd/{number}"):
+                return f"descriptor {number} of its own"
+        # A fork would not have the threads, and might wait for the lock of one.
+        return next((f"a thread of its own ({each.name})" for each in threading.enumerate()[1:]), "")
 
-    def _close(self, client: socket.socket) -> None:
+    def _close(self) -> None:
         """Close the server's sockets and descriptors, in a fork."""
         for key in list(self._selector.get_map().values()):
             os.close(key.fd) if isinstance(key.fileobj, int) else key.fileobj.close()  # type: ignore[attr-defined]
         self._selector.close()
         for other, _, descriptors in self._waiting:
             self._drop(other, descriptors)
-        client.close()
 
     def _end(self, client: socket.socket, process: int, pid: int) -> None:
         """Tell a client how its process ended; if the client ended first, kill the process."""
@@ -256,20 +289,38 @@ class _Server:
         self._selector.unregister(client)
         self._selector.unregister(process)
         signal.pidfd_send_signal(process, signal.SIGKILL)  # has no effect on a process that has ended
-        _, status = os.waitpid(pid, 0)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(process)
         with client, contextlib.suppress(OSError):
-            client.send(f"ended {os.waitstatus_to_exitcode(status)}".encode())
+            client.send(f"ended {status}".encode())
 
 
-def _become(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Run a client's program in this fork, as a new Python process would."""
-    os.setpgid(0, 0)  # when a worker dies, Ray kills its whole process group
-    _take(dict(zip([0, 1, 2, *request["inherited"]], descriptors, strict=True)))
+def _is_rays(request: dict[str, Any]) -> bool:  # a worker of Ray, or spawned by one
+    return {_RAYLET, _JOB} <= request["environment"].keys() and not request["is_driver"]
+
+
+def _other_variables(environment: Mapping[str, str], other: Mapping[str, str], with_ray: bool) -> list[str]:
+    """Return the names of the variables that are read at import and differ between two environments."""
+    read = READ_AT_IMPORT + (_READ_WITH_RAY if with_ray else ())
+    names = sorted(name for name in {*environment, *other} if name.startswith(read))
+    return [name for name in names if not name.startswith(_READ_LATER) and environment.get(name) != other.get(name)]
+
+
+def _take_environment(request: dict[str, Any]) -> None:
+    """Give this process a client's environment variables, and the path that follows from them."""
     before, after = (each.get("PYTHONPATH", "").split(os.pathsep) for each in (os.environ, request["environment"]))
     sys.path[:] = [*filter(None, after), *(folder for folder in sys.path if folder not in (*before, *after))]
     os.environ.clear()
     os.environ.update(request["environment"])
+    os.environ[ADDRESS] = request["address"]
+
+
+def _become(request: dict[str, Any], descriptors: list[int]) -> None:
+    """Run a client's program in this fork, as a new Python process would, with the client's descriptors."""
+    gc.enable()
+    os.setpgid(0, 0)  # when a worker dies, Ray kills its whole process group
+    _take(dict(zip([0, 1, 2, *request["inherited"]], descriptors, strict=True)))
+    _take_environment(request)
     os.chdir(request["folder"])
     with contextlib.suppress(OSError):  # a niceness below the server's may not be allowed
         os.setpriority(os.PRIO_PROCESS, 0, request["niceness"])
@@ -279,11 +330,12 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     random.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
-    os.environ[ADDRESS] = request["address"]
     _open_streams()
     if request["spawner"] is not None:
-        _take_for_parent(request["spawner"])
-        _register_models()
+        from verl_multiturn.cpu_processes.engine_child import register_models, take_for_parent
+
+        take_for_parent(request["spawner"])
+        register_models(os.environ.get(_MODELS))
     _run(request["arguments"])
 
 
@@ -314,8 +366,7 @@ def _run(words: list[str]) -> None:
 def _open_streams() -> None:
     """Make Python's streams anew: those of the server are of another kind of file.
 
-    With PYTHONUNBUFFERED a line is in the file when it is written, as in a Python that is started with it: what a
-    process that dies has printed last, and the order of both streams, are in a run's log.
+    With PYTHONUNBUFFERED a run's log has the order of both streams, and what a process that dies has printed last.
     """
     given, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
     encoding = given or sys.stdout.encoding
@@ -343,28 +394,6 @@ def _take(descriptors: dict[int, int]) -> None:
     for number, given in moved.items():
         os.dup2(given, number)
         os.close(given)
-
-
-def _take_for_parent(spawner: int) -> None:
-    """Let psutil call a process this one's parent: SGLang's processes send it a signal when they fail."""
-    import psutil
-
-    parent = psutil.Process.parent
-
-    def parent_of(process: psutil.Process) -> psutil.Process | None:
-        return psutil.Process(spawner) if process.pid == os.getpid() else parent(process)
-
-    psutil.Process.parent = parent_of  # type: ignore[method-assign,assignment]
-
-
-def _register_models() -> None:
-    """Give SGLang's registry of models the package that this process's environment names, as at the registry's import.
-
-    The server has imported the registry with SGLang's models, and without a package.
-    """
-    registry, package = sys.modules.get("sglang.srt.models.registry"), os.environ.get(_MODELS)
-    if registry is not None and package:
-        registry.ModelRegistry.register(package, overwrite=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from verl_multiturn.cpu_processes.forkserver import ADDRESS, EARLY, EVERY
+from verl_multiturn.cpu_processes.forkserver import ADDRESS, EARLY, EVERY, OF_WORKERS
 
 # Modules that take long to import. Ray is not among them, nor what imports Ray, as verl does: Ray's core reads the
 # environment when it is imported, and each worker has its own environment.
@@ -30,8 +30,15 @@ DRIVERS_MODULES = (
 )
 # SGLang imports the modules of all its models before it runs one.
 WORKERS_MODULES = ("peft", "sglang.srt.entrypoints.http_server", f"sglang.srt.models{EVERY}")
-RUNS_MODULES = (*DRIVERS_MODULES, EARLY, *WORKERS_MODULES)
-"""Modules of a run, whose driver is forked before those of the workers are imported."""
+_MODULES_WITH_RAY = (
+    "ray",
+    "verl.trainer.ppo.v1",
+    "verl.workers.engine_workers",
+    "verl_multiturn.verl_bridge.loops.manager",
+    "verl_multiturn.verl_bridge.servers.server",
+)
+RUNS_MODULES = (*DRIVERS_MODULES, EARLY, *WORKERS_MODULES, OF_WORKERS, *_MODULES_WITH_RAY)
+"""Modules of a run: its driver is forked before those of the workers are imported, and these have Ray and verl, too."""
 SLOW_MODULES = (*DRIVERS_MODULES, *WORKERS_MODULES)
 _FOLDER = Path(__file__).absolute().parent
 SETUP_WORKER = _FOLDER / "fork_worker.py"

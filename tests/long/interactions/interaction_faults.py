@@ -48,6 +48,7 @@ from verl_multiturn.records.files import PACKED
 from verl_multiturn.records.verified_files import verify_files
 from verl_multiturn.rollout import conversation, outcome
 from verl_multiturn.rollout.limits import INVALID, StopReason
+from verl_multiturn.verl_bridge.loops.life import follow
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
@@ -155,7 +156,7 @@ class Suite(FaultSuite):
         runner = self.runners[plan.mode]
         request = await runner.request(row, {"temperature": 1.0}, request_id)
         before = json.dumps(plan.kwargs)
-        task = await self.ended(runner.outputs(request, row, step=0), plan.cancel_after_s)
+        task = await self.ended(self._outputs(runner, request, row), plan.cancel_after_s)
         if json.dumps(plan.kwargs) != before:
             self.is_wrong(index, "the interaction changed its row")
         elif task.cancelled():
@@ -165,6 +166,10 @@ class Suite(FaultSuite):
             self.end(index, type(error).__name__, "" if met else f"raised {error!r:.300}")
         else:
             self._judge(index, task.result())
+
+    async def _outputs(self, runner: Any, request: Any, row: dict[str, Any]) -> list[Any]:
+        with follow(row, runner.records, name=request.request_id):
+            return list(await runner.outputs(request, row, step=0))
 
     def _judge(self, index: int, outputs: list[Any]) -> None:
         plan, stats = self.plans[index], [output.stats for output in outputs]

@@ -140,7 +140,7 @@ class Conversations:
 
     async def _conversation(self, fields: Mapping[str, Any], name: str) -> Sequence[CertifiedOutput]:
         request = await self.runner.request(fields, self._sampling, name)
-        return await self.runner.outputs(request, fields, 0, validation=True)
+        return await self.runner.outputs(request, fields, 0)
 
     async def _session(self, fields: Mapping[str, Any], name: str) -> Sequence[CertifiedOutput]:
         if self._endpoint is None:

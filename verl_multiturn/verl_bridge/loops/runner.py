@@ -33,7 +33,7 @@ from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.calls.recorded import RecordedGate
 from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput, OutputSettings, to_outputs
-from verl_multiturn.verl_bridge.loops.life import follow, note_score
+from verl_multiturn.verl_bridge.loops.life import note_score
 from verl_multiturn.verl_bridge.loops.recording import Recorder, recorder_of
 from verl_multiturn.verl_bridge.loops.slots import RayKeeper, RaySlots
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
@@ -41,7 +41,6 @@ from verl_multiturn.verl_bridge.model.call_formats import make_parser, stop_ids
 from verl_multiturn.verl_bridge.model.chat_setup import check_names, make_chat
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.model.processors import plain_dict
-from verl_multiturn.verl_bridge.names import AGENT_LOOP
 from verl_multiturn.verl_bridge.rows import make_request, row_name
 from verl_multiturn.verl_bridge.settings import settings_of
 
@@ -104,27 +103,24 @@ class Runner:
             generations = self.engine.take(request.request_id)
         return outcome, generations
 
-    async def outputs(
-        self, request: Request, row: Mapping[str, Any], step: int, validation: bool = False
-    ) -> list[CertifiedOutput]:
+    async def outputs(self, request: Request, row: Mapping[str, Any], step: int) -> list[CertifiedOutput]:
         """Roll a request out, and return its rows in verl's form; one row where ids only append.
+
+        Who calls it follows the conversation (`life.py`): `run` of an agent loop, `eval`, `generate_sequences`.
 
         Args:
             request: The request of `row`.
             row: verl's row; its `uid` and `session_id`, where it has them, go into the receipts and the record.
             step: Training step.
-            validation: Whether the row belongs to a validation; a worker has said so where it follows the conversation.
 
         Raises:
             ConfigError, ToolContractError, InteractionContractError: The author of the data, a tool, an interaction or
                 the configuration made a mistake.
         """
-        known = {"agent_name": AGENT_LOOP, "global_steps": step, **row}
-        with follow(known, self.records, name=request.request_id, validation=validation):
-            outcome, generations = await self.run(request)
-            outputs = self.finish(outcome, generations, row, step, request.sampling, request)
-            note_score(outputs)  # a reward that the conversation itself has given
-            return outputs
+        outcome, generations = await self.run(request)
+        outputs = self.finish(outcome, generations, row, step, request.sampling, request)
+        note_score(outputs)  # a reward that the conversation itself has given
+        return outputs
 
     def finish(
         self,

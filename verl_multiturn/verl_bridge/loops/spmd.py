@@ -30,12 +30,15 @@ from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import CertificateError, ConfigError, EngineError
 from verl_multiturn.rollout.engine import Engine
+from verl_multiturn.rollout.outcome import Request
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
+from verl_multiturn.verl_bridge.loops.life import follow
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.model.processors import takes_images
+from verl_multiturn.verl_bridge.names import AGENT_LOOP
 from verl_multiturn.verl_bridge.servers.lost_server import EngineOfServer
 from verl_multiturn.verl_bridge.servers.verl_engine import VerlEngine
 from verl_multiturn.verl_bridge.settings import settings_of
@@ -135,7 +138,7 @@ class AsyncSGLangRollout(ServerAdapter):
         validation = bool(prompts.meta_info.get("validate"))
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(runner.outputs(request, row, step, validation))
+                group.create_task(_outputs(runner, request, row, step, validation))
                 for request, row in zip(requests, rows, strict=True)
             ]
         return [output for task in tasks for output in task.result()]
@@ -236,6 +239,15 @@ class AsyncSGLangRollout(ServerAdapter):
         return DataProto(
             batch=batch, non_tensor_batch={**prompts.non_tensor_batch, **extra, "__num_turns__": turns}, meta_info={}
         )
+
+
+async def _outputs(
+    runner: Runner, request: Request, row: Mapping[str, Any], step: int, validation: bool
+) -> list[CertifiedOutput]:
+    """Follow the conversation of a row, and return its rows in verl's form."""
+    known = {"agent_name": AGENT_LOOP, "global_steps": step, **row}
+    with follow(known, runner.records, name=request.request_id, validation=validation):
+        return await runner.outputs(request, row, step)
 
 
 def _number_sessions(rows: list[dict[str, Any]]) -> None:

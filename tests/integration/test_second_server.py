@@ -1,0 +1,120 @@
+"""The second server of a run, which has imported Ray and verl, and forks Ray's workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from verl_multiturn.cpu_processes.forkserver import EARLY, OF_WORKERS
+from verl_multiturn.cpu_processes.handle import ForkServer
+
+pytestmark = pytest.mark.deaths
+
+
+def _run(server: ForkServer, program: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [*shlex.split(server.executable), str(program)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=550, env=env, check=False)
+
+
+class Workers:
+    """Workers of Ray, as a raylet starts them, of a server whose second one imports a `ray` that notes its variables.
+
+    Args:
+        folder: Folder for the programs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "ray.py").write_text("import os\njob = os.environ.get('RAY_JOB_ID')\n")
+        self._program = folder / "default_worker.py"
+        self._program.write_text(
+            "import os, sys\nray = sys.modules.get('ray')\n"
+            "print(os.getppid(), ray and ray.job, os.environ['RAY_JOB_ID'], os.environ.get('RANK'))\n"
+        )
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+        self.server = ForkServer(("decimal", EARLY, "colorsys", OF_WORKERS, "ray"), self._environment)
+        self.raylet = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    def start(self, job: str = "01", **variables: str) -> tuple[int, list[str]]:
+        """Start a worker; return who forked it, and the job of its Ray, its own, and its rank."""
+        own = {"RAY_JOB_ID": job, "RAY_RAYLET_PID": str(self.raylet.pid), **variables}
+        ran = _run(self.server, self._program, env={**self._environment, **own})
+        assert not ran.stderr
+        parent, *seen = ran.stdout.split()
+        return int(parent), seen
+
+    def close(self) -> None:
+        self.server.close()
+        self.raylet.kill()
+        self.raylet.wait()
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    found = Workers(tmp_path)
+    yield found
+    found.close()
+
+
+def test_the_workers_of_a_raylet_are_forks_of_a_process_that_has_imported_ray_for_it(workers: Workers) -> None:
+    second, seen = workers.start()
+    assert second != workers.server.pid
+    assert seen == ["01", "01", "None"]
+    # `RAY_LOCAL_WORLD_SIZE` is verl's own.
+    assert workers.start(RANK="1", RAY_LOCAL_WORLD_SIZE="2") == (second, ["01", "01", "1"])
+    assert psutil.Process(second).ppid() == workers.server.pid
+
+
+@pytest.mark.parametrize("variables", [{"job": "02"}, {"RAY_debug": "1"}, {"VERL_LOGGING_LEVEL": "DEBUG"}])
+def test_a_worker_with_other_variables_of_ray_or_verl_is_forked_without_both(
+    variables: dict[str, str], workers: Workers
+) -> None:
+    workers.start()
+    assert workers.start(**variables) == (workers.server.pid, ["None", variables.get("job", "01"), "None"])
+
+
+def test_a_second_server_that_has_died_is_replaced(workers: Workers) -> None:
+    second, _ = workers.start()
+    psutil.Process(second).kill()
+    while not is_over(second):
+        time.sleep(0.02)
+    third, seen = workers.start(job="02")
+    assert third not in (second, workers.server.pid)
+    assert seen == ["02", "02", "None"]
+
+
+def test_a_second_server_ends_with_the_raylet_and_with_the_first(workers: Workers) -> None:
+    second, _ = workers.start()
+    workers.raylet.kill()
+    workers.raylet.wait()
+    while not is_over(second):
+        time.sleep(0.02)
+    workers.raylet = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    third = psutil.Process(workers.start()[0])
+    assert third.pid not in (second, workers.server.pid)
+    workers.server.close()
+    third.wait(550)
+
+
+def is_over(process: int) -> bool:
+    """Return whether a process has ended, though its parent may not have asked for its status."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def test_a_worker_whose_second_server_dies_imports_everything_itself(workers: Workers, tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("import os\nos._exit(3)\n")
+    (tmp_path / "again.py").write_text("print('ran')\n")
+    variables = {"RAY_JOB_ID": "01", "RAY_RAYLET_PID": str(workers.raylet.pid), "PYTHONPATH": str(tmp_path)}
+    ran = _run(workers.server, tmp_path / "again.py", env={**os.environ, **variables})
+    assert ran.stdout == "ran\n"
+    assert "this process imports everything itself" in ran.stderr
