@@ -13,8 +13,7 @@ from statistics import mean
 from typing import Any
 
 from verl_multiturn.launch.last_table import change_text, figure_text, print_last
-from verl_multiturn.observe.metric_files import read_metrics
-from verl_multiturn.observe.progress import REWARD
+from verl_multiturn.observe.metric_files import REWARD, read_metrics
 
 KINDS = ("missing", "complete")
 

@@ -16,8 +16,7 @@ from typing import Any
 
 from recipes.errands.errands import FOLDERS, REQUESTS
 from verl_multiturn.launch.last_table import change_text, print_last
-from verl_multiturn.observe.metric_files import read_metrics
-from verl_multiturn.observe.progress import REWARD
+from verl_multiturn.observe.metric_files import REWARD, read_metrics
 from verl_multiturn.records.reader import read_records
 
 

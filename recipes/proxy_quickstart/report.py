@@ -16,8 +16,7 @@ from transformers import AutoTokenizer
 from recipes.proxy_quickstart import credit_check, same_prompts
 from verl_multiturn.certificate.receipts import CAUSES
 from verl_multiturn.launch.last_table import print_last
-from verl_multiturn.observe.metric_files import read_metrics
-from verl_multiturn.observe.progress import REWARD
+from verl_multiturn.observe.metric_files import REWARD, read_metrics
 from verl_multiturn.records.reader import read_records
 from verl_multiturn.records.summaries import summary_of
 from verl_multiturn.trust.settings import read_settings

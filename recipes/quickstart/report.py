@@ -18,8 +18,7 @@ import matplotlib
 from rich.console import Console
 
 from verl_multiturn.launch.last_table import print_last
-from verl_multiturn.observe.metric_files import read_metrics
-from verl_multiturn.observe.progress import REWARD
+from verl_multiturn.observe.metric_files import REWARD, read_metrics
 from verl_multiturn.records.fates import count, fates_of
 from verl_multiturn.records.joins import figures
 from verl_multiturn.records.json_text import line_of

@@ -105,8 +105,8 @@ async def test_a_group_tells_how_many_of_its_conversations_raised(worker: Any, m
 
 async def test_a_mistake_of_the_reward_function_is_told_at_once(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.errors import RewardContractError
+    from verl_multiturn.verl_bridge.loops.group_end import GroupEnd
     from verl_multiturn.verl_bridge.loops.manager import MultiTurnManager, MultiTurnWorker
-    from verl_multiturn.verl_bridge.trainer.replay_buffer import End
 
     async def run(*_: Any, session_id: int, **__: Any) -> None:
         if session_id == 1:
@@ -117,7 +117,7 @@ async def test_a_mistake_of_the_reward_function_is_told_at_once(worker: Any, mon
     monkeypatch.setattr(MultiTurnWorker.__mro__[1], "_run_agent_loop", run)
     group = start(worker, "a")
     told = await worker.finished(0)
-    assert (told, group.done()) == ([("a", End(0.0, 0.0, mistake="it returned None"))], False)
+    assert (told, group.done()) == ([("a", GroupEnd(0.0, 0.0, mistake="it returned None"))], False)
 
     manager: Any = object.__new__(MultiTurnManager)
     manager.__dict__ |= {"_starts": {}, "_polls": {0: "poll"}, "_seen": {}, "_ends": {}, "_raised": 0, "_groups": {}}

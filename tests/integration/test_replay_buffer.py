@@ -46,10 +46,10 @@ class Queue:
         self.events.pop(0)()
 
     def end_of(self, uids: Collection[str]) -> Any:
-        from verl_multiturn.verl_bridge.trainer.replay_buffer import End
+        from verl_multiturn.verl_bridge.loops.group_end import GroupEnd
 
         self.asked = uids
-        return End(self.now - 0.25, self.now - 0.125)
+        return GroupEnd(self.now - 0.25, self.now - 0.125)
 
     def take_raised(self) -> int:
         return 3

@@ -43,9 +43,9 @@ class Worker:
         return self.ended[seen:]
 
     async def end(self, uid: str) -> None:
-        from verl_multiturn.verl_bridge.trainer.replay_buffer import End
+        from verl_multiturn.verl_bridge.loops.group_end import GroupEnd
 
-        self.ended.append((uid, End(5.0, 6.0)))
+        self.ended.append((uid, GroupEnd(5.0, 6.0)))
         self.changed.set()
 
     async def groups(self) -> list[str]:

@@ -33,7 +33,8 @@ from verl_multiturn.config import PATH, ProxySettings, read_model
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.end import AgentEnd
-from verl_multiturn.proxy.agents.runners import AgentRunner, build_runner, check_agent
+from verl_multiturn.proxy.agents.runner import AgentRunner
+from verl_multiturn.proxy.agents.runners import build_runner, check_agent
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer

@@ -19,8 +19,8 @@ from rich.table import Table
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.models import find_model
-from verl_multiturn.observe.metric_files import read_metrics
-from verl_multiturn.observe.progress import REWARD, validation_scores
+from verl_multiturn.observe.metric_files import REWARD, read_metrics
+from verl_multiturn.observe.progress import validation_scores
 from verl_multiturn.tools.calls.results import CallStatus
 
 _CALLS = "rollout/calls/"

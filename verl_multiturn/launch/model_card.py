@@ -20,8 +20,7 @@ from typing import Any
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.launch.exported import TOOLS, Exported, is_schema
 from verl_multiturn.launch.models import Model
-from verl_multiturn.observe.metric_files import metric_files, read_metrics
-from verl_multiturn.observe.progress import REWARD
+from verl_multiturn.observe.metric_files import REWARD, metric_files, read_metrics
 from verl_multiturn.records.reader import Records
 from verl_multiturn.records.run_file import without_secrets
 from verl_multiturn.tools.loading.registry import load_tools, schema_of

@@ -19,6 +19,8 @@ from verl_multiturn.paths import open_regular
 
 logger = logging.getLogger(__name__)
 
+REWARD = "critic/score/mean"
+"""Name of verl's metric that every training step has and a validation does not have."""
 _NAME = re.compile(r"metrics(?:\.(\d+))?\.jsonl")
 # A key that verl logs with every training step, and not with a validation before the first step.
 _TRAINED = "training/global_step"

@@ -25,12 +25,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from verl_multiturn.describe import describe
-from verl_multiturn.observe.metric_files import read_entry
+from verl_multiturn.observe.metric_files import REWARD, read_entry
 from verl_multiturn.observe.start_up import StartUp
 from verl_multiturn.records.files import record_files
 
-REWARD = "critic/score/mean"
-"""Name of verl's metric that every training step has and a validation does not have."""
 _STOP = "rollout/stop/"
 _VALIDATED = re.compile(r"val-core/(.*)/(acc|reward)/mean@\d+")
 _TOTAL = re.compile(r"Total training steps: (\d+)")

@@ -29,7 +29,7 @@ from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import AgentContractError, ConfigError, OutageError
 from verl_multiturn.proxy.agents.agent import SessionAddress, agent_row
 from verl_multiturn.proxy.agents.end import AgentEnd, session_reward
-from verl_multiturn.proxy.agents.runners import AgentRunner
+from verl_multiturn.proxy.agents.runner import AgentRunner
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.sessions.session import AgentSession
 from verl_multiturn.proxy.sessions.shared import ProxyRun

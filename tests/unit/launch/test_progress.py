@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from verl_multiturn.observe import start_up as start_up_module
-from verl_multiturn.observe.progress import REWARD, Display, StepLines, follow
+from verl_multiturn.observe.metric_files import REWARD
+from verl_multiturn.observe.progress import Display, StepLines, follow
 from verl_multiturn.observe.start_up import StartUp
 
 

@@ -8,61 +8,23 @@ this one never imports.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
 from urllib.request import getproxies, proxy_bypass
 
 from verl_multiturn.config import PATH, ProxySettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.processes.forks import ForkError, check_import
 from verl_multiturn.processes.interpreters import check_python
-from verl_multiturn.proxy.agents.agent import Agent, SessionAddress, load_agent
-from verl_multiturn.proxy.agents.end import AgentEnd
+from verl_multiturn.proxy.agents.agent import Agent, load_agent
 from verl_multiturn.proxy.agents.harbor.runner import INSTALL, HarborRunner, check_harbor
 from verl_multiturn.proxy.agents.process_runner import KEEPER, ProcessRunner
+from verl_multiturn.proxy.agents.runner import AgentRunner
 from verl_multiturn.proxy.agents.thread_runner import ThreadRunner
 
 HARBOR = "harbor"
 """Name of the agent that is a trial of Harbor for each session."""
 _WHERE = f"{PATH}.proxy"
-
-
-class AgentRunner(Protocol):
-    """Runs the agents of one worker, all on one event loop."""
-
-    @property
-    def stuck(self) -> int:
-        """Number of threads that were abandoned and still run."""
-
-    async def run(
-        self,
-        row: Mapping[str, Any],
-        address: SessionAddress,
-        time_up: asyncio.Event,
-        returned: Callable[[], None] | None = None,
-    ) -> AgentEnd:
-        """Run the agent for one session, and return how it ended.
-
-        When the call is cancelled, the agent's process is killed or its thread abandoned, at once.
-
-        Args:
-            row: The data row, as `agent.agent_row` returns it.
-            address: Where the agent finds the model.
-            time_up: Set when the session's time is up and nothing is answered any more. The call then returns within
-                9 seconds.
-            returned: Is called as soon as the agent has returned or ended, which may be before all that it started is
-                gone. Nothing that is asked from then on counts.
-
-        Raises:
-            AgentContractError: The agent returned something that is not a reward.
-            ConfigError: The agent cannot be imported, or there is no such command.
-        """
-
-    async def aclose(self) -> None:
-        """End what is left."""
 
 
 def build_runner(settings: ProxySettings) -> AgentRunner:

@@ -44,6 +44,7 @@ from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, VALIDATION, cle
 from verl_multiturn.verl_bridge.loops.agent_loop import tool_schemas
 from verl_multiturn.verl_bridge.loops.certified_output import is_valid
 from verl_multiturn.verl_bridge.loops.finished_rows import finished_rows, kept_columns
+from verl_multiturn.verl_bridge.loops.group_end import GroupEnd
 from verl_multiturn.verl_bridge.loops.life import follow, note_score
 from verl_multiturn.verl_bridge.loops.news import HUNG_S, News, NewsRounds, RunNews, end_hung
 from verl_multiturn.verl_bridge.loops.recording import Recorder, recorder_of
@@ -53,7 +54,6 @@ from verl_multiturn.verl_bridge.loops.slots import RayKeeper
 from verl_multiturn.verl_bridge.names import REROLLED_FROM, SAMPLING_LOOPS
 from verl_multiturn.verl_bridge.settings import settings_of
 from verl_multiturn.verl_bridge.traces.tracer import Tracer, hold_verls_tracing
-from verl_multiturn.verl_bridge.trainer.replay_buffer import End
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class MultiTurnWorker(_VerlWorker):
         """Time at which the last row of each running group was written."""
         self._raised: dict[str, int] = {}
         """Number of conversations of each running group that raised."""
-        self._ended: list[tuple[str, End]] = []
+        self._ended: list[tuple[str, GroupEnd]] = []
         """Groups that have ended; those that the trainer has seen are forgotten."""
         self._forgotten = 0
         self._changed = asyncio.Event()
@@ -113,7 +113,7 @@ class MultiTurnWorker(_VerlWorker):
             close_at_end([recorder])
         return recorder
 
-    async def finished(self, seen: int) -> list[tuple[str, End]]:
+    async def finished(self, seen: int) -> list[tuple[str, GroupEnd]]:
         """Wait until more than `seen` groups have ended since the start, and return those after the first `seen`."""
         del self._ended[: max(0, seen - self._forgotten)]
         self._forgotten = max(seen, self._forgotten)
@@ -164,10 +164,10 @@ class MultiTurnWorker(_VerlWorker):
             del self._groups[uid]
             self._rerolled_from.pop(uid, None)
             rows = self._row_ends.pop(uid, time.time())
-            end = End(self._conversation_ends.pop(uid, rows), rows, self._raised.pop(uid, 0))
+            end = GroupEnd(self._conversation_ends.pop(uid, rows), rows, self._raised.pop(uid, 0))
             self._tell_end(uid, end)
 
-    def _tell_end(self, uid: str, end: End) -> None:
+    def _tell_end(self, uid: str, end: GroupEnd) -> None:
         """Tell whoever waits that a group has ended."""
         self._ended.append((uid, end))
         changed, self._changed = self._changed, asyncio.Event()
@@ -186,7 +186,7 @@ class MultiTurnWorker(_VerlWorker):
             except Exception as error:  # verl logs it, and marks the group as failed
                 self._raised[uid] = self._raised.get(uid, 0) + 1
                 if isinstance(error, RewardContractError):
-                    self._tell_end(uid, End(0.0, 0.0, mistake=str(error)))  # nobody waits for the siblings
+                    self._tell_end(uid, GroupEnd(0.0, 0.0, mistake=str(error)))  # nobody waits for the siblings
                 raise
             finally:
                 if samples is not None and samples.was_cut(kwargs["session_id"]):
@@ -286,7 +286,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
         """Number of ended groups of each worker that are known."""
         self._polls: dict[int, Any] = {}
         """A pending call of `finished` for each worker."""
-        self._ends: dict[str, End] = {}
+        self._ends: dict[str, GroupEnd] = {}
         self._raised = 0
         """Number of conversations that have raised since the last call of `take_raised`."""
         self._starts: dict[int, tuple[float, Any]] = {}
@@ -311,7 +311,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
         ray.wait(list(self._polls.values()), num_returns=1, timeout=timeout_s)
         self._collect()
 
-    def end_of(self, uids: Collection[str]) -> End | None:
+    def end_of(self, uids: Collection[str]) -> GroupEnd | None:
         """Return when the last of these groups ended, and forget them; None when one of them is not known."""
         until = time.monotonic() + _ASKED_S
         while not self._ends.keys() >= set(uids) and (left := until - time.monotonic()) > 0:
@@ -319,7 +319,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
         known = [end for uid in uids if (end := self._ends.pop(uid, None)) is not None]
         if len(known) < len(set(uids)):
             return None
-        return End(max(end.conversation for end in known), max(end.rows for end in known))
+        return GroupEnd(max(end.conversation for end in known), max(end.rows for end in known))
 
     def cancel(self, uids: Collection[str]) -> int:
         """Cancel groups and return how many were running; see `MultiTurnWorker.cancel`."""

@@ -19,7 +19,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
@@ -27,6 +27,7 @@ from verl_multiturn.config import FilterMode
 from verl_multiturn.rollout.staleness import Bound, earliest, may_take
 from verl_multiturn.row_keys import RowKey
 from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, VALIDATION
+from verl_multiturn.verl_bridge.loops.group_end import GroupEnd
 from verl_multiturn.verl_bridge.trainer.group_filter import Finished, GroupFilter, LeftOut
 from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX, PREFIX
 from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
@@ -41,26 +42,13 @@ _LEFT = ("evicted", "filtered", "failed")
 """Causes for which groups leave, in the order of verl's reasons; `discarded` are those that were too many."""
 
 
-class End(NamedTuple):
-    """The end of a group, in seconds of `time.time`."""
-
-    conversation: float
-    """End of its last conversation."""
-    rows: float
-    """Time at which the last of its rows was rewarded and in TransferQueue."""
-    raised: int = 0
-    """Number of its conversations that raised, because of a mistake of an author."""
-    mistake: str = ""
-    """Mistake of the reward function, for which the run ends; its siblings may still run. "": none."""
-
-
 class Waiter(Protocol):
     """An object that a replay buffer waits with, until there may be something new."""
 
     def wait(self, timeout_s: float) -> None:
         """Return when a group has finished, and after `timeout_s` seconds at the latest."""
 
-    def end_of(self, uids: Collection[str]) -> End | None:
+    def end_of(self, uids: Collection[str]) -> GroupEnd | None:
         """Return when the last of these groups ended; None when that is not known."""
 
     def take_raised(self) -> int:
@@ -74,7 +62,7 @@ class Sleep:
         """Sleep for `timeout_s` seconds, as verl does."""
         time.sleep(timeout_s)
 
-    def end_of(self, uids: Collection[str]) -> End | None:
+    def end_of(self, uids: Collection[str]) -> GroupEnd | None:
         """Return None."""
         return None
 
