@@ -52,20 +52,24 @@ COVERED: dict[str, list[str]] = {
         f"{UNIT}rollout/test_conversation",
         f"{LONG}tokens/test_certificate",
     ],
-    "rollout/stop_texts": [f"{UNIT}rollout/test_below_receipts", f"{UNIT}chat/test_tir", f"{UNIT}chat/test_images"],
+    "rollout/engines/stop_texts": [
+        f"{UNIT}rollout/test_below_receipts",
+        f"{UNIT}chat/test_tir",
+        f"{UNIT}chat/test_images",
+    ],
     "certificate/receipts": [
         f"{UNIT}certificate/test_receipts",
         f"{UNIT}certificate/test_certificate",
         f"{UNIT}chat/test_void_turns",
         f"{LONG}tokens/test_certificate",
     ],
-    "rollout/scripted": [
+    "rollout/engines/scripted_engine": [
         f"{UNIT}rollout/test_conversation",
         f"{UNIT}rollout/test_conversation_ends",
         f"{UNIT}chat/test_images",
     ],
     "reward_numbers": [f"{UNIT}rewards/test_reward_numbers"],
-    "records/scores": [f"{UNIT}records/test_scores", f"{UNIT}records/test_one_answer"],
+    "records/read/scores": [f"{UNIT}records/test_scores", f"{UNIT}records/test_one_answer"],
     "rollout/turn_rewards": [f"{UNIT}trainer/test_metrics", f"{UNIT}rollout/test_context"],
     "rollout/trajectory": [
         f"{UNIT}rollout/test_trajectory",
@@ -94,15 +98,20 @@ COVERED: dict[str, list[str]] = {
     "chat/parsing/turns": [*PARSING, f"{UNIT}rollout/test_conversation"],
     "chat/tir": [f"{UNIT}chat/test_tir"],
     "verl_bridge/loops/agent_loop": [f"{STACK}agent_loop"],
-    "verl_bridge/loops/certified_output": OUTPUTS,
-    "verl_bridge/loops/finished_rows": [f"{STACK}metrics", f"{STACK}kept_columns", f"{STACK}finished_rows"],
+    "verl_bridge/loops/output": OUTPUTS,
+    "verl_bridge/workers/queue_rows": [f"{STACK}metrics", f"{STACK}kept_columns", f"{STACK}finished_rows"],
     "verl_bridge/loops/runner": OUTPUTS,
-    "verl_bridge/loops/shared_puts": [f"{STACK}shared_puts", f"{STACK}finished_rows"],
-    "verl_bridge/compat/stored_rows": [
+    "verl_bridge/workers/shared_puts": [f"{STACK}shared_puts", f"{STACK}finished_rows"],
+    "verl_bridge/compat/row_store": [
         f"{STACK}{name}" for name in ("invalid", "metrics", "otc", "outages", "token_ages", "shared_puts")
     ],
-    "verl_bridge/trainer/batch_rows": [f"{STACK}several_rows", f"{STACK}invalid", f"{STACK}metrics", f"{STACK}tir"],
-    "verl_bridge/trainer/group_filter": [f"{STACK}group_filter", f"{LONG}training/test_dapo_filter"],
+    "verl_bridge/trainer/rows/batch_rows": [
+        f"{STACK}several_rows",
+        f"{STACK}invalid",
+        f"{STACK}metrics",
+        f"{STACK}tir",
+    ],
+    "verl_bridge/trainer/groups/group_filter": [f"{STACK}group_filter", f"{LONG}training/test_dapo_filter"],
     "verl_bridge/trainer/hooks": [
         *(
             f"{STACK}{name}"
@@ -150,11 +159,11 @@ COVERED: dict[str, list[str]] = {
     ],
     "verl_bridge/model/suffix_builder": [f"{STACK}suffix_builder", f"{STACK}families"],
     "verl_bridge/servers/verl_engine": [f"{UNIT}rollout/test_below_receipts", f"{STACK}agent_loop"],
-    "verl_bridge/trainer/groups": [f"{STACK}invalid", f"{STACK}otc"],
+    "verl_bridge/trainer/rows/valid_groups": [f"{STACK}invalid", f"{STACK}otc"],
     "verl_bridge/model/loading": [f"{STACK}start_up_paths", f"{STACK}codec", f"{STACK}vision_setup"],
     "verl_bridge/model/processors": [f"{STACK}vision_setup", f"{STACK}vision"],
     "verl_bridge/trainer/report": [f"{STACK}metrics", f"{STACK}otc", f"{STACK}trainer_hooks"],
-    "verl_bridge/trainer/otc": [f"{STACK}otc"],
+    "verl_bridge/trainer/rows/otc": [f"{STACK}otc"],
     "verl_bridge/model/call_formats": [
         f"{STACK}formats",
         f"{STACK}agent_loop",
@@ -162,7 +171,7 @@ COVERED: dict[str, list[str]] = {
         f"{LONG}tokens/test_template_matrix",
     ],
     "verl_bridge/startup/refusals/loops": [
-        f"{UNIT}launch/test_early_refusals::test_words_of_verls_own_command_are_no_state_of_the_start_up_check_either",
+        f"{UNIT}runs/test_early_refusals::test_words_of_verls_own_command_are_no_state_of_the_start_up_check_either",
         f"{STACK}refusals",
         f"{STACK}start_up_interactions",
         f"{STACK}start_up_proxy::test_a_history_as_it_was_sampled_is_accepted_with_a_note",
@@ -177,11 +186,11 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/loops/spmd": [f"{STACK}spmd"],
     "verl_bridge/rows": [f"{STACK}rows", f"{STACK}vision", f"{LONG}tokens/test_rows"],
     "verl_bridge/startup/refusals/rewards": [f"{STACK}metrics", f"{STACK}otc", f"{STACK}refusals"],
-    "verl_bridge/loops/slots": [f"{STACK}slots"],
+    "verl_bridge/keeper": [f"{STACK}slots"],
     "verl_bridge/trainer/trainers": [
         f"{STACK}{name}" for name in ("trainer_hooks", "invalid", "real_copies", "replica_death")
     ],
-    "verl_bridge/trainer/updates": [f"{STACK}invalid"],
+    "verl_bridge/trainer/rows/updates": [f"{STACK}invalid"],
     "task_sets/bfcl/episode": [f"{UNIT}task_sets/test_bfcl", f"{LONG}task_sets/test_bfcl"],
     "task_sets/bfcl/worlds": [f"{UNIT}task_sets/test_bfcl", f"{LONG}task_sets/test_bfcl"],
 }

@@ -3,7 +3,7 @@
 import asyncio
 
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema, scripted_rollout
-from verl_multiturn.data import tool_call
+from verl_multiturn.runs.data import tool_call
 
 PARAMETERS = {"type": "object", "properties": {"amount": {"type": "integer"}}, "required": ["amount"]}
 FUNCTION = {"name": "pay", "description": "Pay an amount.", "parameters": PARAMETERS}

@@ -7,7 +7,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 from verl_multiturn import scripted_rollout
-from verl_multiturn.data import tool_call
+from verl_multiturn.runs.data import tool_call
 from verl_multiturn.tools.mcp_tools import mcp_tools
 
 server = MCPServer("notes", log_level="CRITICAL")

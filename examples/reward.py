@@ -4,8 +4,8 @@ import asyncio
 import re
 
 from verl_multiturn import scripted_rollout
-from verl_multiturn.data import tool_call
 from verl_multiturn.rewards import Score, Solution, compute_score
+from verl_multiturn.runs.data import tool_call
 
 
 def add(a: int, b: int) -> int:

@@ -5,8 +5,8 @@ from collections import Counter
 from typing import Annotated, Literal
 
 from verl_multiturn import scripted_rollout
-from verl_multiturn.data import tool_call
 from verl_multiturn.rollout.scripted_chat import transcript
+from verl_multiturn.runs.data import tool_call
 from verl_multiturn.tools.loading.functions import FromRow
 
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from verl_multiturn import Source
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.read.records import read_records
 from verl_multiturn.records.rows import columns
-from verl_multiturn.records.verification import verify_record
+from verl_multiturn.records.verify.record import verify_record
 
 path = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).with_name("record.jsonl"))
 for record in read_records(path):

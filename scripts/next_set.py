@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from verl_multiturn.version_sets import installed, judge
+from verl_multiturn.runs.version_sets import installed, judge
 
 OUT = Path("outputs/next")
 CONTRACT = "verl_multiturn.verl_bridge.compat.contract"

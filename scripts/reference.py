@@ -116,7 +116,7 @@ API = {
     ],
     "Engines": ["Engine", "Ask", "Generation"],
     "Errors": ["verl_multiturn.errors"],
-    "Rows of a data set": ["verl_multiturn.data"],
+    "Rows of a data set": ["verl_multiturn.runs.data"],
     "Rewards": [
         *(
             "verl_multiturn.rewards.router.compute_score",

@@ -13,16 +13,16 @@ from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.rendering import RenderingCheck
 from verl_multiturn.chat.template import Template
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.session import AgentSession
-from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
-from verl_multiturn.rollout.engine import Engine
+from verl_multiturn.rollout.engines.protocol import Engine
+from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
+from verl_multiturn.rollout.engines.stop_texts import StopTexts
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
-from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import tiny_codec, tiny_tokenizer
-from verl_multiturn.rollout.stop_texts import StopTexts
 
 END = "<|im_end|>"
 HEADER = "<|im_start|>assistant\n"

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from tests.conftest import ROOT
 from verl_multiturn.cli.main import app
-from verl_multiturn.launch.compose import compose_run, resolved
-from verl_multiturn.launch.plan import plan_run
+from verl_multiturn.runs.compose import compose_run, resolved
+from verl_multiturn.runs.plan import plan_run
 
 RECIPES = ROOT / "recipes"
 _PRINT_ARGUMENTS = ROOT / "tests" / "print_arguments.sh"

@@ -13,7 +13,7 @@ from verl_multiturn import (
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
-from verl_multiturn.tools.calls.gate import Gate
+from verl_multiturn.tools.running.gate import Gate
 
 CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'
 

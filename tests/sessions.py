@@ -4,8 +4,8 @@ from typing import Any
 
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.session import ToolSession
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.session import ToolSession
 
 HI = ToolCall("echo", '{"text": "hi"}', "c1")
 

@@ -7,8 +7,8 @@ from verl_multiturn import BaseTool, Conversation, Limits, Outcome, Request, Scr
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.tir import STOP_PATTERN, TirCodec, TirParser
-from verl_multiturn.rollout.stop_texts import STOP_REGEX, StopTexts
-from verl_multiturn.tools.calls.gate import Gate
+from verl_multiturn.rollout.engines.stop_texts import STOP_REGEX, StopTexts
+from verl_multiturn.tools.running.gate import Gate
 
 PROMPT = [80, 81, 62]  # P, Q and > of CharBuilder
 END = 2  # <|im_end|>

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from verl_multiturn.interactions.base import Interaction, Reply
     from verl_multiturn.interactions.running.registry import load_interactions
     from verl_multiturn.rollout.conversation import Conversation
-    from verl_multiturn.rollout.engine import Ask, Engine, Generation
+    from verl_multiturn.rollout.engines.protocol import Ask, Engine, Generation
+    from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
     from verl_multiturn.rollout.limits import Limits, StopReason
     from verl_multiturn.rollout.outcome import Outcome, Request
-    from verl_multiturn.rollout.scripted import ScriptedEngine
     from verl_multiturn.rollout.scripted_chat import scripted_rollout
     from verl_multiturn.rollout.trajectory import Source, Trajectory
     from verl_multiturn.tools.base import BaseTool, ToolResponse
@@ -87,7 +87,7 @@ _PLACES = {
     ),
     "interactions.running.registry": ("load_interactions",),
     "rollout.conversation": ("Conversation",),
-    "rollout.engine": (
+    "rollout.engines.protocol": (
         "Ask",
         "Engine",
         "Generation",
@@ -100,7 +100,7 @@ _PLACES = {
         "Outcome",
         "Request",
     ),
-    "rollout.scripted": ("ScriptedEngine",),
+    "rollout.engines.scripted_engine": ("ScriptedEngine",),
     "rollout.scripted_chat": ("scripted_rollout",),
     "rollout.trajectory": (
         "Source",

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from verl_multiturn.describe import did_you_mean, show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.reward_numbers import LARGEST_REWARD
+from verl_multiturn.rows.reward_numbers import LARGEST_REWARD
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -104,7 +104,7 @@ class ContextSettings(BaseModel):
 
 
 class OtcSettings(BaseModel):
-    """Settings for the reward of Optimal Tool Calls (`rewards/otc.py`), in training only.
+    """Settings for the reward of Optimal Tool Calls (`advantages/otc.py`), in training only.
 
     The score of a correct answer is multiplied by `alpha` and by a coefficient in (0, 1]. The coefficient
     is larger, the fewer tool calls the answer took.

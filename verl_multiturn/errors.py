@@ -6,7 +6,7 @@ an agent or a network never raises out of a conversation: it ends the conversati
     MultiTurnError
     ├── ConfigError          a setting, a tool YAML, a schema or a data row that cannot work
     │   ├── RewardContractError     a reward function returned something that is not a reward
-    │   └── UnguardedError          a row whose tests pay code that knows nothing, in `workspaces/task.py`
+    │   └── UnguardedError          a row whose tests pay code that knows nothing, in `verdicts/task.py`
     ├── ToolContractError    a tool's code broke the `BaseTool` contract (for example: returned the wrong type)
     ├── InteractionContractError   an interaction's code broke the `Interaction` contract
     ├── AgentContractError   an agent behind the endpoint returned something that is not a reward
@@ -15,7 +15,7 @@ an agent or a network never raises out of a conversation: it ends the conversati
     │   ├── UnavailableError        an HTTP service, in `tools/services/http_client.py`
     │   ├── SandboxError            the sandbox itself failed, not the code in it, in `sandbox/launch.py`
     │   ├── EndpointError           the endpoint of a judge or a simulated user, in `chat_endpoint.py`
-    │   └── EnvironmentOutageError  an environment's server or process, in `interactions/failed.py`
+    │   └── EnvironmentOutageError  an environment's server or process, in `interactions/errors.py`
     ├── UnjudgedError        a model's work cannot be scored, for a cause of ours
     │   └── TruthError              no answer can be scored with this ground truth, in `rewards/score.py`
     ├── WorkspaceError       a program in a workspace has ended it, in `workspaces/workspace.py`

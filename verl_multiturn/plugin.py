@@ -15,8 +15,8 @@ from types import ModuleType
 
 import wrapt
 
-from verl_multiturn.driver import is_trainer
 from verl_multiturn.interactions.old_verl import modules as verl_modules
+from verl_multiturn.processes.driver import is_trainer
 
 _TRAINERS = "verl.trainer.ppo.v1"
 _ENGINES = "verl.workers.engine.fsdp.transformer_impl"
@@ -66,9 +66,9 @@ def register() -> None:
     and the CPU platform where it is wanted. Modules that verl deleted are found again.
     """
     verl_modules.install()
-    from verl_multiturn.verl_bridge.servers import registered
+    from verl_multiturn.verl_bridge.servers import registrations
 
-    registered.register_rollout()
+    registrations.register_rollout()
     for name, package in _SGLANG.items():
         os.environ.setdefault(name, package)
 
@@ -77,8 +77,8 @@ def register() -> None:
     if activate.wanted():
         activate.activate()
 
-    from verl_multiturn.verl_bridge.from_records import loop as recorded_loop
     from verl_multiturn.verl_bridge.loops import agent_loop, proxy_loop
+    from verl_multiturn.verl_bridge.offline.from_records import loop as recorded_loop
     from verl_multiturn.verl_bridge.startup import configuration
 
     agent_loop.register_agent_loop()

@@ -32,12 +32,12 @@ from verl_multiturn import Ask, Generation
 from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.session import AgentSession
-from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
+from verl_multiturn.rollout.engines.stop_texts import StopTexts
 from verl_multiturn.rollout.limits import Limits, StopReason
-from verl_multiturn.rollout.stop_texts import StopTexts
 
 CALL = '<tool_call>\n{"name": "noop", "arguments": {}}\n</tool_call><|im_end|>'
 ANSWER = "The answer of the tool, always the same, some twenty words long, so that each turn adds as much as the last."

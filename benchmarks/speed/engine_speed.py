@@ -223,8 +223,8 @@ def compose(folder: Path, seed: int) -> Any:
     """Return the configuration of the quickstart on the CPU, with a server apart."""
     from omegaconf import OmegaConf
 
-    from verl_multiturn.launch.compose import compose_run
-    from verl_multiturn.launch.plan import plan_run
+    from verl_multiturn.runs.compose import compose_run
+    from verl_multiturn.runs.plan import plan_run
     from verl_multiturn.verl_bridge.startup.configuration import prepare_config
 
     overrides = ["actor_rollout_ref.rollout.n_gpus_per_node=1"]

@@ -38,9 +38,9 @@ from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.end import AgentEnd
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
-from verl_multiturn.records.run_file import new_start
+from verl_multiturn.records.write.run_file import new_start
 from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop, shared_runner
-from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
+from verl_multiturn.verl_bridge.loops.output import CertifiedOutput
 from verl_multiturn.verl_bridge.loops.proxy_loop import ProxyAgentLoop, build_run
 from verl_multiturn.verl_bridge.loops.runner import Runner
 

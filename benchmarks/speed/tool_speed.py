@@ -40,8 +40,8 @@ from tests.support.rollout_config import MESSAGES, MODEL, make_config
 from verl_multiturn import Ask, BaseTool, Generation, Request, ToolResponse, ToolSchema
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.session import ToolSession
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.session import ToolSession
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 

@@ -36,7 +36,7 @@ from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.view.export import export
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.schema import JOINED
-from verl_multiturn.records.writer import RecordWriter
+from verl_multiturn.records.write.records import RecordWriter
 
 FILES, GROUP, STEP = 64, 8, 8192
 WHOLE = 320

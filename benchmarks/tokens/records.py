@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 
 from tests.support.sample_records import sample_record
 from verl_multiturn.certificate.receipts import Receipt, prompt_hash
-from verl_multiturn.records.joins import JoinedRow, name_of, table_of, write
-from verl_multiturn.records.members import read_members
-from verl_multiturn.records.reader import Records
+from verl_multiturn.records.read.joins import JoinedRow, name_of, table_of, write
+from verl_multiturn.records.read.members import read_members
+from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.rows import row_of
-from verl_multiturn.records.verified_files import verify_files
-from verl_multiturn.records.writer import RecordWriter
+from verl_multiturn.records.verify.folder import verify_files
+from verl_multiturn.records.write.records import RecordWriter
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = 8

@@ -70,9 +70,9 @@ async def converse(name: str, url: str) -> str:
     from verl_multiturn.calls.slots import Gates
     from verl_multiturn.chat.parsing.turns import ToolCall
     from verl_multiturn.errors import MultiTurnError
-    from verl_multiturn.tools.calls.gate import Gate
-    from verl_multiturn.tools.calls.session import ToolSession
     from verl_multiturn.tools.loading.registry import build_tools
+    from verl_multiturn.tools.running.gate import Gate
+    from verl_multiturn.tools.running.session import ToolSession
 
     class_name, properties, arguments, expected = TOOLS[name]
     parameters = {"type": "object", "properties": properties, "required": list(properties)}

@@ -34,7 +34,7 @@ from rich.table import Table
 
 from benchmarks.quickstart_runs import arguments, folder, start
 from benchmarks.wake_parts import RowEnd, ends_of, parts_of
-from verl_multiturn.records.reader import Records
+from verl_multiturn.records.read.records import Records
 
 _PREFIX = "rollout/async/"
 _GROUPS = 16  # of a step

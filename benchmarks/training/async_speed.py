@@ -36,7 +36,7 @@ from typing import Any
 from benchmarks.async_speed_inputs import write_model, write_rows, write_tools
 from benchmarks.async_speed_measures import calls_of, engine_of, measure, prefilling_of, turns_of
 from benchmarks.quickstart_runs import MODES, arguments, folder, start
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.read.records import read_records
 
 PROMPTS, SAMPLES, ETA = 8, 8, 4
 _MULTITURN = "actor_rollout_ref.rollout.custom.multiturn"

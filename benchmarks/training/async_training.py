@@ -17,9 +17,9 @@ from verl.trainer.ppo.v1 import replay_buffer as verls_module
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from benchmarks.async_world import Draw, Engine, Group, World
-from verl_multiturn.rollout.staleness import MOST_REROLLS, Bound, to_reroll
-from verl_multiturn.verl_bridge.trainer import replay_buffer as our_module
-from verl_multiturn.verl_bridge.trainer.replay_buffer import replay_buffer_from
+from verl_multiturn.rollout.groups.staleness import MOST_REROLLS, Bound, to_reroll
+from verl_multiturn.verl_bridge.trainer.groups import replay_buffer as our_module
+from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import replay_buffer_from
 
 RULE, VERL_DROP, VERL_WAIT, NO_BOUND = "capacity rule", "verl drop", "verl wait", "no bound"
 OURS = ("drop", "wait", "mask", "reroll")

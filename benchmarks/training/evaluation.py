@@ -59,7 +59,7 @@ def warm() -> None:
 
     import verl_multiturn.cli.eval
     import verl_multiturn.cli.main
-    import verl_multiturn.verl_bridge.evaluate.command  # noqa: F401
+    import verl_multiturn.verl_bridge.offline.evaluate.command  # noqa: F401
 
 
 def begin(words: Sequence[str], log: Path) -> int:
@@ -109,7 +109,7 @@ def tokens_of(records: Path, last_validation: bool) -> dict[str, list[Any]]:
         records: A folder of records.
         last_validation: Whether only the conversations of the last validation are wanted.
     """
-    from verl_multiturn.records.reader import read_records
+    from verl_multiturn.records.read.records import read_records
 
     found = [record for record in read_records(records) if record["valid"]]
     if last_validation:
@@ -124,7 +124,7 @@ def tokens_of(records: Path, last_validation: bool) -> dict[str, list[Any]]:
 
 def seconds_of(records: Path, last_validation: bool) -> float:
     """Return the seconds from the first conversation's beginning to the last one's end."""
-    from verl_multiturn.records.reader import read_records
+    from verl_multiturn.records.read.records import read_records
 
     found = [record for record in read_records(records) if record["validation"] or not last_validation]
     step = max(record["step"] for record in found)

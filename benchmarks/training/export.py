@@ -32,9 +32,9 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM
 
 from benchmarks.export_checkpoints import logits_of, train_lora, write
-from verl_multiturn.launch.export import export
-from verl_multiturn.launch.models import find_model
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.models.export import export
+from verl_multiturn.models.location import find_model
+from verl_multiturn.records.read.records import read_records
 from verl_multiturn.rollout.trajectory import Source
 
 ROOT = Path(__file__).resolve().parents[2]

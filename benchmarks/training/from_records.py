@@ -29,9 +29,9 @@ import pyarrow.parquet
 from benchmarks.quickstart_runs import ROOT, folder
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.results import read_results
-from verl_multiturn.records.learning import Choice, choose
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.verification import receipts_of
+from verl_multiturn.records.read.learning import Choice, choose
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.verify.record import receipts_of
 
 MODEL = ROOT / "recipes" / "quickstart" / "model"
 ROWS, SAMPLES, RISE = 64, 8, 0.2
@@ -87,7 +87,7 @@ def learn(base: Path, model: str, out: Path, steps: int) -> Path:
 
 def traced(run: Path) -> dict[str, Any]:
     """Compare what is learned with the records; the records are read here, and their receipts built again."""
-    from verl_multiturn.verl_bridge.from_records.dataset import RecordedRows
+    from verl_multiturn.verl_bridge.offline.from_records.dataset import RecordedRows
 
     data = RecordedRows(str(run / "data" / "train.parquet"))
     lines = [json.loads(line) for line in (run / "data" / "lineage.jsonl").read_text().splitlines()]

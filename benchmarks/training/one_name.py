@@ -95,8 +95,8 @@ def composed() -> dict[str, str]:
     if importlib.util.find_spec("sgl_kernel") is None:  # SGLang imports its kernels for GPUs
         sys.path.append(str(ROOT / "verl_multiturn" / "cpu" / "stand_ins"))
     from tests.long.training.recipe_configs import BOX, judge
-    from verl_multiturn.launch.compose import compose_run
-    from verl_multiturn.launch.plan import plan_run
+    from verl_multiturn.runs.compose import compose_run
+    from verl_multiturn.runs.plan import plan_run
 
     verdicts = {}
     for name, (options, expected) in cases().items():
@@ -189,7 +189,7 @@ def batch(seed: int, out: Path) -> dict[str, Any]:
 
 def read(out: Path) -> Iterable[dict[str, Any]]:
     """Yield the records of a run's conversations, each with the columns of its row."""
-    from verl_multiturn.records.reader import read_records
+    from verl_multiturn.records.read.records import read_records
     from verl_multiturn.records.rows import columns
 
     for record in read_records(out / "records"):

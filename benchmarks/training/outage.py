@@ -63,7 +63,7 @@ import yaml
 from benchmarks.outage_calculator import FAILURE, GARBAGE, Service, Way, serving
 from benchmarks.quickstart_runs import MODES, ROOT, folder, start
 from verl_multiturn.observe.metric_files import metric_files, read_metrics
-from verl_multiturn.records.reader import Records, read_records
+from verl_multiturn.records.read.records import Records, read_records
 
 MAIN = ("healthy", "pause", "off", "verl")
 FAULTS = (

@@ -52,7 +52,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.oversample_world import CALL, FILLER, LAST, Sample, Script, ScriptedWorker, kept
 from tests.support.rollout_config import MODEL
-from verl_multiturn.rollout.oversampling import samples_to_start
+from verl_multiturn.rollout.groups.oversampling import samples_to_start
 
 PROMPTS, SAMPLES, RATE = 16, 8, 0.25
 SIGMA, LONGEST_S = 1.2, 30.0

@@ -23,10 +23,10 @@ from verl.workers.rollout.replica import TokenOutput
 
 from tests.support.rollout_config import make_config
 from verl_multiturn import BaseTool, ToolResponse
-from verl_multiturn.verl_bridge.compat import stored_rows
+from verl_multiturn.verl_bridge.compat import row_store
 from verl_multiturn.verl_bridge.loops import agent_loop
-from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker, _VerlWorker
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
+from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker, _VerlWorker
 
 CALL = '<tool_call>\n{"name": "wait", "arguments": {"call": %d}}\n</tool_call><|im_end|>'
 LAST = "Done.<|im_end|>"
@@ -143,7 +143,7 @@ class ScriptedWorker(MultiTurnWorker):
         queue = SimpleNamespace(async_kv_put=self._put_status, async_kv_batch_put=self._put_rows)
         with (
             mock.patch.object(agent_loop_tq, "tq", queue),
-            mock.patch.object(stored_rows, "transfer_queue", queue),
+            mock.patch.object(row_store, "transfer_queue", queue),
             mock.patch.object(WaitTool, "script", self._script),
         ):
             yield

@@ -49,7 +49,7 @@ from tests.support.training_engine import (
     make_model,
     random_rows,
 )
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.read.records import read_records
 from verl_multiturn.verl_bridge.prefix_tree.engine import StrictPrefixTreeEngine
 from verl_multiturn.verl_bridge.prefix_tree.forest import grow
 

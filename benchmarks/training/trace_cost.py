@@ -47,10 +47,10 @@ from benchmarks.oversample import PROMPTS, RATE, SAMPLES, World
 from benchmarks.oversample_world import Sample, ScriptedWorker
 from tests.support.rollout_config import MODEL
 from verl_multiturn.observe.spans import TraceSpan
+from verl_multiturn.rollout.groups.oversampling import samples_to_start
 from verl_multiturn.rollout.life import Life, note
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
-from verl_multiturn.rollout.oversampling import samples_to_start
 from verl_multiturn.verl_bridge.loops.life import follow
 from verl_multiturn.verl_bridge.names import AGENT_LOOP
 from verl_multiturn.verl_bridge.traces.tracer import Tracer

@@ -34,9 +34,9 @@ from typing import Any
 import yaml
 
 from benchmarks.quickstart_runs import ROOT, folder, start
-from verl_multiturn.launch.checkpoints import checkpoint_folder, is_complete
+from verl_multiturn.models.checkpoints import checkpoint_folder, is_complete
 from verl_multiturn.observe.pass_at_k import MOST_PROMPTS, passed_shares
-from verl_multiturn.reward_numbers import ScoreRange
+from verl_multiturn.rows.reward_numbers import ScoreRange
 
 _PARTS = "benchmarks.verl_feature_parts"
 _HYBRID = "trainer.v1.separate_async.hybrid_rollout"

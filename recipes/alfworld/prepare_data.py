@@ -13,8 +13,8 @@ from pathlib import Path
 
 from speech import SYSTEM_PROMPT
 
-from verl_multiturn.data import Row, arguments, make_row, prepare, write_rows
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, write_rows
 
 _SPLITS = {"train": "train", "test": "valid_seen"}
 _TRAIN_SEEDS, _TEST_SEEDS = range(8), range(1000, 1004)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verl_multiturn.data import Row, make_row
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.runs.data import Row, make_row
 from verl_multiturn.task_sets.bfcl.package import CATEGORIES, Dialogue, dialogues, documents_of
 
 SYSTEM_PROMPT = (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dialogue_rows import needed, read_categories, row, splits
 
-from verl_multiturn.data import arguments, prepare, write_rows
+from verl_multiturn.runs.data import arguments, prepare, write_rows
 from verl_multiturn.task_sets.bfcl.package import dialogue_of
 
 SMOKE_TRAIN = (42, 46, 50, 100, 132, 144)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from missing_number import SYSTEM_PROMPT, USER, Task, make_tasks
 
-from verl_multiturn.data import Row, arguments, make_row, prepare, seed_option, write_rows
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, seed_option, write_rows
 
 # The warm start used seeds from 10_000_000 on. The test rows are the same for every training seed.
 _TEST_SEED = 9_000_000

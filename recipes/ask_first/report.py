@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from verl_multiturn.launch.last_table import change_text, figure_text, print_last
 from verl_multiturn.observe.metric_files import REWARD, read_metrics
+from verl_multiturn.runs.last_table import change_text, figure_text, print_last
 
 KINDS = ("missing", "complete")
 

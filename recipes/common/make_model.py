@@ -28,8 +28,8 @@ from tiny_model import tiny_config
 from tiny_tokenizer import make_tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from verl_multiturn.launch.compose import compose_run
-from verl_multiturn.launch.plan import plan_run
+from verl_multiturn.runs.compose import compose_run
+from verl_multiturn.runs.plan import plan_run
 
 HERE = Path(__file__).resolve().parent
 RECIPES = HERE.parent

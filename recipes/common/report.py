@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from verl_multiturn.launch.last_table import print_last
 from verl_multiturn.observe.metric_files import REWARD, read_metrics
+from verl_multiturn.runs.last_table import print_last
 
 # Name in the report, and the metric whose mean over the run's steps is reported.
 _MEANS = {

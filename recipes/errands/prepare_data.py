@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from errands import DATA_SOURCE, SYSTEM_PROMPT, TOOLS, Errand, make_errands
 
-from verl_multiturn.data import Row, arguments, make_row, prepare, seed_option, write_rows
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, seed_option, write_rows
 
 # The warm start used seeds from 10_000_000 on. The held-out errands are the same for every training seed.
 _TEST_SEED = 9_000_000

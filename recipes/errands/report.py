@@ -15,9 +15,9 @@ from statistics import mean
 from typing import Any
 
 from recipes.errands.errands import FOLDERS, REQUESTS
-from verl_multiturn.launch.last_table import change_text, print_last
 from verl_multiturn.observe.metric_files import REWARD, read_metrics
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.read.records import read_records
+from verl_multiturn.runs.last_table import change_text, print_last
 
 
 def right(record: dict[str, Any]) -> list[bool]:

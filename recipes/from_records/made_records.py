@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from verl_multiturn.certificate.receipts import Receipt, prompt_hash
-from verl_multiturn.records import joins
-from verl_multiturn.records.encode import record_of
-from verl_multiturn.records.joins import JoinedRow
-from verl_multiturn.records.run_file import digest_of_vocabulary, path_of
-from verl_multiturn.records.writer import RecordWriter
+from verl_multiturn.records.read import joins
+from verl_multiturn.records.read.joins import JoinedRow
+from verl_multiturn.records.write.encode import record_of
+from verl_multiturn.records.write.records import RecordWriter
+from verl_multiturn.records.write.run_file import digest_of_vocabulary, path_of
 from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request

@@ -18,9 +18,9 @@ from typing import Any
 
 from made_records import write_records
 
-from verl_multiturn.data import arguments, prepare
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.records.learning import Choice, Chosen, Selection, check_vocabulary, choose
+from verl_multiturn.records.read.learning import Choice, Chosen, Selection, check_vocabulary, choose
+from verl_multiturn.runs.data import arguments, prepare
 
 AGENT = "recorded_agent"
 _SHOWN = 5

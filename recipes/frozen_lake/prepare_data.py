@@ -6,7 +6,7 @@ from itertools import islice
 
 from lake import DATA_SOURCE, HELD_OUT, SYSTEM_PROMPT, Map, draw_maps, held_out_maps
 
-from verl_multiturn.data import Row, arguments, make_row, prepare, seed_option, write_rows
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, seed_option, write_rows
 
 
 def row_of(lake: Map) -> Row:

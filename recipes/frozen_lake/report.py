@@ -16,9 +16,9 @@ from typing import Any
 
 from lake import HELD_OUT, SIZE, SLIPPERY, held_out_maps, random_policy_share
 
-from verl_multiturn.launch.last_table import change_text, print_last
 from verl_multiturn.observe.metric_files import REWARD, read_metrics
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.read.records import read_records
+from verl_multiturn.runs.last_table import change_text, print_last
 
 
 def reached(record: dict[str, Any]) -> bool:

@@ -17,7 +17,7 @@ import torch
 import transformers
 from PIL import Image
 
-from verl_multiturn.data import Row
+from verl_multiturn.runs.data import Row
 from verl_multiturn.tools.loading.registry import load_tools
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))

@@ -15,10 +15,10 @@ from transformers import AutoTokenizer
 
 from recipes.proxy_quickstart import credit_check, same_prompts
 from verl_multiturn.certificate.receipts import CAUSES
-from verl_multiturn.launch.last_table import print_last
 from verl_multiturn.observe.metric_files import REWARD, read_metrics
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.read.records import read_records
 from verl_multiturn.records.summaries import summary_of
+from verl_multiturn.runs.last_table import print_last
 from verl_multiturn.trust.settings import read_settings
 
 _ACCURACY = re.compile(r"val-core/.*/acc/mean@1")

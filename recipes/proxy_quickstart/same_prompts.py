@@ -17,9 +17,9 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from verl_multiturn import ScriptedEngine
-from verl_multiturn.launch.compose import compose_run, resolved
-from verl_multiturn.launch.plan import plan_run
 from verl_multiturn.records.rows import columns
+from verl_multiturn.runs.compose import compose_run, resolved
+from verl_multiturn.runs.plan import plan_run
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.model.loading import load_model
 

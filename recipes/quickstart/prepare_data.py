@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from task import DATA_SOURCE, make_entries, make_examples, make_messages
 
-from verl_multiturn.data import arguments, prepare, seed_option
+from verl_multiturn.runs.data import arguments, prepare, seed_option
 
 # The warm start used seeds from 10_000_000 on. The test rows are the same for every training seed.
 _TEST_SEED = 9_000_000

@@ -17,12 +17,12 @@ from typing import Any
 import matplotlib
 from rich.console import Console
 
-from verl_multiturn.launch.last_table import print_last
 from verl_multiturn.observe.metric_files import REWARD, read_metrics
-from verl_multiturn.records.fates import count, fates_of
-from verl_multiturn.records.joins import figures
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.reader import Records, read_records
+from verl_multiturn.records.read.fates import count, fates_of
+from verl_multiturn.records.read.joins import figures
+from verl_multiturn.records.read.records import Records, read_records
+from verl_multiturn.runs.last_table import print_last
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend is chosen before pyplot is imported

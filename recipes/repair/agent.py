@@ -13,8 +13,8 @@ from typing import Any
 from openai import BadRequestError, DefaultHttpxClient, OpenAI
 
 from recipes.repair.repositories import Repository, make_messages, shown, task_of
+from verl_multiturn.verdicts.thread_judge import judge_workspace
 from verl_multiturn.workspaces.settings import WorkspaceSettings
-from verl_multiturn.workspaces.thread_judge import judge_workspace
 from verl_multiturn.workspaces.threads import ThreadWorkspace, open_workspace
 
 MODEL = "policy"  # the endpoint serves one model, whatever its name

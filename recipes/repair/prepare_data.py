@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from repositories import DATA_SOURCE, Repository, make_messages, make_repositories
 
-from verl_multiturn.data import arguments, prepare, seed_option
+from verl_multiturn.runs.data import arguments, prepare, seed_option
 
 # The warm start used seeds from 10_000_000 on. The held-out repositories are the same for every training seed.
 _TEST_SEED = 9_000_000

@@ -16,9 +16,9 @@ from typing import Any
 
 from recipes.repair.agent import command_of
 from recipes.repair.repositories import TESTS
-from verl_multiturn.launch.last_table import change_text, print_last
 from verl_multiturn.observe.metric_files import REWARD, read_metrics
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.read.records import read_records
+from verl_multiturn.runs.last_table import change_text, print_last
 
 
 def repaired(records: list[dict[str, Any]]) -> float | None:

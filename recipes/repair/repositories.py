@@ -147,7 +147,7 @@ def task_of(repository: Repository) -> Any:
     Args:
         repository: The repository.
     """
-    from verl_multiturn.workspaces.task import CallsVerdict, Task  # the warm start needs neither
+    from verl_multiturn.verdicts.task import CallsVerdict, Task  # the warm start needs neither
 
     calls = [(name, first, second) for name in repository.names for first, second in _HIDDEN]
     return Task(

@@ -33,8 +33,8 @@ from sft import Learner, batch_of  # noqa: E402
 from tiny_model import tiny_config  # noqa: E402
 from tiny_tokenizer import make_tokenizer  # noqa: E402
 
-from verl_multiturn.launch.compose import compose_run  # noqa: E402
-from verl_multiturn.launch.plan import plan_run  # noqa: E402
+from verl_multiturn.runs.compose import compose_run  # noqa: E402
+from verl_multiturn.runs.plan import plan_run  # noqa: E402
 
 MODEL_DIR = HERE / "model"
 TEMPLATE = HERE.parent / "common" / "model" / "chat_template.jinja"

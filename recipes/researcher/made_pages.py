@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.data import tool_call
+from verl_multiturn.runs.data import tool_call
 
 PAGES = 200
 PART_CHARACTERS = 160

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from made_pages import Task, tasks, write_pages
 
-from verl_multiturn.data import Row, arguments, make_row, prepare, read_splits, write_rows
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, read_splits, write_rows
 
 TOOLS = ["search", "browse", "python"]
 SYSTEM = (

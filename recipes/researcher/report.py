@@ -2,7 +2,7 @@
 
 Beside what every recipe reports it computes the advantages anew: r * gamma^(T - i) for turn i of a conversation's T
 turns, less the mean of this over the group, from what the records and the join have. It shares nothing with
-`verl_multiturn.rewards.advantages`.
+`verl_multiturn.advantages.turns`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 from recipes.common.report import report as common_report
 from recipes.researcher.reward import PENALTY
-from verl_multiturn.launch.last_table import figure_text, print_last
-from verl_multiturn.records.reader import Records, read_records
+from verl_multiturn.records.read.records import Records, read_records
+from verl_multiturn.records.read.scores import joined_rewards
 from verl_multiturn.records.rows import columns
-from verl_multiturn.records.scores import joined_rewards
+from verl_multiturn.runs.last_table import figure_text, print_last
 from verl_multiturn.trust.settings import read_settings
 
 TOLERANCE = 1e-6

@@ -14,7 +14,7 @@ from verl_multiturn.rewards import Score, Solution
 from verl_multiturn.rewards.qa import QaOptions
 from verl_multiturn.rewards.qa import reward as exact_match
 from verl_multiturn.rollout.limits import StopReason
-from verl_multiturn.tools.calls.results import CallStatus
+from verl_multiturn.tools.running.results import CallStatus
 
 PENALTY = 0.5
 INVALID = frozenset({CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS, CallStatus.OVER_LIMIT})

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.data import (
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.runs.data import (
     Row,
     arguments,
     benchmark_names,
@@ -24,7 +25,6 @@ from verl_multiturn.data import (
     tool_call,
     write_rows,
 )
-from verl_multiturn.errors import ConfigError
 
 TOOL = "code_interpreter"
 SOURCE = "BytedTsinghua-SIA/DAPO-Math-17k"

@@ -21,8 +21,8 @@ from typing import Any
 
 from prepare_data import SYSTEM, TOOL, bare_problem, smoke_problems, worked
 
-from verl_multiturn.data import arguments, prepare, read_splits
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.runs.data import arguments, prepare, read_splits
 from verl_multiturn.tools.loading.registry import load_tools
 
 SOURCE = "JoeYing/ReTool-SFT"

@@ -11,7 +11,7 @@ from typing import Any
 
 from arithmetic import make_messages, make_test_entries, make_train_entries
 
-from verl_multiturn.data import Row, arguments, make_row, prepare, seed_option, write_rows
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, seed_option, write_rows
 
 TRAIN_SIZE = 2000
 WARM_START_STEPS = 40

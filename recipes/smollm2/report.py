@@ -22,9 +22,9 @@ from pyarrow.parquet import read_table
 from rich.console import Console
 from rich.table import Table
 
-from verl_multiturn.launch.last_table import print_last
 from verl_multiturn.observe.metric_files import REWARD, read_metrics
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.read.records import read_records
+from verl_multiturn.runs.last_table import print_last
 from verl_multiturn.trust.settings import read_settings
 
 matplotlib.use("Agg")

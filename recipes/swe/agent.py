@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from verl_multiturn.harnesses.mini_swe import MiniSettings, check_installed, solve
 from verl_multiturn.proxy.agents.agent import SessionAddress
-from verl_multiturn.proxy.agents.mini_swe import MiniSettings, check_installed, solve
 from verl_multiturn.task_sets.swe.draw import settings_for
 from verl_multiturn.task_sets.swe.tasks import SweTask
-from verl_multiturn.workspaces.thread_judge import judge_workspace
+from verl_multiturn.verdicts.thread_judge import judge_workspace
 from verl_multiturn.workspaces.threads import open_workspace
 
 check_installed()  # the start-up check imports this file; later, a missing package would make every session invalid

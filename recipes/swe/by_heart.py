@@ -20,7 +20,7 @@ from openai.types.chat import ChatCompletion
 from transformers import Qwen2ForCausalLM
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.proxy.agents.mini_swe import MiniSettings, bash_tool, play
+from verl_multiturn.harnesses.mini_swe import MiniSettings, bash_tool, play
 from verl_multiturn.task_sets.swe.draw import settings_for
 from verl_multiturn.task_sets.swe.tasks import SweTask, installed
 from verl_multiturn.workspaces.tars import read_tar

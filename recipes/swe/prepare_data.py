@@ -14,9 +14,9 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from verl_multiturn.data import Row, arguments, make_row, prepare, seed_option, write_rows
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.proxy.agents.mini_swe import MiniSettings, check_installed
+from verl_multiturn.harnesses.mini_swe import MiniSettings, check_installed
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, seed_option, write_rows
 from verl_multiturn.task_sets.swe.draw import draw_tasks
 from verl_multiturn.task_sets.swe.tasks import SweTask
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.data import Row, arguments, make_row, prepare, read_splits, write_rows
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.task_sets.harbor.write import write_folder
+from verl_multiturn.harnesses.harbor.tasks.write import write_folder
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, read_splits, write_rows
 from verl_multiturn.task_sets.swe.images import DATA_SETS, UnusableRowError, task_of_row
 
 _DEFAULT = "published"

@@ -14,7 +14,7 @@ from typing import Any
 
 from scripted import first_words
 
-from verl_multiturn.data import Row, arguments, make_row, prepare, tool_call, write_rows
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, tool_call, write_rows
 from verl_multiturn.task_sets.tau2.package import (
     DOMAINS,
     GREETING,

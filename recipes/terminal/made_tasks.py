@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_multiturn.task_sets.harbor.write import Written, write_folder
+from verl_multiturn.harnesses.harbor.tasks.write import Written, write_folder
 
 _WORDS = [
     *("anchor", "bridge", "copper", "desert", "engine", "forest", "garden", "hammer", "island", "jacket"),

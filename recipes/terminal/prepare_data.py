@@ -19,13 +19,13 @@ from pathlib import Path
 
 from made_tasks import draw_tasks, write_tasks
 
-from verl_multiturn.data import Row, arguments, make_row, prepare, seed_option, write_rows
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.task_sets.harbor.check import check_folders
-from verl_multiturn.task_sets.harbor.folder import folders_below
-from verl_multiturn.task_sets.harbor.tool import TaskBash
+from verl_multiturn.harnesses.harbor.tasks.check import check_folders
+from verl_multiturn.harnesses.harbor.tasks.folder import folders_below
+from verl_multiturn.harnesses.harbor.tasks.tool import TaskBash
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, seed_option, write_rows
 from verl_multiturn.tools.loading.registry import load_tools
-from verl_multiturn.workspaces.task import Task
+from verl_multiturn.verdicts.task import Task
 
 MADE = "made"
 SYSTEM_PROMPT = (
@@ -67,7 +67,7 @@ def bash_of(tools: Path | None) -> TaskBash:
     if not isinstance(found, TaskBash):
         raise ConfigError(
             f"--tools {tools}: expected a file with the tool bash of the class "
-            "verl_multiturn.task_sets.harbor.tool.TaskBash; name recipes/terminal/tools.yaml, or give --harbor"
+            "verl_multiturn.harnesses.harbor.tasks.tool.TaskBash; name recipes/terminal/tools.yaml, or give --harbor"
         )
     return found
 

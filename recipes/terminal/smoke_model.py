@@ -14,8 +14,8 @@ import torch
 from made_tasks import Made
 from transformers import Qwen2ForCausalLM
 
-from verl_multiturn.task_sets.harbor.tool import TaskBash
-from verl_multiturn.workspaces.task import read_task
+from verl_multiturn.harnesses.harbor.tasks.tool import TaskBash
+from verl_multiturn.verdicts.task import read_task
 
 COMMON = Path(__file__).resolve().parents[1] / "common"
 sys.path.insert(0, str(COMMON))

@@ -24,7 +24,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.data import (
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.runs.data import (
     Row,
     arguments,
     benchmark_names,
@@ -35,7 +36,6 @@ from verl_multiturn.data import (
     read_splits,
     write_rows,
 )
-from verl_multiturn.errors import ConfigError
 
 SOURCE = "https://github.com/GAIR-NLP/ToRL/raw/main/data/torl_data"
 DATA_SOURCE = "math_torl"

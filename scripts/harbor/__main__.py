@@ -26,9 +26,9 @@ from scripts.harbor.sessions import PYTHON, judge, play
 from tests.support.template_play import template_of
 from verl_multiturn.config import HarborSettings
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.proxy.agents.harbor.runner import HarborRunner, check_harbor
+from verl_multiturn.harnesses.harbor.trials.runner import HarborRunner, check_harbor
 
-OUTSIDE = "verl_multiturn.proxy.agents.harbor.mini_swe:MiniSweAgent"
+OUTSIDE = "verl_multiturn.harnesses.harbor.mini_swe:MiniSweAgent"
 _SOLVED, _CHEATED = commands(COUNT), commands(CHEAT)
 _TERMINUS = {"record_terminal_session": False}
 Reports = dict[str, Any]

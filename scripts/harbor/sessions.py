@@ -13,21 +13,21 @@ from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.template import Template
 from verl_multiturn.config import HarborSettings
+from verl_multiturn.harnesses.harbor.trials.runner import HarborRunner
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.end import AgentEnd
-from verl_multiturn.proxy.agents.harbor.runner import HarborRunner
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
-from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
-from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.verification import verify_record
+from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.records.write.encode import record_of
+from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
+from verl_multiturn.rollout.engines.stop_texts import StopTexts
 from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.limits import Limits
-from verl_multiturn.rollout.scripted import ScriptedEngine
-from verl_multiturn.rollout.stop_texts import StopTexts
 
 PYTHON = str(Path(".venv-harbor/bin/python").absolute())
 _HEADER = "<|im_start|>assistant\n"

@@ -15,18 +15,18 @@ from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.template import Template
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.session import AgentSession, Delivery
-from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
-from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.verification import verify_record
+from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.records.write.encode import record_of
+from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
+from verl_multiturn.rollout.engines.stop_texts import StopTexts
 from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome, SessionReport
-from verl_multiturn.rollout.scripted import ScriptedEngine
-from verl_multiturn.rollout.stop_texts import StopTexts
 
 LIMITS = Limits(prompt_length=65_536, response_length=65_536)
 PING_S = 2.0

@@ -16,12 +16,12 @@ from tests.proxy_clients import until
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.config import ProxySettings
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.harnesses.runners import build_runner
 from verl_multiturn.proxy.agents import process_runner
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.end import AgentEnd
 from verl_multiturn.proxy.agents.folder import remove_folder
 from verl_multiturn.proxy.agents.process_runner import ProcessRunner
-from verl_multiturn.proxy.agents.runners import build_runner
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.rollout.limits import StopReason

@@ -38,10 +38,10 @@ from verl_multiturn.calls.outages.causes import cause_of, next_try_s
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.results import CallResult, CallStatus
-from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.mcp_tools import mcp_tools
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.results import CallResult, CallStatus
+from verl_multiturn.tools.running.session import ToolSession
 from verl_multiturn.tools.services.http_client import UnavailableError
 
 

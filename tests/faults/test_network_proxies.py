@@ -19,9 +19,9 @@ from tests.servers.starting import HttpServer
 from tests.support.http_clients import CLIENTS, endpoint, service
 from tests.support.served import served
 from verl_multiturn import ConfigError
-from verl_multiturn.chat_endpoint import EndpointError
+from verl_multiturn.clients.chat_endpoint import EndpointError
+from verl_multiturn.clients.http_connections import open_client, open_session, past_proxy, route_to
 from verl_multiturn.errors import EngineError, OutageError
-from verl_multiturn.http_connections import open_client, open_session, past_proxy, route_to
 
 VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 DEAD = "http://127.0.0.1:9"
@@ -292,7 +292,7 @@ def test_every_client_is_opened_in_one_place() -> None:
         for path in (ROOT / "verl_multiturn").rglob("*.py")
         if opens.search(path.read_text(encoding="utf-8"))
     }
-    assert found == {"verl_multiturn/http_connections.py"}
+    assert found == {"verl_multiturn/clients/http_connections.py"}
 
 
 async def test_clients_read_no_variables_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.sessions.session import AgentSession
-from verl_multiturn.rollout.engine import Ask, Generation
+from verl_multiturn.rollout.engines.protocol import Ask, Generation
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer

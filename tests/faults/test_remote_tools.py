@@ -25,12 +25,12 @@ from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.browse_service import BrowseServiceTool
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.results import CallStatus
-from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.e2b_router import E2bRouterTool
 from verl_multiturn.tools.loading.call_limits import attach_limits
 from verl_multiturn.tools.retrieval import RetrievalTool
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.results import CallStatus
+from verl_multiturn.tools.running.session import ToolSession
 from verl_multiturn.tools.sandbox_fusion import SandboxFusionTool
 from verl_multiturn.tools.services.code_service import CodeServiceTool
 from verl_multiturn.tools.services.http_client import HttpTool, ServiceFailedError, UnavailableError
@@ -345,7 +345,7 @@ def stop(process: subprocess.Popen[str]) -> None:
 async def test_the_runtime_repeats_what_may_help_and_only_that(
     running: tuple[Service, str], service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("verl_multiturn.tools.calls.session.BACKOFF_S", 0.001)
+    monkeypatch.setattr("verl_multiturn.tools.running.session.BACKOFF_S", 0.001)
     tool = tool_of("retrieval", running[1])
     attach_limits(tool, {"retries": 5}, "test")
     call = ToolCall(tool.name, '{"query": "a"}', "c1")

@@ -16,7 +16,7 @@ from verl import DataProto
 from verl.workers.config import HFModelConfig, RolloutConfig
 
 from verl_multiturn import BaseTool, CertificateError, EngineError, ScriptedEngine, ToolResponse
-from verl_multiturn.rollout.engine import Engine
+from verl_multiturn.rollout.engines.protocol import Engine
 from verl_multiturn.verl_bridge.loops import runner
 from verl_multiturn.verl_bridge.loops.spmd import AsyncSGLangRollout
 

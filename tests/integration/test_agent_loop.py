@@ -12,9 +12,9 @@ from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.config import OutageSettings
-from verl_multiturn.rollout.engine import Ask
+from verl_multiturn.rollout.engines.protocol import Ask
 from verl_multiturn.rollout.limits import Limits
-from verl_multiturn.tools.calls.gate import Gate
+from verl_multiturn.tools.running.gate import Gate
 
 pytestmark = pytest.mark.stack
 
@@ -118,7 +118,7 @@ class Versions:
 async def test_the_output_that_verl_gets() -> None:
     from transformers import AutoTokenizer
 
-    from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
+    from verl_multiturn.verl_bridge.loops.output import to_outputs
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1 + 1"}}\n</tool_call>'
@@ -158,7 +158,7 @@ async def test_rewards_of_an_interaction_that_nothing_uses_are_told_once(
 ) -> None:
     from transformers import AutoTokenizer
 
-    from verl_multiturn.verl_bridge.loops import certified_output
+    from verl_multiturn.verl_bridge.loops import output as certified_output
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     made = runner(Versions([tokenizer.encode("2<|im_end|>")]))
@@ -176,7 +176,7 @@ async def test_rewards_of_an_interaction_that_nothing_uses_are_told_once(
 async def test_one_without_a_response() -> None:
     from transformers import AutoTokenizer
 
-    from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
+    from verl_multiturn.verl_bridge.loops.output import to_outputs
 
     made = runner(Versions([]))
     request = await made.request({"raw_prompt": [{"role": "user", "content": "long " * 2000}]}, {}, "r1")
@@ -310,7 +310,7 @@ def test_strippable_differences_are_ignored_when_asked() -> None:
 async def test_a_conversation_is_compared_as_the_configuration_says(sanity_check: str, found: list[str]) -> None:
     from transformers import AutoTokenizer
 
-    from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
+    from verl_multiturn.verl_bridge.loops.output import to_outputs
 
     said = AutoTokenizer.from_pretrained(MODEL).encode("\nok\n<|im_end|>")
     made = runner(Versions([said]), sanity_check=sanity_check)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.warm_python import of_run
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.read.records import read_records
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 

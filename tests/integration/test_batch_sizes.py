@@ -6,9 +6,9 @@ import pytest
 
 from tests.trainer_config import compose_config
 from verl_multiturn import ConfigError
-from verl_multiturn.launch.compose import compose_run
-from verl_multiturn.launch.plan import plan_run
-from verl_multiturn.observe.first_run import overrides
+from verl_multiturn.runs.compose import compose_run
+from verl_multiturn.runs.first_run import overrides
+from verl_multiturn.runs.plan import plan_run
 from verl_multiturn.verl_bridge.startup.refusals.trainer import BATCH_SIZES
 from verl_multiturn.verl_bridge.startup.table import Section
 from verl_multiturn.verl_bridge.startup.table import check as check_sections

@@ -35,7 +35,7 @@ async def test_the_scale_benchmark_runs_conversations_and_sessions(tmp_path: Pat
     import gc
 
     from benchmarks.scale import World, growth, per_cpu_second
-    from verl_multiturn.records.reader import Records
+    from verl_multiturn.records.read.records import Records
 
     threshold = gc.get_threshold()
     world = World(tmp_path)

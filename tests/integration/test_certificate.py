@@ -44,7 +44,7 @@ def make_verifier(
 
 
 def step(verifier: Any, *batches: Any) -> dict[str, Any]:
-    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+    from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 
     verifier.begin_step()
     for update, batch in enumerate(batches):
@@ -311,7 +311,7 @@ def test_bypass_mode_takes_the_engines_logprobs(store: Store) -> None:
 
 def test_rows_that_took_the_engines_log_probs_have_them_to_the_bit(store: Store) -> None:
     from verl_multiturn import CertificateError
-    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+    from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 
     verifier, rows = make_verifier(), BatchRows(store.batch())
     store.rows["u_1_0"]["old_log_probs"][0] -= 1e-6

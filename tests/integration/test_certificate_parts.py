@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import has_ended
 from tests.integration.test_joining import add
 from tests.integration.trainer_rows import WritableStore, make_trainer, put_in_place, step
-from verl_multiturn.records.reader import Records
+from verl_multiturn.records.read.records import Records
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [
@@ -92,7 +92,7 @@ def test_a_part_that_gives_no_verdict_ends_the_run(
 
 
 def test_an_answer_is_one_verdict_on_each_row_in_order() -> None:
-    from verl_multiturn.row_keys import RowKey
+    from verl_multiturn.rows.keys import RowKey
     from verl_multiturn.verl_bridge.certificate.part import KnownRow, RowVerdict
     from verl_multiturn.verl_bridge.certificate.parts import _difference
 
@@ -240,7 +240,7 @@ def verifier(queue: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def verify(verifier: Any, batch: Any, *names: str) -> Any:
-    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+    from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 
     verifier.begin_step()
     return verifier.verify(BatchRows(batch), 4, 0, names)

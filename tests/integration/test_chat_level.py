@@ -12,13 +12,13 @@ from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.template import SCHEMA, TOOL
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.chat_address import ChatAddress
-from verl_multiturn.rollout.chat_engine import ChatEngine, TurnWriter
 from verl_multiturn.rollout.conversation import Conversation
+from verl_multiturn.rollout.engines.chat_engine import ChatEngine, TurnWriter
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request
-from verl_multiturn.verl_bridge.evaluate import chat_level
 from verl_multiturn.verl_bridge.model.call_formats import make_parser
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
+from verl_multiturn.verl_bridge.offline.evaluate import chat_level
 
 pytestmark = pytest.mark.stack
 

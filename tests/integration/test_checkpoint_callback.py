@@ -18,9 +18,9 @@ def test_it_comes_after_all_of_a_checkpoint(mode: str, tmp_path: Path, monkeypat
     """Verl's own method saves, with workers and a TransferQueue that write next to nothing."""
     from verl.trainer.ppo.v1 import trainer_base
 
-    from verl_multiturn.launch.checkpoints import TRACKER, is_complete
-    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
-    from verl_multiturn.verl_bridge.trainer.history import History
+    from verl_multiturn.models.checkpoints import TRACKER, is_complete
+    from verl_multiturn.verl_bridge.trainer.groups.custom_sampler import CustomSampler
+    from verl_multiturn.verl_bridge.trainer.groups.history import History
     from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
 
     def write_queue(folder: str, metadata: Any) -> None:

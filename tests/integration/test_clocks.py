@@ -67,7 +67,7 @@ class Ray:
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
-    from verl_multiturn.verl_bridge.loops import news as module
+    from verl_multiturn.verl_bridge.workers import news as module
 
     made = Ray()
     monkeypatch.setattr(module, "ray", made)
@@ -76,7 +76,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
 
 
 def news(cut: int = 0, dropped: int = 0, stem: str = "", schemas: Any = None) -> Any:
-    from verl_multiturn.verl_bridge.loops.news import News
+    from verl_multiturn.verl_bridge.workers.news import News
 
     return News(cut, cut / 2, dropped, stem, 0.0, schemas)
 
@@ -84,7 +84,7 @@ def news(cut: int = 0, dropped: int = 0, stem: str = "", schemas: Any = None) ->
 def test_what_the_workers_of_a_step_count_is_summed(ray: Ray) -> None:
     from ray.exceptions import RayActorError
 
-    from verl_multiturn.verl_bridge.loops.news import NewsRounds, RunNews
+    from verl_multiturn.verl_bridge.workers.news import NewsRounds, RunNews
 
     workers = [Worker(news(1, 2, schemas=None)), Worker(RayActorError()), Worker(news(3, 4, schemas=["a"]))]
     assert NewsRounds().take(workers, of_all=False) == RunNews(4, 2.0, 6, [], ["a"])
@@ -92,7 +92,7 @@ def test_what_the_workers_of_a_step_count_is_summed(ray: Ray) -> None:
 
 
 def test_each_workers_clock_is_known_once_by_its_quickest_answer(ray: Ray) -> None:
-    from verl_multiturn.verl_bridge.loops.news import NewsRounds
+    from verl_multiturn.verl_bridge.workers.news import NewsRounds
 
     rounds, here = NewsRounds(), Worker(news(1, stem="a-1"))
     ray.delays = [0.5, 0.25, 1.0, 0.5, 0.5]
@@ -106,7 +106,7 @@ def test_each_workers_clock_is_known_once_by_its_quickest_answer(ray: Ray) -> No
 
 
 def test_a_busy_worker_is_waited_for_once_says_it_later_and_is_never_ended(ray: Ray) -> None:
-    from verl_multiturn.verl_bridge.loops.news import NewsRounds
+    from verl_multiturn.verl_bridge.workers.news import NewsRounds
 
     rounds, here, busy = NewsRounds(), Worker(news(0, 3, "a")), Worker(None)
     found = rounds.take([here, busy], of_all=False)
@@ -121,7 +121,7 @@ def test_a_busy_worker_is_waited_for_once_says_it_later_and_is_never_ended(ray: 
 
 
 def test_one_that_hangs_is_ended_where_all_have_to_answer(ray: Ray, caplog: pytest.LogCaptureFixture) -> None:
-    from verl_multiturn.verl_bridge.loops.news import NewsRounds
+    from verl_multiturn.verl_bridge.workers.news import NewsRounds
 
     rounds, here, hung = NewsRounds(), Worker(news(2)), Worker(None)
     assert rounds.take([here, hung], of_all=True).cut == 2
@@ -132,7 +132,7 @@ def test_one_that_hangs_is_ended_where_all_have_to_answer(ray: Ray, caplog: pyte
 def test_a_worker_whose_answer_fails_ends_no_step_and_is_named_once(ray: Ray, caplog: pytest.LogCaptureFixture) -> None:
     from ray.exceptions import RayTaskError
 
-    from verl_multiturn.verl_bridge.loops.news import NewsRounds, RunNews
+    from verl_multiturn.verl_bridge.workers.news import NewsRounds, RunNews
 
     error = RayTaskError("news", "a traceback", ValueError("its disk is full")).as_instanceof_cause()
     rounds, workers = NewsRounds(), [Worker(error, error, news(5)), Worker(news(2, 3))]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from verl_multiturn import ConfigError
-from verl_multiturn.version_sets import SETS, judge
+from verl_multiturn.runs.version_sets import SETS, judge
 
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 

@@ -18,7 +18,7 @@ AGAIN = "VERL_PLATFORM=cpu .venv/bin/python -m tests.support.foreign_names"
 @pytest.fixture(scope="module")
 def found() -> dict[str, str]:
     from tests.support.foreign_names import lines_found
-    from verl_multiturn.version_sets import SETS, judge
+    from verl_multiturn.runs.version_sets import SETS, judge
 
     if judge().nearest is not SETS[0]:
         pytest.skip("the table is written from the current set")

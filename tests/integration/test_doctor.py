@@ -79,7 +79,7 @@ except AssertionError as error:
 
 
 def test_a_class_that_derives_from_ours_is_well_and_another_is_not() -> None:
-    from verl_multiturn.observe import doctor
+    from verl_multiturn.runs import doctor
 
     done = run_warm("-c", f"REGISTERED = {doctor._REGISTERED!r}\n{CLASSES}")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -56,8 +56,8 @@ def compute(
     """Return the sizes of verl's passes, our metrics, and the rows that took the engine's log-probs."""
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
-    from verl_multiturn.verl_bridge.trainer.engine_log_probs import EngineLogProbs
+    from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
+    from verl_multiturn.verl_bridge.trainer.rows.engine_log_probs import EngineLogProbs
 
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"log_prob_micro_batch_size_per_gpu": micro}}})
     engines, verls, batch = EngineLogProbs(bound, config), Computed(store, error), store.batch()

@@ -22,13 +22,13 @@ from verl_multiturn.errors import ConfigError, EngineError, OutageError, RewardC
 from verl_multiturn.evaluation.compare import compare, comparison_summary
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.evaluation.tables import summary_of, table_of
-from verl_multiturn.launch.model_hash import model_hash
-from verl_multiturn.launch.plan import plan_run
-from verl_multiturn.records import joins
-from verl_multiturn.records.learning import Choice, choose
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.verified_files import verify_files
-from verl_multiturn.rollout import http_engine
+from verl_multiturn.models.hash import model_hash
+from verl_multiturn.records.read import joins
+from verl_multiturn.records.read.learning import Choice, choose
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.verify.folder import verify_files
+from verl_multiturn.rollout.engines import http_engine
+from verl_multiturn.runs.plan import plan_run
 from verl_multiturn.tools.calculator import CalculatorTool
 
 pytestmark = [
@@ -132,14 +132,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluate(*args: Any) -> bool:
-    from verl_multiturn.verl_bridge.evaluate import command  # verl warns when it is imported
+    from verl_multiturn.verl_bridge.offline.evaluate import command  # verl warns when it is imported
 
     return command.evaluate(*args)
 
 
 def job(out: Path, rows: Path, server: Server, *overrides: str, **changes: Any) -> Any:
     plan = plan_run("quickstart", out=out, overrides=overrides)
-    from verl_multiturn.verl_bridge.evaluate.settings import Job
+    from verl_multiturn.verl_bridge.offline.evaluate.settings import Job
 
     return Job(plan, MODEL, WEIGHTS, "model", rows=(rows,), samples=2, **{"engine": server.url, **changes})
 
@@ -215,7 +215,7 @@ def test_a_reward_function_that_forgets_to_return_ends_it(
 def test_what_an_outage_has_touched_is_not_scored_and_run_again(
     tmp_path: Path, rows: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl_multiturn.verl_bridge.evaluate.conversations import Conversations
+    from verl_multiturn.verl_bridge.offline.evaluate.conversations import Conversations
 
     real, called, ended = Conversations.run, [], []
 
@@ -266,7 +266,7 @@ def test_scores_that_cannot_be_written_end_it_with_a_sentence(
 async def test_a_disk_that_was_full_for_a_moment_loses_no_later_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl_multiturn.verl_bridge.evaluate import command
+    from verl_multiturn.verl_bridge.offline.evaluate import command
 
     written, tries = threading.Event(), []
 

@@ -47,7 +47,7 @@ class Judge:
 def make_worker(cls: type, processor: Any, teacher: bool) -> Any:
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.loops.shared_puts import SharedPuts
+    from verl_multiturn.verl_bridge.workers.shared_puts import SharedPuts
 
     worker: Any = object.__new__(cls)
     worker.processor, worker.tokenizer = processor, None if processor is None else processor.tokenizer
@@ -67,7 +67,7 @@ def outputs_of(chance: random.Random, processor: Any) -> Any:
     """Make what an agent loop returned: of ours or another, of one row or several, with images or without."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-    from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
+    from verl_multiturn.verl_bridge.loops.output import CertifiedOutput
 
     ours, rows = chance.random() < 0.5, chance.choice([1, 1, 1, 2, 3])
     measured = chance.random() < 0.8
@@ -155,7 +155,7 @@ async def test_the_rows_are_verls(
     queue: Any, processors: dict[str, Any], count: int, images: bool, teacher: bool, validate: bool
 ) -> None:
     """200 rows in all. With images or a teacher a conversation has one row: verl can do no more."""
-    from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker
 
     processor = processors[KIND] if images else None
     chance = random.Random(f"{images} {teacher}")
@@ -191,12 +191,12 @@ async def test_a_put_that_failed_half_way_is_done_again_and_leaves_each_row_once
     queue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First the rows are stored and TransferQueue's controller hears nothing of it, then all of a put is done."""
-    from verl_multiturn.verl_bridge.compat import stored_rows
-    from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.compat import row_store
+    from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker
 
     chance = random.Random(3)
     outputs = [outputs_of(chance, None) for _ in range(40)]
-    whole, client = stored_rows.transfer_queue.async_kv_batch_put, queue.get_client()
+    whole, client = row_store.transfer_queue.async_kv_batch_put, queue.get_client()
     tell = client.storage_manager.notify_data_update
     failed: list[str] = []
 
@@ -215,7 +215,7 @@ async def test_a_put_that_failed_half_way_is_done_again_and_leaves_each_row_once
     expected_worker = make_worker(MultiTurnWorker, None, False)
     await write(expected_worker, copy.deepcopy(outputs), False)
     expected = await asyncio.to_thread(read, queue, "train")
-    monkeypatch.setattr(stored_rows.transfer_queue, "async_kv_batch_put", put)
+    monkeypatch.setattr(row_store.transfer_queue, "async_kv_batch_put", put)
     worker = make_worker(MultiTurnWorker, None, False)
     await write(worker, copy.deepcopy(outputs), False)
     found = await asyncio.to_thread(read, queue, "train")

@@ -22,7 +22,7 @@ import pytest
 
 from tests.support import spawned_child
 from tests.support.warm_python import run_warm
-from verl_multiturn.cpu.spawned import ForkedProcess
+from verl_multiturn.cpu.engine_processes import ForkedProcess
 from verl_multiturn.cpu_processes import handle as module
 from verl_multiturn.cpu_processes.engine_child import register_models
 from verl_multiturn.cpu_processes.forkserver import ADDRESS, READ_AT_IMPORT

@@ -15,8 +15,8 @@ from verl_multiturn import ConfigError
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.config import ScoreSettings
 from verl_multiturn.records import schema
-from verl_multiturn.records.learning import Choice, choose
-from verl_multiturn.records.lines import fitted
+from verl_multiturn.records.read.learning import Choice, choose
+from verl_multiturn.records.read.lines import fitted
 
 pytestmark = pytest.mark.stack
 
@@ -28,7 +28,7 @@ def chosen(tmp_path: Path) -> list[Any]:
 
 
 def test_sft_gets_the_recorded_ids_and_masks(tmp_path: Path, chosen: list[Any]) -> None:
-    from verl_multiturn.verl_bridge.from_records.dataset import RecordedRows
+    from verl_multiturn.verl_bridge.offline.from_records.dataset import RecordedRows
 
     path = tmp_path / "train.parquet"
     rows = [{**each.pointer, "index": 0} for each in chosen]
@@ -47,14 +47,14 @@ def test_sft_gets_the_recorded_ids_and_masks(tmp_path: Path, chosen: list[Any]) 
 
 
 def settings() -> Any:
-    from verl_multiturn.verl_bridge.loops.certified_output import OutputSettings
+    from verl_multiturn.verl_bridge.loops.output import OutputSettings
 
     added = ScoreSettings(mode="add")
     return OutputSettings(64, 0, added, added, None, None, {})
 
 
 def test_the_loop_returns_the_recorded_rows_and_their_receipts(chosen: list[Any]) -> None:
-    from verl_multiturn.verl_bridge.from_records.loop import RecordedAgentLoop
+    from verl_multiturn.verl_bridge.offline.from_records.loop import RecordedAgentLoop
 
     loop = object.__new__(RecordedAgentLoop)
     loop._runner = SimpleNamespace(output_settings=settings(), certified=True)  # type: ignore[assignment]
@@ -83,7 +83,7 @@ def test_the_loop_returns_the_recorded_rows_and_their_receipts(chosen: list[Any]
 
 
 def test_a_sessions_reward_is_that_of_its_last_row() -> None:
-    from verl_multiturn.verl_bridge.from_records.loop import outcome_of, recorded_outputs
+    from verl_multiturn.verl_bridge.offline.from_records.loop import outcome_of, recorded_outputs
 
     record = fitted(schema.Record, sample_session())
     outputs = recorded_outputs(record, 0.5, settings(), 1)
@@ -94,7 +94,7 @@ def test_a_sessions_reward_is_that_of_its_last_row() -> None:
 
 
 def test_the_outcome_writes_the_recorded_columns() -> None:
-    from verl_multiturn.verl_bridge.from_records.loop import outcome_of
+    from verl_multiturn.verl_bridge.offline.from_records.loop import outcome_of
 
     record = fitted(schema.Record, sample_record())
     made = outcome_of(record).trajectory
@@ -108,7 +108,7 @@ def test_each_trainer_has_its_own_configuration() -> None:
     # With that section our start-up check would take it for one of the PPO trainer.
     assert "actor_rollout_ref" not in sft
     assert (sft.recipe.trainer, sft.recipe.prepare["min-score"]) == ("verl.trainer.sft_trainer", 1.0)
-    assert sft.data.custom_cls.path == "pkg://verl_multiturn.verl_bridge.from_records.dataset"
+    assert sft.data.custom_cls.path == "pkg://verl_multiturn.verl_bridge.offline.from_records.dataset"
     assert (rl.recipe.trainer, rl.recipe.prepare.group) == ("verl.trainer.main_ppo", 4)
     assert rl.algorithm.rollout_correction.rollout_is == "token"
     assert rl.data.val_files == rl.data.train_files

@@ -1,4 +1,4 @@
-"""DAPO's filter of groups, which compares conversations: `verl_bridge/trainer/group_filter.py`."""
+"""DAPO's filter of groups, which compares conversations: `verl_bridge/trainer/groups/group_filter.py`."""
 
 import math
 import random
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
     ],
 )
 def test_what_all_valid_conversations_have(numbers: list[float | None], expected: float | None) -> None:
-    from verl_multiturn.verl_bridge.trainer.group_filter import verdict
+    from verl_multiturn.verl_bridge.trainer.groups.group_filter import verdict
 
     assert verdict(numbers) == pytest.approx(expected, abs=0, nan_ok=True)
 
@@ -50,7 +50,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 def judged(store: Store, metric: str = "reward", uids: tuple[str, ...] = ("u",)) -> Any:
-    from verl_multiturn.verl_bridge.trainer.group_filter import verdicts
+    from verl_multiturn.verl_bridge.trainer.groups.group_filter import verdicts
 
     return verdicts(set(uids), store.tags, "train", metric)
 
@@ -94,7 +94,7 @@ def test_the_rows_of_a_conversation_are_one(store: Store) -> None:
 
 
 def test_what_the_trainer_will_leave_out_does_not_count(store: Store) -> None:
-    from verl_multiturn.verl_bridge.trainer.group_filter import verdicts
+    from verl_multiturn.verl_bridge.trainer.groups.group_filter import verdicts
 
     for session, score in enumerate([1.0, 1.0, 0.0]):
         (output,) = output_of(session, score)

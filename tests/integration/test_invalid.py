@@ -307,7 +307,7 @@ def test_each_step_and_update_verifies_another_share(store: WritableStore, monke
 def test_a_batch_whose_updates_all_train_something_goes_to_verl_as_it_is(
     store: WritableStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from verl_multiturn.verl_bridge.trainer.updates import TrainedUpdates
+    from verl_multiturn.verl_bridge.trainer.rows.updates import TrainedUpdates
 
     add(store, "u", [1.0, 0.0, None, 0.0])
     updates, batch, made = TrainedUpdates(group_size=4), store.batch(), object()
@@ -351,7 +351,7 @@ T, F = True, False
 def test_the_rows_of_updates_that_train_something(
     trained: list[bool], size: int, ranks: int, shuffled: bool, kept: list[int]
 ) -> None:
-    from verl_multiturn.verl_bridge.trainer.updates import rows_to_train
+    from verl_multiturn.verl_bridge.trainer.rows.updates import rows_to_train
 
     assert rows_to_train(trained, size, ranks, shuffled) == kept
 

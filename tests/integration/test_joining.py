@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tests.integration.trainer_rows import CALL, WritableStore, make_output, make_trainer, put_in_place
-from verl_multiturn.records.joins import figures
-from verl_multiturn.records.reader import Records
+from verl_multiturn.records.read.joins import figures
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.read.scores import joined_rewards
 from verl_multiturn.records.schema import JOINED, End, RunFile, StepLine
-from verl_multiturn.records.scores import joined_rewards
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -283,7 +283,7 @@ def test_without_a_folder_nothing_is_joined(store: WritableStore) -> None:
 def test_what_cannot_be_joined_ends_no_step(
     store: WritableStore, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from verl_multiturn.verl_bridge.trainer import joining
+    from verl_multiturn.verl_bridge.trainer import step_join as joining
 
     add(store, "u", [1.0, 0.0, 0.0, 1.0])
     run = Run(store, folder)
@@ -336,7 +336,7 @@ def test_a_validation(store: WritableStore, folder: Path) -> None:
 
 
 def test_a_run_leaves_its_file_its_clocks_and_its_end(store: WritableStore, folder: Path) -> None:
-    from verl_multiturn.verl_bridge.loops.news import RunNews
+    from verl_multiturn.verl_bridge.workers.news import RunNews
 
     run = Run(store, folder)
     trainer, joining = run.trainer, run.trainer._joining

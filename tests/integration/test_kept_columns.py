@@ -7,7 +7,7 @@ import pytest
 
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
-OURS = "pkg://verl_multiturn.verl_bridge.trainer.numbered_rows"
+OURS = "pkg://verl_multiturn.verl_bridge.trainer.data_set"
 FEW = ("uid", "raw_prompt", "data_source", "reward_model")
 
 
@@ -26,7 +26,7 @@ def make_config(**changes: Any) -> Any:
         {"algorithm__adv_estimator": "tir_optimal_token_baseline"},
         {
             "data__custom_cls": {
-                "path": "pkg://verl_multiturn.verl_bridge.trainer.numbered_rows",
+                "path": "pkg://verl_multiturn.verl_bridge.trainer.data_set",
                 "name": "NumberedRows",
             }
         },
@@ -35,13 +35,13 @@ def make_config(**changes: Any) -> Any:
         {"actor_rollout_ref__rollout__agent__agent_loop_manager_class": None},
         {
             "actor_rollout_ref__rollout__agent__agent_loop_manager_class": (
-                "verl_multiturn.verl_bridge.loops.manager.MultiTurnManager"
+                "verl_multiturn.verl_bridge.workers.manager.MultiTurnManager"
             )
         },
     ],
 )
 def test_verls_and_our_classes_need_few(changes: dict[str, Any]) -> None:
-    from verl_multiturn.verl_bridge.loops.finished_rows import kept_columns, own_reader
+    from verl_multiturn.verl_bridge.workers.queue_rows import kept_columns, own_reader
 
     config = make_config(**changes)
     assert (own_reader(config), kept_columns(config)) == (None, FEW)
@@ -61,14 +61,14 @@ def test_verls_and_our_classes_need_few(changes: dict[str, Any]) -> None:
     ],
 )
 def test_a_class_of_the_users_own_may_read_any(setting: str, value: Any) -> None:
-    from verl_multiturn.verl_bridge.loops.finished_rows import kept_columns, own_reader
+    from verl_multiturn.verl_bridge.workers.queue_rows import kept_columns, own_reader
 
     config = make_config(**{setting.replace(".", "__"): value})
     assert (own_reader(config), kept_columns(config)) == (setting, None)
 
 
 def test_another_plugin_of_verl_may_read_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge.loops.finished_rows import kept_columns
+    from verl_multiturn.verl_bridge.workers.queue_rows import kept_columns
 
     monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "own")
     assert kept_columns(make_config()) is None
@@ -77,7 +77,7 @@ def test_another_plugin_of_verl_may_read_any(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_not_known_to_be_verls_or_ours_may_read_any() -> None:
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.loops.finished_rows import kept_columns
+    from verl_multiturn.verl_bridge.workers.queue_rows import kept_columns
 
     assert kept_columns(OmegaConf.create({})) is None
 

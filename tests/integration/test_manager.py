@@ -15,10 +15,10 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1 import agent_loop_tq
 
-    from verl_multiturn.row_keys import RowKey
-    from verl_multiturn.verl_bridge.compat import stored_rows
-    from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker
-    from verl_multiturn.verl_bridge.loops.shared_puts import SharedPuts
+    from verl_multiturn.rows.keys import RowKey
+    from verl_multiturn.verl_bridge.compat import row_store
+    from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.workers.shared_puts import SharedPuts
 
     class Worker(MultiTurnWorker):
         def __init__(self) -> None:
@@ -51,7 +51,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
         made.puts.append((key, tag["status"]))
 
     monkeypatch.setattr(agent_loop_tq.tq, "async_kv_put", put)
-    monkeypatch.setattr(stored_rows.transfer_queue, "async_kv_batch_put", write)
+    monkeypatch.setattr(row_store.transfer_queue, "async_kv_batch_put", write)
 
     async def nothing(*_: Any, **__: Any) -> None:
         pass
@@ -90,7 +90,7 @@ async def test_who_waits_is_woken_by_a_group_that_ends(worker: Any) -> None:
 
 
 async def test_a_group_tells_how_many_of_its_conversations_raised(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker
 
     async def run(*_: Any, session_id: int, **__: Any) -> None:
         if session_id == 1:
@@ -105,8 +105,8 @@ async def test_a_group_tells_how_many_of_its_conversations_raised(worker: Any, m
 
 async def test_a_mistake_of_the_reward_function_is_told_at_once(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.errors import RewardContractError
-    from verl_multiturn.verl_bridge.loops.group_end import GroupEnd
-    from verl_multiturn.verl_bridge.loops.manager import MultiTurnManager, MultiTurnWorker
+    from verl_multiturn.verl_bridge.workers.group_end import GroupEnd
+    from verl_multiturn.verl_bridge.workers.manager import MultiTurnManager, MultiTurnWorker
 
     async def run(*_: Any, session_id: int, **__: Any) -> None:
         if session_id == 1:
@@ -173,7 +173,7 @@ async def test_a_reward_that_does_not_come_holds_up_no_cancellation(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what TransferQueue is being given must be waited for, see above."""
-    from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker
 
     scoring = asyncio.Event()
 
@@ -194,7 +194,7 @@ async def test_a_conversation_whose_reward_is_waited_for_takes_no_room_in_the_ca
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from verl_multiturn.rollout.life import Life, current, live
-    from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker
 
     over: list[bool] = []
 
@@ -214,7 +214,7 @@ async def test_a_conversation_without_rows_is_none_of_the_group(worker: Any, cap
 
 
 async def test_conversations_that_end_together_share_a_put(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge.compat import stored_rows
+    from verl_multiturn.verl_bridge.compat import row_store
 
     shared: list[int] = []
     all_come, come, put = asyncio.Event(), [], worker._puts.put
@@ -229,7 +229,7 @@ async def test_conversations_that_end_together_share_a_put(worker: Any, monkeypa
             all_come.set()
         await put(rows, partition_id)
 
-    monkeypatch.setattr(stored_rows.transfer_queue, "async_kv_batch_put", write)
+    monkeypatch.setattr(row_store.transfer_queue, "async_kv_batch_put", write)
     worker._puts.put = enter
     worker.let_go.set()
     await asyncio.gather(*(start(worker, f"{number}") for number in range(10)))
@@ -239,7 +239,7 @@ async def test_conversations_that_end_together_share_a_put(worker: Any, monkeypa
 async def test_a_row_that_cannot_be_written_fails_its_own_group_alone(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl_multiturn.verl_bridge.compat import stored_rows
+    from verl_multiturn.verl_bridge.compat import row_store
 
     written: list[str] = []
 
@@ -249,7 +249,7 @@ async def test_a_row_that_cannot_be_written_fails_its_own_group_alone(
             raise RuntimeError("no room")
         written.extend(keys)
 
-    monkeypatch.setattr(stored_rows.transfer_queue, "async_kv_batch_put", write)
+    monkeypatch.setattr(row_store.transfer_queue, "async_kv_batch_put", write)
     worker.let_go.set()
     await asyncio.gather(*(start(worker, uid) for uid in "abc"))
     assert sorted(written) == ["a_0_0", "a_1_0", "b_0_0", "c_0_0", "c_1_0"]

@@ -18,7 +18,7 @@ HISTORY = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"r
 
 def kept(folder: Path, name: str, prompts: list[Any]) -> list[int]:
     """Return the indexes of the rows that the filter keeps, of at most 400 tokens."""
-    from verl_multiturn.verl_bridge.trainer.numbered_rows import MeasuredRows
+    from verl_multiturn.verl_bridge.trainer.data_set import MeasuredRows
 
     file = folder / "rows.jsonl"
     rows = [{"prompt": prompt, "extra_info": {"index": index}} for index, prompt in enumerate(prompts)]

@@ -45,11 +45,11 @@ class Store:
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     from verl.trainer.ppo.v1 import agent_loop_tq
 
-    from verl_multiturn.verl_bridge.compat import stored_rows
+    from verl_multiturn.verl_bridge.compat import row_store
 
     store = Store()
     monkeypatch.setattr(agent_loop_tq, "tq", store)
-    monkeypatch.setattr(stored_rows, "transfer_queue", store)
+    monkeypatch.setattr(row_store, "transfer_queue", store)
     return store
 
 
@@ -78,10 +78,10 @@ async def roll_out(
     from tests.support.rollout_config import make_config
     from verl_multiturn import ScriptedEngine
     from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
-    from verl_multiturn.verl_bridge.loops.manager import MultiTurnWorker
     from verl_multiturn.verl_bridge.loops.runner import build_runner
-    from verl_multiturn.verl_bridge.loops.shared_puts import SharedPuts
     from verl_multiturn.verl_bridge.model.loading import LoadedModel
+    from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.workers.shared_puts import SharedPuts
 
     config = make_config(500)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
@@ -110,7 +110,7 @@ async def roll_out(
 
 def make_trainer(*batches: Any, **changes: Any) -> Any:
     from tests.integration.trainer_rows import make_config
-    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
+    from verl_multiturn.verl_bridge.trainer.groups.custom_sampler import CustomSampler
     from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
 
     class Base:
@@ -148,7 +148,7 @@ def scores_of(store: Store) -> Any:
 
 
 async def test_a_step_tells_what_over_sampling_cut(store: Store) -> None:
-    from verl_multiturn.verl_bridge.loops.news import RunNews
+    from verl_multiturn.verl_bridge.workers.news import RunNews
 
     await roll_out(EchoTool())
     metrics: dict[str, Any] = {}

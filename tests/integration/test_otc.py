@@ -36,7 +36,7 @@ def make_trainer(**otc: Any) -> Any:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     from verl_multiturn.config import OtcSettings
-    from verl_multiturn.verl_bridge.trainer.otc import OtcScores
+    from verl_multiturn.verl_bridge.trainer.rows.otc import OtcScores
 
     algorithm = {"adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "use_kl_in_reward": False}
     algorithm["norm_adv_by_std_in_grpo"] = False
@@ -50,7 +50,7 @@ def make_trainer(**otc: Any) -> Any:
 
 
 def step(trainer: Any, *batches: Any) -> dict[str, float]:
-    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+    from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 
     trainer.scores.begin_step()
     for batch in batches:

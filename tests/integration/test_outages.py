@@ -210,7 +210,7 @@ async def test_the_trainer_asks_the_keeper_of_the_run(cluster: None) -> None:
 
     from verl_multiturn.calls.outages.breaker import Outage
     from verl_multiturn.calls.outages.messages import Sums
-    from verl_multiturn.verl_bridge.loops.slots import RayKeeper, run_keeper
+    from verl_multiturn.verl_bridge.keeper import RayKeeper, run_keeper
     from verl_multiturn.verl_bridge.trainer.outages import KeeperClient
 
     asked = KeeperClient()
@@ -446,7 +446,7 @@ def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pyt
 
 def test_the_run_ends_with_a_checkpoint(store: WritableStore, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.verl_bridge.trainer import hooks
-    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
+    from verl_multiturn.verl_bridge.trainer.groups.custom_sampler import CustomSampler
     from verl_multiturn.verl_bridge.trainer.outages import OutageLasts
 
     saved: list[int] = []

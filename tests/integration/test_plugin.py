@@ -113,8 +113,8 @@ async def test_a_tool_derived_from_verls_own_class() -> None:
 
     from verl_multiturn.calls.slots import Gates
     from verl_multiturn.chat.parsing.turns import ToolCall
-    from verl_multiturn.tools.calls.gate import Gate
-    from verl_multiturn.tools.calls.session import ToolSession
+    from verl_multiturn.tools.running.gate import Gate
+    from verl_multiturn.tools.running.session import ToolSession
 
     class Remember(VerlTool):
         async def create(self, instance_id: str | None = None, **kwargs: Any) -> Any:

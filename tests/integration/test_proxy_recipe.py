@@ -17,7 +17,7 @@ from tests.integration.trainer_rows import WritableStore, put_in_place, step
 from tests.recipe_scripts import RECIPES, composed, prepared
 from verl_multiturn import ScriptedEngine
 from verl_multiturn.proxy.agents.agent import load_agent
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.read.records import read_records
 from verl_multiturn.records.rows import columns
 
 # Importing verl's trainers warns about optional engines that are not installed.

@@ -76,7 +76,7 @@ def test_the_second_update_has_the_proximal_policy_of_the_first(
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-    from verl_multiturn.verl_bridge.trainer.engine_log_probs import EngineLogProbs
+    from verl_multiturn.verl_bridge.trainer.rows.engine_log_probs import EngineLogProbs
     from verl_multiturn.verl_bridge.trainer.trainers import MultiTurnSeparateAsync
 
     monkeypatch.setattr(PPOTrainer, "_compute_old_log_prob", lambda self, batch, metrics: weights(module))

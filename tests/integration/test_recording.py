@@ -30,7 +30,7 @@ def make_worker(folder: Path, script: Any = None, custom: dict[str, Any] | None 
 
 async def read(worker: Any, folder: Path) -> Any:
     """Return a reader of the records, once all of them are written."""
-    from verl_multiturn.records.reader import Records
+    from verl_multiturn.records.read.records import Records
     from verl_multiturn.records.schema import Line, Record, Snapshot
 
     await worker._recorder.aclose()
@@ -86,7 +86,7 @@ async def test_a_validation_is_told_by_the_batch(tmp_path: Path) -> None:
 async def test_what_was_cut_cancelled_or_raised_has_a_line_and_is_none_of_the_records(tmp_path: Path) -> None:
     from benchmarks.training.oversample_world import Sample, Script
     from verl_multiturn.errors import ToolContractError
-    from verl_multiturn.records.verification import verify_record
+    from verl_multiturn.records.verify.record import verify_record
 
     class Hanging(Script):
         async def use_tool(self, sample: Sample, call: int) -> None:
@@ -135,7 +135,7 @@ async def test_what_was_cut_cancelled_or_raised_has_a_line_and_is_none_of_the_re
 
 
 def _shown(life: Any) -> Any:
-    from verl_multiturn.verl_bridge.loops.recording import _shown
+    from verl_multiturn.verl_bridge.loops.recorder import _shown
 
     return _shown(life)
 
@@ -180,8 +180,8 @@ async def test_a_session_of_an_agent(tmp_path: Path) -> None:
 
 async def test_a_record_is_the_same_whenever_it_is_made(tmp_path: Path) -> None:
     """Nothing changes what a record refers to: neither verl's worker, nor rewards, nor the storing of the rows."""
-    from verl_multiturn.records.encode import record_of
     from verl_multiturn.records.json_text import line_of
+    from verl_multiturn.records.write.encode import record_of
 
     made = []
 

@@ -20,21 +20,21 @@ from tests.support.rollout_config import MODEL, make_config
 from tests.support.sample_records import sample_record
 from verl_multiturn import Interaction, Reply, ScriptedEngine
 from verl_multiturn.calls.limits import limits_of
-from verl_multiturn.calls.recorded import Difference
 from verl_multiturn.cli.main import app
-from verl_multiturn.data import tool_call
-from verl_multiturn.records import comparison
-from verl_multiturn.records.encode import record_of
-from verl_multiturn.records.run_file import digest, digest_of_vocabulary
-from verl_multiturn.records.writer import RecordWriter
+from verl_multiturn.records.write.encode import record_of
+from verl_multiturn.records.write.records import RecordWriter
+from verl_multiturn.records.write.run_file import digest, digest_of_vocabulary
+from verl_multiturn.replay import comparison
+from verl_multiturn.replay.calls import Difference
 from verl_multiturn.rollout.life import Life
+from verl_multiturn.runs.data import tool_call
 from verl_multiturn.tools.loading.call_limits import ToolLimits
 from verl_multiturn.tools.loading.registry import load_tools, schema_of
-from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
+from verl_multiturn.verl_bridge.loops.output import to_outputs
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
-from verl_multiturn.verl_bridge.replay import conversations
-from verl_multiturn.verl_bridge.replay.loading import recorded_interactions, recorded_tools
+from verl_multiturn.verl_bridge.offline.replay import conversations
+from verl_multiturn.verl_bridge.offline.replay.loading import recorded_interactions, recorded_tools
 
 pytestmark = pytest.mark.stack
 
@@ -205,7 +205,7 @@ def test_control_characters_of_an_id_are_not_printed(folder: Path, tmp_path: Pat
 
 
 def test_without_verl_it_cannot_be_done(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "verl_multiturn.verl_bridge.replay.command", None)
+    monkeypatch.setitem(sys.modules, "verl_multiturn.verl_bridge.offline.replay.command", None)
     result = replay(folder)
     assert result.exit_code == 2
     assert "a replay needs verl and transformers" in result.stderr

@@ -46,7 +46,7 @@ class Queue:
         self.events.pop(0)()
 
     def end_of(self, uids: Collection[str]) -> Any:
-        from verl_multiturn.verl_bridge.loops.group_end import GroupEnd
+        from verl_multiturn.verl_bridge.workers.group_end import GroupEnd
 
         self.asked = uids
         return GroupEnd(self.now - 0.25, self.now - 0.125)
@@ -59,7 +59,7 @@ class Queue:
 def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
     from verl.trainer.ppo.v1 import replay_buffer as verls
 
-    from verl_multiturn.verl_bridge.trainer import replay_buffer as ours
+    from verl_multiturn.verl_bridge.trainer.groups import replay_buffer as ours
 
     made = Queue()
     monkeypatch.setattr(verls, "tq", made)
@@ -71,8 +71,8 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
 def make(queue: Queue, strategy: str | None, eta: int = 1, batch_size: int = 2, refilled: Any = None) -> Any:
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-    from verl_multiturn.rollout.staleness import Bound
-    from verl_multiturn.verl_bridge.trainer.replay_buffer import replay_buffer_from
+    from verl_multiturn.rollout.groups.staleness import Bound
+    from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import replay_buffer_from
 
     refill = [].append if refilled is None else refilled.append
     verls = ReplayBufferAsync("separate_async", {}, eta + 1, "drop", {}, refill_fn=refill)
@@ -96,7 +96,7 @@ def counts(buffer: Any) -> tuple[float, float]:
 def test_why_a_group_failed_is_known_before_the_batch_is_used(queue: Queue) -> None:
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-    from verl_multiturn.verl_bridge.trainer.replay_buffer import replay_buffer_from
+    from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import replay_buffer_from
 
     buffer = replay_buffer_from(ReplayBuffer("sync", {}, None, "drop", {}), None, 2)
     buffer.waiter = queue
@@ -223,8 +223,8 @@ def test_a_long_wait_is_told_once_a_minute(queue: Queue, caplog: pytest.LogCaptu
 def test_the_arguments_are_those_of_verls_buffer() -> None:
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-    from verl_multiturn.rollout.staleness import Bound
-    from verl_multiturn.verl_bridge.trainer.replay_buffer import MultiTurnReplayBuffer, Sleep, replay_buffer_from
+    from verl_multiturn.rollout.groups.staleness import Bound
+    from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import MultiTurnReplayBuffer, Sleep, replay_buffer_from
 
     class Users(ReplayBufferAsync):
         pass
@@ -249,7 +249,7 @@ def test_the_arguments_are_those_of_verls_buffer() -> None:
 def test_a_sampler_of_the_users_looks_after_workers_while_it_samples(queue: Queue) -> None:
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-    from verl_multiturn.verl_bridge.trainer.custom_sampler import look_after_sampler
+    from verl_multiturn.verl_bridge.trainer.groups.custom_sampler import look_after_sampler
 
     class Users(ReplayBufferAsync):
         def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:

@@ -173,7 +173,7 @@ def test_a_colocated_server_is_not_started_again(replica: Any) -> None:
 
 
 async def test_an_adapter_outlives_its_server(cluster: None) -> None:
-    from verl_multiturn.verl_bridge.servers.lost_server import EngineOfServer
+    from verl_multiturn.verl_bridge.servers.server_loss import EngineOfServer
 
     class Adapter:
         async def flush_cache(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ async def test_an_adapter_outlives_its_server(cluster: None) -> None:
 
 async def test_an_adapter_without_its_server_names_no_models() -> None:
     """It is asked for the adapter of before, on one of the workers that gather weights together."""
-    from verl_multiturn.verl_bridge.servers.lost_server import EngineOfServer
+    from verl_multiturn.verl_bridge.servers.server_loss import EngineOfServer
 
     engine = EngineOfServer(None, None)
     assert await engine.available_models() == {"data": []}
@@ -310,7 +310,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_told(trainer: Trainer) -> None:
 def test_a_run_that_loses_a_colocated_server_ends_with_its_last_whole_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.verl_bridge.trainer import hooks
     from verl_multiturn.verl_bridge.trainer.checkpoints import LastCheckpoint
-    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
+    from verl_multiturn.verl_bridge.trainer.groups.custom_sampler import CustomSampler
     from verl_multiturn.verl_bridge.trainer.servers import ServerDied
 
     done: list[str] = []
@@ -370,9 +370,9 @@ def test_a_run_that_is_asked_to_stop_saves_where_the_next_step_would_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With `asked_in=0` the request is there before the first step."""
-    from verl_multiturn.launch.stop_request import StopRequest
+    from verl_multiturn.runs.stop_request import StopRequest
     from verl_multiturn.verl_bridge.trainer import hooks, trainers
-    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
+    from verl_multiturn.verl_bridge.trainer.groups.custom_sampler import CustomSampler
 
     done, request = trainer.done, StopRequest(tmp_path)
     ours = {
@@ -425,7 +425,7 @@ def test_a_run_that_is_asked_to_stop_saves_where_the_next_step_would_begin(
 
 
 def test_a_run_whose_checkpoint_cannot_be_saved_fails(trainer: Trainer, tmp_path: Path) -> None:
-    from verl_multiturn.launch.stop_request import StopRequest
+    from verl_multiturn.runs.stop_request import StopRequest
     from verl_multiturn.verl_bridge.trainer.checkpoints import StopDue, stop_with_checkpoint
 
     request = StopRequest(tmp_path)

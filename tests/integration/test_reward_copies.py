@@ -44,15 +44,15 @@ async def trains(config: Any, row: dict[str, Any], output: Any) -> None:
 
 
 async def evaluates(config: Any, row: dict[str, Any], output: Any) -> None:
-    from verl_multiturn.row_keys import RowKey
-    from verl_multiturn.verl_bridge.evaluate.judging import Judge
+    from verl_multiturn.rows.keys import RowKey
+    from verl_multiturn.verl_bridge.offline.evaluate.rewards import Judge
 
     rows, raised = await Judge(config, tokenizer()).judge(row, [output], RowKey("u", "0", "0"))
     assert ([each.score for each in rows], raised) == ([1.0], "")
 
 
 async def replays(config: Any, row: dict[str, Any], output: Any) -> None:
-    from verl_multiturn.verl_bridge.replay.scores import Scores
+    from verl_multiturn.verl_bridge.offline.replay.scores import Scores
 
     sample = {"data_source": row["data_source"], "ground_truth": row["reward_model"]["ground_truth"], "index": 7}
     sample |= {"extra_info": row["extra_info"], "messages": row["raw_prompt"]}

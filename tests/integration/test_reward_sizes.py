@@ -15,8 +15,8 @@ from verl.trainer.ppo import core_algos
 from verl.utils.torch_functional import masked_whiten
 
 from verl_multiturn.errors import ConfigError, RewardContractError
-from verl_multiturn.reward_numbers import LARGEST_REWARD, LARGEST_SCORE
-from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
+from verl_multiturn.rows.reward_numbers import LARGEST_REWARD, LARGEST_SCORE
+from verl_multiturn.verl_bridge.loops.output import CertifiedOutput
 
 pytestmark = pytest.mark.stack
 

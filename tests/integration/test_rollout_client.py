@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from verl_multiturn.rollout.engine import Ask
+from verl_multiturn.rollout.engines.protocol import Ask
 from verl_multiturn.verl_bridge.servers.admission import PAUSED
 
 pytestmark = pytest.mark.stack

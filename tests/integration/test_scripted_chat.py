@@ -6,8 +6,8 @@ import pytest
 
 from tests.conftest import ROOT
 from verl_multiturn import scripted_rollout
-from verl_multiturn.data import tool_call
 from verl_multiturn.rollout.trajectory import Source
+from verl_multiturn.runs.data import tool_call
 from verl_multiturn.tools.loading.functions import function_tool
 from verl_multiturn.tools.loading.registry import schema_of
 from verl_multiturn.verl_bridge.model.chat_setup import make_chat

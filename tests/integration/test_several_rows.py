@@ -246,8 +246,8 @@ def make_batch(prompts: int, rows: int) -> Any:
 )
 def test_the_number_of_updates_follows_prompts(prompts: int, mini: int, ranks: int, micro: int, multiple: int) -> None:
     from tests.integration.trainer_rows import make_config
-    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
-    from verl_multiturn.verl_bridge.trainer.updates import mini_batches, rows_multiple, updates_of
+    from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
+    from verl_multiturn.verl_bridge.trainer.rows.updates import mini_batches, rows_multiple, updates_of
 
     config = make_config(
         actor_rollout_ref__actor__ppo_mini_batch_size=mini, actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu=micro

@@ -33,10 +33,10 @@ class Queue:
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
-    from verl_multiturn.verl_bridge.compat import stored_rows
+    from verl_multiturn.verl_bridge.compat import row_store
 
     made = Queue()
-    monkeypatch.setattr(stored_rows, "transfer_queue", made)
+    monkeypatch.setattr(row_store, "transfer_queue", made)
     yield made
     assert made.under_way == 0
 
@@ -44,7 +44,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
 def row(key: str, tokens: int = 2, **columns: Any) -> Any:
     import torch
 
-    from verl_multiturn.verl_bridge.compat.stored_rows import NewRow
+    from verl_multiturn.verl_bridge.compat.row_store import NewRow
 
     return NewRow(key, {"name": key}, {"ids": torch.full((tokens,), int(key[1:] or 0)), "text": key, **columns})
 
@@ -59,7 +59,7 @@ async def turns(count: int = 5) -> None:
 
 
 def make_puts() -> Any:
-    from verl_multiturn.verl_bridge.loops.shared_puts import SharedPuts
+    from verl_multiturn.verl_bridge.workers.shared_puts import SharedPuts
 
     return SharedPuts()
 
@@ -179,7 +179,7 @@ async def test_a_cancellation_waits_for_the_put_that_is_under_way(queue: Queue) 
 async def test_a_put_has_a_bound(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from verl_multiturn.verl_bridge.loops import shared_puts
+    from verl_multiturn.verl_bridge.workers import shared_puts
 
     puts = make_puts()
     first = put(puts, row("z0"))

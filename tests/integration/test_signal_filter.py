@@ -40,7 +40,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
 def test_rows_that_stay(
     worth: list[int], size: int, ranks: int, multiple: int, kept: list[int] | None, updates: list[int] | None
 ) -> None:
-    from verl_multiturn.verl_bridge.trainer.spared import thin
+    from verl_multiturn.verl_bridge.trainer.rows.skipped_rows import thin
 
     found = thin(worth, size, ranks, multiple)
     assert found == (None if kept is None else (kept, updates))
@@ -57,7 +57,7 @@ def test_rows_that_stay(
     ],
 )
 def test_rows_that_stay_are_divided_into_few_micro_batches(counts: Any, most: int, found: int) -> None:
-    from verl_multiturn.verl_bridge.trainer.spared import fewest_passes, thin
+    from verl_multiturn.verl_bridge.trainer.rows.skipped_rows import fewest_passes, thin
 
     assert fewest_passes(counts, most) == found
     thinned = thin([2] * 7 + [1] * 9, 16, 1, 1, 4)
@@ -254,8 +254,8 @@ def test_a_filter_that_leaves_nothing_says_so_and_goes_on(is_async: bool, caplog
 
 
 def test_a_group_is_all_right_by_its_accuracies_else_by_the_rewards_so_far(store: WritableStore) -> None:
-    from verl_multiturn.reward_numbers import ScoreRange
-    from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
+    from verl_multiturn.rows.reward_numbers import ScoreRange
+    from verl_multiturn.verl_bridge.trainer.groups.signal_filter import SignalFilter
 
     for uid, scores, acc in (("u", [0.3, 0.1 + 0.2], None), ("v", [0.9, 0.9], None), ("w", [0.2, 0.2], 1.0),
                              ("x", [0.0, 1.0], None)):  # fmt: skip
@@ -307,7 +307,7 @@ def test_what_is_derived() -> None:
 
     assert found("off") == found("skip") == (None, None, None)
     assert found("refill") == (1, None, None)
-    module = "pkg://verl_multiturn.verl_bridge.trainer.numbered_rows"
+    module = "pkg://verl_multiturn.verl_bridge.trainer.data_set"
     assert found("difficulty") == (1, module, "NumberedRows")
     # verl's filter of long prompts measures what the model is shown, unless the user has a class of his own.
     assert found("off", filter_overlong_prompts="True") == (None, module, "MeasuredRows")
@@ -341,7 +341,7 @@ def test_what_is_refused(mode: str, changes: dict[str, str], said: str) -> None:
 def test_rows_of_validation_have_no_position_though_they_may_be_those_of_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from verl_multiturn.verl_bridge.trainer.numbered_rows import POSITION, NumberedRows
+    from verl_multiturn.verl_bridge.trainer.data_set import POSITION, NumberedRows
 
     monkeypatch.setattr(NumberedRows.__base__, "__getitem__", lambda self, item: {"raw_prompt": []})
     training, validation = (NumberedRows.__new__(NumberedRows) for _ in range(2))
@@ -354,8 +354,8 @@ def test_rows_know_their_position_and_are_drawn_again() -> None:
     from verl.utils.dataset.rl_dataset import collate_fn
     from verl.utils.tensordict_utils import get_tensordict
 
-    from verl_multiturn.rollout.difficulty import Pools
-    from verl_multiturn.verl_bridge.trainer.numbered_rows import POSITION, draw_prompt
+    from verl_multiturn.rollout.groups.difficulty import Pools
+    from verl_multiturn.verl_bridge.trainer.data_set import POSITION, draw_prompt
 
     rows = [{"raw_prompt": [{"role": "user", "content": str(i)}], POSITION: i} for i in range(3)]
     given = iter([0, 1, 0, 1, 2])

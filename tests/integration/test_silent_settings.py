@@ -39,7 +39,7 @@ def test_the_table_agrees_with_the_installed_verl() -> None:
 
 def test_a_default_below_the_home_folder_is_verls_own_also_where_it_is_expanded() -> None:
     """`eval` checks a configuration whose `~/` are expanded; nobody wrote these settings."""
-    from verl_multiturn.launch.compose import expand_homes
+    from verl_multiturn.runs.compose import expand_homes
     from verl_multiturn.verl_bridge.startup.view import RunView
 
     config = composed(**CPUS)
@@ -205,7 +205,7 @@ def test_what_is_not_told(capsys: pytest.CaptureFixture[str], changes: dict[str,
 
 def test_defaults_of_an_engine_are_those_of_its_flat_file() -> None:
     from tests.trainer_config import compose_config
-    from verl_multiturn.verl_bridge.startup.refusals.silent import SILENT
+    from verl_multiturn.verl_bridge.startup.refusals.silent_settings import SILENT
     from verl_multiturn.verl_bridge.startup.table import Row
     from verl_multiturn.verl_bridge.startup.view import RunView
 

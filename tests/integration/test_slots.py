@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
 
 
 async def test_limits_expiry_and_leaving_the_queue() -> None:
-    from verl_multiturn.verl_bridge.loops.slots import SlotKeeper
+    from verl_multiturn.verl_bridge.keeper import SlotKeeper
 
     keeper = SlotKeeper()
     assert await keeper.acquire("t", 2, "a", 0, 60)
@@ -76,7 +76,7 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
         """A worker that takes slots as an agent loop worker does."""
 
         def __init__(self, holders: Any) -> None:
-            from verl_multiturn.verl_bridge.loops.slots import RaySlots
+            from verl_multiturn.verl_bridge.keeper import RaySlots
 
             self.slots, self.holders = RaySlots(), holders
 
@@ -122,7 +122,7 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
 def test_the_tools_of_workers_are_closed_at_the_end(cluster: None, tmp_path: Path) -> None:
     import ray
 
-    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
+    from verl_multiturn.verl_bridge.trainer.groups.custom_sampler import CustomSampler
     from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
 
     class Worker:

@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 
 from tests.conftest import ROOT, free_port
 from tests.support.warm_python import stack_python, variables
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.read.records import read_records
 from verl_multiturn.records.summaries import summary_of
-from verl_multiturn.records.verification import verify_record
+from verl_multiturn.records.verify.record import verify_record
 
 pytestmark = pytest.mark.stack
 

@@ -287,7 +287,7 @@ def test_over_sampling_that_cannot_be(changes: dict[str, str], message: str, mon
 def test_over_sampling_that_can_be(rate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = over_sampled({"over_sample_rate": rate}, monkeypatch)
     agent = config.actor_rollout_ref.rollout.agent
-    assert agent.agent_loop_manager_class == "verl_multiturn.verl_bridge.loops.manager.MultiTurnManager"
+    assert agent.agent_loop_manager_class == "verl_multiturn.verl_bridge.workers.manager.MultiTurnManager"
     off = over_sampled({"over_sample_rate": "0", "name": "sglang", "trainer.use_v1": "False"}, monkeypatch)
     assert off.actor_rollout_ref.rollout.over_sample_rate == 0
 

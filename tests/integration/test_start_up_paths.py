@@ -376,7 +376,7 @@ def test_an_import_that_never_ends_is_not_waited_for(
     rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run may still be right: a model may be loaded at the import. So it goes on, and says so."""
-    from verl_multiturn.launch import imports
+    from verl_multiturn.runs import imports
 
     monkeypatch.setattr(imports, "LONGEST_S", 0.5)
     (tmp_path / "slow.py").write_text("import threading\nthreading.Event().wait()\n")
@@ -407,8 +407,8 @@ def test_a_reward_file_may_register_its_own_manager(rows: str, tmp_path: Path) -
 def test_a_run_ends_before_ray_with_the_same_sentence(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl_multiturn.launch.plan import plan_run
-    from verl_multiturn.launch.run import run_recipe
+    from verl_multiturn.runs.plan import plan_run
+    from verl_multiturn.runs.run import run_recipe
 
     for name, value in {**variables(), "PYTHON": stack_python()}.items():
         monkeypatch.setenv(name, value)

@@ -109,7 +109,7 @@ def test_an_engine_without_a_tokenizer_is_refused(tokenizer: Any) -> None:
 
 def the_record(runner: Any, folder: Path) -> dict[str, Any]:
     """Return the record of the only conversation."""
-    from verl_multiturn.records.reader import read_records
+    from verl_multiturn.records.read.records import read_records
 
     runner.records.writer.close()
     (record,) = read_records(folder)

@@ -130,7 +130,7 @@ def test_tokens_of_an_unknown_version_are_not_trained(monkeypatch: pytest.Monkey
 
 
 def test_rows_of_other_loops_have_the_age_of_their_tag(store: WritableStore) -> None:
-    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+    from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 
     for session, oldest in enumerate((1, 3, None)):
         row = add(store, "v", session)
@@ -211,10 +211,10 @@ class PromptQueue:
 def test_late_groups_are_begun_anew_under_another_uid(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.trainer.ppo.v1 import get_trainer_cls, trainer_base
 
-    from verl_multiturn.verl_bridge.compat import stored_rows
+    from verl_multiturn.verl_bridge.compat import row_store
 
     queue = PromptQueue()
-    monkeypatch.setattr(stored_rows, "transfer_queue", queue)
+    monkeypatch.setattr(row_store, "transfer_queue", queue)
     monkeypatch.setattr(trainer_base, "tq", queue)
     for uid, dispatched, rerolls in (("late", 2, 0), ("again", 2, 2), ("spent", 1, 3), ("in-time", 3, 0)):
         more = {"rerolls": rerolls} if rerolls else {}
@@ -265,7 +265,7 @@ def built_by(mode: str, *changes: str) -> Any:
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     from tests.trainer_config import compose_config
-    from verl_multiturn.rollout.staleness import Bound
+    from verl_multiturn.rollout.groups.staleness import Bound
 
     trainer = object.__new__(get_trainer_cls(f"multiturn_{mode}"))
     trainer.config, trainer.trainer_mode, trainer._bound = compose_config(changes), mode, Bound(1, "drop")
@@ -273,7 +273,10 @@ def built_by(mode: str, *changes: str) -> Any:
 
 
 def test_our_trainers_build_our_buffer_with_verls_arguments() -> None:
-    from verl_multiturn.verl_bridge.trainer.replay_buffer import MultiTurnReplayBuffer, MultiTurnReplayBufferAsync
+    from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import (
+        MultiTurnReplayBuffer,
+        MultiTurnReplayBufferAsync,
+    )
 
     filtering = ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc")
     for mode in ("colocate_async", "separate_async"):
@@ -300,7 +303,7 @@ def test_a_sampler_of_the_users_does_not_hide_a_death(monkeypatch: pytest.Monkey
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
     from verl_multiturn.verl_bridge.trainer import hooks
-    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
+    from verl_multiturn.verl_bridge.trainer.groups.custom_sampler import CustomSampler
 
     done: list[Any] = []
 
@@ -335,8 +338,8 @@ def test_a_sampler_of_the_users_does_not_hide_a_death(monkeypatch: pytest.Monkey
 def test_the_buffers_counts_are_among_the_metrics(store: WritableStore) -> None:
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-    from verl_multiturn.rollout.staleness import Bound
-    from verl_multiturn.verl_bridge.trainer.replay_buffer import replay_buffer_from
+    from verl_multiturn.rollout.groups.staleness import Bound
+    from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import replay_buffer_from
 
     trainer = make_trainer("separate_async", **{ETA: 2})
     verls = ReplayBufferAsync("separate_async", {}, 3, "drop", {})

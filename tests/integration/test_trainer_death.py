@@ -25,7 +25,7 @@ def batch_of(*uids: str, padding: str = "") -> Any:
 
 
 def rows_of(*uids: str, padding: str = "") -> Any:
-    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+    from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 
     return BatchRows(batch_of(*uids, padding=padding))
 
@@ -37,7 +37,7 @@ class VerlsTrainer:
     restored = 0
 
     def __init__(self, config: Any) -> None:
-        from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
+        from verl_multiturn.verl_bridge.trainer.groups.custom_sampler import CustomSampler
 
         self.config = config
         self.global_steps = 0
@@ -82,7 +82,8 @@ def make(folder: Path, **trainer: Any) -> Any:
 @pytest.fixture
 def removed(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Take the place of TransferQueue; the list gets the groups that are removed."""
-    from verl_multiturn.verl_bridge.trainer import history, hooks
+    from verl_multiturn.verl_bridge.trainer import hooks
+    from verl_multiturn.verl_bridge.trainer.groups import history
 
     calls: list[set[str]] = []
 
@@ -113,7 +114,7 @@ def test_the_trained_uids_are_there_before_verl_saves(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_written_again_keeps_its_uids(tmp_path: Path) -> None:
-    from verl_multiturn.verl_bridge.trainer.history import History
+    from verl_multiturn.verl_bridge.trainer.groups.history import History
 
     history = History(saves=True)
     history.train(1, rows_of("a", "b"))
@@ -143,8 +144,8 @@ def test_a_run_without_checkpoints_keeps_one_step(tmp_path: Path) -> None:
 
 
 def test_evicted_prompts_do_not_gather_where_nothing_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge.trainer import batch_rows
-    from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler
+    from verl_multiturn.verl_bridge.trainer.groups.custom_sampler import CustomSampler
+    from verl_multiturn.verl_bridge.trainer.rows import batch_rows
 
     class Sampler(CustomSampler):
         def __init__(self) -> None:
@@ -217,7 +218,7 @@ def test_a_torn_tracker_file_is_mended_at_the_start(
 
 def test_a_checkpoint_that_is_written_over_is_incomplete_until_its_end(tmp_path: Path) -> None:
     from tests.unit.trainer.test_checkpoints import write
-    from verl_multiturn.launch.checkpoints import is_complete
+    from verl_multiturn.models.checkpoints import is_complete
     from verl_multiturn.verl_bridge.trainer.checkpoints import begin_checkpoint
 
     folder = write(tmp_path, 4)
@@ -266,9 +267,9 @@ def test_a_checkpoint_that_is_written_while_groups_finish(queue: Any, tmp_path: 
     from verl.utils.tensordict_utils import get_tensordict
 
     from tests.long.training.async_faults_count import open_prompts
-    from verl_multiturn.verl_bridge.compat.stored_rows import clear_groups, list_prompts
-    from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
-    from verl_multiturn.verl_bridge.trainer.history import History
+    from verl_multiturn.verl_bridge.compat.row_store import clear_groups, list_prompts
+    from verl_multiturn.verl_bridge.trainer.groups.history import History
+    from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 
     def put(key: str, **tag: Any) -> None:
         row = TensorDict({"tokens": torch.nested.as_nested_tensor([torch.tensor([7, 8])], layout=torch.jagged)}, [1])

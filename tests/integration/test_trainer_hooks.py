@@ -19,7 +19,7 @@ FILTER = "actor_rollout_ref__rollout__custom__multiturn__filter"
 
 def with_pools(**changes: Any) -> Any:
     """Return a trainer whose filter has pools of rows, which note what is done to them."""
-    from verl_multiturn.verl_bridge.trainer.signal_filter import SignalFilter
+    from verl_multiturn.verl_bridge.trainer.groups.signal_filter import SignalFilter
 
     trainer = make_trainer("colocate_async", **{FILTER: "difficulty"}, **changes)
     noted = trainer.noted = []
@@ -90,7 +90,7 @@ def test_a_run_that_records_joins_while_it_trains(monkeypatch: pytest.MonkeyPatc
 def test_a_run_that_records_counts_what_its_workers_could_not_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl_multiturn.verl_bridge.loops.news import RunNews
+    from verl_multiturn.verl_bridge.workers.news import RunNews
 
     store = WritableStore()
     put_in_place(store, monkeypatch)
@@ -185,7 +185,7 @@ def test_a_filter_of_groups_knows_what_an_outage_left_out(monkeypatch: pytest.Mo
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
     from verl_multiturn.verl_bridge.trainer import hooks
-    from verl_multiturn.verl_bridge.trainer.replay_buffer import replay_buffer_from
+    from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import replay_buffer_from
 
     monkeypatch.setattr(hooks, "close_workers", lambda workers: None)
     trainer = make_trainer("colocate_async")

@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from tests.support.config_reads import reads_in, traced
-from verl_multiturn.observe.first_run import overrides, run_whole_path
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.read.records import read_records
 from verl_multiturn.records.rows import columns
 from verl_multiturn.records.summaries import summary_of
-from verl_multiturn.records.verification import verify_record
+from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.runs.first_run import overrides, run_whole_path
 from verl_multiturn.verl_bridge.startup.verl_keys import trace_faults
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]

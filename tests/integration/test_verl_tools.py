@@ -10,12 +10,12 @@ from tests.conftest import ROOT
 from verl_multiturn import ConfigError, load_tools
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.reward_numbers import USABLE
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.results import CallStatus
-from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.check.data_rows import validate_dataset
+from verl_multiturn.checking.data_rows import validate_dataset
+from verl_multiturn.rows.reward_numbers import USABLE
 from verl_multiturn.tools.loading.registry import schema_of
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.results import CallStatus
+from verl_multiturn.tools.running.session import ToolSession
 
 pytestmark = pytest.mark.stack
 

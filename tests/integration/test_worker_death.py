@@ -43,7 +43,7 @@ class Worker:
         return self.ended[seen:]
 
     async def end(self, uid: str) -> None:
-        from verl_multiturn.verl_bridge.loops.group_end import GroupEnd
+        from verl_multiturn.verl_bridge.workers.group_end import GroupEnd
 
         self.ended.append((uid, GroupEnd(5.0, 6.0)))
         self.changed.set()
@@ -97,7 +97,7 @@ def started(cluster: None, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Queue]
     import ray
     from verl.experimental.agent_loop import AgentLoopManager
 
-    from verl_multiturn.verl_bridge.loops import manager as module
+    from verl_multiturn.verl_bridge.workers import manager as module
 
     queue = Queue()
     for name in ("list_prompts", "clear_groups", "put_tags"):
@@ -220,7 +220,7 @@ def test_groups_that_nobody_waits_for_are_forgotten(
     """A replay buffer of the user's own asks neither for groups nor for their ends."""
     import ray
 
-    from verl_multiturn.verl_bridge.loops import manager as module
+    from verl_multiturn.verl_bridge.workers import manager as module
 
     manager, queue = started
     monkeypatch.setattr(module, "_ENDS", 2)
@@ -238,7 +238,7 @@ def test_a_run_ends_when_a_worker_cannot_be_replaced(
 ) -> None:
     import ray
 
-    from verl_multiturn.verl_bridge.loops import manager as module
+    from verl_multiturn.verl_bridge.workers import manager as module
 
     manager, queue = started
     submit(manager, queue, "a", "b")
@@ -254,7 +254,7 @@ def test_a_run_ends_when_a_replacement_does_not_start(
 ) -> None:
     import ray
 
-    from verl_multiturn.verl_bridge.loops import manager as module
+    from verl_multiturn.verl_bridge.workers import manager as module
 
     manager, queue = started
     submit(manager, queue, "a", "b")
@@ -282,7 +282,7 @@ def test_a_worker_that_hangs_does_not_hold_up_a_cancellation(
 ) -> None:
     import ray
 
-    from verl_multiturn.verl_bridge.loops import manager as module
+    from verl_multiturn.verl_bridge.workers import manager as module
 
     manager, queue = started
     submit(manager, queue, "a", "b")

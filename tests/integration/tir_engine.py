@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import ROOT
-from verl_multiturn.rollout.engine import Ask
+from verl_multiturn.rollout.engines.protocol import Ask
 
 # Each text is one token. "\n" begins a message, "`\n" ends an output.
 CALL = ["```python\n", "print(6*7", ")\n```\n", "`", "``", "ou", "tp", "ut"]
@@ -92,7 +92,7 @@ def main(path: Path) -> None:
     import sglang
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
+    from verl_multiturn.verl_bridge.loops.output import to_outputs
     from verl_multiturn.verl_bridge.loops.runner import build_runner
     from verl_multiturn.verl_bridge.model.loading import LoadedModel
 

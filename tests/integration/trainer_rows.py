@@ -74,9 +74,9 @@ def put_in_place(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a store in the place of TransferQueue, for our code and for verl's trainers."""
     from verl.trainer.ppo.v1 import trainer_base
 
-    from verl_multiturn.verl_bridge.compat import stored_rows
+    from verl_multiturn.verl_bridge.compat import row_store
 
-    monkeypatch.setattr(stored_rows, "transfer_queue", store)
+    monkeypatch.setattr(row_store, "transfer_queue", store)
     monkeypatch.setattr(trainer_base, "tq", store)
 
 

@@ -65,7 +65,7 @@ async def roll(runner: Any, content: Any, answers: list[Any]) -> tuple[Any, Any,
     """Run the conversation of one row; return its outcome, the engine's receipts, and verl's form of the outcome."""
     from dataclasses import replace
 
-    from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
+    from verl_multiturn.verl_bridge.loops.output import to_outputs
 
     row = {"raw_prompt": [{"role": "system", "content": "Look."}, {"role": "user", "content": content}]}
     request = await runner.request({**row, "extra_info": {"index": 5}}, {}, "r")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from verl_multiturn.rollout.engine import Ask
+from verl_multiturn.rollout.engines.protocol import Ask
 
 
 class HalfReal:

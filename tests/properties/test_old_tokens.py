@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.samples import Sample
 from tests.unit.certificate.test_certificate import MASK, RESPONSE, literal
 from verl_multiturn.certificate.check import verify
-from verl_multiturn.rollout.staleness import Bound, too_old
+from verl_multiturn.rollout.groups.staleness import Bound, too_old
 
 # Versions of the literal row's 8 sampled tokens: three turns of 3, 2 and 3 tokens. An unknown version is -1.
 VERSIONS = st.lists(st.integers(-1, 6), min_size=8, max_size=8)

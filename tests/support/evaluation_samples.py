@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.sample_records import BEGAN, joined_row, sample_record, sample_run_file
-from verl_multiturn.records import joins
-from verl_multiturn.records.run_file import path_of
-from verl_multiturn.records.writer import RecordWriter
-from verl_multiturn.row_files import row_digest
+from verl_multiturn.records.read import joins
+from verl_multiturn.records.write.records import RecordWriter
+from verl_multiturn.records.write.run_file import path_of
+from verl_multiturn.rows.files import row_digest
 
 MODEL, OTHER = "1dd3c9151dcf78eb", "5c66446dffffffff"
 START, LATER = "20261126T101500_9f3c2a", "20261126T111500_aaaaaa"

@@ -18,7 +18,7 @@ from itertools import pairwise
 from urllib.parse import unquote
 
 from tests.support.telling_rules import RULES, Rule, items, known, numbers, text
-from verl_multiturn.workspaces.subject import Subject, flat
+from verl_multiturn.verdicts.subject import Subject, flat
 
 _KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm", "1234567890")
 _ROMAN = re.compile(r"M{0,3}(CM|CD|D?C{0,3})(XC|XL|L?X{0,3})(IX|IV|V?I{0,3})")

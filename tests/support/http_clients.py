@@ -12,10 +12,10 @@ from aiohttp import web
 from tests.servers.starting import HttpServer
 from tests.serving import conversation
 from tests.support.served import answering, served
-from verl_multiturn.chat_endpoint import ChatEndpoint
+from verl_multiturn.clients.chat_endpoint import ChatEndpoint
 from verl_multiturn.interactions.openenv_client import OpenEnvClient
-from verl_multiturn.rollout.engine import Ask
-from verl_multiturn.rollout.http_engine import GenerateEngine
+from verl_multiturn.rollout.engines.http_engine import GenerateEngine
+from verl_multiturn.rollout.engines.protocol import Ask
 from verl_multiturn.tools.mcp_tools import mcp_tools
 from verl_multiturn.tools.retrieval import RetrievalTool
 

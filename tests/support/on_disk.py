@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.records.encode import record_of
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.writer import RecordWriter
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.write.encode import record_of
+from verl_multiturn.records.write.records import RecordWriter
 from verl_multiturn.rollout.life import Life
 
 START = "20261126T101500-5f3a"

@@ -13,24 +13,24 @@ from tests.agent_sessions import call_text
 from tests.harness_requests import recorded
 from tests.support.on_disk import from_disk
 from tests.support.session_play import PlayedChat, _Agent, _Engine
-from verl_multiturn.calls.recorded import Difference, DivergedError
 from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.template import Template
 from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult
 from verl_multiturn.proxy.endpoint import session_end
 from verl_multiturn.proxy.protocols import PROTOCOLS
 from verl_multiturn.proxy.protocols.requests import ChatRequest
-from verl_multiturn.proxy.sessions.recorded import RecordedSession
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.session import AgentSession
-from verl_multiturn.proxy.sessions.shared import ProxyRun
-from verl_multiturn.records.comparison import differences
-from verl_multiturn.records.encode import record_of
-from verl_multiturn.records.reader import read_back
+from verl_multiturn.records.read.records import read_back
+from verl_multiturn.records.write.encode import record_of
+from verl_multiturn.replay.calls import Difference, DivergedError
+from verl_multiturn.replay.comparison import differences
+from verl_multiturn.replay.engine import Stage
+from verl_multiturn.replay.sessions import RecordedSession
+from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
+from verl_multiturn.rollout.engines.stop_texts import StopTexts
 from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.outcome import Outcome
-from verl_multiturn.rollout.recorded import Stage
-from verl_multiturn.rollout.scripted import ScriptedEngine
-from verl_multiturn.rollout.stop_texts import StopTexts
 
 Record = dict[str, Any]
 MakeRun = Callable[[Any], ProxyRun]

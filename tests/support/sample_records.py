@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from verl_multiturn.certificate.receipts import Receipt, prompt_hash
 from verl_multiturn.records import schema
 from verl_multiturn.records.rows import row_of
-from verl_multiturn.records.writer import RecordWriter
+from verl_multiturn.records.write.records import RecordWriter
 
 START = "20261126T101500-5f3a"
 BEGAN = 1_790_000_000.0

@@ -13,8 +13,8 @@ from verl_multiturn.certificate.check import Column, Row, Violation, verify
 from verl_multiturn.certificate.conversations import repeated, shared
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.records.rows import columns
-from verl_multiturn.records.verification import receipts_of
-from verl_multiturn.row_keys import RowKey
+from verl_multiturn.records.verify.record import receipts_of
+from verl_multiturn.rows.keys import RowKey
 
 
 @dataclass(frozen=True)

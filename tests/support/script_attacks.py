@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.workspaces.left import Left
-from verl_multiturn.workspaces.task import Task, UnguardedError, read_task
-from verl_multiturn.workspaces.task_check import check_task
-from verl_multiturn.workspaces.verdict import Judge
+from verl_multiturn.verdicts.changes import Left
+from verl_multiturn.verdicts.task import Task, UnguardedError, read_task
+from verl_multiturn.verdicts.task_check import check_task
+from verl_multiturn.verdicts.verdict import Judge
 
 _REWARD = "/logs/verifier/reward.txt"
 

@@ -27,15 +27,15 @@ from verl_multiturn.chat.template_form import TemplateForm
 from verl_multiturn.errors import ConfigError, EngineError
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, RefusedError
 from verl_multiturn.proxy.sessions.nodes import CompletionNode
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.session import AgentSession
-from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
-from verl_multiturn.rollout.engine import Ask, Generation
+from verl_multiturn.rollout.engines.protocol import Ask, Generation
+from verl_multiturn.rollout.engines.stop_texts import StopTexts
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
-from verl_multiturn.rollout.stop_texts import StopTexts
-from verl_multiturn.row_keys import RowKey
+from verl_multiturn.rows.keys import RowKey
 
 TOOL = "measure"
 STOP = "STOPq7"

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import pairwise
 
-from verl_multiturn.workspaces.common_words import COMMON_WORDS
-from verl_multiturn.workspaces.subject import TOKENS, Subject, as_text, flat
+from verl_multiturn.verdicts.common_words import COMMON_WORDS
+from verl_multiturn.verdicts.subject import TOKENS, Subject, as_text, flat
 
 Rule = Callable[[object, Subject], float]
 

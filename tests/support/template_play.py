@@ -17,9 +17,9 @@ from verl_multiturn.chat.rendering import UNEXPLAINED, Difference
 from verl_multiturn.chat.template import SCHEMA, TOOL, Template, turn_text
 from verl_multiturn.errors import EngineError
 from verl_multiturn.rollout.conversation import Conversation
+from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request
-from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.trajectory import NO_VERSION, Source
 
 STOPS = {

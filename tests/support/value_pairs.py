@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from verl_multiturn.workspaces.common_words import COMMON_WORDS
-from verl_multiturn.workspaces.decoys import EXACT, Decoys, Tolerance
-from verl_multiturn.workspaces.expected import decoys_of, expected_in
-from verl_multiturn.workspaces.subject import Subject
+from verl_multiturn.verdicts.common_words import COMMON_WORDS
+from verl_multiturn.verdicts.decoys import EXACT, Decoys, Tolerance
+from verl_multiturn.verdicts.expectations import decoys_of, expected_in
+from verl_multiturn.verdicts.subject import Subject
 
 Pair = tuple[object, object, Subject]
 KINDS = ("whole number", "float", "approx", "text", "bytes", "list", "dictionary", "truth")

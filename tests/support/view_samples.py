@@ -14,7 +14,7 @@ from tests.support.sample_records import BEGAN, joined_row, sample_record, sampl
 from verl_multiturn.records import schema
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.rows import row_of
-from verl_multiturn.records.writer import RecordWriter
+from verl_multiturn.records.write.records import RecordWriter
 
 START = "20261126T101500_5f3a2c"
 TOKENIZER = Path(__file__).parents[2] / "verl_multiturn" / "rollout" / "tiny_chat"

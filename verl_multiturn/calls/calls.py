@@ -18,9 +18,9 @@ from typing import Any
 
 from verl_multiturn.calls.invocation import Invocation, TimedOutError
 from verl_multiturn.calls.slots import Slot, Slots
+from verl_multiturn.calls.tasks import Alarms, finish, keep
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.describe import describe, place_of
-from verl_multiturn.tasks import Alarms, finish, keep
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from verl_multiturn.calls.invocation import Invocation, is_coroutine_method, task_name
+from verl_multiturn.calls.tasks import Alarms
 from verl_multiturn.describe import describe
-from verl_multiturn.tasks import Alarms
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from verl_multiturn.calls.tasks import Alarms, ended, wake
 from verl_multiturn.describe import show
-from verl_multiturn.tasks import Alarms, ended, wake
 
 
 def task_name(kind: str, name: str, method: str) -> str:

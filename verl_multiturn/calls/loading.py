@@ -17,7 +17,7 @@ from typing import Any
 from verl_multiturn.describe import describe, did_you_mean, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.paths import at_home
-from verl_multiturn.row_files import read_text
+from verl_multiturn.rows.files import read_text
 
 
 @dataclass(frozen=True)

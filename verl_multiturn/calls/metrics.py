@@ -11,7 +11,7 @@ from typing import Any
 
 from verl_multiturn.calls.json_values import json_value
 from verl_multiturn.describe import show
-from verl_multiturn.reward_numbers import plain_scalar
+from verl_multiturn.rows.reward_numbers import plain_scalar
 
 logger = logging.getLogger(__name__)
 

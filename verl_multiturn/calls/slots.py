@@ -21,8 +21,8 @@ from verl_multiturn.calls.outages.authorship import NOTHING, WrittenTexts
 from verl_multiturn.calls.outages.guarded_call import GuardedCall
 from verl_multiturn.calls.outages.process import Outages, Watch
 from verl_multiturn.calls.owner import Owner
+from verl_multiturn.calls.tasks import Alarms, done_within, keep
 from verl_multiturn.calls.timeline import during
-from verl_multiturn.tasks import Alarms, done_within, keep
 
 
 class SharedSlots(Protocol):

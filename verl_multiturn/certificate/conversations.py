@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from verl_multiturn.certificate.check import Violation
 from verl_multiturn.certificate.receipts import CAUSES, Place, Receipts
-from verl_multiturn.row_keys import RowKey
+from verl_multiturn.rows.keys import RowKey
 
 OUTAGE, REWARD_OUTAGE = "outage", "reward_outage"
 """Causes for which a trainer leaves out a conversation that had ended well: a call of it met an outage, or its reward

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import EngineError
-from verl_multiturn.rollout.engine import Ask, Engine, Generation
+from verl_multiturn.rollout.engines.protocol import Ask, Engine, Generation
 
 _HEADER_BYTES = 4
 _TOO_MANY = 1 << 31

@@ -18,8 +18,8 @@ from verl_multiturn.chat.control_tokens import Firewall, map_texts, text_parts
 from verl_multiturn.chat.first_prompts import Check, FirstPrompts, Write
 from verl_multiturn.chat.images import Vision, images_of, stand_in, with_images
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall
-from verl_multiturn.chat.shown_schemas import announcement, sealed, texts
 from verl_multiturn.chat.template_form import TemplateForm
+from verl_multiturn.chat.tool_schemas import announcement, sealed, texts
 from verl_multiturn.errors import ConfigError
 
 Message = dict[str, Any]

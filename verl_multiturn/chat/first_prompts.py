@@ -15,8 +15,8 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import Any
 
+from verl_multiturn.chat.content_check import check_messages_shown, check_tools_shown
 from verl_multiturn.chat.images import Message
-from verl_multiturn.chat.shown_messages import check_messages_shown, check_tools_shown
 from verl_multiturn.chat.template_form import MessageError
 
 Write = Callable[[Sequence[Message], Sequence[dict[str, Any]]], str]

@@ -12,10 +12,10 @@ from typing import Any
 
 from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message
 from verl_multiturn.chat.images import stand_in
+from verl_multiturn.chat.message_forms import said_is_shown
 from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
 from verl_multiturn.chat.parsing.turns import CallParser
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
-from verl_multiturn.chat.said_forms import said_is_shown
 from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, Verdict
 from verl_multiturn.errors import ConfigError
 

@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from verl_multiturn.checking.advice import CLASS
+from verl_multiturn.checking.data_rows import SUFFIXES
+from verl_multiturn.checking.examination import CheckResult, Grade, examine
+from verl_multiturn.checking.interaction_checks import ADVICE
+from verl_multiturn.checking.interaction_contract import check_interaction, interactions_to_check, read_actions
+from verl_multiturn.checking.tool_contract import check_tool, tools_to_check
+from verl_multiturn.checking.tool_world import load_world
 from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.errors import ConfigError, MultiTurnError
-from verl_multiturn.interactions.check.checks import ADVICE
-from verl_multiturn.interactions.check.contract import check_interaction, interactions_to_check, read_actions
-from verl_multiturn.interactions.check.tool_world import load_world
-from verl_multiturn.row_files import read_rows
-from verl_multiturn.tools.check.advice import CLASS
-from verl_multiturn.tools.check.contract import check_tool, tools_to_check
-from verl_multiturn.tools.check.data_rows import SUFFIXES
-from verl_multiturn.tools.check.examination import CheckResult, Grade, examine
+from verl_multiturn.rows.files import read_rows
 
 console = Console()
 _DAY_S = 86_400.0

@@ -13,9 +13,9 @@ from rich.table import Table
 from verl_multiturn.chat.template_rules import refusals
 from verl_multiturn.cli.ends import NAME_A_MODEL, NO_STACK, fail, refuse
 from verl_multiturn.errors import MultiTurnError
-from verl_multiturn.observe.doctor import Finding
-from verl_multiturn.observe.doctor import examine as examine_environment
-from verl_multiturn.observe.first_run import run_whole_path
+from verl_multiturn.runs.doctor import Finding
+from verl_multiturn.runs.doctor import examine as examine_environment
+from verl_multiturn.runs.first_run import run_whole_path
 from verl_multiturn.trust.files import require_plain_folder
 
 console = Console()

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from verl_multiturn.describe import printable
 from verl_multiturn.errors import ConfigError, MultiTurnError
-from verl_multiturn.observe.start_up import end_of_log
+from verl_multiturn.runs.start_up import end_of_log
 
 if TYPE_CHECKING:
-    from verl_multiturn.records.reader import Records
+    from verl_multiturn.records.read.records import Records
 
 NO_STACK = "--model needs verl and transformers ({error}); run it in the environment that trains"
 NAME_A_MODEL = "name a folder with both, or a model in Hugging Face's cache"
@@ -34,7 +34,7 @@ def open_records(folder: Path) -> Records:
     Raises:
         ConfigError: There are none. If the folder is that of a run, the error has the run's progress.
     """
-    from verl_multiturn.records.reader import Records  # with pyarrow, which most commands do without
+    from verl_multiturn.records.read.records import Records  # with pyarrow, which most commands do without
 
     try:
         return Records(folder).require()

@@ -12,16 +12,14 @@ from typing import Annotated, NamedTuple
 import typer
 from rich.console import Console
 
-from verl_multiturn.chat_endpoint import check_address
 from verl_multiturn.cli.ends import fail, refuse, wide_console
+from verl_multiturn.clients.chat_endpoint import check_address
 from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
 from verl_multiturn.evaluation.chat_address import chat_address
 from verl_multiturn.evaluation.figures import Price
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.evaluation.tables import summary_of, table_of
-from verl_multiturn.launch.compose import compose_run, resolved
-from verl_multiturn.launch.environment import environment_of
-from verl_multiturn.launch.evaluated import (
+from verl_multiturn.models.evaluation_model import (
     EvaluatedModel,
     evaluated,
     names_of,
@@ -29,14 +27,16 @@ from verl_multiturn.launch.evaluated import (
     rows_of_run,
     runs_model_code,
 )
-from verl_multiturn.launch.export import ExportError
-from verl_multiturn.launch.models import Model, find_model
-from verl_multiturn.launch.plan import RunPlan, plan_run
-from verl_multiturn.launch.processes import interruptible
-from verl_multiturn.launch.run import run_recipe
-from verl_multiturn.launch.run_folder import RunFolder, require_folder
-from verl_multiturn.observe.progress import say
-from verl_multiturn.row_files import READERS, read_rows
+from verl_multiturn.models.export import ExportError
+from verl_multiturn.models.location import Model, find_model
+from verl_multiturn.rows.files import READERS, read_rows
+from verl_multiturn.runs.compose import compose_run, resolved
+from verl_multiturn.runs.environment import environment_of
+from verl_multiturn.runs.plan import RunPlan, plan_run
+from verl_multiturn.runs.processes import interruptible
+from verl_multiturn.runs.progress import say
+from verl_multiturn.runs.run import run_recipe
+from verl_multiturn.runs.run_folder import RunFolder, require_folder
 from verl_multiturn.trust.rule import MODEL_CODE_HELP, TRUST_HELP, import_from_here
 
 
@@ -182,8 +182,8 @@ def evaluate_model(
         sys.path.insert(1, str(plan.root))
     with RunFolder(plan.out).held(), Console(stderr=True).status("verl is imported") as status:
         try:
-            from verl_multiturn.verl_bridge.evaluate.command import evaluate
-            from verl_multiturn.verl_bridge.evaluate.settings import Job
+            from verl_multiturn.verl_bridge.offline.evaluate.command import evaluate
+            from verl_multiturn.verl_bridge.offline.evaluate.settings import Job
         except ImportError as error:
             fail(f"an evaluation needs verl and SGLang ({error}); run it in the environment that trains", 2)
         job = Job(

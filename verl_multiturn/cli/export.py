@@ -16,10 +16,10 @@ from rich.table import Table
 
 from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.errors import ConfigError, MultiTurnError
-from verl_multiturn.launch.export import DTYPES, ExportError
-from verl_multiturn.launch.export import export as write_export
-from verl_multiturn.launch.exported import Exported
-from verl_multiturn.launch.models import Model, find_model
+from verl_multiturn.models.export import DTYPES, ExportError
+from verl_multiturn.models.export import export as write_export
+from verl_multiturn.models.export_result import Exported
+from verl_multiturn.models.location import Model, find_model
 from verl_multiturn.observe.show.terminal import clean
 from verl_multiturn.trust.rule import MODEL_CODE_HELP, TOOLS_HELP, Given
 

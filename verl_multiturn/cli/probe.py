@@ -15,15 +15,21 @@ from verl_multiturn.evaluation.chat_address import chat_address
 from verl_multiturn.evaluation.probe import Verdict, probe_summary, probe_table
 from verl_multiturn.evaluation.probe import probe as probe_results
 from verl_multiturn.evaluation.results import read_results
-from verl_multiturn.launch.compose import compose_run, resolved
-from verl_multiturn.launch.evaluated import evaluated, names_of, require_trusted, rows_of_run, runs_model_code
-from verl_multiturn.launch.export import ExportError
-from verl_multiturn.launch.models import Model, find_model
-from verl_multiturn.launch.plan import RunPlan, plan_run
-from verl_multiturn.launch.processes import interruptible
-from verl_multiturn.launch.run import run_recipe
-from verl_multiturn.launch.run_folder import require_folder
-from verl_multiturn.observe.progress import say
+from verl_multiturn.models.evaluation_model import (
+    evaluated,
+    names_of,
+    require_trusted,
+    rows_of_run,
+    runs_model_code,
+)
+from verl_multiturn.models.export import ExportError
+from verl_multiturn.models.location import Model, find_model
+from verl_multiturn.runs.compose import compose_run, resolved
+from verl_multiturn.runs.plan import RunPlan, plan_run
+from verl_multiturn.runs.processes import interruptible
+from verl_multiturn.runs.progress import say
+from verl_multiturn.runs.run import run_recipe
+from verl_multiturn.runs.run_folder import require_folder
 from verl_multiturn.trust.rule import MODEL_CODE_HELP, TRUST_HELP, import_from_here
 
 _ROWS = "data.train_files"

@@ -14,7 +14,7 @@ from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.observe.show.terminal import clean
-from verl_multiturn.records.reader import Records
+from verl_multiturn.records.read.records import Records
 from verl_multiturn.trust.rule import TRUST_HELP, import_from_here, require_trust
 
 _MODEL = "actor_rollout_ref.model"
@@ -60,7 +60,7 @@ def replay(
         require_trust(folder, "replay", list(dict.fromkeys(_uses(Records(folder).require().runs))), trust)
         try:
             import_from_here(folder, is_trusted=trust)
-            from verl_multiturn.verl_bridge.replay.command import replay_folder
+            from verl_multiturn.verl_bridge.offline.replay.command import replay_folder
         except ImportError as error:
             fail(f"a replay needs verl and transformers ({error}); run it in the environment that trains", status=2)
         replaying = replay_folder(

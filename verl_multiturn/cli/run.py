@@ -14,12 +14,12 @@ from rich.table import Table
 from verl_multiturn.cli.ends import refuse, wide_console
 from verl_multiturn.cli.recipe import recipe_names
 from verl_multiturn.errors import ConfigError, MultiTurnError
-from verl_multiturn.launch.compose import resolved
-from verl_multiturn.launch.environment import environment_of
-from verl_multiturn.launch.plan import RunPlan, plan_run, run_name
-from verl_multiturn.launch.run import dry_start, run_recipe, shown_command
-from verl_multiturn.launch.run_folder import OwnFiles
-from verl_multiturn.observe.progress import say
+from verl_multiturn.runs.compose import resolved
+from verl_multiturn.runs.environment import environment_of
+from verl_multiturn.runs.plan import RunPlan, plan_run, run_name
+from verl_multiturn.runs.progress import say
+from verl_multiturn.runs.run import dry_start, run_recipe, shown_command
+from verl_multiturn.runs.run_folder import OwnFiles
 
 
 def run(

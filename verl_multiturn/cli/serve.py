@@ -31,25 +31,25 @@ from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.cli.ends import fail
 from verl_multiturn.config import PATH, ProxySettings, read_model
 from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.harnesses.runners import build_runner, check_agent
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.end import AgentEnd
 from verl_multiturn.proxy.agents.runner import AgentRunner
-from verl_multiturn.proxy.agents.runners import build_runner, check_agent
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.rows import Select, load_select
-from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
-from verl_multiturn.records.encode import record_of
-from verl_multiturn.records.verification import verify_record
+from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.records.write.encode import record_of
+from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
+from verl_multiturn.rollout.engines.stop_texts import StopTexts
 from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
-from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import tiny_codec, tiny_tokenizer
-from verl_multiturn.rollout.stop_texts import StopTexts
-from verl_multiturn.row_files import read_text
+from verl_multiturn.rows.files import read_text
 
 OVER = "The script has no more turns."
 """Text of the model when all turns were said. Most agents end at such a text."""

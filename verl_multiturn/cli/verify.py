@@ -12,7 +12,7 @@ from rich.console import Console
 from verl_multiturn.cli.ends import refuse
 from verl_multiturn.describe import one_line
 from verl_multiturn.errors import MultiTurnError
-from verl_multiturn.records.verified_files import verify_files
+from verl_multiturn.records.verify.folder import verify_files
 
 console = Console()
 

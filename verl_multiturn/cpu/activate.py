@@ -71,9 +71,9 @@ def activate() -> None:
         load_value_model,
     )
     from verl_multiturn.cpu.defaults import fill_in
-    from verl_multiturn.cpu.spawned import fork_engines
+    from verl_multiturn.cpu.engine_processes import fork_engines
     from verl_multiturn.cpu.tensors import compute_at_once
-    from verl_multiturn.verl_bridge.servers import registered
+    from verl_multiturn.verl_bridge.servers import registrations
     from verl_multiturn.verl_bridge.startup import configuration
 
     PlatformRegistry.register(platform="cpu")(CpuPlatform)
@@ -91,7 +91,7 @@ def activate() -> None:
     fork_engines()
     wrapt.register_post_import_hook(_register_attention, "sglang.srt.layers.attention.attention_registry")
     rollout = "verl_multiturn.cpu.rollout.CpuAsyncSGLangRollout"
-    registered.set_rollout_class(rollout, rollout)
+    registrations.set_rollout_class(rollout, rollout)
 
 
 def _register_attention(registry: ModuleType) -> None:

@@ -12,9 +12,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_multiturn.cpu.ray_start import shorten_start
 from verl_multiturn.cpu_processes.environment import DETECTED, SPEED
 from verl_multiturn.cpu_processes.handle import ray_executable
-from verl_multiturn.driver import is_trainer
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.launch.threads import CHOSEN
+from verl_multiturn.processes.driver import is_trainer
+from verl_multiturn.runs.threads import CHOSEN
 from verl_multiturn.verl_bridge.settings import adapter_rank, cluster_address
 
 # Settings that SGLang 0.5.12 needs to run without an accelerator. Each can be overridden under

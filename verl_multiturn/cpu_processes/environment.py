@@ -28,7 +28,7 @@ SILENT = (
 # Variables for processes that are started from here on. Values that the user has set win.
 SPEED = {
     # Without this Ray gives each worker one thread. `verl-multiturn run` sets fewer where more do not pay
-    # (`launch/threads.py`).
+    # (`runs/threads.py`).
     "OMP_NUM_THREADS": str(os.cpu_count() or 1),
     # A thread that waits for the others sleeps. GNU's OpenMP spins otherwise, and takes the core that another process
     # needs: the worker's loop, the server and TransferQueue share the cores with the engine.

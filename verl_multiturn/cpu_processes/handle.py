@@ -25,8 +25,8 @@ DRIVERS_MODULES = (
     "hydra",
     "verl_multiturn.interactions.running.registry",
     "verl_multiturn.proxy.endpoint",
-    "verl_multiturn.records.step_writer",
-    "verl_multiturn.rollout.recorded",
+    "verl_multiturn.records.write.step_writer",
+    "verl_multiturn.replay.engine",
 )
 # SGLang imports the modules of all its models before it runs one.
 WORKERS_MODULES = ("peft", "sglang.srt.entrypoints.http_server", f"sglang.srt.models{EVERY}")
@@ -34,7 +34,7 @@ _MODULES_WITH_RAY = (
     "ray",
     "verl.trainer.ppo.v1",
     "verl.workers.engine_workers",
-    "verl_multiturn.verl_bridge.loops.manager",
+    "verl_multiturn.verl_bridge.workers.manager",
     "verl_multiturn.verl_bridge.servers.server",
 )
 RUNS_MODULES = (*DRIVERS_MODULES, EARLY, *WORKERS_MODULES, OF_WORKERS, *_MODULES_WITH_RAY)

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from verl_multiturn.evaluation.student import t_quantile, two_sided_p
-from verl_multiturn.reward_numbers import are_equal
+from verl_multiturn.rows.reward_numbers import are_equal
 
 CONFIDENCE = 0.95
 FEWEST_VARIED = 8

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from verl_multiturn.tools.calls.results import CallStatus
+from verl_multiturn.tools.running.results import CallStatus
 
 NO_TOOL, MALFORMED = "no tool", "malformed"
 _UNREADABLE = frozenset({CallStatus.MALFORMED, CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS})

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from verl_multiturn.describe import printable, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.paths import read_regular
-from verl_multiturn.records.run_file import write_whole
+from verl_multiturn.records.write.run_file import write_whole
 
 MANIFEST = "evaluation.json"
 """Name of the file that says what a folder's evaluation is."""

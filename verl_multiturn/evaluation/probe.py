@@ -41,8 +41,8 @@ from verl_multiturn.evaluation.estimates import Estimate, estimate
 from verl_multiturn.evaluation.paths import MALFORMED, NO_TOOL
 from verl_multiturn.evaluation.results import EvaluatedRow, Results, Sample
 from verl_multiturn.evaluation.tables import interval_json, interval_text, progress_line
-from verl_multiturn.reward_numbers import are_equal
 from verl_multiturn.rollout.limits import StopReason
+from verl_multiturn.rows.reward_numbers import are_equal
 
 MIN_GROUPS = 0.2
 """Share of the groups below which a signal, or the call of a tool, is too rare to learn from."""

@@ -2,7 +2,7 @@
 
     evaluation.json        Evaluation   what was asked
     records/               Sample       a conversation for each row and sample: the one that counts
-    records/join/          its reward   `records.scores` says what it is, and who is right
+    records/join/          its reward   `records.read.scores` says what it is, and who is right
 
 Invariants:
 - a figure is made of whole rows: those of which each sample ended, is valid and has a reward;
@@ -26,11 +26,11 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.paths import Paths, paths_of
 from verl_multiturn.evaluation.plan import MANIFEST
 from verl_multiturn.paths import read_regular
-from verl_multiturn.records.fates import start_of
-from verl_multiturn.records.lines import flaw_of
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.scores import Reward, joined_rewards
-from verl_multiturn.reward_numbers import ScoreRange
+from verl_multiturn.records.read.fates import start_of
+from verl_multiturn.records.read.lines import flaw_of
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.read.scores import Reward, joined_rewards
+from verl_multiturn.rows.reward_numbers import ScoreRange
 
 
 class Weights(BaseModel):

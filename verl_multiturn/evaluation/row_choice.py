@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.results import EvaluatedRow, Results
 from verl_multiturn.paths import whole_file
-from verl_multiturn.row_files import read_rows, row_digest
+from verl_multiturn.rows.files import read_rows, row_digest
 from verl_multiturn.syntax import parse_expression
 
 SUFFIXES = (".parquet", ".jsonl")

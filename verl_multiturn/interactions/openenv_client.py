@@ -34,15 +34,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from verl_multiturn.calls.loading import resolve
 from verl_multiturn.calls.outages.causes import next_try_s
 from verl_multiturn.chat.model_text import last_tag, spoken
-from verl_multiturn.chat_endpoint import check_address
+from verl_multiturn.clients.chat_endpoint import check_address
+from verl_multiturn.clients.http_connections import Route, open_session, remedy, route_to
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ConfigError, InteractionContractError
-from verl_multiturn.http_connections import Route, open_session, remedy, route_to
 from verl_multiturn.interactions.actions import asking, plain
 from verl_multiturn.interactions.base import Interaction, Reply
-from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentLateError, EnvironmentOutageError
-from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
+from verl_multiturn.interactions.errors import (
+    EnvironmentFailedError,
+    EnvironmentLateError,
+    EnvironmentOutageError,
+)
+from verl_multiturn.rows.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
 
 _MOST_BYTES = 2**24
 _CLOSE_S = 2.0

@@ -11,7 +11,7 @@ from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.chat.model_text import spoken
 from verl_multiturn.config import read_model
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.interactions.failed import EnvironmentFailedError
+from verl_multiturn.interactions.errors import EnvironmentFailedError
 from verl_multiturn.interactions.simulated_user import SimulatedUser, UserSettings
 
 

@@ -29,7 +29,7 @@ from verl_multiturn.interactions.actions import asking, plain
 from verl_multiturn.interactions.base import Interaction, Reply
 from verl_multiturn.interactions.environments.episode import is_gymnasium_id
 from verl_multiturn.interactions.environments.process import EnvProcess, EnvProcesses
-from verl_multiturn.reward_numbers import USABLE, as_reward
+from verl_multiturn.rows.reward_numbers import USABLE, as_reward
 
 _INSTALLS = {"gymnasium": "'verl-multiturn[gymnasium]'", "gem": "gem-llm"}
 """Names on the package index of packages that are called otherwise there."""

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verl_multiturn.certificate.receipts import CAUSES
-from verl_multiturn.reward_numbers import are_equal
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, SessionReport
-from verl_multiturn.row_keys import RowKey
-from verl_multiturn.tools.calls.results import EXECUTED, CallStatus
+from verl_multiturn.rows.keys import RowKey
+from verl_multiturn.rows.reward_numbers import are_equal
+from verl_multiturn.tools.running.results import EXECUTED, CallStatus
 
 Stats = dict[str, Any]
 """Values of one conversation, as `stats_of` returns them."""

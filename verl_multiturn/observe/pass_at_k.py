@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from verl_multiturn.evaluation.estimates import pass_at_k
 from verl_multiturn.observe.metrics import Stats, earned
-from verl_multiturn.reward_numbers import ScoreRange
+from verl_multiturn.rows.reward_numbers import ScoreRange
 
 MOST_PROMPTS = 0.95
 """Share of the prompts that must have k valid conversations, so that pass@k is a figure of all of them."""

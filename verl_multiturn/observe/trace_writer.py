@@ -1,4 +1,4 @@
-"""`TraceWriter`: writes traces in a thread (`records.background`), so that no conversation waits for a backend.
+"""`TraceWriter`: writes traces in a thread (`records.write.background`), so that no conversation waits for a backend.
 
 Invariants:
 - where the backend is slower than the conversations, traces are lost;
@@ -15,7 +15,7 @@ from verl_multiturn.calls.closing import CLOSE_S
 from verl_multiturn.describe import describe
 from verl_multiturn.observe.spans import TraceSpan
 from verl_multiturn.observe.traces import Decode, trace_of
-from verl_multiturn.records.background import BackgroundWriter, Losses
+from verl_multiturn.records.write.background import BackgroundWriter, Losses
 from verl_multiturn.rollout.life import Life
 
 _MOST = 256

@@ -1,7 +1,7 @@
 """`trace_of`: the trace of a conversation that is over, for the backends of `rollout.trace`.
 
 It is the tree of spans of the conversation's record (`spans.tree_of`), with inputs, outputs and attributes in plain
-types. The record is made for it (`records.encode`), whether or not the run keeps records, and nothing in it is hidden.
+types. The record is made for it (`records.write.encode`), whether or not the run keeps records, and nothing in it is hidden.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import orjson
 
 from verl_multiturn.observe.spans import TraceSpan, tree_of
 from verl_multiturn.records import json_text
-from verl_multiturn.records.encode import conversation_of
 from verl_multiturn.records.json_text import dumps
+from verl_multiturn.records.write.encode import conversation_of
 from verl_multiturn.rollout.life import Life
 
 Decode = Callable[[Sequence[int]], str]

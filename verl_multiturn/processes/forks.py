@@ -28,11 +28,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.calls.tasks import keep, wake
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.processes.interpreters import interpreter_environment
-from verl_multiturn.processes.kept_running import kept_running
 from verl_multiturn.processes.lines import read_line
-from verl_multiturn.tasks import keep, wake
+from verl_multiturn.processes.resumption import kept_running
 
 _BOOTSTRAP = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2])['path']; "

@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.processes.kept_running import kept_running
+from verl_multiturn.calls.tasks import Alarms, done_within, ended, finish
 from verl_multiturn.processes.lines import read_line
-from verl_multiturn.tasks import Alarms, done_within, ended, finish
+from verl_multiturn.processes.resumption import kept_running
 
 # The most bytes of one answer.
 _ANSWER_BYTES = 2**24

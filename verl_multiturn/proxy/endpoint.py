@@ -24,6 +24,7 @@ from typing import Any
 
 from verl_multiturn.calls.outages.guarded_call import GuardedCall
 from verl_multiturn.calls.outages.process import OutageEndError, Watch
+from verl_multiturn.calls.tasks import finish
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import AgentContractError, ConfigError, OutageError
@@ -31,12 +32,11 @@ from verl_multiturn.proxy.agents.agent import SessionAddress, agent_row
 from verl_multiturn.proxy.agents.end import AgentEnd, session_reward
 from verl_multiturn.proxy.agents.runner import AgentRunner
 from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.session import AgentSession
-from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.rollout.life import current, note, running
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, SessionReport
-from verl_multiturn.tasks import finish
 
 logger = logging.getLogger(__name__)
 

@@ -158,7 +158,7 @@ class Call(_Entry):
     arguments: Any = None
     """Arguments that the model wrote; of a call that could not be read, its text."""
     status: str
-    """How it ended (`tools.calls.results.CallStatus`)."""
+    """How it ended (`tools.running.results.CallStatus`)."""
     text: str
     """The whole answer, before it was shortened for the model; of a long one the first 1,000,000 characters."""
     images: list[Image] = []

@@ -19,7 +19,7 @@ from typing import Any
 
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ConfigError, RewardContractError
-from verl_multiturn.reward_numbers import NoNumberError, UnusableNumberError, score_of
+from verl_multiturn.rows.reward_numbers import NoNumberError, UnusableNumberError, score_of
 
 _LONGEST = 200
 """Characters of a ground truth that a message shows."""

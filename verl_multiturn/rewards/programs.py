@@ -5,7 +5,7 @@ The program is the last ```python block. Tests are pairs of standard input and o
 The program cannot forge a result:
 - an expected output never enters a sandbox. The program's output is compared outside;
 - a test with assertions runs in another sandbox than the program, and gets the values of its calls from outside
-  (`workspaces/calls.py`).
+  (`verdicts/calls.py`).
 
 So tests reach a program only by calling its functions. They do not see its classes, its variables, or changes that it
 makes to its arguments.
@@ -35,7 +35,7 @@ from verl_multiturn.sandbox.launch import check
 from verl_multiturn.sandbox.sandbox import Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
 from verl_multiturn.syntax import parse_module
-from verl_multiturn.workspaces.calls import CallJudge, Tally, expect_done, is_late
+from verl_multiturn.verdicts.calls import CallJudge, Tally, expect_done, is_late
 
 _MOST_CHARACTERS = 50_000
 """Most characters of a program."""

@@ -20,7 +20,6 @@ from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ConfigError, UnjudgedError
-from verl_multiturn.reward_numbers import NoNumberError, as_reward
 from verl_multiturn.rewards import gsm8k, gym, judge, mathematics, qa, sql, tool_n1
 from verl_multiturn.rewards import programs as code
 from verl_multiturn.rewards.gsm8k import Gsm8kOptions
@@ -32,6 +31,7 @@ from verl_multiturn.rewards.qa import QaOptions
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose, plain
 from verl_multiturn.rewards.sql import SqlOptions
 from verl_multiturn.rewards.tool_n1 import ToolN1Options
+from verl_multiturn.rows.reward_numbers import NoNumberError, as_reward
 
 logger = logging.getLogger(__name__)
 

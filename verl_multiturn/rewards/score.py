@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from verl_multiturn.errors import UnjudgedError
-from verl_multiturn.reward_numbers import LARGEST_REWARD
-from verl_multiturn.tools.calls.results import CallStatus
+from verl_multiturn.rows.reward_numbers import LARGEST_REWARD
+from verl_multiturn.tools.running.results import CallStatus
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Solution:
             the decoded response with all tool output.
         calls: For each turn its calls, as pairs of name and arguments (JSON text). The name is empty when a call could
             not be read. Empty for a row of another agent loop.
-        statuses: For each call its `CallStatus`, as in `tools/calls/results.py`.
+        statuses: For each call its `CallStatus`, as in `tools/running/results.py`.
         extra_info: The row's `extra_info`, with the entries that the agent loop added.
         response: The whole decoded response, with the calls as the model wrote them and the tools' output.
     """

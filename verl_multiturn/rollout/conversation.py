@@ -31,16 +31,16 @@ from verl_multiturn.errors import EngineError, InteractionContractError
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
 from verl_multiturn.rollout.context import Context, ContextWriter
-from verl_multiturn.rollout.engine import Ask, Engine, Generation, common_length
+from verl_multiturn.rollout.engines.protocol import Ask, Engine, Generation, common_length
+from verl_multiturn.rollout.engines.sample import sample
 from verl_multiturn.rollout.life import running, stood_still_s, stopped
 from verl_multiturn.rollout.limits import INVALID, Limits, Progress, StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request
-from verl_multiturn.rollout.sample import sample
 from verl_multiturn.rollout.trajectory import Source
 from verl_multiturn.rollout.turn import Turn
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.results import EXECUTED, CallResult
-from verl_multiturn.tools.calls.session import ToolSession
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.results import EXECUTED, CallResult
+from verl_multiturn.tools.running.session import ToolSession
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.chat.rendering import Difference
 from verl_multiturn.interactions.running.replies import CheckedReply
-from verl_multiturn.rollout.engine import CacheUse
+from verl_multiturn.rollout.engines.protocol import CacheUse
 from verl_multiturn.rollout.limits import INVALID, StopReason
 from verl_multiturn.rollout.trajectory import Trajectory
 from verl_multiturn.rollout.turn import Turn
-from verl_multiturn.tools.calls.results import CallResult
+from verl_multiturn.tools.running.results import CallResult
 
 Doing = Literal["generate", "tools", "interaction", "score"]
 """The work that a conversation waits for: the engine, its tools, its interaction, or the rewards for the whole."""

@@ -32,13 +32,13 @@ from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import check_kwargs, check_methods, default_name
 from verl_multiturn.interactions.running.session import InteractionGate
 from verl_multiturn.rollout.conversation import Conversation
+from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request
-from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.trajectory import Source
-from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.loading.kwargs import check_shown, tools_of_row
 from verl_multiturn.tools.loading.registry import listed_tool
+from verl_multiturn.tools.running.gate import Gate
 
 if TYPE_CHECKING:
     import jinja2
@@ -68,7 +68,7 @@ async def scripted_rollout(
 
     Args:
         tools: A mapping as `load_tools` returns it, or a list of tools and typed functions.
-        turns: What the model writes, turn by turn. `verl_multiturn.data.tool_call` writes a call.
+        turns: What the model writes, turn by turn. `verl_multiturn.runs.data.tool_call` writes a call.
         prompt: The user's message, or all messages.
         tools_kwargs: Arguments for the tools' methods, as in a data row: by tool, then `create_kwargs`,
             `execute_kwargs` …, or `shown`

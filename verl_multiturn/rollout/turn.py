@@ -14,7 +14,7 @@ from typing import Any
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.parsing.turns import AssistantTurn
 from verl_multiturn.interactions.running.replies import CheckedReply
-from verl_multiturn.tools.calls.results import CallResult
+from verl_multiturn.tools.running.results import CallResult
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Turn:
     seconds: float = 0.0
     """Seconds for which the engine was waited for."""
     finish: str = ""
-    """Why the generation ended, in the engine's word (`rollout.engine.Finish`); for records alone."""
+    """Why the generation ended, in the engine's word (`rollout.engines.protocol.Finish`); for records alone."""
     cached: int | None = None
     """Tokens of the prompt that the engine had in its prefix cache; None where it does not say. For records alone."""
 

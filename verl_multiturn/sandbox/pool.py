@@ -41,7 +41,7 @@ from contextlib import nullcontext, suppress
 from types import TracebackType
 
 from verl_multiturn.calls.per_loop import PerLoop
-from verl_multiturn.processes.kept_running import kept_running
+from verl_multiturn.processes.resumption import kept_running
 from verl_multiturn.sandbox.control_groups import make_group
 from verl_multiturn.sandbox.launch import Launch, SandboxError
 from verl_multiturn.sandbox.sandbox import Sandbox

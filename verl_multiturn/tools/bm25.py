@@ -39,7 +39,7 @@ from typing import Any, BinaryIO
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.paths import cache_folder, open_regular
-from verl_multiturn.row_files import refuse_pointer
+from verl_multiturn.rows.files import refuse_pointer
 
 logger = logging.getLogger(__name__)
 

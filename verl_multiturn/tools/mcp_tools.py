@@ -30,7 +30,7 @@ from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.json_schema.compiled import without_draft
+from verl_multiturn.json_schema.validators import without_draft
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.services.mcp_connection import McpSettings, Server, check_settings, list_tools

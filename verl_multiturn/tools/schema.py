@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.json_schema.compiled import SchemaError, Validator, compile_schema, subschemas
+from verl_multiturn.json_schema.validators import SchemaError, Validator, compile_schema, subschemas
 
 
 class FunctionSchema(BaseModel):
@@ -44,7 +44,7 @@ class ToolSchema(BaseModel):
 
         Raises:
             ConfigError: The mapping is not a function schema, it holds a value that is not JSON, or its parameters are
-                not a JSON Schema of type `object` that can be compiled (`json_schema/compiled.py`).
+                not a JSON Schema of type `object` that can be compiled (`json_schema/validators.py`).
         """
         try:
             schema = cls.model_validate(raw)

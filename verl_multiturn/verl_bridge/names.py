@@ -25,7 +25,7 @@ ROLLOUT = "sglang_async"
 SGLANG = "sglang"
 """verl's `rollout.name` of SGLang, which verl compares with in many places."""
 
-MANAGER = "verl_multiturn.verl_bridge.loops.manager.MultiTurnManager"
+MANAGER = "verl_multiturn.verl_bridge.workers.manager.MultiTurnManager"
 """Our `rollout.agent.agent_loop_manager_class`."""
 
 EVALUATE_CHECKPOINTS = "verl_multiturn.verl_bridge.trainer.checkpoint_evaluations.EvaluateCheckpoints"
@@ -59,7 +59,7 @@ VENDOR_VARIABLE = "VERL_ENGINE_VENDOR"
 ENGINE_CHOICE = f"ray_kwargs.ray_init.runtime_env.env_vars.{VENDOR_VARIABLE}"
 """Where the start-up check chooses the training engine."""
 
-NUMBERED_ROWS = ("pkg://verl_multiturn.verl_bridge.trainer.numbered_rows", "NumberedRows")
+NUMBERED_ROWS = ("pkg://verl_multiturn.verl_bridge.trainer.data_set", "NumberedRows")
 """Our `data.custom_cls`, as path and name: verl's data set, whose rows know their positions."""
 
 MEASURED_ROWS = (NUMBERED_ROWS[0], "MeasuredRows")

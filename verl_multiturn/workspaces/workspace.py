@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from verl_multiturn.calls.tasks import keep
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.sandbox.launch import SandboxError
@@ -35,7 +36,6 @@ from verl_multiturn.sandbox.launch import check as check_sandbox
 from verl_multiturn.sandbox.output import Output
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.sandbox import MAX_CODE_BYTES, Sandbox
-from verl_multiturn.tasks import keep
 from verl_multiturn.workspaces.driver import FLOOD_BYTES, PIECE_BYTES
 from verl_multiturn.workspaces.settings import ANSWER_GRACE_S, WorkspaceSettings
 

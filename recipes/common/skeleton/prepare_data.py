@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from verl_multiturn.data import Row, arguments, make_row, prepare, write_rows
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, write_rows
 
 SYSTEM = "Look up what you do not know. End with: Answer: <number>"
 ARTICLES = ("cups", "pens", "eggs", "nuts")

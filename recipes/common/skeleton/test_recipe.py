@@ -7,7 +7,7 @@ from recipes.NAME.prepare_data import rows
 from recipes.NAME.reward import compute_score
 
 from verl_multiturn import load_tools, scripted_rollout
-from verl_multiturn.data import tool_call
+from verl_multiturn.runs.data import tool_call
 
 TOOLS = Path(__file__).with_name("tools.yaml")
 

@@ -47,12 +47,12 @@ from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import Completion
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.session import AgentSession
-from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
+from verl_multiturn.rollout.engines.stop_texts import StopTexts
 from verl_multiturn.rollout.limits import Limits, StopReason
-from verl_multiturn.rollout.stop_texts import StopTexts
 
 REQUESTS = 20_400
 CONTROLLED = 720

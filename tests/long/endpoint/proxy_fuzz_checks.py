@@ -24,10 +24,10 @@ from verl_multiturn.certificate.receipts import Receipt, Receipts
 from verl_multiturn.proxy.http.parsing import parse_body
 from verl_multiturn.proxy.protocols import PROTOCOLS
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rendering import closing_ids
-from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.rollout.outcome import Outcome
-from verl_multiturn.row_keys import RowKey
+from verl_multiturn.rows.keys import RowKey
 
 KINDS = ("violations", "trained_twice", "undelivered_trained", "control_tokens", "unaccounted")
 

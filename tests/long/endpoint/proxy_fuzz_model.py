@@ -19,7 +19,7 @@ from typing import Any
 from tests.support.attacks import attacks, benign
 from verl_multiturn.chat.template import TOOL, Template
 from verl_multiturn.errors import EngineError
-from verl_multiturn.rollout.engine import Ask, Engine, Generation
+from verl_multiturn.rollout.engines.protocol import Ask, Engine, Generation
 
 MARK = re.compile(r"m(\d{6})y")
 STOPS = ("</code>", "STOP", "\n\n", "Observation:", "}")

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from verl_multiturn import MultiTurnError, OutageError, UnjudgedError, scripted_rollout
 from verl_multiturn.cli.main import app
-from verl_multiturn.data import tool_call
-from verl_multiturn.tools.calls.results import CallStatus
+from verl_multiturn.runs.data import tool_call
 from verl_multiturn.tools.loading.functions import function_tool
+from verl_multiturn.tools.running.results import CallStatus
 
 Kind = Literal["accepted", "refused", "model", "outage", "invalid"]
 """`model`: the model reads about it; `outage`: nothing is learnt from it; `invalid`: the conversation is left out."""

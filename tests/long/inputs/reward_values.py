@@ -13,9 +13,9 @@ import torch
 
 from tests.long.inputs.input_cases import Case, Right, Seen, accept, refuse
 from verl_multiturn import OutageError, UnjudgedError
-from verl_multiturn.reward_numbers import as_reward
 from verl_multiturn.rewards.contract import require_rewards
 from verl_multiturn.rewards.router import compute_score
+from verl_multiturn.rows.reward_numbers import as_reward
 
 ROW: dict[str, Any] = {
     "data_source": "sums",

@@ -13,7 +13,7 @@ import pandas as pd
 
 from tests.long.inputs.input_cases import Case, Right, Seen, accept, refuse, run_command
 from tests.long.inputs.input_files import Files, folder_of, in_folder, in_process
-from verl_multiturn.row_files import READERS, read_rows
+from verl_multiturn.rows.files import READERS, read_rows
 
 ROWS = [
     {

@@ -16,9 +16,9 @@ import psutil
 from tests.long.inputs.input_cases import Case, Right, Seen, accept, refuse, run_command
 from tests.long.inputs.input_files import Files, folder_of, in_folder
 from verl_multiturn.cli.run import refuse_early
-from verl_multiturn.launch.plan import plan_run
-from verl_multiturn.launch.run import run_configuration
-from verl_multiturn.observe.ray_start import require_places
+from verl_multiturn.runs.plan import plan_run
+from verl_multiturn.runs.ray_start import require_places
+from verl_multiturn.runs.run import run_configuration
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 ACCOUNTS: dict[str, str | None] = dict.fromkeys(
@@ -222,7 +222,7 @@ def send(*signals: signal.Signals, asks: bool = False) -> Callable[[], Awaitable
     program = (
         # A shell starts what runs in the background with some signals ignored, and what is ignored stays so.
         f"import signal, sys\nfor each in {[int(each) for each in signals]}: signal.signal(each, signal.SIG_DFL)\n"
-        "from pathlib import Path\nfrom verl_multiturn.launch.processes import run_watched\n"
+        "from pathlib import Path\nfrom verl_multiturn.runs.processes import run_watched\n"
         "child = 'import os, time; print(os.getpid(), flush=True)\\n'\n"
         "child += 'while not os.path.exists(\"asked\"): time.sleep(0.02)'\n"
         f"stop = (lambda: Path('asked').touch()) if {asks} else None\n"

@@ -14,11 +14,11 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_multiturn.config import MultiTurnSettings
-from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.compat import stored_rows
+from verl_multiturn.rows.keys import RowKey
+from verl_multiturn.verl_bridge.compat import row_store
 from verl_multiturn.verl_bridge.trainer import trainers
-from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
-from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
+from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
+from verl_multiturn.verl_bridge.trainer.rows.valid_groups import compute_advantages
 
 assert trainers  # importing it registers our estimators
 _NESTED = ("response_mask", "rm_scores", "rollout_log_probs")
@@ -74,6 +74,6 @@ def advantages_of(outputs: Mapping[str, Any], estimator: str, group: int = 8) ->
         return trainer_base.PPOTrainer._compute_advantage(trainer, given, metrics)
 
     given = store.batch()
-    with mock.patch.object(stored_rows, "transfer_queue", store), mock.patch.object(trainer_base, "tq", store):
+    with mock.patch.object(row_store, "transfer_queue", store), mock.patch.object(trainer_base, "tq", store):
         compute_advantages(given, BatchRows(given), {}, verls, config, MultiTurnSettings())
     return {key: [float(value) for value in row["advantages"]] for key, row in rows.items()}

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_multiturn.rewards.advantages import EPSILON, Advantages, Played, of_states, of_turns
+from verl_multiturn.advantages.turns import EPSILON, Advantages, Played, of_states, of_turns
 from verl_multiturn.rollout.turn import Turn
 
 GROUPS = 1000

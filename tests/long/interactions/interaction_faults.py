@@ -44,8 +44,8 @@ from tests.long.tools.held import held, left
 from tests.support.rollout_config import MODEL, make_config
 from verl_multiturn import Ask, EngineError, Generation
 from verl_multiturn.errors import InteractionContractError
-from verl_multiturn.records.files import PACKED
-from verl_multiturn.records.verified_files import verify_files
+from verl_multiturn.records.read.files import PACKED
+from verl_multiturn.records.verify.folder import verify_files
 from verl_multiturn.rollout import conversation, outcome
 from verl_multiturn.rollout.limits import INVALID, StopReason
 from verl_multiturn.verl_bridge.loops.life import follow

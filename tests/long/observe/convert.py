@@ -39,7 +39,7 @@ from verl_multiturn.observe.convert.perfetto import write_perfetto
 from verl_multiturn.observe.convert.source import Source
 from verl_multiturn.observe.explain.lateness import critical_path
 from verl_multiturn.observe.spans import spans_of
-from verl_multiturn.records.reader import Records
+from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.rows import columns
 
 NOT_RUN = "not run"

@@ -18,7 +18,7 @@ from tests.long.observe.synthetic_records import Size
 from tests.long.observe.synthetic_runs import Run
 from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.observe.explain.finding import Finding
-from verl_multiturn.records.reader import Records
+from verl_multiturn.records.read.records import Records
 
 SEEDS = (0, 1, 2)
 WITHIN = 0.1

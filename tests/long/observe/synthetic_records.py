@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_multiturn.records.writer import RecordWriter
+from verl_multiturn.records.write.records import RecordWriter
 
 BEGAN = 1_790_000_000.0
 AT_ONCE = 200

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from tests.long.observe.synthetic_records import AT_ONCE, BEGAN, Called, Played, Size, record_of, write_records
 from verl_multiturn.records import schema
-from verl_multiturn.records.joins import JoinName
+from verl_multiturn.records.read.joins import JoinName
 
 
 class Fault:
@@ -47,7 +47,7 @@ class Fault:
 
 
 class Run:
-    """A run in memory, with the methods of `records.reader.Records` that are needed.
+    """A run in memory, with the methods of `records.read.records.Records` that are needed.
 
     Args:
         size: How large it is.

@@ -51,7 +51,7 @@ _MODULES = {
         "accelerate",
         "peft",
         "transformers.models.qwen2.modeling_qwen2",
-        "verl_multiturn.launch.export",
+        "verl_multiturn.models.export",
     ),
 }
 """Lanes, and what a process of each has imported."""

@@ -17,9 +17,9 @@ from typing import Any
 
 from verl_multiturn.task_sets.swe.draw import draw_tasks, settings_for
 from verl_multiturn.task_sets.swe.tasks import SweTask
+from verl_multiturn.verdicts.task import Task
+from verl_multiturn.verdicts.verdict import Judge
 from verl_multiturn.workspaces.tars import write_tar
-from verl_multiturn.workspaces.task import Task
-from verl_multiturn.workspaces.verdict import Judge
 from verl_multiturn.workspaces.workspace import WorkspacePool
 
 AT_ONCE = 2

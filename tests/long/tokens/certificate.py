@@ -43,7 +43,7 @@ from tests.long.tokens.corruptions import CORRUPTIONS
 from tests.long.tokens.row_conversations import CONVERSATION_FAULTS, honest, trials, violations
 from tests.support.samples import Corrupted, Sample, sample_of_record
 from verl_multiturn.certificate.check import verify
-from verl_multiturn.records.verification import verify_record
+from verl_multiturn.records.verify.record import verify_record
 
 ROOT = Path(__file__).resolve().parents[3]
 PREFIX = "rollout/certificate/"

@@ -16,7 +16,7 @@ from tests.support.samples import Corrupted, Sample
 from verl_multiturn.certificate.check import Row, Violation
 from verl_multiturn.certificate.conversations import MembershipNote, gaps, repeated
 from verl_multiturn.certificate.receipts import Receipts
-from verl_multiturn.row_keys import RowKey
+from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.certificate.columns import RECEIPTS, VERSIONS
 from verl_multiturn.verl_bridge.certificate.part import KnownRow, RowVerdict, Rules, check_row, violations_of
 

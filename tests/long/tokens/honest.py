@@ -34,15 +34,15 @@ from verl_multiturn.chat.template import SCHEMA, TOOL, turn_text
 from verl_multiturn.errors import CertificateError, EngineError
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.rows import columns
-from verl_multiturn.records.verification import verify_record
-from verl_multiturn.rollout.engine import Ask, Generation
-from verl_multiturn.rollout.scripted import ScriptedEngine
-from verl_multiturn.verl_bridge.compat import stored_rows
+from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.rollout.engines.protocol import Ask, Generation
+from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
+from verl_multiturn.verl_bridge.compat import row_store
 from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
-from verl_multiturn.verl_bridge.loops.recording import Recorder
+from verl_multiturn.verl_bridge.loops.recorder import Recorder
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
-from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.verify import PREFIX, BatchVerifier
 
 FAMILIES = ("quickstart", "qwen3", "llama3.1")
@@ -318,7 +318,7 @@ def false_alarms(rolled: Sequence[Rolled]) -> tuple[list[str], int]:
         violations = verify_record(each.record).violations
         alarms += [f"record of {each.situation}: {violations[0]}"] if violations else []
     queue, verifier, padding = _Queue(), make_verifier(), 0
-    with patch.object(stored_rows, "transfer_queue", queue):
+    with patch.object(row_store, "transfer_queue", queue):
         for start in range(0, len(rolled), PER_BATCH):
             rows = [*rolled[start : start + PER_BATCH], padding_of(rolled[start])]
             padding += 1

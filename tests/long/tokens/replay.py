@@ -29,8 +29,8 @@ from verl.utils.tokenizer import hf_processor
 from tests.integration.vision_models import save_processor
 from tests.long.tokens.replay_changes import CHANGES, finds
 from tests.long.tokens.replay_worlds import World, all_conversations, images, one_chat_each, programs
-from verl_multiturn.calls.recorded import Difference
-from verl_multiturn.verl_bridge.replay.command import shown
+from verl_multiturn.replay.calls import Difference
+from verl_multiturn.verl_bridge.offline.replay.command import shown
 
 
 async def make_worlds(families: Sequence[str], count: int, folder: Path) -> list[World]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from verl_multiturn.calls.recorded import Difference
 from verl_multiturn.certificate import receipts
 from verl_multiturn.chat.codec import ChatCodec, Increment
 from verl_multiturn.chat.control_tokens import Firewall
@@ -22,12 +21,13 @@ from verl_multiturn.interactions.running import session as users
 from verl_multiturn.proxy.sessions import session as sessions
 from verl_multiturn.proxy.sessions.forest import Forest
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
+from verl_multiturn.replay.calls import Difference
 from verl_multiturn.rollout import context as contexts
 from verl_multiturn.rollout import conversation as conversations
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.trajectory import Source, Trajectory
-from verl_multiturn.tools.calls import session as tools
-from verl_multiturn.tools.calls.results import CallStatus
+from verl_multiturn.tools.running import session as tools
+from verl_multiturn.tools.running.results import CallStatus
 
 
 @dataclass(frozen=True)

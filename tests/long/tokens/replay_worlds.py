@@ -30,13 +30,13 @@ from tests.support.session_play import PlayedChat
 from tests.support.template_play import calling_turn
 from verl_multiturn import Reply, ScriptedEngine, ToolResponse, ToolSchema
 from verl_multiturn.chat.template import SCHEMA, TOOL
+from verl_multiturn.replay.engine import Stage
 from verl_multiturn.rollout.life import Life
-from verl_multiturn.rollout.recorded import Stage
 from verl_multiturn.verl_bridge.loops import runner as runners
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.model.processors import image_reader
-from verl_multiturn.verl_bridge.replay.conversations import Played, Replay
+from verl_multiturn.verl_bridge.offline.replay.conversations import Played, Replay
 
 Play = Callable[[Mapping[str, Any]], Awaitable[Played]]
 

@@ -22,9 +22,9 @@ from tests.support.samples import Sample, changed, rebuilt, sample_of_columns
 from verl_multiturn.certificate.check import Row, Violation, verify
 from verl_multiturn.certificate.conversations import gaps, repeated, shared, unjoined
 from verl_multiturn.certificate.receipts import CAUSES, Place, Receipt, ReceiptingEngine, Receipts
-from verl_multiturn.rollout.engine import Ask, Generation
+from verl_multiturn.rollout.engines.protocol import Ask, Generation
 from verl_multiturn.rollout.trajectory import Source, Trajectory
-from verl_multiturn.row_keys import RowKey
+from verl_multiturn.rows.keys import RowKey
 
 Rows = list[Sample]
 Fault = Callable[[Rows, Rows, random.Random], str | None]

@@ -18,8 +18,8 @@ from tests.support.families import family
 from tests.support.template_play import template_of
 from verl_multiturn import BaseTool, Interaction, Reply, ToolSchema
 from verl_multiturn.rollout.conversation import Conversation
+from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
 from verl_multiturn.rollout.limits import Limits
-from verl_multiturn.rollout.scripted import ScriptedEngine
 
 ROW = 7
 """Index of the rows; a refusal has to name it."""

@@ -18,7 +18,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 from tests.long.tokens.row_parts import Case
-from verl_multiturn.data import make_row, write_rows
+from verl_multiturn.runs.data import make_row, write_rows
 
 Rows = list[list[dict[str, Any]]]
 

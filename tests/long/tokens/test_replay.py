@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.verl_bridge.replay.command import shown
+from verl_multiturn.verl_bridge.offline.replay.command import shown
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]

@@ -32,11 +32,11 @@ from tests.long.tools.faulty_tools import EXECUTE, LIFECYCLE, TIMEOUT_S, FaultyT
 from tests.long.tools.held import held, left
 from tests.support.rollout_config import MESSAGES, MODEL, make_config
 from verl_multiturn import Ask, EngineError, Generation, Request, ToolContractError
-from verl_multiturn.records.encode import record_of
-from verl_multiturn.records.verification import verify_record
-from verl_multiturn.reward_numbers import LARGEST_REWARD
+from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.records.write.encode import record_of
 from verl_multiturn.rollout.life import Life
-from verl_multiturn.verl_bridge.loops.certified_output import to_outputs
+from verl_multiturn.rows.reward_numbers import LARGEST_REWARD
+from verl_multiturn.verl_bridge.loops.output import to_outputs
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 

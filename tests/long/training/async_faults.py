@@ -36,10 +36,10 @@ import psutil
 
 from benchmarks.quickstart_runs import processes_of, start
 from tests.long.training.async_faults_count import count, read
-from verl_multiturn.launch.checkpoints import TRACKER
-from verl_multiturn.launch.processes import interruptible
+from verl_multiturn.models.checkpoints import TRACKER
 from verl_multiturn.observe.metric_files import read_metrics
-from verl_multiturn.records.files import record_files
+from verl_multiturn.records.read.files import record_files
+from verl_multiturn.runs.processes import interruptible
 
 MODES = ("separate_async", "colocate_async")
 TITLES = {

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.launch.checkpoints import TRACKER, TRAINED, checkpoint_folder
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.models.checkpoints import TRACKER, TRAINED, checkpoint_folder
+from verl_multiturn.records.read.records import read_records
 
 Question = str
 

@@ -35,9 +35,9 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_multiturn.config import FilterMode
-from verl_multiturn.verl_bridge.compat import stored_rows
-from verl_multiturn.verl_bridge.trainer import replay_buffer as our_module
-from verl_multiturn.verl_bridge.trainer.replay_buffer import replay_buffer_from
+from verl_multiturn.verl_bridge.compat import row_store
+from verl_multiturn.verl_bridge.trainer.groups import replay_buffer as our_module
+from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import replay_buffer_from
 
 Kind = Literal["ours", "failed session", "other loop"]
 
@@ -242,7 +242,7 @@ def in_place(queue: Queue) -> Iterator[None]:
         mock.patch.object(verls_module, "tq", queue),
         mock.patch.object(verls_module, "time", queue),
         mock.patch.object(our_module, "time", queue),
-        mock.patch.object(stored_rows, "transfer_queue", queue),
+        mock.patch.object(row_store, "transfer_queue", queue),
     ):
         yield
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.observe.metric_files import read_metrics
-from verl_multiturn.records.fates import FATES, Fate, count, fates_of
-from verl_multiturn.records.reader import Records
+from verl_multiturn.records.read.fates import FATES, Fate, count, fates_of
+from verl_multiturn.records.read.records import Records
 
 _GROUPS = {
     "evicted": "rollout/async/evicted",

@@ -30,10 +30,10 @@ from tests.long.training.dapo_filter import (
     plain_count,
 )
 from verl_multiturn.config import FilterMode
-from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
-from verl_multiturn.verl_bridge.trainer.history import History
-from verl_multiturn.verl_bridge.trainer.numbered_rows import POSITION, draw_prompt, only_value
+from verl_multiturn.rows.keys import RowKey
+from verl_multiturn.verl_bridge.trainer.data_set import POSITION, draw_prompt, only_value
+from verl_multiturn.verl_bridge.trainer.groups.history import History
+from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 
 SHARPNESS = 6.0
 INVALID = 0.05

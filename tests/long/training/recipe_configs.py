@@ -24,10 +24,10 @@ from unittest import mock
 
 from tests.long.training.recipe_steps import count_steps
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.launch import imports
-from verl_multiturn.launch.compose import compose_run, resolved
-from verl_multiturn.launch.imports import Code
-from verl_multiturn.launch.plan import plan_run
+from verl_multiturn.runs import imports
+from verl_multiturn.runs.compose import compose_run, resolved
+from verl_multiturn.runs.imports import Code
+from verl_multiturn.runs.plan import plan_run
 
 # A configuration for GPUs must not get the defaults that a CPU needs.
 os.environ["VERL_PLATFORM"] = "nvidia"
@@ -108,7 +108,7 @@ def judge(config: Any) -> None:
         proxy.python = sys.executable
     with (
         mock.patch.object(own_code, "import_problem", import_problem),
-        mock.patch("verl_multiturn.proxy.agents.runners.check_harbor"),
+        mock.patch("verl_multiturn.harnesses.runners.check_harbor"),
         contextlib.redirect_stderr(told := io.StringIO()),
     ):
         prepare_config(config)

@@ -30,8 +30,8 @@ from benchmarks.quickstart_runs import ROOT, start
 from verl_multiturn.certificate.check import SAMPLED
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.observe.metric_files import read_metrics
-from verl_multiturn.records.learning import Choice, Selection, check, choose
-from verl_multiturn.records.reader import read_records
+from verl_multiturn.records.read.learning import Choice, Selection, check, choose
+from verl_multiturn.records.read.records import read_records
 
 sys.path.insert(0, str(ROOT / "recipes" / "from_records"))
 from prepare_data import rl_rows, write

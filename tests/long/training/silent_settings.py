@@ -23,8 +23,8 @@ from typing import Any
 
 from tests.long.training.recipe_configs import BOX, DATABASES, RECIPES, TINY, cases, composed
 from tests.support.config_reads import reads_in, traced
-from verl_multiturn.launch.compose import compose_run
-from verl_multiturn.launch.plan import plan_run
+from verl_multiturn.runs.compose import compose_run
+from verl_multiturn.runs.plan import plan_run
 from verl_multiturn.verl_bridge.startup import verl_keys
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -189,7 +189,7 @@ def recipes_with_a_message(short: bool) -> Iterator[str]:
 
 def silent_of(config: Any) -> str:
     """Return what is told of a configuration's silent settings; empty when there are none."""
-    from verl_multiturn.verl_bridge.startup.refusals.silent import SILENT, applies
+    from verl_multiturn.verl_bridge.startup.refusals.silent_settings import SILENT, applies
     from verl_multiturn.verl_bridge.startup.table import Row
     from verl_multiturn.verl_bridge.startup.view import RunView
 

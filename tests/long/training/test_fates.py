@@ -13,9 +13,9 @@ from tests.long.training import fates
 from tests.long.training.fates_count import compare
 from tests.long.training.mistaken_calculator import MistakenCalculator, drawn
 from tests.support.sample_records import START, sample_record
-from verl_multiturn.records.joins import JoinedRow, table_of
-from verl_multiturn.records.step_writer import StepWriter
-from verl_multiturn.records.writer import RecordWriter
+from verl_multiturn.records.read.joins import JoinedRow, table_of
+from verl_multiturn.records.write.records import RecordWriter
+from verl_multiturn.records.write.step_writer import StepWriter
 
 
 class Folder:

@@ -21,9 +21,9 @@ from verl_multiturn.calls.slots import Gates
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.interactions.running.replies import InteractionFailedError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.results import CallStatus
-from verl_multiturn.tools.calls.session import ToolSession
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.results import CallStatus
+from verl_multiturn.tools.running.session import ToolSession
 
 TIMEOUT_S = 0.5
 Call = Callable[[], Awaitable[bool]]

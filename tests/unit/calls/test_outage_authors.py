@@ -21,13 +21,13 @@ from verl_multiturn.calls.outages.causes import cause_of, next_try_s
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
+from verl_multiturn.checking.addresses import address_parameters
+from verl_multiturn.checking.tool_contract import Grade, check_tool
 from verl_multiturn.rewards.router import compute_score
 from verl_multiturn.rewards.score import Score
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.check.addresses import address_parameters
-from verl_multiturn.tools.check.contract import Grade, check_tool
 from verl_multiturn.tools.loading.call_limits import ToolLimits
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.session import ToolSession
 
 URL = {"type": "string", "description": "An address."}
 

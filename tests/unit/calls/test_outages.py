@@ -30,18 +30,18 @@ from verl_multiturn.calls.limits import CallLimits, OutageLimits, outage_rules, 
 from verl_multiturn.calls.outages.breaker import Outage
 from verl_multiturn.calls.outages.causes import Timeouts, agents_cause, cause_of, next_try_s, retry_after_s, status_kind
 from verl_multiturn.calls.outages.guarded_call import GuardedCall
-from verl_multiturn.calls.outages.keeper import OutageKeeper
 from verl_multiturn.calls.outages.messages import KeeperLostError, OutageState, Sums
 from verl_multiturn.calls.outages.process import REPORT_S, OutageEndError, Outages, Watch
+from verl_multiturn.calls.outages.store import OutageKeeper
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.chat_endpoint import EndpointError
+from verl_multiturn.clients.chat_endpoint import EndpointError
 from verl_multiturn.config import OutageSettings
-from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentOutageError
+from verl_multiturn.interactions.errors import EnvironmentFailedError, EnvironmentOutageError
 from verl_multiturn.sandbox.launch import SandboxError
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.loading.call_limits import ToolLimits
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.session import ToolSession
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.services.http_client import LateError, UnavailableError
 

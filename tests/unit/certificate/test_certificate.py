@@ -22,11 +22,11 @@ from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Recei
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.cli.main import app
-from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.verification import verify_record
+from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.records.write.encode import record_of
 from verl_multiturn.rollout.life import Life
-from verl_multiturn.row_keys import RowKey
+from verl_multiturn.rows.keys import RowKey
 
 CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'
 PROMPT = [1, 2, 3]
@@ -279,7 +279,7 @@ def test_the_verifier_knows_nothing_of_what_builds_a_row() -> None:
             elif isinstance(node, ast.Import):
                 todo += [alias.name for alias in node.names]
     allowed = {"certificate.conversations", "certificate.check", "certificate.receipts"}
-    allowed |= {"rollout.engine", "describe", "errors", "row_keys"}
+    allowed |= {"rollout.engines.protocol", "describe", "errors", "row_keys"}
     assert seen == {f"verl_multiturn.{name}" for name in allowed}
 
 

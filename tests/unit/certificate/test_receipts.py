@@ -15,8 +15,8 @@ from verl_multiturn import Ask, EngineError, Generation, ScriptedEngine, StopRea
 from verl_multiturn.certificate.check import verify
 from verl_multiturn.certificate.conversations import uncaused
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts, as_unrewarded
-from verl_multiturn.records.verification import verify_record
-from verl_multiturn.row_keys import RowKey
+from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.rows.keys import RowKey
 
 
 class SlowEngine:

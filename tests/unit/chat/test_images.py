@@ -19,7 +19,7 @@ from verl_multiturn.chat.images import (
     tool_content,
     with_images,
 )
-from verl_multiturn.rollout.stop_texts import PlaceholderGuard
+from verl_multiturn.rollout.engines.stop_texts import PlaceholderGuard
 
 PAD, FILM = 9, 8
 

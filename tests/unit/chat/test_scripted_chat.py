@@ -20,10 +20,10 @@ from verl_multiturn import (
     load_tools,
     scripted_rollout,
 )
-from verl_multiturn.data import tool_call
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer, transcript
-from verl_multiturn.tools.calls.results import CallStatus
+from verl_multiturn.runs.data import tool_call
 from verl_multiturn.tools.loading.functions import FromRow
+from verl_multiturn.tools.running.results import CallStatus
 
 
 def lookup(key: str, *, table: Annotated[dict[str, str], FromRow]) -> str:  # noqa: D417  # the docstring is data

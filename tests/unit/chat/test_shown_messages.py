@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.chat.shown_messages import (
+from verl_multiturn.chat.content_check import (
     check_messages_shown,
     check_tools_shown,
     reasoning_left_out,

@@ -12,11 +12,11 @@ from tests.support.template_builder import TemplateBuilder, prompt_codec
 from verl_multiturn import ConfigError
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.first_prompts import Check, FirstPrompts
+from verl_multiturn.chat.message_forms import said_is_shown
 from verl_multiturn.chat.messages import read_messages
-from verl_multiturn.chat.said_forms import said_is_shown
 from verl_multiturn.chat.template_form import MessageError
 from verl_multiturn.chat.template_rules import Verdict
-from verl_multiturn.data import make_row, write_rows
+from verl_multiturn.runs.data import make_row, write_rows
 
 NAMES = ["quickstart", "qwen2.5", "qwen3", "qwen3.5-think", "llama3.1", "deepseek-v3", "gemma3", "gpt-oss", "mistral"]
 USER = {"role": "user", "content": "Go."}

@@ -35,8 +35,8 @@ from verl_multiturn import (
 from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.tir import TirCodec, TirParser, code_tool
-from verl_multiturn.rollout.engine import Ask
-from verl_multiturn.rollout.stop_texts import StopTexts
+from verl_multiturn.rollout.engines.protocol import Ask
+from verl_multiturn.rollout.engines.stop_texts import StopTexts
 
 
 @pytest.mark.parametrize("others", [[], ["other"]])

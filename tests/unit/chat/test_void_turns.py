@@ -37,13 +37,13 @@ from verl_multiturn.certificate.check import verify
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.chat.tir import TirCodec, TirParser
 from verl_multiturn.config import read_settings
-from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.verification import verify_record
-from verl_multiturn.rollout.engine import Ask
+from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.records.write.encode import record_of
+from verl_multiturn.rollout.engines.protocol import Ask
+from verl_multiturn.rollout.engines.stop_texts import StopTexts
 from verl_multiturn.rollout.life import Life
-from verl_multiturn.rollout.stop_texts import StopTexts
-from verl_multiturn.tools.calls.gate import Gate
+from verl_multiturn.tools.running.gate import Gate
 
 BOXED = re.compile(r"\\boxed")
 

@@ -19,12 +19,12 @@ from tests.support.evaluation_samples import (
 )
 from tests.support.sample_records import sample_run_file
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.evaluation.ended import ended_in
+from verl_multiturn.evaluation.endings import ended_in
 from verl_multiturn.evaluation.plan import Asked, begin
 from verl_multiturn.evaluation.results import read_results
-from verl_multiturn.records import joins
-from verl_multiturn.records.run_file import path_of
-from verl_multiturn.row_files import row_digest
+from verl_multiturn.records.read import joins
+from verl_multiturn.records.write.run_file import path_of
+from verl_multiturn.rows.files import row_digest
 
 LATE = [(0, 0), (0, 1), (1, 0), (1, 1)]
 

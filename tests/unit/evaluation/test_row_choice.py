@@ -16,7 +16,7 @@ from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.results import Results, read_results
 from verl_multiturn.evaluation.row_choice import Condition, choose, keep_rows
-from verl_multiturn.row_files import read_rows, row_digest
+from verl_multiturn.rows.files import read_rows, row_digest
 
 SAMPLES: dict[int, list[float | str]] = {
     0: [0.0, 0.0],

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.row_files import read_rows, row_digest
+from verl_multiturn.rows.files import read_rows, row_digest
 
 ROW: dict[str, Any] = {
     "data_source": "sums",

@@ -19,13 +19,13 @@ from verl_multiturn import (
     scripted_rollout,
 )
 from verl_multiturn.chat.codec import ChatCodec
-from verl_multiturn.chat.shown_schemas import announcement
-from verl_multiturn.data import tool_call
+from verl_multiturn.chat.tool_schemas import announcement
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.running.registry import interaction_of_row
 from verl_multiturn.rollout.scripted_chat import transcript
-from verl_multiturn.tools.calls.results import CallStatus
+from verl_multiturn.runs.data import tool_call
 from verl_multiturn.tools.loading.kwargs import read_tools_kwargs
+from verl_multiturn.tools.running.results import CallStatus
 
 WORDS = Limits(prompt_length=8192, response_length=8192, max_tool_response_length=10_000)
 

@@ -13,11 +13,16 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.unit.tools.broken_tools import on_any_machine
+from verl_multiturn.checking.episodes import drawn_actions
+from verl_multiturn.checking.interaction_contract import (
+    CheckResult,
+    Grade,
+    check_interaction,
+    interactions_to_check,
+)
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction, Reply
-from verl_multiturn.interactions.check.contract import CheckResult, Grade, check_interaction, interactions_to_check
-from verl_multiturn.interactions.check.episodes import drawn_actions
 from verl_multiturn.interactions.old_verl.classes import BaseInteraction
 from verl_multiturn.interactions.running.registry import build_interaction
 

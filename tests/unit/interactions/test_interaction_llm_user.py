@@ -14,7 +14,7 @@ import pytest
 from verl_multiturn.calls.outages.causes import cause_of, next_try_s
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Reply
-from verl_multiturn.interactions.failed import EnvironmentFailedError
+from verl_multiturn.interactions.errors import EnvironmentFailedError
 from verl_multiturn.interactions.llm_user import LlmUser
 
 ANSWERED = [{"role": "user", "content": "A flight to Rome, please."}, {"role": "assistant", "content": "When?"}]

@@ -17,7 +17,7 @@ from verl_multiturn.calls.limits import CallLimits, outage_rules
 from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.base import Reply
-from verl_multiturn.interactions.failed import EnvironmentFailedError
+from verl_multiturn.interactions.errors import EnvironmentFailedError
 from verl_multiturn.interactions.openenv_client import OpenEnvClient
 
 

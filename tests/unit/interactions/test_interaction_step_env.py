@@ -32,7 +32,7 @@ from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.environments import process
 from verl_multiturn.interactions.environments.episode import EnvironmentCode
 from verl_multiturn.interactions.environments.zygote import serve
-from verl_multiturn.interactions.failed import EnvironmentFailedError
+from verl_multiturn.interactions.errors import EnvironmentFailedError
 from verl_multiturn.interactions.running.replies import InteractionFailedError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
 from verl_multiturn.interactions.step_env import StepEnv

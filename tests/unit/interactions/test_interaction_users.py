@@ -9,7 +9,7 @@ import pytest
 
 from verl_multiturn.errors import ConfigError, EngineError
 from verl_multiturn.interactions.base import Reply
-from verl_multiturn.interactions.failed import EnvironmentFailedError
+from verl_multiturn.interactions.errors import EnvironmentFailedError
 from verl_multiturn.interactions.policy_user import PolicyUser
 from verl_multiturn.interactions.scripted_user import ScriptedUser
 from verl_multiturn.interactions.simulated_user import flipped, without_stop_words

@@ -22,13 +22,13 @@ from verl_multiturn import (
 from verl_multiturn.calls.limits import CallLimits
 from verl_multiturn.calls.owner import Owner
 from verl_multiturn.calls.slots import Slots
-from verl_multiturn.data import tool_call
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.running.replies import read_reply
 from verl_multiturn.interactions.running.session import METHODS
 from verl_multiturn.rollout.life import stopped
 from verl_multiturn.rollout.scripted_chat import transcript
 from verl_multiturn.rollout.turn_rewards import interaction_scores, turns_of
+from verl_multiturn.runs.data import tool_call
 
 LOG: list[str] = []
 

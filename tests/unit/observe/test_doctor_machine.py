@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.observe import doctor
-from verl_multiturn.version_sets import judge
+from verl_multiturn.runs import doctor
+from verl_multiturn.runs.version_sets import judge
 
 
 def test_a_home_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

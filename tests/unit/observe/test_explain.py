@@ -16,8 +16,8 @@ from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.observe.explain.facts import CallFacts, read_facts
 from verl_multiturn.observe.explain.finding import SYMPTOMS
 from verl_multiturn.records import schema
-from verl_multiturn.records.joins import JoinName
-from verl_multiturn.records.reader import Records
+from verl_multiturn.records.read.joins import JoinName
+from verl_multiturn.records.read.records import Records
 
 
 class Held:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from verl_multiturn import ConfigError
-from verl_multiturn.observe import ray_start
-from verl_multiturn.observe.ray_start import cause_in, is_late, load_text, problems, require_places
+from verl_multiturn.runs import ray_start
+from verl_multiturn.runs.ray_start import cause_in, is_late, load_text, problems, require_places
 
 FATAL = (
     "[2026-11-28 21:21:17,699 C 11981 11981] (raylet) node_manager.cc:3576:  An unexpected system state has occurred. "

@@ -20,9 +20,9 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.points import Point, add_point
 from verl_multiturn.observe.show.documents import Shown, summed
 from verl_multiturn.observe.show.terminal import as_json, clean, print_document
-from verl_multiturn.records.joins import JoinedRow, name_of, table_of, write
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.writer import RecordWriter
+from verl_multiturn.records.read.joins import JoinedRow, name_of, table_of, write
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.write.records import RecordWriter
 
 EVIL = "</script>\x1b[2J\x07\x9b31m\x00\u202egnp\u2066[red]x[/red]\u200b:smile:\ud83d\U000e0041\x7f"
 

@@ -20,7 +20,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.view.export import export
 from verl_multiturn.observe.view.server import ViewServer
-from verl_multiturn.records.fates import count, fates_of
+from verl_multiturn.records.read.fates import count, fates_of
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.conftest import ROOT
-from verl_multiturn.observe import doctor
+from verl_multiturn.runs import doctor
 from verl_multiturn.sandbox import launch
 from verl_multiturn.sandbox.control_groups import find_parent
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts import next_set
-from verl_multiturn.version_sets import installed
+from verl_multiturn.runs.version_sets import installed
 
 FAULT = "sglang 0.5.20's ServerArgs is no dataclass any more, which verl's async_sglang_server.py needs"
 

@@ -134,4 +134,4 @@ def test_importing_the_package_needs_neither_torch_nor_verl() -> None:
 
 def test_one_file_talks_to_transfer_queue() -> None:
     talking = [name for name, path in modules().items() if any("transfer_queue" in each for each in imported(path))]
-    assert talking == ["verl_bridge.compat.stored_rows"]
+    assert talking == ["verl_bridge.compat.row_store"]

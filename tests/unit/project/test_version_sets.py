@@ -6,9 +6,8 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.unit.project.test_environments import pins
-from verl_multiturn import version_sets
-from verl_multiturn.observe import doctor
-from verl_multiturn.version_sets import SETS, judge
+from verl_multiturn.runs import doctor, version_sets
+from verl_multiturn.runs.version_sets import SETS, judge
 
 CURRENT, NEXT = SETS
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from verl_multiturn.proxy.agents.harbor import engines
-from verl_multiturn.proxy.agents.harbor.engines import (
+from verl_multiturn.harnesses.harbor.trials import engines
+from verl_multiturn.harnesses.harbor.trials.engines import (
     disk_problem,
     ensure_image,
     is_left,

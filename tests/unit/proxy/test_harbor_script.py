@@ -9,7 +9,7 @@ import pytest
 from scripts.harbor.__main__ import faults
 from scripts.harbor.made_tasks import MISSING, make_task
 from scripts.harbor.policies import commands, keystrokes
-from verl_multiturn.proxy.agents.harbor.definition import read_definition
+from verl_multiturn.harnesses.harbor.trials.definition import read_definition
 
 GOOD = {"stop": "finished", "valid": True, "reward": 1.0, "completions": 2, "accounted": 2, "violations": []}
 FAILED = {**GOOD, "stop": "agent_error", "reward": 0.0}

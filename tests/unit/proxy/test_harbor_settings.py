@@ -14,9 +14,9 @@ from tests.conftest import ROOT
 from tests.support.workspace_attacks import ATTACKS
 from verl_multiturn.config import HarborSettings, ProxySettings
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.proxy.agents.harbor.definition import read_definition
-from verl_multiturn.proxy.agents.harbor.runner import HarborRunner, check_harbor, task_of
-from verl_multiturn.proxy.agents.runners import build_runner, check_agent
+from verl_multiturn.harnesses.harbor.trials.definition import read_definition
+from verl_multiturn.harnesses.harbor.trials.runner import HarborRunner, check_harbor, task_of
+from verl_multiturn.harnesses.runners import build_runner, check_agent
 
 
 def made(folder: Path, dockerfile: str = "FROM scratch\n", toml: str = "") -> Path:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from verl_multiturn.proxy.agents.harbor.sorting import EndKind, Story, end_of
+from verl_multiturn.harnesses.harbor.trials.sorting import EndKind, Story, end_of
 
 OVER = Story("over", rewards={"reward": 1.0})
 CRASHED = Story("verifier", error="RewardFileNotFoundError: no reward.txt")

@@ -17,8 +17,8 @@ import pytest
 from openai import BadRequestError
 from openai.types.chat import ChatCompletion
 
-from verl_multiturn.proxy.agents.harbor.sorting import Story
-from verl_multiturn.proxy.agents.mini_swe import play
+from verl_multiturn.harnesses.harbor.trials.sorting import Story
+from verl_multiturn.harnesses.mini_swe import play
 
 pytest.importorskip("minisweagent")
 
@@ -83,7 +83,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     sys.modules["harbor.agents.base"].BaseAgent = object  # type: ignore[attr-defined]
     found = {}
     for name in ("trial", "environment", "mini_swe"):
-        spec = importlib.util.find_spec(f"verl_multiturn.proxy.agents.harbor.{name}")
+        spec = importlib.util.find_spec(f"verl_multiturn.harnesses.harbor.trials.{name}")
         assert spec is not None
         assert spec.loader is not None
         found[name] = importlib.util.module_from_spec(spec)

@@ -14,9 +14,9 @@ from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.config import ProxySettings
 from verl_multiturn.errors import ConfigError, OutageError
-from verl_multiturn.proxy.agents import mini_swe
-from verl_multiturn.proxy.agents.mini_swe import MiniSettings, solve
-from verl_multiturn.proxy.agents.runners import build_runner
+from verl_multiturn.harnesses import mini_swe
+from verl_multiturn.harnesses.mini_swe import MiniSettings, solve
+from verl_multiturn.harnesses.runners import build_runner
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.rollout.life import stopped

@@ -16,11 +16,11 @@ from aiohttp import web
 from tests.proxy_clients import until
 from verl_multiturn.config import ProxySettings
 from verl_multiturn.errors import AgentContractError, ConfigError
+from verl_multiturn.harnesses.runners import build_runner, check_agent
 from verl_multiturn.proxy.agents import process_runner
 from verl_multiturn.proxy.agents.agent import SessionAddress, agent_row, load_agent
 from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult, read_result, session_reward
 from verl_multiturn.proxy.agents.process_runner import ProcessRunner, environment_of
-from verl_multiturn.proxy.agents.runners import build_runner, check_agent
 from verl_multiturn.proxy.agents.thread_runner import ThreadRunner
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from tests.agent_sessions import (
 from verl_multiturn import ConfigError, EngineError
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
 from verl_multiturn.proxy.sessions import rows as session_rows
-from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.rollout.engines.protocol import Generation
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
 

@@ -19,15 +19,15 @@ from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.certificate.receipts import Receipt, Receipts
 from verl_multiturn.config import OutageSettings, ProxySettings
 from verl_multiturn.errors import AgentContractError, CertificateError, ConfigError, EngineError
+from verl_multiturn.harnesses.runners import build_runner
 from verl_multiturn.proxy.agents import thread_runner
 from verl_multiturn.proxy.agents.end import AgentEnd, EndKind
-from verl_multiturn.proxy.agents.runners import build_runner
 from verl_multiturn.proxy.endpoint import Endpoint, stop_reason
 from verl_multiturn.proxy.http.server import ProxyServer
-from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.verification import verify_record
-from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.records.write.encode import record_of
+from verl_multiturn.rollout.engines.protocol import Generation
 from verl_multiturn.rollout.life import Life, live, stopped
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, SessionReport

@@ -13,10 +13,10 @@ from tests.conftest import ROOT
 from tests.support.bare_python import make_bare_python
 from verl_multiturn.config import PATH, ProxySettings
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.harnesses.runners import build_runner, check_agent
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult
 from verl_multiturn.proxy.agents.process_runner import ProcessRunner, environment_of
-from verl_multiturn.proxy.agents.runners import build_runner, check_agent
 
 pytestmark = pytest.mark.slow
 

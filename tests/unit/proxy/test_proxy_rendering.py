@@ -18,13 +18,13 @@ from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.template_form import TemplateForm
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, RefusedError
 from verl_multiturn.proxy.sessions.canonical import arguments_key, compared, content_key
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer, closing_ids
-from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
+from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
+from verl_multiturn.rollout.engines.stop_texts import StopTexts
 from verl_multiturn.rollout.limits import Limits
-from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import TinyBuilder, tiny_tokenizer
-from verl_multiturn.rollout.stop_texts import StopTexts
 
 DEVELOPER = {"role": "developer", "content": "d"}
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tests.conftest import ROOT
 from verl_multiturn.cli import main as cli
-from verl_multiturn.data import tool_call
+from verl_multiturn.runs.data import tool_call
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from tests.agent_sessions import (
 )
 from verl_multiturn.proxy.protocols.requests import ChatRequest
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, PromptNode, TrieNode
-from verl_multiturn.rollout.engine import Ask, Generation
+from verl_multiturn.rollout.engines.protocol import Ask, Generation
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
 from verl_multiturn.rollout.turn_rewards import turns_of
 

@@ -12,8 +12,8 @@ from tests.harness_requests import PROGRAMS
 from tests.support.replayed_sessions import drawn, program, replayed, with_engine
 from tests.support.session_play import TOOL, PlayedChat
 from verl_multiturn.proxy.sessions.forest import Forest
+from verl_multiturn.replay.engine import Stage
 from verl_multiturn.rollout.limits import Limits
-from verl_multiturn.rollout.recorded import Stage
 
 ROOMY = {"prompt_length": 65_536, "response_length": 65_536}
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
-from verl_multiturn.data import hold_out, make_row, read_splits, tool_call, write_rows
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.runs.data import hold_out, make_row, read_splits, tool_call, write_rows
 
 GSM8K = ROOT / "tool_configs" / "gsm8k.yaml"
 KWARGS = {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "4"}}}

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from tests.conftest import ROOT
 from tests.support.warm_python import light_python
 from verl_multiturn.cli.main import app
-from verl_multiturn.launch.compose import compose_run, resolved
-from verl_multiturn.launch.plan import plan_run
 from verl_multiturn.recipes import copy_recipe, list_recipes
+from verl_multiturn.runs.compose import compose_run, resolved
+from verl_multiturn.runs.plan import plan_run
 
 pytestmark = pytest.mark.slow
 

@@ -24,10 +24,10 @@ from tests.recipe_scripts import composed, run_here
 from verl_multiturn.cli.main import app
 from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.launch.compose import compose_run, resolved
-from verl_multiturn.launch.plan import RunPlan, plan_run
-from verl_multiturn.launch.rows import prepare_words
 from verl_multiturn.recipes import list_recipes
+from verl_multiturn.runs.compose import compose_run, resolved
+from verl_multiturn.runs.plan import RunPlan, plan_run
+from verl_multiturn.runs.rows import prepare_words
 
 pytestmark = pytest.mark.slow
 
@@ -284,7 +284,7 @@ def test_the_wheel_holds_the_package_and_ships_the_recipes(tmp_path: Path) -> No
     zipfile.ZipFile(wheel).extractall(installed)
     names = (
         "from verl_multiturn.recipes import copy_recipe, list_recipes; print(*list_recipes())\n"
-        "from verl_multiturn.launch.plan import plan_run; print(plan_run('torl', variants=['fsdp2']).out)"
+        "from verl_multiturn.runs.plan import plan_run; print(plan_run('torl', variants=['fsdp2']).out)"
     )
     ran = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(installed)!r}); {names}"],
@@ -351,7 +351,7 @@ SLEEPER = """
 import signal, subprocess, sys, time
 from pathlib import Path
 from typing import Any
-from verl_multiturn.launch.processes import run_watched
+from verl_multiturn.runs.processes import run_watched
 
 # Set in both cases: the tests themselves may run under nohup.
 signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[2] == "nohup" else signal.SIG_DFL)

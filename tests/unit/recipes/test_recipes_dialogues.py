@@ -17,9 +17,9 @@ from recipes.errands.report import all_right, right
 from tests.recipe_scripts import RECIPES, composed, prepared, script, write_run
 from tests.support.sample_records import sample_record
 from verl_multiturn import Limits, Outcome, scripted_rollout
-from verl_multiturn.data import tool_call
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
+from verl_multiturn.runs.data import tool_call
 from verl_multiturn.task_sets.bfcl.package import CATEGORIES, Dialogue, dialogue_of
 from verl_multiturn.task_sets.bfcl.user import own_dialogue
 from verl_multiturn.tools.loading.kwargs import hidden_tools, tools_of_row

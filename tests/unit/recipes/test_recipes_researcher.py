@@ -16,16 +16,16 @@ from recipes.researcher import made_pages, report, reward
 from tests.conftest import ROOT
 from tests.recipe_scripts import RECIPES, composed, prepared
 from verl_multiturn import ConfigError
+from verl_multiturn.advantages.turns import Played, of_turns
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.rewards import Score, Solution, compute_score
-from verl_multiturn.rewards.advantages import Played, of_turns
 from verl_multiturn.rollout.limits import INVALID, StopReason
 from verl_multiturn.rollout.turn import Turn
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.results import CallStatus
-from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.loading.registry import load_tools
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.results import CallStatus
+from verl_multiturn.tools.running.session import ToolSession
 
 pytestmark = pytest.mark.slow
 

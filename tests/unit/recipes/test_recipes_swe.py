@@ -13,9 +13,9 @@ from tests.recipe_scripts import RECIPES, composed, prepared, script
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.config import ProxySettings
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.proxy.agents import mini_swe
-from verl_multiturn.proxy.agents.mini_swe import MiniSettings
-from verl_multiturn.proxy.agents.runners import build_runner, check_agent
+from verl_multiturn.harnesses import mini_swe
+from verl_multiturn.harnesses.mini_swe import MiniSettings
+from verl_multiturn.harnesses.runners import build_runner, check_agent
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.rollout.limits import StopReason

@@ -15,9 +15,9 @@ import yaml
 from tests.recipe_scripts import RECIPES, composed, prepared, script
 from tests.unit.task_sets.test_swe_images import ROWS
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.proxy.agents.harbor.runner import task_of
-from verl_multiturn.task_sets.harbor.folder import read_folder
-from verl_multiturn.workspaces.task import read_task
+from verl_multiturn.harnesses.harbor.tasks.folder import read_folder
+from verl_multiturn.harnesses.harbor.trials.runner import task_of
+from verl_multiturn.verdicts.task import read_task
 
 pytestmark = pytest.mark.slow
 TOOLS = str(RECIPES / "terminal" / "tools.yaml")

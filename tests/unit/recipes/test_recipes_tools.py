@@ -17,10 +17,10 @@ from tests.conftest import ROOT
 from tests.recipe_scripts import RECIPES, composed, prepared, script
 from tests.support.warm_python import light_python
 from verl_multiturn import ConfigError
-from verl_multiturn.data import write_rows
 from verl_multiturn.interactions.old_verl.classes import AdaptedInteraction
 from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
 from verl_multiturn.rewards import aclose, compute_score
+from verl_multiturn.runs.data import write_rows
 from verl_multiturn.tools.image_zoom import read_image
 from verl_multiturn.tools.loading.kwargs import bind_kwargs, read_tools_kwargs
 from verl_multiturn.tools.loading.registry import load_tools

@@ -18,8 +18,8 @@ from tests.support.sample_records import sample_record
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
-from verl_multiturn.launch.environment import environment_of
-from verl_multiturn.launch.plan import plan_run
+from verl_multiturn.runs.environment import environment_of
+from verl_multiturn.runs.plan import plan_run
 
 pytestmark = pytest.mark.slow
 

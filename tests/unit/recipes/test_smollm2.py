@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.conftest import ROOT
-from verl_multiturn.data import write_rows
+from verl_multiturn.runs.data import write_rows
 from verl_multiturn.tools.calculator import evaluate
 
 RECIPE = ROOT / "recipes" / "smollm2"

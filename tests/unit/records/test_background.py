@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import until
-from verl_multiturn.records import background
-from verl_multiturn.records.background import BackgroundWriter, Losses
+from verl_multiturn.records.write import background
+from verl_multiturn.records.write.background import BackgroundWriter, Losses
 
 WAIT_S = 60.0
 
@@ -212,7 +212,7 @@ def test_a_fork_takes_nothing_and_waits_for_nothing() -> None:
 
 EXITS = """
 import sys, time
-from verl_multiturn.records.background import BackgroundWriter, Losses
+from verl_multiturn.records.write.background import BackgroundWriter, Losses
 
 def write(texts):
     time.sleep({seconds})

@@ -17,13 +17,13 @@ from verl_multiturn.observe.convert.source import Source
 from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.observe.show.documents import Shown
-from verl_multiturn.records.fates import fates_of
 from verl_multiturn.records.index.index import Index
-from verl_multiturn.records.learning import Choice, choose
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.verification import verify_record
-from verl_multiturn.records.verified_files import verify_files
-from verl_multiturn.records.writer import RecordWriter
+from verl_multiturn.records.read.fates import fates_of
+from verl_multiturn.records.read.learning import Choice, choose
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.verify.folder import verify_files
+from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.records.write.records import RecordWriter
 
 NAMES = ["t-gone", "u-gone"]
 
@@ -102,7 +102,7 @@ def still(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     """Keep the viewer's cache apart, and name files in the order in which they are made."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     names = (f"{number:08x}" for number in itertools.count())
-    monkeypatch.setattr("verl_multiturn.records.writer.secrets.token_hex", lambda _: next(names))
+    monkeypatch.setattr("verl_multiturn.records.write.records.secrets.token_hex", lambda _: next(names))
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -163,7 +163,7 @@ def test_what_only_a_finished_one_has_is_a_violation(changes: dict[str, Any], sa
 
 def test_a_trained_one_cannot_pass_as_cancelled(tmp_path: Path) -> None:
     """A join has rows of it: whoever says that it was cancelled hides them from the certificate."""
-    from verl_multiturn.records.verified_beside import Beside
+    from verl_multiturn.records.verify.joins import Beside
 
     sample_run(tmp_path, steps=1, groups=1, size=1)
     trained = next(Records(tmp_path).records())
@@ -204,7 +204,7 @@ def test_a_record_that_is_lost_changes_no_fate(
     tmp_path: Path, trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if trouble == "the queue is full":
-        monkeypatch.setattr("verl_multiturn.records.writer._MOST_RECORDS", 0)
+        monkeypatch.setattr("verl_multiturn.records.write.records._MOST_RECORDS", 0)
     writer = RecordWriter(tmp_path, START)
     line = {"request_id": "r", "uid": "gone", "number": 0, "step": 2}
     writer.begin({**line, "at": BEGAN})

@@ -19,12 +19,12 @@ from verl_multiturn.calls.timeline import Span, Timeline
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
-from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.write.encode import record_of
 from verl_multiturn.rollout.context import Context
-from verl_multiturn.rollout.engine import Ask, Generation
+from verl_multiturn.rollout.engines.protocol import Ask, Generation
+from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
 from verl_multiturn.rollout.life import Life
-from verl_multiturn.rollout.scripted import ScriptedEngine
 
 ROW = {
     "raw_prompt": [{"role": "user", "content": "Q", "tool_calls": None}],

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.sample_records import sample_run
-from verl_multiturn.records.fates import Fate, count, fates, fates_of, start_of
-from verl_multiturn.records.joins import JoinedRow, name_of, table_of, write
-from verl_multiturn.records.reader import Records
+from verl_multiturn.records.read.fates import Fate, count, fates, fates_of, start_of
+from verl_multiturn.records.read.joins import JoinedRow, name_of, table_of, write
+from verl_multiturn.records.read.records import Records
 
 A, B = "20261126T101500_aaaaaa", "20261126T111500_bbbbbb"
 

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from tests.support.sample_records import sample_record, sample_session
 from verl_multiturn.cli import main as cli
 from verl_multiturn.errors import CertificateError
-from verl_multiturn.records import lines as record_lines
-from verl_multiturn.records import members
 from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.read import lines as record_lines
+from verl_multiturn.records.read import members
 from verl_multiturn.records.rows import columns
-from verl_multiturn.records.verification import verify_record
-from verl_multiturn.records.verified_files import verify_file
+from verl_multiturn.records.verify.folder import verify_file
+from verl_multiturn.records.verify.record import verify_record
 
 GOOD = [sample_record(), sample_session()]
 LINE = line_of(GOOD[0])

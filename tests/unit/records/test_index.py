@@ -24,16 +24,16 @@ from tests.support.view_samples import TOKENIZER
 from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.documents.folder import RunDocuments
 from verl_multiturn.records import schema
-from verl_multiturn.records.fates import count, fates_of
 from verl_multiturn.records.index.cache import kept_at
 from verl_multiturn.records.index.index import Index
 from verl_multiturn.records.index.query import parse
 from verl_multiturn.records.index.rows import fate_of
 from verl_multiturn.records.index.table import Table
-from verl_multiturn.records.joins import JoinedRow, name_of, table_of, write
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.run_file import path_of
+from verl_multiturn.records.read.fates import count, fates_of
+from verl_multiturn.records.read.joins import JoinedRow, name_of, table_of, write
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.write.run_file import path_of
 
 START = "20261126T101500_5f3a2c"
 

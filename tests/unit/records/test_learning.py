@@ -11,12 +11,13 @@ import pytest
 
 from tests.support.sample_records import START, joined_row, sample_record, sample_run, sample_session, unproven_record
 from verl_multiturn import CertificateError, ConfigError
-from verl_multiturn.records import joins, schema
-from verl_multiturn.records.learning import Choice, Shelf, check_vocabulary, choose
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.run_file import digest_of_vocabulary
-from verl_multiturn.records.scores import joined_rewards
-from verl_multiturn.records.verification import verify_record
+from verl_multiturn.records import schema
+from verl_multiturn.records.read import joins
+from verl_multiturn.records.read.learning import Choice, Shelf, check_vocabulary, choose
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.read.scores import joined_rewards
+from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.records.write.run_file import digest_of_vocabulary
 
 
 def folder_of(tmp_path: Path, records: list[dict[str, Any]], scores: list[float | None] | None = None) -> Path:

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from verl_multiturn.cli.main import app
 from verl_multiturn.config import DerivedSettings, read_settings, with_derived
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.records.reader import Records
+from verl_multiturn.records.read.records import Records
 from verl_multiturn.trust.settings import read_settings as read_settings_of_folder
 
 FOLDER = ROOT / "tests" / "support" / "run_before_derived"

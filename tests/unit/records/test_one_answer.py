@@ -16,7 +16,7 @@ from tests.support.evaluation_samples import LATER, START, data_row, write_evalu
 from tests.support.sample_records import BEGAN, sample_record, sample_run_file
 from verl_multiturn.cli.main import app
 from verl_multiturn.evaluation.compare import compare
-from verl_multiturn.evaluation.ended import ended_in
+from verl_multiturn.evaluation.endings import ended_in
 from verl_multiturn.evaluation.plan import Asked
 from verl_multiturn.evaluation.probe import probe
 from verl_multiturn.evaluation.results import read_results
@@ -28,14 +28,14 @@ from verl_multiturn.observe.explain.groups import groups_of
 from verl_multiturn.observe.metrics import aggregate
 from verl_multiturn.observe.pass_at_k import passed_shares
 from verl_multiturn.observe.show.documents import Shown
-from verl_multiturn.records import joins
-from verl_multiturn.records.fates import fates_of
-from verl_multiturn.records.joins import JoinedRow
-from verl_multiturn.records.learning import Choice, choose
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.run_file import path_of
-from verl_multiturn.records.writer import RecordWriter
-from verl_multiturn.reward_numbers import ScoreRange
+from verl_multiturn.records.read import joins
+from verl_multiturn.records.read.fates import fates_of
+from verl_multiturn.records.read.joins import JoinedRow
+from verl_multiturn.records.read.learning import Choice, choose
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.write.records import RecordWriter
+from verl_multiturn.records.write.run_file import path_of
+from verl_multiturn.rows.reward_numbers import ScoreRange
 
 
 class Played(NamedTuple):

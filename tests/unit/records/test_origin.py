@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.records.origin import names_of, refuse_other
-from verl_multiturn.records.run_file import digest, digest_of_vocabulary
+from verl_multiturn.records.read.origin import names_of, refuse_other
+from verl_multiturn.records.write.run_file import digest, digest_of_vocabulary
 
 VOCABULARY, TEMPLATE = {"a": 0, "b": 1}, "{{ messages }}"
 REMEDIES = {"tokenizer": "take another", "template": "set one", "tools": "name others"}

@@ -14,10 +14,10 @@ import pytest
 from tests.support.sample_records import START, sample_record, sample_run, sample_run_file, sample_session
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.records import schema
-from verl_multiturn.records.joins import name_of
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.lines import fitted
-from verl_multiturn.records.reader import Records
+from verl_multiturn.records.read.joins import name_of
+from verl_multiturn.records.read.lines import fitted
+from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.summaries import summary_of
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.records.run_file import (
+from verl_multiturn.records.write.run_file import (
     digest_of_vocabulary,
     new_start,
     path_of,

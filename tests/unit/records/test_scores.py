@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.sample_records import sample_record, sample_run_file
-from verl_multiturn.records import joins
-from verl_multiturn.records.joins import JoinedRow, JoinName
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.run_file import path_of
-from verl_multiturn.records.scores import (
+from verl_multiturn.records.read import joins
+from verl_multiturn.records.read.joins import JoinedRow, JoinName
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.read.scores import (
     NO_SCORE,
     acc_of,
     are_right,
@@ -30,7 +29,8 @@ from verl_multiturn.records.scores import (
     sum_of_rows,
 )
 from verl_multiturn.records.summaries import summary_of
-from verl_multiturn.reward_numbers import ScoreRange
+from verl_multiturn.records.write.run_file import path_of
+from verl_multiturn.rows.reward_numbers import ScoreRange
 
 A, B = "20261126T101500_aaaaaa", "20261126T111500_bbbbbb"
 NUMBERS = st.one_of(st.none(), st.floats(-8, 8), st.sampled_from([math.nan, math.inf, -math.inf]))

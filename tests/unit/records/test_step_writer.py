@@ -13,11 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verl_multiturn.records import joins, schema, step_writer
-from verl_multiturn.records import writer as record_writer
-from verl_multiturn.records.joins import JoinedRow, figures, parse_name, table_of
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.step_writer import StepWriter, clock_of
+from verl_multiturn.records import schema
+from verl_multiturn.records.read import joins
+from verl_multiturn.records.read.joins import JoinedRow, figures, parse_name, table_of
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.write import records as record_writer
+from verl_multiturn.records.write import step_writer
+from verl_multiturn.records.write.step_writer import StepWriter, clock_of
 
 START = "20261126T101500_9f3c2a"
 

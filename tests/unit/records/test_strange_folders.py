@@ -29,11 +29,11 @@ from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.observe.explain.facts import read_facts
 from verl_multiturn.observe.show.documents import Shown
-from verl_multiturn.records import lines as record_lines
 from verl_multiturn.records.index.index import Index
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.verified_files import verify_files
+from verl_multiturn.records.read import lines as record_lines
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.verify.folder import verify_files
 
 START = "20261126T101500_5f3a2c"
 RECORDS, CONVERSATIONS = 18, 20

@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.sample_records import sample_record, sample_run, sample_session
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.verification import verify_record
-from verl_multiturn.records.verified_files import verify_files
+from verl_multiturn.records.verify.folder import verify_files
+from verl_multiturn.records.verify.record import verify_record
 
 INVALID = "it is marked as valid, and ended with outage, with sampled tokens to train"
 DONE = {"turn": 1, "text": "over", "reward": 1.0, "done": True}

@@ -21,13 +21,13 @@ from tests.conftest import until
 from tests.support.sample_records import sample_record, sample_session
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.records import schema
-from verl_multiturn.records import writer as writing
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.redaction import redaction
+from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.rows import columns, row_of
 from verl_multiturn.records.schema_page import models
-from verl_multiturn.records.writer import RecordWriter, in_share
+from verl_multiturn.records.write import records as writing
+from verl_multiturn.records.write.records import RecordWriter, in_share
+from verl_multiturn.records.write.redaction import redaction
 
 START = "20261126T101500-5f3a"
 
@@ -385,7 +385,7 @@ def test_what_was_handed_over_is_written_at_exit(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from tests.support.sample_records import sample_record\n"
-        "from verl_multiturn.records.writer import RecordWriter\n"
+        "from verl_multiturn.records.write.records import RecordWriter\n"
         "writer = RecordWriter(sys.argv[1], 's')\n"
         "writer.keep(lambda: sample_record(), {'request_id': 'r-0', 'uid': 'group-0', 'at': 0.0})\n"
     )

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_multiturn import ConfigError
+from verl_multiturn.advantages.otc import r_tool_grpo, r_tool_ppo, r_tools
 from verl_multiturn.config import read_settings
-from verl_multiturn.rewards.otc import r_tool_grpo, r_tool_ppo, r_tools
 
 HALF_ROOT_2, HALF_ROOT_3 = 0.7071067811865476, 0.8660254037844386
 

@@ -16,7 +16,9 @@ from tests.sessions import HI, session
 from verl_multiturn import Interaction, Reply, scripted_rollout
 from verl_multiturn.errors import AgentContractError, ConfigError, InteractionContractError, ToolContractError
 from verl_multiturn.proxy.agents.end import read_result
-from verl_multiturn.reward_numbers import (
+from verl_multiturn.rewards import Score
+from verl_multiturn.rewards.router import compute_score
+from verl_multiturn.rows.reward_numbers import (
     LARGEST_REWARD,
     NoNumberError,
     ScoreRange,
@@ -26,8 +28,6 @@ from verl_multiturn.reward_numbers import (
     is_number,
     plain_scalar,
 )
-from verl_multiturn.rewards import Score
-from verl_multiturn.rewards.router import compute_score
 from verl_multiturn.tools.loading.functions import function_tool
 
 

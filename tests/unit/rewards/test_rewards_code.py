@@ -15,7 +15,7 @@ from tests.scoring import NO_ANSWER, OUTAGE, RIGHT, TIMED_OUT, UNJUDGEABLE, WRON
 from verl_multiturn import ConfigError
 from verl_multiturn.rewards import aclose
 from verl_multiturn.rewards.programs import same_output
-from verl_multiturn.workspaces.program_cells import decode, encode
+from verl_multiturn.verdicts.program_cells import decode, encode
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from verl_multiturn import Ask, EngineError, Generation
 from verl_multiturn.chat.images import Vision
 from verl_multiturn.chat.tir import STOP_PATTERN
-from verl_multiturn.rollout.stop_texts import STOP_REGEX, PlaceholderGuard, StopTexts
+from verl_multiturn.rollout.engines.stop_texts import STOP_REGEX, PlaceholderGuard, StopTexts
 from verl_multiturn.verl_bridge.servers.verl_engine import VerlEngine
 
 pytestmark = pytest.mark.stack

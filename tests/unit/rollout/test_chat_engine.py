@@ -13,9 +13,9 @@ from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.parsing.turns import HEADER, AssistantTurn, MalformedCall, ToolCall
 from verl_multiturn.errors import ConfigError, EngineError
-from verl_multiturn.rollout import http_engine
-from verl_multiturn.rollout.chat_engine import ChatEngine, Said, TurnWriter
-from verl_multiturn.rollout.engine import Ask, Generation
+from verl_multiturn.rollout.engines import http_engine
+from verl_multiturn.rollout.engines.chat_engine import ChatEngine, Said, TurnWriter
+from verl_multiturn.rollout.engines.protocol import Ask, Generation
 
 FAMILIES = ["quickstart", "qwen3", "smollm2", "llama3.1", "mistral", "gemma3"]
 SCHEMA = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}

@@ -10,15 +10,15 @@ from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
-from verl_multiturn.data import tool_call
-from verl_multiturn.records.encode import record_of
-from verl_multiturn.records.verification import verify_record
+from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.records.write.encode import record_of
 from verl_multiturn.rollout.context import SUMMARY, Context, with_summary
+from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
 from verl_multiturn.rollout.life import Life
-from verl_multiturn.rollout.scripted import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import TinyBuilder, tiny_tokenizer
 from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.rollout.turn_rewards import interaction_scores, turns_of
+from verl_multiturn.runs.data import tool_call
 from verl_multiturn.tools.loading.functions import function_tool
 
 CONTROL = ("<|im_start|>", "<|im_end|>")

@@ -18,7 +18,7 @@ from verl_multiturn import (
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.template_form import MessageError
-from verl_multiturn.rollout.engine import Ask, Generation
+from verl_multiturn.rollout.engines.protocol import Ask, Generation
 
 
 async def test_one_call_then_an_answer() -> None:

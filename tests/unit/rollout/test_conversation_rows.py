@@ -16,8 +16,8 @@ from verl_multiturn.certificate.receipts import CAUSES, Place, Receipt, Receipts
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.rows import row_of
-from verl_multiturn.records.verification import verify_record
-from verl_multiturn.row_keys import RowKey
+from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.rows.keys import RowKey
 
 WHERE = [0, "undelivered", 0, 1, "not_selected", 2]
 

@@ -1,10 +1,10 @@
-"""Pools of data rows: which are drawn again, and which are passed over (`rollout/difficulty.py`)."""
+"""Pools of data rows: which are drawn again, and which are passed over (`rollout/groups/difficulty.py`)."""
 
 import json
 
 import pytest
 
-from verl_multiturn.rollout.difficulty import MOST_AGAIN, Pools
+from verl_multiturn.rollout.groups.difficulty import MOST_AGAIN, Pools
 
 N = 8
 

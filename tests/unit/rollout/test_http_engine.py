@@ -8,9 +8,9 @@ from aiohttp import web
 
 from tests.support.served import Answers, answering, served
 from verl_multiturn.errors import ConfigError, EngineError
-from verl_multiturn.rollout import http_engine
-from verl_multiturn.rollout.engine import Ask, Generation
-from verl_multiturn.rollout.http_engine import CompletionsEngine, GenerateEngine
+from verl_multiturn.rollout.engines import http_engine
+from verl_multiturn.rollout.engines.http_engine import CompletionsEngine, GenerateEngine
+from verl_multiturn.rollout.engines.protocol import Ask, Generation
 
 ASK = Ask("17-0-a", [1, 2, 3], {"temperature": 0.5, "stop_token_ids": [9]}, max_new_tokens=4)
 

@@ -16,11 +16,11 @@ from tests.conftest import EchoTool
 from tests.idle_loop import hold_up
 from tests.scripted import CALL, run
 from tests.unit.proxy.test_proxy_endpoint import ROW, serving
-from tests.unit.rollout.test_replayed import call, record, replay
+from tests.unit.replay.test_replayed import call, record, replay
 from verl_multiturn import Limits, StopReason, ToolResponse
 from verl_multiturn.calls.timeline import during, is_kept
-from verl_multiturn.records.comparison import differences
-from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.replay.comparison import differences
+from verl_multiturn.rollout.engines.protocol import Generation
 from verl_multiturn.rollout.life import Life, current, expire, live, run_out, running, stood_still_s, stopped
 
 Look = Callable[[], Any]

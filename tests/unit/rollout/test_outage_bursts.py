@@ -15,8 +15,8 @@ from tests.unit.calls.test_outages import Service, call, process
 from tests.unit.rollout.test_outage_ends import Remote, Run
 from verl_multiturn import StopReason
 from verl_multiturn.calls.outages.guarded_call import GuardedCall
-from verl_multiturn.calls.outages.keeper import OutageKeeper
 from verl_multiturn.calls.outages.process import HOLD_S, REPORT_S, Watch
+from verl_multiturn.calls.outages.store import OutageKeeper
 
 
 class Slow(Service):

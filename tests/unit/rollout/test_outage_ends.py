@@ -13,8 +13,8 @@ from tests.idle_loop import skip_waits
 from tests.scripted import CALL
 from verl_multiturn import Conversation, Interaction, Limits, Outcome, Reply, Request, ScriptedEngine, StopReason
 from verl_multiturn.calls.limits import OutageLimits
-from verl_multiturn.calls.outages.keeper import OutageKeeper
 from verl_multiturn.calls.outages.process import Outages
+from verl_multiturn.calls.outages.store import OutageKeeper
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
@@ -22,10 +22,10 @@ from verl_multiturn.config import OutageSettings
 from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.interactions.running.session import InteractionGate
 from verl_multiturn.observe.metrics import stats_of
+from verl_multiturn.rollout.groups.oversampling import FirstValid
 from verl_multiturn.rollout.life import stopped
-from verl_multiturn.rollout.oversampling import FirstValid
-from verl_multiturn.tools.calls.gate import Gate
 from verl_multiturn.tools.loading.call_limits import ToolLimits
+from verl_multiturn.tools.running.gate import Gate
 
 
 class Remote(EchoTool):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.rollout import oversampling
-from verl_multiturn.rollout.oversampling import FirstValid, samples_to_start
+from verl_multiturn.rollout.groups import oversampling
+from verl_multiturn.rollout.groups.oversampling import FirstValid, samples_to_start
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from tests.conftest import CharBuilder, CharTokenizer
 from verl_multiturn import Ask, EngineError, Generation
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
-from verl_multiturn.rollout.policy_text import PolicyText
+from verl_multiturn.rollout.engines.policy_text import PolicyText
 
 
 class Engine:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from verl_multiturn import Ask, EngineError, Generation
-from verl_multiturn.rollout.sample import sample
+from verl_multiturn.rollout.engines.sample import sample
 
 ASK = Ask("r", [1, 2], {}, 3)
 

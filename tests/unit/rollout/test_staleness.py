@@ -9,7 +9,7 @@ import pytest
 
 from verl_multiturn.config import read_settings
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rollout.staleness import Bound, earliest, may_take, to_reroll, too_old
+from verl_multiturn.rollout.groups.staleness import Bound, earliest, may_take, to_reroll, too_old
 
 
 def test_the_deadline_follows_from_the_oldest_token() -> None:

@@ -20,8 +20,8 @@ from verl_multiturn import Outcome
 from verl_multiturn.observe.spans import TraceSpan, tree_of
 from verl_multiturn.observe.trace_writer import TraceWriter
 from verl_multiturn.observe.traces import chat_of, plain, trace_of
-from verl_multiturn.records.encode import record_of
 from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.write.encode import record_of
 from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.life import Life, live
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer

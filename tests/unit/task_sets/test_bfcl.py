@@ -15,8 +15,8 @@ import pytest
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
 
 from verl_multiturn import Limits, Outcome, scripted_rollout
-from verl_multiturn.data import tool_call
 from verl_multiturn.errors import ConfigError, ToolContractError
+from verl_multiturn.runs.data import tool_call
 from verl_multiturn.task_sets.bfcl import package
 from verl_multiturn.task_sets.bfcl.episode import Episode
 from verl_multiturn.task_sets.bfcl.package import CATEGORIES, Call, dialogue_of, dialogues, read_call, read_dialogue

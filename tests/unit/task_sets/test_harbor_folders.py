@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from verl_multiturn.errors import ConfigError, UnjudgedError
-from verl_multiturn.task_sets.harbor.check import check_folders
-from verl_multiturn.task_sets.harbor.folder import folders_below, read_folder
-from verl_multiturn.task_sets.harbor.tool import TaskBash
-from verl_multiturn.task_sets.harbor.write import Written, write_folder
+from verl_multiturn.harnesses.harbor.tasks.check import check_folders
+from verl_multiturn.harnesses.harbor.tasks.folder import folders_below, read_folder
+from verl_multiturn.harnesses.harbor.tasks.tool import TaskBash
+from verl_multiturn.harnesses.harbor.tasks.write import Written, write_folder
+from verl_multiturn.verdicts.task import UnguardedError
 from verl_multiturn.workspaces.settings import WorkspaceSettings
-from verl_multiturn.workspaces.task import UnguardedError
 
 SMALL = WorkspaceSettings(timeout_s=60, pool=0, memory_mb=256, disk_mb=8)
 DOCKERFILE = "FROM scratch\nWORKDIR /app\nENV WORD=two\nCOPY a.txt b.txt\nCOPY a.txt sub/\nCOPY src .\n"

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.task_sets.harbor.write import Written, write_folder
+from verl_multiturn.harnesses.harbor.tasks.write import Written, write_folder
 from verl_multiturn.task_sets.swe.grade import grade
 from verl_multiturn.task_sets.swe.images import task_of_row
-from verl_multiturn.workspaces import import_places
+from verl_multiturn.verdicts import import_places
 from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.tars import read_tar, write_tar
 from verl_multiturn.workspaces.threads import ThreadWorkspace, open_workspace

@@ -8,7 +8,7 @@ from verl_multiturn.task_sets.swe.mutations import Mutation, mutations_of
 from verl_multiturn.task_sets.swe.packages import Package, is_test, read_package
 from verl_multiturn.task_sets.swe.tasks import SweTask
 from verl_multiturn.task_sets.swe.trials import needed_packages
-from verl_multiturn.workspaces.task import PytestVerdict
+from verl_multiturn.verdicts.task import PytestVerdict
 
 toolz = pytest.importorskip("toolz")
 

@@ -18,11 +18,11 @@ import pytest_asyncio
 from tests.conftest import until
 from tests.unit.interactions.test_interaction_llm_user import Endpoint, said
 from verl_multiturn import ConfigError
-from verl_multiturn.data import tool_call
-from verl_multiturn.interactions.failed import EnvironmentOutageError
+from verl_multiturn.interactions.errors import EnvironmentOutageError
 from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.scripted_chat import scripted_rollout
+from verl_multiturn.runs.data import tool_call
 from verl_multiturn.task_sets.tau2.package import (
     GREETING,
     STOP_WORDS,

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import make_schema
 from tests.idle_loop import IdleLoop
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema
-from verl_multiturn.tools.check import examination, instruments
+from verl_multiturn.checking import examination, instruments
 
 never = threading.Event()
 seen = threading.Event()

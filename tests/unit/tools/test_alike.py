@@ -1,6 +1,6 @@
 """Problems of many rows as one line."""
 
-from verl_multiturn.tools.check.alike import gather_alike
+from verl_multiturn.checking.problem_groups import gather_alike
 
 
 def test_numbers_that_differ_are_a_range() -> None:

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from tests.unit.tools.broken_tools import Sound, on_any_machine
 from tests.unit.tools.test_contract import check, problems
 from verl_multiturn import ConfigError, OutageError
+from verl_multiturn.checking.examination import Grade
+from verl_multiturn.checking.other_rows import made_kwargs, varied
+from verl_multiturn.checking.tool_contract import check_tool
 from verl_multiturn.cli.main import app
-from verl_multiturn.tools.check.contract import check_tool
-from verl_multiturn.tools.check.examination import Grade
-from verl_multiturn.tools.check.other_rows import made_kwargs, varied
 
 pytestmark = pytest.mark.slow
 

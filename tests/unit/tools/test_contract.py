@@ -54,10 +54,10 @@ from tests.unit.tools.broken_tools import (
     on_any_machine,
 )
 from verl_multiturn import ConfigError, ToolResponse, load_tools
+from verl_multiturn.checking import examination, instruments
+from verl_multiturn.checking import probe as contract_probe
+from verl_multiturn.checking.tool_contract import CheckResult, Grade, check_tool, tools_to_check
 from verl_multiturn.cli.main import app
-from verl_multiturn.tools.check import examination, instruments
-from verl_multiturn.tools.check import probe as contract_probe
-from verl_multiturn.tools.check.contract import CheckResult, Grade, check_tool, tools_to_check
 from verl_multiturn.tools.loading.call_limits import attach_limits
 from verl_multiturn.tools.loading.functions import FromRow
 

@@ -19,9 +19,9 @@ from typing_extensions import Doc, TypeAliasType
 from tests.conftest import make_schema
 from tests.unit.tools.test_functions import call, parameters
 from verl_multiturn import ConfigError, ToolSchema
-from verl_multiturn.tools.calls.results import CallStatus
 from verl_multiturn.tools.loading.functions import FromRow, function_tool
 from verl_multiturn.tools.loading.verl_functions import verl_function_tool
+from verl_multiturn.tools.running.results import CallStatus
 
 Key = TypeAliasType("Key", Annotated[str, "The key."])
 

@@ -17,11 +17,11 @@ from tests.conftest import make_schema
 from verl_multiturn import BaseTool, ConfigError, ToolContractError, ToolResponse, ToolSchema, load_tools, tool
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.results import CallResult, CallStatus
-from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.loading.docstrings import read_docstring
 from verl_multiturn.tools.loading.functions import FromRow, function_tool
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.results import CallResult, CallStatus
+from verl_multiturn.tools.running.session import ToolSession
 
 
 class Colour(enum.Enum):

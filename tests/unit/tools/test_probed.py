@@ -6,9 +6,9 @@ import pytest
 
 from tests.conftest import EchoTool
 from verl_multiturn.calls.limits import set_limits
-from verl_multiturn.tools.calls.gate import tool_owner
-from verl_multiturn.tools.check.probed import CallProbe
+from verl_multiturn.checking.method_calls import CallProbe
 from verl_multiturn.tools.loading.call_limits import ToolLimits
+from verl_multiturn.tools.running.gate import tool_owner
 
 
 class Lost(Exception):

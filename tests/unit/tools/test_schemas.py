@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from verl_multiturn import ConfigError, ToolSchema, load_tools
-from verl_multiturn.json_schema.compiled import SchemaError, compile_schema, without_draft
+from verl_multiturn.json_schema.validators import SchemaError, compile_schema, without_draft
 
 DRAFT = "http://json-schema.org/draft-0{}/schema#"
 PARAMETERS = "x.function.parameters"

@@ -20,10 +20,10 @@ from tests.sessions import HI, session
 from verl_multiturn import ToolContractError
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.results import CallStatus
-from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.loading.call_limits import attach_limits
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.results import CallStatus
+from verl_multiturn.tools.running.session import ToolSession
 
 
 class Number(float):

@@ -20,10 +20,10 @@ from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.cli.main import app
-from verl_multiturn.data import tool_call
 from verl_multiturn.rewards import compute_score
-from verl_multiturn.rollout.scripted import ScriptedEngine
+from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import TinyBuilder, tiny_tokenizer
+from verl_multiturn.runs.data import tool_call
 from verl_multiturn.tools.bm25 import Bm25Index
 from verl_multiturn.tools.browse import BrowseTool, cut
 from verl_multiturn.tools.browse_service import BrowseServiceTool

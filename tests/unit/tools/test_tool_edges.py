@@ -17,9 +17,9 @@ from verl_multiturn.calls.metrics import METRICS_CHARACTERS, plain_metrics
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.agent_data import AgentData
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.results import CallStatus
-from verl_multiturn.tools.calls.session import ToolSession
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.results import CallStatus
+from verl_multiturn.tools.running.session import ToolSession
 
 
 class Counted(list[Any]):

@@ -16,13 +16,13 @@ from tests.serving import conversation
 from verl_multiturn import ConfigError, load_tools
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.results import CallResult, CallStatus
-from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.tools.check import instruments
-from verl_multiturn.tools.check.contract import Grade, check_tool
+from verl_multiturn.checking import instruments
+from verl_multiturn.checking.tool_contract import Grade, check_tool
 from verl_multiturn.tools.image_zoom import ImageZoomTool, find_region, read_image
 from verl_multiturn.tools.loading.kwargs import bind_kwargs
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.results import CallResult, CallStatus
+from verl_multiturn.tools.running.session import ToolSession
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 

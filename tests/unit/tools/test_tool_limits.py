@@ -16,15 +16,15 @@ from tests.conftest import EchoTool
 from tests.idle_loop import hold_up
 from verl_multiturn import ConfigError, ToolContractError
 from verl_multiturn.calls.slots import Gates
+from verl_multiturn.calls.tasks import Alarms, done_within
 from verl_multiturn.calls.watch import CallWatch
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.processes.pool import WorkerPool
-from verl_multiturn.tasks import Alarms, done_within
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.results import CallStatus
-from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.loading.call_limits import attach_limits
 from verl_multiturn.tools.loading.functions import function_tool
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.results import CallStatus
+from verl_multiturn.tools.running.session import ToolSession
 from verl_multiturn.tools.services.http_client import UnavailableError
 
 HI = ToolCall("echo", '{"text": "hi"}', "c1")
@@ -53,7 +53,7 @@ def limited(tool: Any, **limits: Any) -> Any:
     return tool
 
 
-BACKOFF = "verl_multiturn.tools.calls.session.BACKOFF_S"
+BACKOFF = "verl_multiturn.tools.running.session.BACKOFF_S"
 
 
 def session(gates: Gates, tool: Any, name: str = "r1") -> ToolSession:

@@ -15,11 +15,11 @@ from verl_multiturn import BaseTool, ConfigError, ToolContractError, ToolRespons
 from verl_multiturn.calls import calls as guarded
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.results import CallStatus
-from verl_multiturn.tools.calls.session import ToolSession
 from verl_multiturn.tools.loading.call_limits import attach_limits
 from verl_multiturn.tools.loading.kwargs import read_tools_kwargs
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.results import CallStatus
+from verl_multiturn.tools.running.session import ToolSession
 
 
 async def test_kwargs_reach_each_method() -> None:
@@ -72,7 +72,7 @@ async def test_what_a_tool_does_to_a_rows_kwargs_stays_in_its_conversation() -> 
 
 
 async def test_a_repeated_call_gets_what_the_first_attempt_got(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verl_multiturn.tools.calls.session.BACKOFF_S", 0.001)
+    monkeypatch.setattr("verl_multiturn.tools.running.session.BACKOFF_S", 0.001)
     tool = Greedy()
     tool.config["fails"] = True
     attach_limits(tool, {"retries": 1}, "limits")

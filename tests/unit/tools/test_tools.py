@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from tests.conftest import ROOT, make_schema
 from verl_multiturn import BaseTool, ConfigError, ToolSchema, load_tools
+from verl_multiturn.checking.data_rows import validate_dataset
 from verl_multiturn.cli.main import app
 from verl_multiturn.config import read_settings
 from verl_multiturn.tools.calculator import evaluate
-from verl_multiturn.tools.check.data_rows import validate_dataset
 from verl_multiturn.tools.loading.registry import schema_of
 
 CALCULATOR = ROOT / "tool_configs" / "calculator.yaml"

@@ -21,7 +21,7 @@ from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
 from verl_multiturn.chat.rendering import UNEXPLAINED, Difference
 from verl_multiturn.rollout.outcome import ConversationRow
 from verl_multiturn.rollout.trajectory import Trajectory
-from verl_multiturn.tools.calls.gate import Gate
+from verl_multiturn.tools.running.gate import Gate
 
 
 class Thinking(CharBuilder):

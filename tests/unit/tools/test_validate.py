@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from tests.conftest import ROOT, EchoTool, make_schema
 from verl_multiturn import BaseTool, ConfigError, ToolSchema, load_tools
+from verl_multiturn.checking.data_rows import validate_dataset
 from verl_multiturn.cli.main import app
-from verl_multiturn.data import make_row, read_splits, write_rows
-from verl_multiturn.tools.check.data_rows import validate_dataset
+from verl_multiturn.runs.data import make_row, read_splits, write_rows
 from verl_multiturn.tools.loading.kwargs import tools_of_row
 
 PROMPT = [{"role": "user", "content": "Q"}]

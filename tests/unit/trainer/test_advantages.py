@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.long.interactions import interaction_advantages as benchmark
-from verl_multiturn.rewards.advantages import Advantages, Played, of_conversations, of_states, of_turns
+from verl_multiturn.advantages.turns import Advantages, Played, of_conversations, of_states, of_turns
 from verl_multiturn.rollout.turn import Turn
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_multiturn.launch.checkpoints import checkpoint_folder, is_complete, mend_tracker, resumes
-from verl_multiturn.launch.run_folder import RunFolder
+from verl_multiturn.models.checkpoints import checkpoint_folder, is_complete, mend_tracker, resumes
+from verl_multiturn.runs.run_folder import RunFolder
 
 TRACKER = "latest_checkpointed_iteration.txt"
 

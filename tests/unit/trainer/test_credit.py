@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from verl_multiturn.rewards.advantages import Played, of_completions, of_conversations, of_discounted
+from verl_multiturn.advantages.turns import Played, of_completions, of_conversations, of_discounted
 from verl_multiturn.rollout.turn import Turn
 
 BRANCHES = Played([Turn(0), Turn(1, 1.0, parent=0), Turn(2, parent=0)])

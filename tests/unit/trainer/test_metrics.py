@@ -24,13 +24,13 @@ from verl_multiturn.observe.metrics import (
     numbers_of,
     stats_of,
 )
-from verl_multiturn.rollout.engine import Ask, CacheUse, Generation
+from verl_multiturn.rollout.engines.protocol import Ask, CacheUse, Generation
 from verl_multiturn.rollout.outcome import ConversationRow, SessionReport
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.rollout.turn_rewards import tool_scores
-from verl_multiturn.row_keys import RowKey
-from verl_multiturn.tools.calls.results import CallResult, CallStatus
+from verl_multiturn.rows.keys import RowKey
+from verl_multiturn.tools.running.results import CallResult, CallStatus
 
 CALL = '<tool_call>{"name": "echo", "arguments": {"text": "hi"}}</tool_call>'
 

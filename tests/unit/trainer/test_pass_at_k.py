@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from verl_multiturn.observe.pass_at_k import passed_shares
-from verl_multiturn.reward_numbers import ScoreRange
+from verl_multiturn.rows.reward_numbers import ScoreRange
 
 
 def stats(group: str, *scores: float | None) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
 
 @pytest.fixture
 def deal() -> Any:
-    from verl_multiturn.verl_bridge.trainer.rank_parts import deal
+    from verl_multiturn.verl_bridge.trainer.rows.rank_parts import deal
 
     return deal
 
@@ -47,7 +47,7 @@ def test_silent_groups_are_spread_over_the_ranks_and_their_updates(deal: Any) ->
 
 @pytest.mark.parametrize(("ranks", "updates"), [(4, 1), (8, 1), (8, 4)])
 def test_the_rows_of_half_the_groups_leave_the_update_if_these_are_silent(deal: Any, ranks: int, updates: int) -> None:
-    from verl_multiturn.verl_bridge.trainer.spared import TAUGHT, TRAINED, thin
+    from verl_multiturn.verl_bridge.trainer.rows.skipped_rows import TAUGHT, TRAINED, thin
 
     draw = random.Random(ranks * updates)
     groups = [group for group in range(64) for _ in range(8)]
@@ -67,7 +67,7 @@ def test_workers_have_our_engine_if_the_choice_came_to_them(vendor: str, monkeyp
 
     from verl_multiturn.errors import ConfigError
     from verl_multiturn.verl_bridge.names import ENGINE_CHOICE
-    from verl_multiturn.verl_bridge.trainer.rank_parts import has_our_engine
+    from verl_multiturn.verl_bridge.trainer.rows.rank_parts import has_our_engine
 
     config = OmegaConf.create()
     assert not has_our_engine(config)

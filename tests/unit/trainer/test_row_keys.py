@@ -1,6 +1,6 @@
 import pytest
 
-from verl_multiturn.row_keys import RowKey
+from verl_multiturn.rows.keys import RowKey
 
 
 def test_the_parts_of_a_name() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.launch.model_hash import INDEX, WEIGHTS, weight_files
-from verl_multiturn.launch.models import find_model
+from verl_multiturn.models.hash import INDEX, WEIGHTS, weight_files
+from verl_multiturn.models.location import find_model
 from verl_multiturn.trust import files
 
 

@@ -26,9 +26,9 @@ from verl_multiturn.calls.outages.authorship import NOTHING, WrittenTexts
 from verl_multiturn.calls.outages.breaker import Outage
 from verl_multiturn.calls.outages.causes import cause_of, next_try_s
 from verl_multiturn.calls.outages.process import OutageEndError, Watch, loop_time
+from verl_multiturn.calls.tasks import keep
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import InteractionContractError, ToolContractError
-from verl_multiturn.tasks import keep
 
 _MOST_PROBES = 3
 """Probes of one call that fail, over at least `_PROBES_S`, after which its conversation ends: it may be its doing."""

@@ -20,12 +20,12 @@ from weakref import WeakKeyDictionary
 
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.breaker import WINDOW_S
-from verl_multiturn.calls.outages.keeper import OutageKeeper
 from verl_multiturn.calls.outages.messages import CallAdmission, Keeper, KeeperAnswer, KeeperLostError, Sums, Waiting
+from verl_multiturn.calls.outages.store import OutageKeeper
+from verl_multiturn.calls.tasks import keep
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.config import OutageSettings
 from verl_multiturn.describe import describe, place_of
-from verl_multiturn.tasks import keep
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from typing import Any
 from jsonschema_rs import ValidationError
 
 from verl_multiturn.chat.parsing.call_json import read_whole_json
-from verl_multiturn.json_schema.compiled import Validator, validator_of
+from verl_multiturn.json_schema.validators import Validator, validator_of
 
 # Chat templates write an argument as Jinja prints it, which is Python's spelling.
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_multiturn.errors import InteractionContractError
-from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentOutageError
+from verl_multiturn.interactions.errors import EnvironmentFailedError, EnvironmentOutageError
 from verl_multiturn.processes.forks import Fork, ForkError, Forks
 from verl_multiturn.processes.lines import read_line
 

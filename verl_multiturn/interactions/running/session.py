@@ -22,11 +22,11 @@ from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.process import OutageEndError, Outages
 from verl_multiturn.calls.owner import Owner
 from verl_multiturn.calls.slots import SharedSlots, Slot, Slots
+from verl_multiturn.calls.tasks import Alarms
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError, read_number, read_reply
-from verl_multiturn.tasks import Alarms
 from verl_multiturn.tools.loading.kwargs import copy_kwargs
 
 METHODS = ("start", "reply", "score", "close")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.scores import Reward, is_right, ranges_of, rewards_of
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.read.scores import Reward, is_right, ranges_of, rewards_of
 
 
 class Source:

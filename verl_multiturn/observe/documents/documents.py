@@ -25,13 +25,13 @@ from verl_multiturn.observe.documents.pieces import Pieces, find
 from verl_multiturn.observe.documents.steps import lines_of
 from verl_multiturn.observe.documents.timeline import timeline
 from verl_multiturn.observe.explain.explanation import explain
-from verl_multiturn.records.fates import start_of
 from verl_multiturn.records.index.query import parse
 from verl_multiturn.records.index.rows import HIDDEN
 from verl_multiturn.records.index.table import Table
 from verl_multiturn.records.json_text import plain
-from verl_multiturn.records.reader import Records
-from verl_multiturn.reward_numbers import ROUNDING
+from verl_multiturn.records.read.fates import start_of
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.rows.reward_numbers import ROUNDING
 
 _STEP = 2_000
 """The most conversations of a step's timeline."""

@@ -10,7 +10,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.compare import Comparison, Pair, compare
 from verl_multiturn.evaluation.plan import MANIFEST
 from verl_multiturn.evaluation.results import read_results
-from verl_multiturn.records.files import folder_of
+from verl_multiturn.records.read.files import folder_of
 
 
 def flips_of(folders: Sequence[Path]) -> dict[str, Any] | None:

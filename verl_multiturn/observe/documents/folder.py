@@ -20,13 +20,13 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.points import read_points
 from verl_multiturn.observe.documents.join_rows import joined_rows, read_parts
 from verl_multiturn.observe.documents.steps import Key, groups_of, lines_of, step_entries
-from verl_multiturn.records import joins
-from verl_multiturn.records.fates import COUNTED, Fate, counted_as, start_of
 from verl_multiturn.records.index.index import Index
 from verl_multiturn.records.index.query import one_of
 from verl_multiturn.records.index.rows import differing, fate_of
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.scores import each_once, key_of
+from verl_multiturn.records.read import joins
+from verl_multiturn.records.read.fates import COUNTED, Fate, counted_as, start_of
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.read.scores import each_once, key_of
 
 SETTINGS = ("settings", "tools", "interactions", "schemas", "template")
 """Fields of a run's file beside its start."""

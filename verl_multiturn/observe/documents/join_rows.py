@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_multiturn.records import joins
+from verl_multiturn.records.read import joins
 from verl_multiturn.records.schema import JOINED
 
 _BATCH = 64

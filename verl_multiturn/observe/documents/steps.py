@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from verl_multiturn.records.joins import JoinName
-from verl_multiturn.records.scores import are_right, key_of
-from verl_multiturn.reward_numbers import ScoreRange, are_equal, within_rounding
+from verl_multiturn.records.read.joins import JoinName
+from verl_multiturn.records.read.scores import are_right, key_of
+from verl_multiturn.rows.reward_numbers import ScoreRange, are_equal, within_rounding
 
 Key = tuple[int, bool]
 """Number of a step, and whether the validation after it is meant."""

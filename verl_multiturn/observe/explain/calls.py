@@ -10,7 +10,7 @@ from verl_multiturn.config import PATH
 from verl_multiturn.observe.explain.courses import FEWEST, course, windows
 from verl_multiturn.observe.explain.facts import Facts, Talk, setting
 from verl_multiturn.observe.explain.finding import Finding, examples, percent
-from verl_multiturn.tools.calls.results import CallStatus
+from verl_multiturn.tools.running.results import CallStatus
 
 _NOTE, _ALARM = 0.02, 0.1
 _WAITS = 0.25

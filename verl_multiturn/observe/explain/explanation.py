@@ -10,15 +10,15 @@ from verl_multiturn.observe.explain import (
     groups,
     learning,
     limits,
-    lost,
     rewards,
     stragglers,
+    waste,
 )
 from verl_multiturn.observe.explain.facts import read_facts
 from verl_multiturn.observe.explain.finding import SYMPTOMS, Finding, ranked
-from verl_multiturn.records.reader import Records
+from verl_multiturn.records.read.records import Records
 
-_FAMILIES = (groups, limits, calls, answers, learning, drift, lost, stragglers, rewards, agents)
+_FAMILIES = (groups, limits, calls, answers, learning, drift, waste, stragglers, rewards, agents)
 
 
 def explain(records: Records) -> list[Finding]:

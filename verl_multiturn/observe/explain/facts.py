@@ -18,10 +18,10 @@ import numpy as np
 
 from verl_multiturn.certificate.check import SAMPLED
 from verl_multiturn.observe.explain.lateness import critical_path
-from verl_multiturn.observe.joined import Joined
+from verl_multiturn.observe.join_columns import Joined
 from verl_multiturn.observe.spans import spans_of
-from verl_multiturn.records.reader import Records
-from verl_multiturn.records.scores import Reward, is_right, ranges_of, rewards_of
+from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.read.scores import Reward, is_right, ranges_of, rewards_of
 
 _ANSWER = re.compile(r"(?:####|\\boxed\{|<answer>|\banswer\s*(?:is\b|:))", re.IGNORECASE)
 _LONGEST_ANSWER = 200

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from verl_multiturn.observe.explain.facts import Facts, Talk
 from verl_multiturn.observe.explain.finding import Finding, Kind, percent
-from verl_multiturn.reward_numbers import are_equal
+from verl_multiturn.rows.reward_numbers import are_equal
 
 _FEWEST = 8
 _ALARM = 0.5

@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_multiturn.observe.explain.facts import Facts, Talk, setting
 from verl_multiturn.observe.explain.finding import Finding, Kind, examples, level, percent
-from verl_multiturn.reward_numbers import are_equal
+from verl_multiturn.rows.reward_numbers import are_equal
 
 _OUTCOMES = ("acc", "accuracy", "correct", "compute_score")
 """Numbers that say whether the answer is right, the first that varies."""

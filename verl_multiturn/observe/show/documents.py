@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from verl_multiturn.observe.documents.folder import RunDocuments
-from verl_multiturn.records.reader import Records
+from verl_multiturn.records.read.records import Records
 
 _OF_STEP = ("event", "step", "start", "began", "ended", "phases", "join", "rows", "conversations", "score", "groups",
             "equal_groups", "trained_tokens", "untrained", "evicted", "filtered", "failed", "discarded",

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import AgentContractError
-from verl_multiturn.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
+from verl_multiturn.rows.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
 
 EndKind = Literal["returned", "raised", "exited", "timed_out", "stuck", "failed", "outage", "unjudged", "misconfigured"]
 _EXPECTED = "a number, {'reward': …, 'completions': {id: number}} or None"

@@ -24,8 +24,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from verl_multiturn.calls.outages.causes import agents_cause
+from verl_multiturn.calls.tasks import finish
+from verl_multiturn.clients.http_connections import past_proxy
 from verl_multiturn.errors import AgentContractError, ConfigError
-from verl_multiturn.http_connections import past_proxy
 from verl_multiturn.processes.forks import Fork, ForkError, Forks
 from verl_multiturn.processes.interpreters import interpreter_environment
 from verl_multiturn.processes.lines import read_line
@@ -33,7 +34,6 @@ from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult, EndKind
 from verl_multiturn.proxy.agents.folder import make_folder, remove_folder
 from verl_multiturn.proxy.agents.keeper import ENDED, NOTED
-from verl_multiturn.tasks import finish
 
 logger = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from verl_multiturn.calls.outages.causes import agents_cause
+from verl_multiturn.calls.tasks import wake
 from verl_multiturn.errors import AgentContractError
 from verl_multiturn.processes.zygote import problem_of
 from verl_multiturn.proxy.agents.agent import Agent, SessionAddress
 from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult, read_result
-from verl_multiturn.tasks import wake
 
 _GRACE_S = 5.0
 """Seconds for an agent to end by itself after the time is up."""

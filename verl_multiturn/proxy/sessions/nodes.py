@@ -14,7 +14,7 @@ from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.parsing.turns import AssistantTurn
 from verl_multiturn.proxy.protocols.requests import Completion
 from verl_multiturn.proxy.sessions.canonical import Compared
-from verl_multiturn.rollout.engine import Generation
+from verl_multiturn.rollout.engines.protocol import Generation
 
 
 @dataclass(eq=False, repr=False, slots=True)

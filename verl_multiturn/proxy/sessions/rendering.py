@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeVar
 
+from verl_multiturn.calls.tasks import keep
 from verl_multiturn.chat.codec import ChatCodec, Increment, Message
 from verl_multiturn.chat.control_tokens import text_parts
 from verl_multiturn.chat.first_prompts import Check
 from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, load_images
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.protocols.requests import RefusedError
-from verl_multiturn.tasks import keep
 
 # New messages with more characters than this are rendered in the thread.
 _MOST_AT_ONCE = 8192

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from verl_multiturn.calls.invocation import Invocation, TimedOutError, is_coroutine_method
 from verl_multiturn.calls.loading import resolve
+from verl_multiturn.calls.tasks import Alarms
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.processes.zygote import problem_of
@@ -26,7 +27,6 @@ from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.rollout.turn import Turn
-from verl_multiturn.tasks import Alarms
 
 SELECT_S = 30.0
 """Seconds that a `select` function may take for a session."""

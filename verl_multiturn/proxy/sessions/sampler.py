@@ -18,11 +18,11 @@ from verl_multiturn.errors import EngineError
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, FinishReason, RefusedError
 from verl_multiturn.proxy.sessions.forest import Forest
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, Entry, Lane, PromptNode
-from verl_multiturn.proxy.sessions.shared import ProxyRun
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import CallIds, as_message
-from verl_multiturn.rollout.engine import Ask, CacheUse, Generation
-from verl_multiturn.rollout.sample import sample
-from verl_multiturn.rollout.stop_texts import STOP_REGEX
+from verl_multiturn.rollout.engines.protocol import Ask, CacheUse, Generation
+from verl_multiturn.rollout.engines.sample import sample
+from verl_multiturn.rollout.engines.stop_texts import STOP_REGEX
 
 logger = logging.getLogger(__name__)
 

@@ -30,9 +30,9 @@ from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, Con
 from verl_multiturn.proxy.sessions.forest import Forest
 from verl_multiturn.proxy.sessions.journal import COUNT, Journal, Noted
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, PromptNode
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rows import selected, session_outcome
 from verl_multiturn.proxy.sessions.sampler import Sampler, engine_failed
-from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import CallIds
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome

@@ -22,10 +22,6 @@ import pyarrow.compute as pc
 
 from verl_multiturn.describe import one_line
 from verl_multiturn.errors import CertificateError, ConfigError
-from verl_multiturn.records import joins
-from verl_multiturn.records.fates import fates, start_of, undone_joins
-from verl_multiturn.records.files import LINES as LINES_END
-from verl_multiturn.records.files import PACKED, STEPS, RecordFile
 from verl_multiturn.records.index import cache
 from verl_multiturn.records.index.cache import CacheFolderError, identity
 from verl_multiturn.records.index.joins import (
@@ -50,12 +46,24 @@ from verl_multiturn.records.index.rows import (
     summarize,
 )
 from verl_multiturn.records.index.sources import Sources
-from verl_multiturn.records.joins import FOLDER, JoinName, is_of, no_join, parse_name, read_one, refusal
-from verl_multiturn.records.lines import read_object
-from verl_multiturn.records.oddities import score_fault
-from verl_multiturn.records.reader import Placed, Records
-from verl_multiturn.records.repeats import repeat_fault
-from verl_multiturn.records.scores import each_once
+from verl_multiturn.records.read import joins
+from verl_multiturn.records.read.fates import fates, start_of, undone_joins
+from verl_multiturn.records.read.files import LINES as LINES_END
+from verl_multiturn.records.read.files import PACKED, STEPS, RecordFile
+from verl_multiturn.records.read.joins import (
+    FOLDER,
+    JoinName,
+    is_of,
+    no_join,
+    parse_name,
+    read_one,
+    refusal,
+)
+from verl_multiturn.records.read.lines import read_object
+from verl_multiturn.records.read.oddities import score_fault
+from verl_multiturn.records.read.records import Placed, Records
+from verl_multiturn.records.read.repeats import repeat_fault
+from verl_multiturn.records.read.scores import each_once
 
 _VERSION = "7"
 _SLICE = 100_000

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from verl_multiturn.describe import show
 from verl_multiturn.records import schema
-from verl_multiturn.records.fates import Fate
-from verl_multiturn.records.lines import defaults
-from verl_multiturn.records.reader import Placed
-from verl_multiturn.records.scores import LARGEST
+from verl_multiturn.records.read.fates import Fate
+from verl_multiturn.records.read.lines import defaults
+from verl_multiturn.records.read.records import Placed
+from verl_multiturn.records.read.scores import LARGEST
 from verl_multiturn.records.summaries import summary_of
 
 Row = list[Any]

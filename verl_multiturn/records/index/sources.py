@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.paths import open_regular
 from verl_multiturn.records.index.cache import digest_of_begin, digest_of_end, identity, identity_of
-from verl_multiturn.records.lines import LONGEST_LINE
+from verl_multiturn.records.read.lines import LONGEST_LINE
 
 _BLOCK = 16_000_000
 

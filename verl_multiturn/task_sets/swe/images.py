@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.task_sets.harbor.write import Written
-from verl_multiturn.workspaces import import_places
-from verl_multiturn.workspaces.left import NEVER, RUNNERS
+from verl_multiturn.harnesses.harbor.tasks.write import Written
+from verl_multiturn.verdicts import import_places
+from verl_multiturn.verdicts.changes import NEVER, RUNNERS
 
 REPOSITORY = "/testbed"
 """The folder of the repository in the images of all three data sets."""

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.task_sets.swe.mutations import Mutation
 from verl_multiturn.task_sets.swe.packages import is_test, read_package
-from verl_multiturn.workspaces.task import Task, read_task
+from verl_multiturn.verdicts.task import Task, read_task
 
 installed = functools.cache(read_package)
 """Read a package once."""

@@ -1,7 +1,7 @@
 """Trials: a package's tests run on a tree of it, with the outcome of each, while tasks are prepared.
 
 No model has seen these trees, so what the tests report of themselves is believed. What a model left is judged by
-`workspaces/verdict.py` instead.
+`verdicts/verdict.py` instead.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from verl_multiturn.config import read_model
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Reply
-from verl_multiturn.interactions.failed import EnvironmentFailedError
+from verl_multiturn.interactions.errors import EnvironmentFailedError
 from verl_multiturn.interactions.llm_user import LlmUser, LlmUserSettings
 from verl_multiturn.interactions.simulated_user import SimulatedUser, UserSettings
 from verl_multiturn.task_sets.tau2.package import (

@@ -22,7 +22,7 @@ from typing import Any
 from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.environments.process import EnvProcess, EnvProcesses
-from verl_multiturn.interactions.failed import EnvironmentFailedError, EnvironmentOutageError
+from verl_multiturn.interactions.errors import EnvironmentFailedError, EnvironmentOutageError
 
 _JUDGES = 4
 """Most verdicts at once in one worker: each takes a core, and writes on its own copy of two data bases."""

@@ -27,9 +27,9 @@ from typing import Any, Union
 
 from verl_multiturn.calls.json_values import NoJsonError, json_text
 from verl_multiturn.describe import show
-from verl_multiturn.reward_numbers import is_number, plain_scalar
+from verl_multiturn.rows.reward_numbers import is_number, plain_scalar
 from verl_multiturn.tools.base import ToolResponse
-from verl_multiturn.tools.calls.answers import UnreadableReturn, is_response
+from verl_multiturn.tools.running.answers import UnreadableReturn, is_response
 
 _REMEDY = "return (text, reward, {}) for a reward, or a dictionary for data"
 

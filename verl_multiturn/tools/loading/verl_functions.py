@@ -17,8 +17,8 @@ from verl_multiturn.calls.json_values import NoJsonError, json_value
 from verl_multiturn.describe import show, without_addresses
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
-from verl_multiturn.tools.calls.answers import UnreadableReturn, is_response
 from verl_multiturn.tools.loading.parameters import field_defaults
+from verl_multiturn.tools.running.answers import UnreadableReturn, is_response
 from verl_multiturn.tools.schema import ToolSchema
 
 

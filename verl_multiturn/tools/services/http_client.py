@@ -27,9 +27,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.causes import OUT, retry_after_s, status_kind
 from verl_multiturn.calls.per_loop import PerLoop
+from verl_multiturn.clients.http_connections import Connections, open_client, route_to, say_status, trusted
 from verl_multiturn.config import fixed
 from verl_multiturn.errors import MultiTurnError, OutageError
-from verl_multiturn.http_connections import Connections, open_client, route_to, say_status, trusted
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.schema import ToolSchema
 

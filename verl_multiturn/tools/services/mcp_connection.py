@@ -33,9 +33,9 @@ from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST, CallTo
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.calls.outages.causes import OUT, retry_after_s, status_kind
+from verl_multiturn.clients.http_connections import open_client, route_to, say_status, trusted
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError, OutageError
-from verl_multiturn.http_connections import open_client, route_to, say_status, trusted
 from verl_multiturn.processes import guard
 from verl_multiturn.tools.services.http_client import LateError, UnavailableError
 from verl_multiturn.tools.services.mcp_listing import ToolListing

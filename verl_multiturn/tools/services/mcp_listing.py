@@ -12,7 +12,7 @@ from mcp.types import Tool
 from mcp.types.methods import parse_server_result
 from pydantic import ValidationError
 
-from verl_multiturn.json_schema.compiled import SchemaError, compile_schema
+from verl_multiturn.json_schema.validators import SchemaError, compile_schema
 
 _METHOD = "tools/list"
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.compat.stored_rows import get_columns
+from verl_multiturn.rows.keys import RowKey
+from verl_multiturn.verl_bridge.compat.row_store import get_columns
 from verl_multiturn.verl_bridge.names import STATS
 
 VERSIONS, RECEIPTS = "rollout_versions", "rollout_receipts"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from verl_multiturn.certificate.check import Row, Violation, verify
 from verl_multiturn.certificate.conversations import MembershipNote, shared, uncaused, unjoined
 from verl_multiturn.certificate.receipts import Receipts
-from verl_multiturn.row_keys import RowKey
+from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.certificate.columns import RECEIPTS, VERSIONS, fetch, is_ours, missing
 
 Fields = dict[str, Any]

@@ -26,7 +26,7 @@ from ray.exceptions import RayError
 
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import CertificateError
-from verl_multiturn.row_keys import RowKey
+from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.certificate.part import Fields, KnownRow, RowVerdict, Rules, check_rows
 
 LARGE = 1024

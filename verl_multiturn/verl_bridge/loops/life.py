@@ -14,7 +14,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from verl_multiturn.observe.metrics import numbers_of
 from verl_multiturn.rollout.life import Life, LifeListener, current, live
-from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
+from verl_multiturn.verl_bridge.loops.output import CertifiedOutput
 
 
 @contextmanager

@@ -8,12 +8,12 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.config import PATH
-from verl_multiturn.proxy.agents.runners import build_runner
+from verl_multiturn.harnesses.runners import build_runner
 from verl_multiturn.proxy.endpoint import GOOD_AFTER_S, Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.rows import load_select
-from verl_multiturn.proxy.sessions.shared import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.loops.agent_loop import shared_runner, spare_loaded

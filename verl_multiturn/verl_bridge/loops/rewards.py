@@ -50,7 +50,7 @@ from verl_multiturn.errors import ConfigError, OutageError, RewardContractError,
 from verl_multiturn.rewards.contract import require_rewards
 from verl_multiturn.rewards.router import find_reward, read_reward_kwargs
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose
-from verl_multiturn.verl_bridge.loops.certified_output import OUTAGE, UNJUDGEABLE, CertifiedOutput
+from verl_multiturn.verl_bridge.loops.output import OUTAGE, UNJUDGEABLE, CertifiedOutput
 from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.names import STATELESS_MANAGERS
 from verl_multiturn.verl_bridge.settings import is_our_reward, settings_of

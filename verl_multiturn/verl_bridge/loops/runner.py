@@ -20,22 +20,22 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
+from verl_multiturn.replay.engine import Stage
+from verl_multiturn.replay.tools import RecordedGate
 from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.conversation import Conversation
-from verl_multiturn.rollout.engine import Engine
+from verl_multiturn.rollout.engines.policy_text import PolicyText
+from verl_multiturn.rollout.engines.protocol import Engine
+from verl_multiturn.rollout.engines.stop_texts import PlaceholderGuard, StopTexts
 from verl_multiturn.rollout.life import current, note, stopped
 from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.outcome import Outcome, Request
-from verl_multiturn.rollout.policy_text import PolicyText
-from verl_multiturn.rollout.recorded import Stage
-from verl_multiturn.rollout.stop_texts import PlaceholderGuard, StopTexts
-from verl_multiturn.tools.calls.gate import Gate
-from verl_multiturn.tools.calls.recorded import RecordedGate
-from verl_multiturn.tools.calls.session import ToolSession
-from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput, OutputSettings, to_outputs
+from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.session import ToolSession
+from verl_multiturn.verl_bridge.keeper import RayKeeper, RaySlots
 from verl_multiturn.verl_bridge.loops.life import note_score
-from verl_multiturn.verl_bridge.loops.recording import Recorder, recorder_of
-from verl_multiturn.verl_bridge.loops.slots import RayKeeper, RaySlots
+from verl_multiturn.verl_bridge.loops.output import CertifiedOutput, OutputSettings, to_outputs
+from verl_multiturn.verl_bridge.loops.recorder import Recorder, recorder_of
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
 from verl_multiturn.verl_bridge.model.call_formats import make_parser, stop_ids
 from verl_multiturn.verl_bridge.model.chat_setup import check_names, make_chat

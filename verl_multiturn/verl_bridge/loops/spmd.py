@@ -29,17 +29,17 @@ from verl_multiturn.certificate.check import Row, Violation, verify
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import CertificateError, ConfigError, EngineError
-from verl_multiturn.rollout.engine import Engine
+from verl_multiturn.rollout.engines.protocol import Engine
 from verl_multiturn.rollout.outcome import Request
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.verl_bridge.closing import close_at_end
-from verl_multiturn.verl_bridge.loops.certified_output import CertifiedOutput
 from verl_multiturn.verl_bridge.loops.life import follow
+from verl_multiturn.verl_bridge.loops.output import CertifiedOutput
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.model.processors import takes_images
 from verl_multiturn.verl_bridge.names import AGENT_LOOP
-from verl_multiturn.verl_bridge.servers.lost_server import EngineOfServer
+from verl_multiturn.verl_bridge.servers.server_loss import EngineOfServer
 from verl_multiturn.verl_bridge.servers.verl_engine import VerlEngine
 from verl_multiturn.verl_bridge.settings import settings_of
 

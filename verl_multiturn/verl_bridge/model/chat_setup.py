@@ -14,16 +14,16 @@ from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token
 
 from verl_multiturn.chat.answer_tags import answer_tags
 from verl_multiturn.chat.codec import ChatCodec, Message
+from verl_multiturn.chat.content_check import reasoning_left_out
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.encoding import SeamEncoder
 from verl_multiturn.chat.images import load_images
 from verl_multiturn.chat.rendering import Difference, RenderingCheck
-from verl_multiturn.chat.shown_messages import reasoning_left_out
-from verl_multiturn.chat.shown_schemas import must_stay
 from verl_multiturn.chat.template import SCHEMA, Template, examine_template
 from verl_multiturn.chat.template_form import MessageError
 from verl_multiturn.chat.template_rules import Rule
 from verl_multiturn.chat.tir import TIR, TirCodec
+from verl_multiturn.chat.tool_schemas import must_stay
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.tools.loading.kwargs import hidden_tools

@@ -16,7 +16,7 @@ from verl.workers.rollout.utils import get_max_position_embeddings
 from verl_multiturn.chat.images import ReadImages, as_they_are
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.row_files import refuse_pointer
+from verl_multiturn.rows.files import refuse_pointer
 from verl_multiturn.verl_bridge.model.processors import image_reader, load_processor, plain_dict
 
 

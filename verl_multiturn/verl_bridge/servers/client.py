@@ -35,10 +35,10 @@ from ray.exceptions import RayActorError
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from verl_multiturn.calls.tasks import keep
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.describe import describe
 from verl_multiturn.rollout.life import current, stopped
-from verl_multiturn.tasks import keep
 from verl_multiturn.verl_bridge.servers.admission import PAUSED
 from verl_multiturn.verl_bridge.servers.caches import Caches
 from verl_multiturn.verl_bridge.servers.router import GROUP

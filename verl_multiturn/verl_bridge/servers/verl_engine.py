@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from verl_multiturn.calls.tasks import ended
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import EngineError
-from verl_multiturn.rollout.engine import Ask, Finish, Generation
+from verl_multiturn.rollout.engines.protocol import Ask, Finish, Generation
 from verl_multiturn.rollout.trajectory import NO_VERSION
-from verl_multiturn.tasks import ended
 from verl_multiturn.verl_bridge.servers.cache_hits import CACHED
 from verl_multiturn.verl_bridge.servers.caches import HELD, LED, USE
 from verl_multiturn.verl_bridge.servers.client import SEGMENTS, RolloutClient

@@ -19,9 +19,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.errors import MultiTurnError
-from verl_multiturn.launch.compose import expand_homes
-from verl_multiturn.launch.run_folder import OwnFiles
-from verl_multiturn.observe.ray_start import require_places
+from verl_multiturn.runs.compose import expand_homes
+from verl_multiturn.runs.ray_start import require_places
+from verl_multiturn.runs.run_folder import OwnFiles
 from verl_multiturn.verl_bridge.startup.derive import (
     complete,
     copy_settings,

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_multiturn.config import PATH
-from verl_multiturn.records.run_file import new_start
+from verl_multiturn.records.write.run_file import new_start
 from verl_multiturn.verl_bridge.names import (
     ENGINE_CHOICE,
     ENGINE_VENDOR,

@@ -14,7 +14,7 @@ from yaml import YAMLError
 
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.launch.imports import PACKAGE, Code, import_problem
+from verl_multiturn.runs.imports import PACKAGE, Code, import_problem
 from verl_multiturn.verl_bridge.names import MANAGER
 from verl_multiturn.verl_bridge.startup.view import LaterError, RunView
 

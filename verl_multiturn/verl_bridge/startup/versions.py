@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.version_sets import judge
+from verl_multiturn.runs.version_sets import judge
 
 logger = logging.getLogger(__name__)
 

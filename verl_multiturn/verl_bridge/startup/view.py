@@ -25,8 +25,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.chat.tir import TIR
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
-from verl_multiturn.launch.run_folder import OwnFiles
 from verl_multiturn.paths import at_home
+from verl_multiturn.runs.run_folder import OwnFiles
 from verl_multiturn.verl_bridge.names import (
     ENGINE_CHOICE,
     ESTIMATORS,

@@ -2,7 +2,7 @@
 
 verl calls it inside the step, and what it raises would end the run. So `on_save` waits for a thread of its own for two
 seconds at most, and raises nothing: a full disk, a disk that hangs or a machine without a process to spare costs one
-checkpoint's evaluation, which the log names. All else happens in other processes (`launch/checkpoint_evaluations.py`).
+checkpoint's evaluation, which the log names. All else happens in other processes (`runs/checkpoint_evaluations.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 
 from verl_multiturn.describe import describe
-from verl_multiturn.launch.checkpoint_evaluations import put, wanted_of
+from verl_multiturn.runs.checkpoint_evaluations import put, wanted_of
 from verl_multiturn.verl_bridge.settings import settings_of
 
 logger = logging.getLogger(__name__)

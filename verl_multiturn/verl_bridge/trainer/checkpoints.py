@@ -1,6 +1,6 @@
 """Checkpoints as the trainer writes them: the beginning of each, and the last one of a run that cannot go on.
 
-What a start reads of them is in `launch/checkpoints.py`.
+What a start reads of them is in `models/checkpoints.py`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,16 @@ from typing import Any, NamedTuple
 
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import MultiTurnError
-from verl_multiturn.launch.checkpoints import POSITION, QUEUE, TRACKER, TRAINED, checkpoint_folder, is_complete
-from verl_multiturn.launch.stop_request import StopAnswer, StopRequest
-from verl_multiturn.verl_bridge.compat.stored_rows import VALIDATION, clear_groups, list_prompts
+from verl_multiturn.models.checkpoints import (
+    POSITION,
+    QUEUE,
+    TRACKER,
+    TRAINED,
+    checkpoint_folder,
+    is_complete,
+)
+from verl_multiturn.runs.stop_request import StopAnswer, StopRequest
+from verl_multiturn.verl_bridge.compat.row_store import VALIDATION, clear_groups, list_prompts
 
 
 class StopDue(MultiTurnError):

@@ -30,7 +30,7 @@ For each sampled batch, before verl updates critic and actor with it:
 All of them get the batch's rows as one `BatchRows` (`batch_rows.py`), which knows keys, padding and statistics.
 
 With `custom.multiturn.filter` a filter of our replay buffer judges the groups (`signal_filter.py`), and says which data
-rows are drawn again (`rollout/difficulty.py`).
+rows are drawn again (`rollout/groups/difficulty.py`).
 
 In the asynchronous trainers groups come from our replay buffer (`replay_buffer.py`), and those that are too slow may be
 begun anew when a step begins (`rerolls.py`). A file of the checkpoint names the trained prompts (`history.py`).
@@ -42,7 +42,7 @@ and for a mistake of the reward function, which ends the run.
 A new concern that changes a batch goes before the certificate, which reads the columns that critic and actor fetch
 next. The metrics are added when a step ends. After training the tools of the agent-loop workers are closed.
 
-Where a step would begin, a run that was asked to end (`launch/stop_request.py`) saves a checkpoint and ends.
+Where a step would begin, a run that was asked to end (`runs/stop_request.py`) saves a checkpoint and ends.
 """
 
 from __future__ import annotations
@@ -59,33 +59,28 @@ from omegaconf import DictConfig
 
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.errors import RewardContractError
-from verl_multiturn.launch.checkpoints import checkpoint_folder, mend_tracker
-from verl_multiturn.launch.stop_request import StopRequest
+from verl_multiturn.models.checkpoints import checkpoint_folder, mend_tracker
 from verl_multiturn.observe.metrics import Stats, conversations
-from verl_multiturn.reward_numbers import ScoreRange
-from verl_multiturn.rollout.staleness import Bound
+from verl_multiturn.rollout.groups.staleness import Bound
+from verl_multiturn.rows.reward_numbers import ScoreRange
+from verl_multiturn.runs.stop_request import StopRequest
 from verl_multiturn.verl_bridge.closing import close_workers
-from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, list_prompts
+from verl_multiturn.verl_bridge.compat.row_store import TRAIN, list_prompts
 from verl_multiturn.verl_bridge.loops.rewards import check_workers
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
 from verl_multiturn.verl_bridge.settings import may_have_several_rows, runs_our_server, settings_of, why_rows_stay
-from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows, StepRows
 from verl_multiturn.verl_bridge.trainer.checkpoints import (
     StopDue,
     begin_checkpoint,
     save_last,
     stop_with_checkpoint,
 )
-from verl_multiturn.verl_bridge.trainer.custom_sampler import CustomSampler, Sampler
-from verl_multiturn.verl_bridge.trainer.engine_log_probs import EngineLogProbs
-from verl_multiturn.verl_bridge.trainer.groups import compute_advantages
-from verl_multiturn.verl_bridge.trainer.history import History
-from verl_multiturn.verl_bridge.trainer.joining import NEEDED, Joining
-from verl_multiturn.verl_bridge.trainer.numbered_rows import draw_prompt
-from verl_multiturn.verl_bridge.trainer.otc import OtcScores
+from verl_multiturn.verl_bridge.trainer.data_set import draw_prompt
+from verl_multiturn.verl_bridge.trainer.groups.custom_sampler import CustomSampler, Sampler
+from verl_multiturn.verl_bridge.trainer.groups.history import History
+from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import Sleep, replay_buffer_from
+from verl_multiturn.verl_bridge.trainer.groups.rerolls import Rerolls
 from verl_multiturn.verl_bridge.trainer.outages import KeeperClient, OutageLasts, Scored, TrainerOutages
-from verl_multiturn.verl_bridge.trainer.rank_parts import deal, has_our_engine
-from verl_multiturn.verl_bridge.trainer.replay_buffer import Sleep, replay_buffer_from
 from verl_multiturn.verl_bridge.trainer.report import (
     PREFIX,
     cut_metrics,
@@ -93,18 +88,14 @@ from verl_multiturn.verl_bridge.trainer.report import (
     prefixed,
     validated,
 )
-from verl_multiturn.verl_bridge.trainer.rerolls import Rerolls
-from verl_multiturn.verl_bridge.trainer.row_weights import weigh_conversations
-from verl_multiturn.verl_bridge.trainer.servers import (
-    ANSWER_S,
-    Listing,
-    ServerDied,
-    require_alive,
-    require_ours,
-)
-from verl_multiturn.verl_bridge.trainer.spared import SparedRows
-from verl_multiturn.verl_bridge.trainer.token_ages import TokenAges
-from verl_multiturn.verl_bridge.trainer.updates import (
+from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows, StepRows
+from verl_multiturn.verl_bridge.trainer.rows.engine_log_probs import EngineLogProbs
+from verl_multiturn.verl_bridge.trainer.rows.otc import OtcScores
+from verl_multiturn.verl_bridge.trainer.rows.rank_parts import deal, has_our_engine
+from verl_multiturn.verl_bridge.trainer.rows.row_weights import weigh_conversations
+from verl_multiturn.verl_bridge.trainer.rows.skipped_rows import SparedRows
+from verl_multiturn.verl_bridge.trainer.rows.token_ages import TokenAges
+from verl_multiturn.verl_bridge.trainer.rows.updates import (
     ACTOR,
     TrainedUpdates,
     data_parallel_size,
@@ -112,6 +103,15 @@ from verl_multiturn.verl_bridge.trainer.updates import (
     rows_multiple,
     updates_of,
 )
+from verl_multiturn.verl_bridge.trainer.rows.valid_groups import compute_advantages
+from verl_multiturn.verl_bridge.trainer.servers import (
+    ANSWER_S,
+    Listing,
+    ServerDied,
+    require_alive,
+    require_ours,
+)
+from verl_multiturn.verl_bridge.trainer.step_join import NEEDED, Joining
 from verl_multiturn.verl_bridge.trainer.verify import BatchVerifier
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Outages, on the trainer's side: what they have touched is never trained.
 
 A tool, a user, an agent or a judge that is not there says nothing about the model. The keeper of the run
-(`calls/outages/keeper.py`) knows which conversations met an outage that was judged to be one. Those that were still
+(`calls/outages/store.py`) knows which conversations met an outage that was judged to be one. Those that were still
 running then have ended with the stop reason `outage`, and are invalid. Those that had ended are left out here:
 
     the keeper says that a call of it met an outage          cause `outage`
@@ -29,11 +29,11 @@ from verl_multiturn.certificate.conversations import OUTAGE, REWARD_OUTAGE
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import OutageError
 from verl_multiturn.observe.metrics import Stats
-from verl_multiturn.row_keys import RowKey
-from verl_multiturn.verl_bridge.compat.stored_rows import TRAIN, VALIDATION, list_prompts, put_zeros
-from verl_multiturn.verl_bridge.loops.slots import KEEPER
-from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+from verl_multiturn.rows.keys import RowKey
+from verl_multiturn.verl_bridge.compat.row_store import TRAIN, VALIDATION, list_prompts, put_zeros
+from verl_multiturn.verl_bridge.keeper import KEEPER
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
+from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from verl_multiturn.observe.metrics import Stats, aggregate, conversations
 from verl_multiturn.observe.pass_at_k import passed_shares
-from verl_multiturn.reward_numbers import ScoreRange
-from verl_multiturn.verl_bridge.loops.news import RunNews
-from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+from verl_multiturn.rows.reward_numbers import ScoreRange
+from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
+from verl_multiturn.verl_bridge.workers.news import RunNews
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ import ray
 
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError, EngineError
-from verl_multiturn.verl_bridge.servers.registered import OUR_REPLICA
+from verl_multiturn.verl_bridge.servers.registrations import OUR_REPLICA
 
 logger = logging.getLogger(__name__)
 

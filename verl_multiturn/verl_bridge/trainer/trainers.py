@@ -18,9 +18,9 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_multiturn.verl_bridge.names import OUR_TRAINER
-from verl_multiturn.verl_bridge.trainer.advantages import register_estimators
 from verl_multiturn.verl_bridge.trainer.hooks import MultiTurnHooks
 from verl_multiturn.verl_bridge.trainer.real_copies import RealCopiesWorker
+from verl_multiturn.verl_bridge.trainer.rows.advantages import register_estimators
 from verl_multiturn.verl_bridge.trainer.servers import ANSWER_S, StandaloneServers
 
 register_estimators()

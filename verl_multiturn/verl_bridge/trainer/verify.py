@@ -16,12 +16,12 @@ from omegaconf import DictConfig
 
 from verl_multiturn.certificate.conversations import gaps, repeated
 from verl_multiturn.errors import CertificateError
-from verl_multiturn.rollout.staleness import Bound
-from verl_multiturn.row_keys import RowKey
+from verl_multiturn.rollout.groups.staleness import Bound
+from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.certificate.part import KnownRow, RowVerdict, Rules, check_rows, violations_of
 from verl_multiturn.verl_bridge.certificate.parts import FetchedColumns, Parts
 from verl_multiturn.verl_bridge.settings import only_our_loop, settings_of
-from verl_multiturn.verl_bridge.trainer.batch_rows import BatchRows
+from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 
 PREFIX = "rollout/certificate/"
 _LOSS_INPUTS = ["old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights"]

@@ -15,12 +15,12 @@ import numpy as np
 
 from tests.long.rewards.hacks import Tried
 from verl_multiturn import BaseTool, Interaction, Reply, ToolResponse, ToolSchema, scripted_rollout
-from verl_multiturn.data import tool_call
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.interactions.step_env import StepEnv
 from verl_multiturn.proxy.agents.end import read_result
 from verl_multiturn.rewards import Score, Solution, compute_score
 from verl_multiturn.rollout.turn_rewards import interaction_scores, tool_scores
+from verl_multiturn.runs.data import tool_call
 
 _LARGEST = float(np.finfo(np.float32).max)
 FAR: list[Any] = [

@@ -47,7 +47,7 @@ def scaled(rows: Sequence[Row], **settings: Any) -> list[float]:
     """Return the scores of a group as `OtcScores` leaves them."""
     import torch
 
-    from verl_multiturn.verl_bridge.trainer import otc
+    from verl_multiturn.verl_bridge.trainer.rows import otc
 
     stats: dict[Any, Any] = {key: _stats(row) for key, row in enumerate(rows)}
     scores = {key: torch.tensor([0.0, row[0] or 0.0], dtype=torch.float64) for key, row in enumerate(rows)}

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tests.long.rewards.parity import Compared, of_verl, score
-from verl_multiturn.rewards.otc import r_tools
+from verl_multiturn.advantages.otc import r_tools
 
 VALUE = "numbers by value"
 GSM8K = [

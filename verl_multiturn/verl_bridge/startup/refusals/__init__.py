@@ -14,7 +14,7 @@ from verl_multiturn.verl_bridge.startup.refusals import (
     rewards,
     rows,
     servers,
-    silent,
+    silent_settings,
     staleness,
     traces,
     trainer,
@@ -38,7 +38,9 @@ BEFORE_PLATFORM = [
     Section("Places of settings", loops.PLACES),
     Section("Trainer", trainer.TRAINER),
     Section("Generation servers and adapters", servers.SERVERS),
-    Section("Settings that verl does not read", silent.SILENT, silent.applies, silent.tell_all),
+    Section(
+        "Settings that verl does not read", silent_settings.SILENT, silent_settings.applies, silent_settings.tell_all
+    ),
 ]
 """Asked before verl's old keys are moved, our rollout's name is verl's, and a platform fills in its settings."""
 

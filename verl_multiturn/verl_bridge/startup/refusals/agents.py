@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from verl_multiturn.config import PATH, ProxySettings
-from verl_multiturn.proxy.agents.runners import check_agent
+from verl_multiturn.harnesses.runners import check_agent
 from verl_multiturn.proxy.http.server import check_host
 from verl_multiturn.proxy.sessions.rows import load_select
 from verl_multiturn.verl_bridge.names import AGENT_LOOP

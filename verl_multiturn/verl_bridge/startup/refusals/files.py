@@ -17,7 +17,7 @@ from verl_multiturn.config import PATH
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.paths import at_home
-from verl_multiturn.row_files import refuse_encoding, refuse_pointer
+from verl_multiturn.rows.files import refuse_encoding, refuse_pointer
 from verl_multiturn.verl_bridge.startup.table import Check, Row
 from verl_multiturn.verl_bridge.startup.view import RunView
 

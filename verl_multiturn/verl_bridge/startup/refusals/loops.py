@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from verl_multiturn.calls.limits import CallLimits, limits_of
 from verl_multiturn.chat.messages import check_last_speaker
 from verl_multiturn.chat.parsing.formats import FORMATS
-from verl_multiturn.chat.shown_schemas import must_stay
 from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, Verdict, refusals
 from verl_multiturn.chat.tir import TIR, takes_code
+from verl_multiturn.chat.tool_schemas import must_stay
 from verl_multiturn.config import DERIVED, PATH, MultiTurnSettings, check_place, why_not_derived
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError

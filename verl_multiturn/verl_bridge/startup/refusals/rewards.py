@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_multiturn.chat_endpoint import check_address
+from verl_multiturn.clients.chat_endpoint import check_address
 from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.names import STATELESS_MANAGERS

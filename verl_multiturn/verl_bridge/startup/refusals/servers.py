@@ -54,7 +54,7 @@ def _another_class(run: RunView) -> Any:
     if not run.runs_our_server:
         return None
     run.require_stack()
-    from verl_multiturn.verl_bridge.servers.registered import another_class
+    from verl_multiturn.verl_bridge.servers.registrations import another_class
 
     return another_class()
 

@@ -1,0 +1,100 @@
+"""The table of `run NAME --check`: what a run will be, without verl."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.conftest import ROOT
+from verl_multiturn.runs.compose import compose_run
+from verl_multiturn.runs.plan import plan_run
+from verl_multiturn.verl_bridge.startup.plan_table import facts_of, lines_of, parameters_of
+from verl_multiturn.verl_bridge.startup.view import RunView
+
+MODEL = ROOT / "recipes" / "quickstart" / "model"
+
+
+def facts(tmp_path: Path, *words: str, recipe: str = "quickstart") -> dict[str, Any]:
+    return facts_of(RunView(compose_run(plan_run(recipe, out=tmp_path / "out", overrides=words)), is_early=True))
+
+
+def tensors(path: Path, **shapes: list[int]) -> None:
+    header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+def test_parameters_are_counted_in_the_headers(tmp_path: Path) -> None:
+    assert parameters_of(tmp_path) is None
+    tensors(tmp_path / "model-1.safetensors", a=[2, 3], b=[4])
+    tensors(tmp_path / "model-2.safetensors", c=[10, 10])
+    assert parameters_of(tmp_path) == 110
+    (tmp_path / "model-3.safetensors").write_bytes(b"cut")
+    assert parameters_of(tmp_path) is None
+
+
+def test_what_the_quickstart_is(tmp_path: Path) -> None:
+    found = facts(tmp_path, "trainer.total_training_steps=20", "trainer.device=cpu")
+    config = OmegaConf.load(ROOT / "recipes" / "quickstart" / "config.yaml")
+    assert found["turns"] == config.actor_rollout_ref.rollout.multi_turn.max_assistant_turns == 3
+    assert found["parameters"] == parameters_of(MODEL) > 100_000
+    assert (found["steps"], found["gpus"], found["rows"]) == (20, 1, None)
+    lines = lines_of(found)
+    assert lines["rows"] == "training not known from here, validation not known from here"
+    assert lines["memory of a GPU (estimate)"] == "none, on a CPU"
+    assert lines["steps"] == "20"
+    assert lines["left to the start"] == "the rows, which are not made yet (--prepare --check makes them)"
+    there = {**found, "rows": 8, "cluster": "head:6379", "device": "cuda", "parameters": None}
+    for text in (
+        "the logical CPUs of Ray's cluster at head:6379",
+        "the model's files",
+        "`verl-multiturn doctor --gpu`",
+    ):
+        assert text in lines_of(there)["left to the start"]
+    assert "rows" not in lines_of(there)["left to the start"]
+
+
+def test_steps_follow_from_the_rows(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": []}\n' * 40)
+    files = (f"data.train_files={rows}", f"data.val_files={rows}", "trainer.total_training_steps=null")
+    found = facts(tmp_path, *files, "trainer.total_epochs=3", "data.train_batch_size=16", recipe="gsm8k_multiturn")
+    assert (found["rows"], found["steps"]) == (40, 6)
+
+
+@pytest.mark.parametrize(
+    ("words", "trainer_gib"),
+    [
+        ((), 16.5),
+        (("actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",), 8.5),
+        (("actor_rollout_ref.actor.use_kl_loss=True",), 20.5),
+        (("trainer.n_gpus_per_node=2",), 8.5),
+        (("actor_rollout_ref.model.lora_rank=8",), 4.5),
+    ],
+)
+def test_the_memory_of_a_gpu_follows_the_formula(tmp_path: Path, words: tuple[str, ...], trainer_gib: float) -> None:
+    """The model has 2**30 parameters, and 128 layers of 1,024; the micro-batch has 1,024 tokens."""
+    model = tmp_path / "model"
+    model.mkdir()
+    tensors(model / "model.safetensors", a=[2**15, 2**15])
+    vocabulary = 43_690  # × 6 bytes × 1,024 tokens are a quarter of a GiB, as the activations are
+    (model / "config.json").write_text(
+        json.dumps({"hidden_size": 1024, "num_hidden_layers": 128, "vocab_size": vocabulary})
+    )
+    actor, offloads = "actor_rollout_ref.actor", ("param_offload", "optimizer_offload")
+    base = [
+        f"actor_rollout_ref.model.path={model}",
+        f"{actor}.use_dynamic_bsz=True",
+        f"{actor}.ppo_max_token_len_per_gpu=1024",
+        f"{actor}.use_kl_loss=False",
+        "actor_rollout_ref.ref.fsdp_config.param_offload=False",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+        "trainer.n_gpus_per_node=1",
+        "trainer.nnodes=1",
+        *(f"{actor}.fsdp_config.{name}=False" for name in offloads),
+    ]
+    found = facts(tmp_path, *base, *words, recipe="gsm8k_multiturn")
+    assert found["trainer_gib"] == trainer_gib
+    assert found["checkpoint_gib"] == 12.0

@@ -1,0 +1,1 @@
+"""Estimators of advantages, without tensors and without verl."""

@@ -1,0 +1,1 @@
+"""Examinations before a run: `check-tool`, `check-interaction`, and the rows of a data set against the tools."""

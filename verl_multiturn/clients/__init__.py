@@ -1,0 +1,1 @@
+"""Clients of services over HTTP: connections through one place, and a language model behind an endpoint."""

@@ -1,0 +1,1 @@
+"""Bridges to agent programs and to other projects' harnesses."""

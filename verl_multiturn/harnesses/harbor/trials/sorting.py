@@ -1,0 +1,110 @@
+"""Whose it is that a trial of Harbor ended as it did. This is the one place that says so.
+
+In this order:
+1. what a container engine did not answer is an **outage**;
+2. what failed before the agent began (image, container, harness) is **unjudged**: no model has done it;
+3. so is an environment of the agent that somebody outside ended: a container that was killed or removed;
+4. an agent that was late, crashed, or ended its own environment has **failed**. The endpoint says what follows: after
+   its first completion the session is trained with `error_reward`, before it the session is invalid;
+5. a verifier whose own environment did not start, or was ended from outside, is **unjudged**;
+6. a verifier that was late, crashed or wrote no reward may have done so because of what it was to judge, which is the
+   model's to choose. So it judges once more what no agent has touched (`control`). Only if it fails there, too, is it
+   the verifier's fault, and the session **unjudged**; otherwise the agent has failed;
+7. anything else is the verifier's **reward**.
+
+Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from verl_multiturn.verdicts.script_run import reward_entry
+
+Phase = Literal["environment", "setup", "agent", "verifier", "over"]
+"""What a trial was about: its environment, the harness in it, the agent, the verifier; or it came to its end."""
+Lost = Literal["", "inside", "outside", "engine"]
+"""Who ended an environment before its time: nobody, what ran in it, somebody else; or the engine does not say."""
+WORKSPACE = "verl_multiturn.harnesses.harbor.trials.environment:WorkspaceEnvironment"
+"""Import path of the environment `workspace`, in Harbor's Python."""
+EndKind = Literal["reward", "failed", "unjudged", "outage"]
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happened in a trial.
+
+    Attributes:
+        phase: The last phase that began.
+        error: What the trial reports: the error's type and text. Empty if it reports none.
+        agent_failed: Whether the agent was late or crashed.
+        not_started: Error of an environment that did not start. Empty if all did.
+        agent_lost: Who ended the agent's environment, as it was when the agent was done.
+        verifier_lost: Who ended the verifier's environment.
+        rewards: The verifier's rewards; None if it came to none.
+        late: Whether the session's time was up.
+    """
+
+    phase: Phase
+    error: str = ""
+    agent_failed: bool = False
+    not_started: str = ""
+    agent_lost: Lost = ""
+    verifier_lost: Lost = ""
+    rewards: Mapping[str, float] | None = None
+    late: bool = False
+
+
+@dataclass(frozen=True)
+class End:
+    """How a session with a trial ends.
+
+    Attributes:
+        kind: `reward`; `failed`: the agent did; `unjudged`: a cause of ours; `outage`: the engine is not there.
+        reward: The reward, for the kind `reward`.
+        problem: What happened, for the other kinds.
+        needs_control: Whether the verifier has to show on an untouched environment that it works. The end stands as it
+            is if it does; if it does not, the session is unjudged.
+    """
+
+    kind: EndKind
+    reward: float = 0.0
+    problem: str = ""
+    needs_control: bool = False
+
+
+def end_of(story: Story) -> End:
+    """Return whose it is, as the module says."""
+    lost = story.agent_lost or story.verifier_lost
+    if lost == "engine":
+        return End("outage", problem=f"the container engine does not answer: {story.error}")
+    if story.phase in ("environment", "setup"):
+        of = "environment" if story.phase == "environment" else "harness in it"
+        why = "was not there within the session's time" if story.late else "could not be set up"
+        return End("unjudged", problem=f"the {of} {why}: {story.not_started or story.error}")
+    if story.agent_lost == "outside":
+        return End("unjudged", problem=f"the agent's environment was ended from outside: {story.error}")
+    if story.phase == "agent" or story.agent_failed or story.agent_lost:
+        what = "ended its own environment" if story.agent_lost else "was late" if story.late else "failed"
+        return End("failed", problem=f"the agent {what}: {story.error}")
+    if story.not_started:
+        return End("unjudged", problem=f"the verifier's environment did not start: {story.not_started}")
+    if story.verifier_lost == "outside":
+        return End("unjudged", problem=f"the verifier's environment was ended from outside: {story.error}")
+    reward = _reward_in(story.rewards)
+    if reward is None:
+        given = f"it gave {dict(story.rewards)!r}" if story.rewards is not None else story.error
+        return End("failed", problem=f"the verifier came to no reward: {given}", needs_control=True)
+    return End("reward", reward)
+
+
+def _reward_in(rewards: Mapping[str, float] | None) -> float | None:
+    """Return the entry `reward`, or the only one; None if there is none or it is no finite number."""
+    try:
+        reward = float(reward_entry(rewards or {}))
+    except KeyError:
+        return None
+    return reward if math.isfinite(reward) else None

@@ -1,1 +1,0 @@
-"""Checks of an interaction before a run: `check-interaction`."""

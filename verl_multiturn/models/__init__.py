@@ -1,0 +1,1 @@
+"""The files of a model: where it lies, its weights, its export and its card."""

@@ -1,0 +1,33 @@
+"""`ProxyRun`: what all sessions of a process share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_multiturn.certificate.receipts import ReceiptingEngine
+from verl_multiturn.proxy.sessions.rendering import PromptRenderer
+from verl_multiturn.proxy.sessions.rows import Select
+from verl_multiturn.proxy.sessions.turn_reading import TurnReader
+from verl_multiturn.rollout.limits import Limits
+
+
+@dataclass(frozen=True)
+class ProxyRun:
+    """The objects that all sessions of a process share."""
+
+    engine: ReceiptingEngine
+    """Samples the completions, and stops at the texts of `stop_regex` (`rollout.engines.stop_texts`)."""
+    renderer: PromptRenderer
+    reader: TurnReader
+    limits: Limits
+    """`prompt_length`, `response_length` and `turn_length` count here."""
+    fill_id: int
+    """Token id of the prompt of a session that asked for nothing."""
+    max_completions: int | None = None
+    """The most completions of a session; None: no limit."""
+    max_inflight: int = 16
+    """The most generations of a session at once; others wait."""
+    max_rows: int | None = None
+    """The most rows of a session; None: no limit."""
+    select: Select | None = None
+    """Returns the ids of the completions that are trained; None: all are."""

@@ -1,0 +1,1 @@
+"""Reading records: files, lines, conversations, joins, scores and fates."""

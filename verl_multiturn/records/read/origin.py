@@ -1,0 +1,90 @@
+"""Whether a model's tokenizer and template, and a list of tools, are those of a recorded run.
+
+An evaluation of what a run trained, a replay, and a training on records call `refuse_other`, so that each of them says
+the same in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_multiturn.describe import show
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.records.write.run_file import digest, digest_of_vocabulary
+
+
+def refuse_other(
+    run: Mapping[str, Any],
+    remedies: Mapping[str, str],
+    *,
+    vocabulary: Mapping[str, int] | None = None,
+    template: str | None = None,
+    schemas: Sequence[Mapping[str, Any]] | None = None,
+    model: str = "the model",
+) -> None:
+    """Refuse a tokenizer, a chat template or tools that are others than a run's; what its file does not say passes.
+
+    Args:
+        run: The run's file (`schema.RunFile`), or as much of it as is known.
+        remedies: What to do, by `tokenizer`, `template` and `tools`.
+        vocabulary: The tokenizer's vocabulary; None: it is not looked at. So with the next two.
+        template: The chat template.
+        schemas: The schemas of the tools, in their order.
+        model: What names the model, for the error.
+
+    Raises:
+        ConfigError: One is another, or the run's file has what is no schema of a tool.
+    """
+    checks = {
+        "tokenizer": ""
+        if vocabulary is None
+        else _of_model(run, "tokenizer", digest_of_vocabulary(vocabulary), f"tokenizer of {model}"),
+        "template": ""
+        if template is None
+        else _of_model(run, "template", digest(template.encode()), f"chat template of {model}"),
+        "tools": _of_tools(run, schemas),
+    }
+    for name, problem in checks.items():
+        if problem:
+            raise ConfigError(f"{problem}; {remedies[name]}")
+
+
+def _of_model(run: Mapping[str, Any], entry: str, found: str, what: str) -> str:
+    """Return that a part of a model is another than a run's; "": it is the same, or the run does not say."""
+    known = (run.get(entry) or {}).get("digest")
+    return "" if known in (None, found) else f"the {what} is another than the run's"
+
+
+def _of_tools(run: Mapping[str, Any], schemas: Sequence[Mapping[str, Any]] | None) -> str:
+    """Return in what tools are others than a run's; "": in nothing."""
+    known = run.get("schemas")
+    if schemas is None or known is None or list(schemas) == list(known):
+        return ""
+    now, then = [schema["function"]["name"] for schema in schemas], names_of(known)
+    if now != then:
+        return f"the tools are {show(now, 200)}, the run's {show(then, 200)}"
+    name = next(name for name, new, old in zip(now, schemas, known, strict=True) if new != old)
+    return f"the schema of tool {name!r} is another than the run's"
+
+
+def names_of(schemas: Sequence[Any]) -> list[str]:
+    """Return the names of a run's tools.
+
+    Args:
+        schemas: The schemas in the run's file (`schema.RunFile`).
+
+    Raises:
+        ConfigError: One is no schema of a tool.
+    """
+    names = []
+    for index, schema in enumerate(schemas):
+        function = schema.get("function") if isinstance(schema, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"the run's schemas[{index}] is {show(schema, 200)}, expected a tool's schema, with the name in its "
+                "`function`; take the file that the run wrote"
+            )
+        names.append(name)
+    return names

@@ -1,0 +1,1 @@
+"""Verification of records, files and folders: `verl-multiturn verify`."""

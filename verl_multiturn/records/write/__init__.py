@@ -1,0 +1,1 @@
+"""Writing records: encoding, redaction, and the threads that write."""

@@ -1,0 +1,368 @@
+"""`RecordWriter`: writes a worker's records in a thread (`background`); the event loop only hands them over.
+
+Invariants:
+- no conversation fails or waits because its record could not be written. A record that was not written is counted;
+- what was handed over is in the files a second later, as long as the disk keeps up. A kill tears at most the last gzip
+  member, and loses what was handed over since;
+- each writer has files of its own, also among processes of one host name and process id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import os
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from verl_multiturn.describe import describe
+from verl_multiturn.records import schema
+from verl_multiturn.records.json_text import dumps, line_of, plain
+from verl_multiturn.records.read.lines import defaults
+from verl_multiturn.records.summaries import summary_of
+from verl_multiturn.records.write.background import CLOSE_S, BackgroundWriter, Losses
+from verl_multiturn.records.write.redaction import redaction
+
+MEMBER_RECORDS, MEMBER_BYTES, MEMBER_S = 32, 1_000_000, 1.0
+"""A gzip member holds at most so many records, or so many bytes before compression, or what came within this time."""
+_MOST_RECORDS, _MOST_LINES = 1_000, 100_000
+"""So many records wait to be written; what comes beyond is lost. So many lines are kept while the disk is full."""
+_LOOK_S = 10.0
+"""How often the folder's size is looked at, with `max_gb`."""
+
+Line = dict[str, Any]
+
+
+class _Item(NamedTuple):
+    line: Line
+    make: Callable[[], dict[str, Any]] | None
+
+
+class _Made(NamedTuple):
+    """A record that is made."""
+
+    text: bytes
+    item: _Item
+
+
+class RecordWriter:
+    """Writer of a worker's records and lines; see `schema` for the files.
+
+    Args:
+        folder: Folder of the records; it is created where it does not exist.
+        start: The run's start, `RunFile.start`.
+        share: Share of the groups whose records are kept. Groups are kept whole, the same in all processes.
+        max_gb: The most GB of records in the folder, those of earlier starts included; None: no limit. What comes
+            beyond is dropped, and its lines are written.
+        redact: What is hidden, see `redaction.redaction`.
+
+    Raises:
+        OSError: The folder or a file cannot be created.
+        ConfigError: A rule of `redact` is no regular expression.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        start: str,
+        *,
+        share: float = 1.0,
+        max_gb: float | None = None,
+        redact: Sequence[str] = (),
+    ) -> None:
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        self.stem = f"{start}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._records, lines = path / f"{self.stem}.jsonl.gz", path / f"{self.stem}.lines.jsonl"
+        self._open = path / f"{self.stem}.open.json"
+        lines.open("xb").close()  # fail now, at the start of the run, when the path is wrong
+        self._lines = LineFile(lines, "conversations", _MOST_LINES)
+        self._share, self._redact = share, redaction(redact)
+        self._room = _Room(path, max_gb)
+        self._losses = Losses("records of conversations", self._records)
+        self._background: BackgroundWriter[_Item | None] = BackgroundWriter(
+            "records",
+            self._write,
+            self._losses,
+            most=_MOST_RECORDS,
+            enough=MEMBER_RECORDS,
+            gather_s=MEMBER_S,
+            last=self._write_last,
+        )
+        self._snapshots: deque[list[dict[str, Any]]] = deque(maxlen=1)
+        """The last snapshot that is not written; its place in the order is that of a None."""
+
+    @property
+    def dropped(self) -> int:
+        """Return the number of records that could not be kept."""
+        return self._losses.count
+
+    def begin(self, line: Line) -> None:
+        """Note that a conversation begins."""
+        self._hand(_Item(_with("begin", line), None))
+
+    def cancel(self, line: Line, make: Callable[[], dict[str, Any]] | None = None) -> None:
+        """Note that a conversation was cancelled; its `why` says for what cause.
+
+        Args:
+            line: The line that says so.
+            make: As in `keep`; None: its record was handed over before.
+        """
+        self._hand(_Item(_with("cancel", line), make))
+
+    def raised(self, line: Line) -> None:
+        """Note that a conversation raised; its `why` says what."""
+        self._hand(_Item(_with("raise", line), None))
+
+    def scored(self, line: Line) -> None:
+        """Note the reward of a conversation whose record was handed over."""
+        self._hand(_Item(_with("score", line), None))
+
+    def keep(self, make: Callable[[], dict[str, Any]], line: Line) -> None:
+        """Hand over the record of a conversation that ended.
+
+        Args:
+            make: Function that returns the `schema.Record` as a dictionary. It is called in the writer's thread, so
+                nothing that it reads may be changed any more.
+            line: The line of its end, without `summary`, `offset` and `place`.
+        """
+        self._hand(_Item(_with("end", line), make))
+
+    def snapshot(self, open: list[dict[str, Any]]) -> None:
+        """Hand over what runs now, a list of `schema.Open`. The next one replaces it."""
+        self._snapshots.append(open)
+        self._background.put(None, large=False)
+
+    def close(self) -> None:
+        """Write what was handed over, and stop, within `CLOSE_S`."""
+        self._background.close()
+
+    async def aclose(self) -> None:
+        """Do as `close` does, while the event loop goes on."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._background.aclose(), CLOSE_S)
+
+    def _hand(self, item: _Item) -> None:
+        why = self._background.put(item, large=item.make is not None)
+        if why and item.make is not None:
+            self._background.put(_without_record(item, why), large=False)
+
+    def _write(self, items: Sequence[_Item | None]) -> None:
+        """Write a member of records, or several small ones, and after each member the lines up to it."""
+        member: list[_Made] = []
+        lines: list[Line] = []
+        for item in items:
+            if item is None:
+                self._write_snapshot()
+                continue
+            lines.append(item.line)
+            if item.make is None:
+                continue
+            made = self._made(item.line, item.make)
+            if made is not None:
+                member.append(made)
+            if sum(len(each.text) for each in member) >= MEMBER_BYTES:
+                self._write_member(member)
+                self._write_lines(lines)
+                member, lines = [], []
+        self._write_member(member)
+        self._write_lines(lines)
+
+    def _made(self, line: Line, make: Callable[[], dict[str, Any]]) -> _Made | None:
+        """Make a record and fill in the line of its end; None: the record is not kept."""
+        try:
+            record = self._redact(plain(make()))
+            if line["event"] == "end":
+                line["summary"] = summary_of(record)
+            if not in_share(record["uid"], self._share):
+                return None
+            text = dumps(record)
+        except Exception as error:  # a record is no reason to end a run, whatever is wrong with it
+            self._turn_into_drop(_Item(line, make), f"it could not be made: {describe(error)}")
+            return None
+        if self._room.is_full():
+            self._turn_into_drop(_Item(line, make), "record_max_gb is reached")
+            return None
+        return _Made(text, _Item(line, make))
+
+    def _turn_into_drop(self, item: _Item, why: str) -> None:
+        """Count a record as lost, and let the line of its end say so."""
+        self._losses.add(why)
+        item.line.update(_without_record(item, why).line)
+
+    def _write_member(self, member: Sequence[_Made]) -> None:
+        if not member:
+            return
+        data = gzip.compress(b"".join(made.text for made in member), compresslevel=6, mtime=0)
+        try:
+            offset = append(self._records, data)
+        except OSError as error:
+            for made in member:
+                self._turn_into_drop(made.item, describe(error))
+            return
+        self._room.took(len(data))
+        for place, made in enumerate(member):
+            made.item.line.update(offset=offset, place=place)
+        self._losses.end()
+
+    def _write_lines(self, lines: Sequence[Line]) -> None:
+        self._lines.hold([line_of(_lean(self._hidden(line))) for line in lines])
+        with suppress(OSError):  # they are late, and written with the next ones
+            self._lines.write()
+
+    def _hidden(self, line: Line) -> Line:
+        """Return a line as the rules leave it; the cause of `cancel` is a word of ours."""
+        return line if line["event"] == "cancel" else self._redact(line)
+
+    def _write_snapshot(self) -> None:
+        if not self._snapshots:  # a later one was written
+            return
+        shot = {"at": time.time(), "open": self._snapshots.pop(), "dropped": self.dropped, "cpu_s": time.thread_time()}
+        new = self._open.with_suffix(".new")
+        try:
+            new.write_bytes(line_of(shot))
+            new.replace(self._open)
+        except OSError:  # the next one is due in two seconds
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
+
+    def _write_last(self) -> None:
+        """Write the lines that are late, and that nothing runs any more."""
+        self._lines.end()
+        if self._open.exists():
+            self._snapshots.append([])
+            self._write_snapshot()
+
+
+def _without_record(item: _Item, why: str) -> _Item:
+    """Return the line of a conversation whose record is lost, in the place of both."""
+    if item.line["event"] == "cancel":  # what became of it is known without its record
+        return _Item(item.line, None)
+    return _Item({**item.line, "event": "drop", "why": why}, None)
+
+
+class LineFile:
+    """A file of lines, and those that it could not take yet: they are written with the next ones, or lost at the end.
+
+    Args:
+        path: The file; it is created where it does not exist.
+        what: What its lines are of, in the plural, such as `steps`.
+        most: The most lines that are held; None: no limit. The oldest ones are lost first.
+    """
+
+    def __init__(self, path: Path, what: str, most: int | None = None) -> None:
+        self._path, self._most = path, most
+        self._losses = Losses(f"lines of {what}", path)
+        self._held: list[bytes] = []
+
+    def hold(self, lines: Sequence[bytes]) -> None:
+        """Take lines that are to be written next."""
+        self._held += lines
+
+    def write(self) -> None:
+        """Append the lines that are held.
+
+        Raises:
+            OSError: They cannot be written, and are held; those beyond `most` are lost.
+        """
+        if not self._held:
+            return
+        try:
+            append_lines(self._path, b"".join(self._held))
+        except OSError as error:
+            if self._most is not None and (many := len(self._held) - self._most) > 0:
+                del self._held[:many]
+                self._losses.add(describe(error), many)
+            raise
+        self._held = []
+        self._losses.end()
+
+    def end(self) -> None:
+        """Write what is held for the last time, and report how many lines are lost; called when no more come."""
+        try:
+            self.write()
+        except OSError as error:
+            self._losses.last(describe(error), len(self._held))
+
+
+def append_lines(path: Path, data: bytes) -> int:
+    """Append lines to a file as `append` does; a line that a kill has torn ends before them.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    return append(path, data, after_torn=b"\n")
+
+
+def append(path: Path, data: bytes, after_torn: bytes = b"") -> int:
+    """Append to a file, and return where the data begin. Nothing of the data stays when it cannot be written whole.
+
+    Args:
+        path: The file; it is created where it does not exist.
+        data: What is appended.
+        after_torn: What comes before the data where the file does not end with it; "": nothing.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with path.open("a+b", buffering=0) as file:
+        start = file.seek(0, os.SEEK_END)
+        if data and after_torn and start:
+            file.seek(start - len(after_torn))
+            if file.read() != after_torn:
+                data = after_torn + data
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            file.truncate(start)
+            raise
+    return start
+
+
+def _lean(line: Line) -> Line:
+    """Return a line without the entries that have their defaults; they would be most of it."""
+    lean = {name: value for name, value in line.items() if value != _DEFAULTS.get(name, _NONE)}
+    if (summary := lean.get("summary")) is not None:
+        lean["summary"] = {name: value for name, value in summary.items() if value != _SUMMARY.get(name, _NONE)}
+    return lean
+
+
+_NONE = object()
+_DEFAULTS, _SUMMARY = defaults(schema.Line), defaults(schema.Summary)
+
+
+def in_share(uid: str, share: float) -> bool:
+    """Tell whether a group's records are kept; the same in all processes."""
+    drawn = hashlib.blake2b(uid.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(drawn) < share * (1 << 64)
+
+
+def _with(event: str, line: Mapping[str, Any]) -> Line:
+    return {"event": event, "at": time.time(), **line}
+
+
+class _Room:
+    """How much of the folder's limit is left, looked at now and then."""
+
+    def __init__(self, folder: Path, max_gb: float | None) -> None:
+        self._folder, self._most = folder, None if max_gb is None else max_gb * 1e9
+        self._there, self._looked = 0, float("-inf")
+
+    def took(self, size: int) -> None:
+        self._there += size
+
+    def is_full(self) -> bool:
+        if self._most is None:
+            return False
+        if time.monotonic() - self._looked > _LOOK_S:
+            self._looked = time.monotonic()
+            self._there = sum(path.stat().st_size for path in self._folder.glob("*.jsonl.gz"))
+        return self._there >= self._most

@@ -1,0 +1,1 @@
+"""Replay: a recorded conversation made again, with engine, tools, users and agents that a record answers."""

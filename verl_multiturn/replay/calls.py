@@ -1,0 +1,99 @@
+"""What replays have in common: `Difference`, `DivergedError`, and `RecordedCalls`, which a record answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from verl_multiturn.calls.calls import Calls
+from verl_multiturn.calls.slots import Slot, Slots
+from verl_multiturn.calls.tasks import Alarms
+
+
+class Difference(NamedTuple):
+    """A place where a replay differs from the record."""
+
+    turn: int | None
+    """Number of the generation that it belongs to; None: to none."""
+    field: str
+    """What differs, as the record names it, for example `calls.status`."""
+    token: int | None
+    """Position of the first token that differs, in its row or in what the engine was given; None: no token does."""
+    recorded: Any
+    """What the record holds."""
+    now: Any
+    """What today's code makes."""
+
+
+class DivergedError(BaseException):
+    """The replay of a conversation has come to what its record does not hold, and ends.
+
+    It is no `Exception`, since the conversation would take that for a failure of a tool or an interaction.
+
+    Args:
+        difference: Where.
+    """
+
+    def __init__(self, difference: Difference) -> None:
+        super().__init__(str(difference))
+        self.difference = difference
+
+
+class RecordedCalls(Calls):
+    """Calls of one author's object in one recorded conversation.
+
+    Args:
+        slots: What all conversations share of the object.
+        instance_id: Id of the conversation.
+        answer: Returns what a method had returned, or raises what it had raised; None for the method that ends.
+    """
+
+    def __init__(self, slots: Slots, instance_id: str, answer: Callable[[str], Awaitable[Any]]) -> None:
+        super().__init__(slots, instance_id, {})
+        self._answer = answer
+
+    async def call(self, method: str, *arguments: Any, slot: Slot | None = None, alarms: Alarms | None = None) -> Any:
+        """Return what a method had returned.
+
+        Raises:
+            Exception: What the method had raised.
+        """
+        return await self._answer(method)
+
+
+def raised(text: str) -> Exception:
+    """Return an exception that `describe` shows as a text that it wrote, such as `KeyError: 'a'`."""
+    name, colon, message = text.partition(": ")
+    if not name.isidentifier():
+        return Exception(text)
+    made: type[Exception] = type(name, (Exception,), {})
+    return made(message) if colon else made()
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What the recorded sessions of one conversation read."""
+
+    record: Mapping[str, Any]
+    """Its record."""
+    progress: Callable[[], tuple[int, int]]
+    """Returns how many turns the model has made, and how many tokens are written in all rows."""
+    expire: Callable[[], None]
+    """Lets the conversation's time be up."""
+    run_out: Callable[[], Awaitable[None]]
+    """Does the same, and does not return."""
+    image: Callable[[Mapping[str, Any]], Any]
+    """Returns what stands for an image of the record."""
+
+    @property
+    def turn(self) -> int:
+        """Return the number of the last turn."""
+        return self.progress()[0] - 1
+
+    async def end(self) -> None:
+        """Let the time be up while the conversation ends, if it was."""
+        if self.record["time_up"] == "score" and self.record["stop_reason"] != "environment_error":
+            self.expire()
+            await asyncio.sleep(0)

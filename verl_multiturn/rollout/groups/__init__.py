@@ -1,0 +1,1 @@
+"""Rules about the groups of a prompt, without a trainer: ages, over-sampling, difficulty."""

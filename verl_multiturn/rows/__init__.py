@@ -1,0 +1,1 @@
+"""Rows of data: their files, their keys in a batch, and the numbers of their rewards."""

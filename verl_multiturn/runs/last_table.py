@@ -1,0 +1,139 @@
+"""The last table of a run, for the user who trained it: what came of it, where it is, and what to do next.
+
+All other figures of a run are in the JSON object behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.models.location import find_model
+from verl_multiturn.observe.metric_files import REWARD, read_metrics
+from verl_multiturn.runs.progress import validation_scores
+from verl_multiturn.tools.running.results import CallStatus
+
+_CALLS = "rollout/calls/"
+_Entry = tuple[int, Mapping[str, Any]]
+
+
+def print_last(
+    out: Path, found: Mapping[str, Any], own: Mapping[str, str] | None = None, console: Console | None = None
+) -> None:
+    """Print the last table of a run, where its model is, the next commands, and its figures as one JSON object.
+
+    Args:
+        out: Folder of the run.
+        found: All figures of the run.
+        own: Rows of the recipe's own, by their names; they stand behind the validation.
+        console: Console for the table.
+    """
+    console = Console() if console is None else console
+    table = Table(title=escape(out.name), show_header=False)
+    for name, value in (*_learned(out), *(own or {}).items(), *_happened(out)):
+        table.add_row(escape(name), escape(value))
+    console.print(table)
+    model = _model_of(out) or "none was kept (trainer.save_freq)"
+    # Not in the table, whose width may cut them.
+    for line in (f"model: {model}", "next:", *(f"  {command}" for command in _next(out))):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    print(json.dumps(found))
+
+
+def figure_text(value: float | None) -> str:
+    """Return a figure as text; a dash where there is none."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def change_text(before: float | None, after: float | None) -> str:
+    """Return a figure before and after training as text."""
+    return f"{figure_text(before)} → {figure_text(after)}"
+
+
+def _learned(out: Path) -> list[tuple[str, str]]:
+    """Return the rows about what was learnt."""
+    entries: list[_Entry] = [(entry["step"], entry["data"]) for entry in read_metrics(out)]
+    steps = [entry for entry in entries if REWARD in entry[1]]
+    rows = [("steps", str(len(steps)))]
+    if steps:
+        rows.append(_change("reward", [(step, data[REWARD]) for step, data in steps]))
+    found: dict[str, list[tuple[int, float]]] = {}
+    for step, data in entries:
+        for name, value in validation_scores(data):
+            found.setdefault(name, []).append((step, value))
+    return [*rows, *(_change(name, values) for name, values in found.items())]
+
+
+def _change(name: str, values: Sequence[tuple[int, float]]) -> tuple[str, str]:
+    """Return the row of a figure with its first and last value. The steps are named."""
+    (first, before), (last, after) = values[0], values[-1]
+    return f"{name}, step {first} → {last}", change_text(before, after)
+
+
+def _happened(out: Path) -> list[tuple[str, str]]:
+    """Return the rows about calls, failures and time."""
+    steps = [entry["data"] for entry in read_metrics(out) if REWARD in entry["data"]]
+
+    def summed(key: str, of: str | None = None) -> float:
+        return float(sum(data.get(key, 0.0) * (1.0 if of is None else data.get(of, 0.0)) for data in steps))
+
+    conversations, total = summed("rollout/trajectories"), summed(f"{_CALLS}total")
+    rows = []
+    if conversations:
+        rows.append(("calls", f"{total:.0f}, {total / conversations:.2f} a conversation"))
+        counts = {
+            str(status): round(summed(f"{_CALLS}{status}_rate", f"{_CALLS}total"))
+            for status in CallStatus
+            if status != CallStatus.OK
+        }
+        named = ", ".join(f"{status} {count}" for status, count in counts.items() if count)
+        rows.append(("failed calls", f"{sum(counts.values())}{f' ({named})' if named else ''}"))
+        invalid = round(summed("rollout/invalid_share", "rollout/trajectories"))
+        raised = summed("rollout/raised")
+        violations = summed("rollout/certificate/violations")
+        rows.append(("conversations", f"{conversations:.0f}, {invalid} invalid, {raised:.0f} raised"))
+        rows.append(("certificate", f"{summed('rollout/certificate/rows'):.0f} rows, {violations:.0f} violations"))
+    seconds = summed("timing_s/step")
+    rows.append(("time", f"{timedelta(seconds=round(seconds))} in steps{_whole(out)}"))
+    return rows
+
+
+def _whole(out: Path) -> str:
+    """Return the time since the last start of the run as the end of a text; empty where it is not known."""
+    try:
+        started = json.loads((out / "start_up.json").read_text(encoding="utf-8"))["started"]
+        return f", {timedelta(seconds=round(time.time() - started))} since its start"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _model_of(out: Path) -> Path | None:
+    """Return the folder of the run's newest whole checkpoint; None: it kept none."""
+    try:
+        return find_model(out).folder
+    except ConfigError:
+        return None
+
+
+def _next(out: Path) -> list[str]:
+    """Return three commands that a user may want next, as far as the run has what they read."""
+    place = shlex.quote(str(out))
+    commands = []
+    if (out / "records").is_dir():
+        commands += [f"verl-multiturn show {place}", f"verl-multiturn view {place}"]
+    if _model_of(out) is not None:
+        commands.append(f"verl-multiturn export {place} --to {shlex.quote(f'{out}-model')}")
+    elif commands:
+        commands.append(f"verl-multiturn explain {place}")
+    settings = "++actor_rollout_ref.rollout.custom.multiturn.record_dir=… trainer.save_freq=…"
+    return commands or [f"the same run with {settings}, to read its conversations and to keep its model"]

@@ -1,0 +1,182 @@
+"""What all workers of a run share of their calls, kept by one Ray actor: `RunKeeper`.
+
+It keeps the slots of a tool's `concurrency_total`, and the breakers of outages (`calls/outages/store.py`). The first
+process that needs the actor creates it; it ends with the run. When it dies, the next call makes a new one: its slots
+are free then, and workers tell it what they know of outages.
+
+Invariants of the slots:
+- at most `limit` leases of a tool are out that have not expired;
+- when a worker dies, its slots become free once its leases expire;
+- a caller that is cancelled while it waits leaves neither a lease nor a place in the queue behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import Any
+from uuid import uuid4
+
+import ray
+from ray.exceptions import RayError
+
+from verl_multiturn.calls.outages.messages import CallAdmission, KeeperAnswer, KeeperLostError, Sums, Waiting
+from verl_multiturn.calls.outages.store import OutageKeeper
+
+logger = logging.getLogger(__name__)
+
+KEEPER = "verl_multiturn_slots"
+"""Name of the actor."""
+
+
+class SlotKeeper:
+    """The code of the actor, which itself does not use Ray."""
+
+    def __init__(self) -> None:
+        self._leases: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        """Leases of each tool, with the time (`time.monotonic`) when each expires."""
+        self._changed: defaultdict[str, asyncio.Condition] = defaultdict(asyncio.Condition)
+        self._waiting: set[str] = set()
+
+    async def acquire(self, tool: str, limit: int, lease: str, wait_s: float, lease_s: float) -> bool:
+        """Wait for a slot of a tool and take it.
+
+        Args:
+            tool: Name of the tool.
+            limit: Most slots of the tool that may be taken at once.
+            lease: The caller's unique id for this slot.
+            wait_s: Seconds to wait for a free slot.
+            lease_s: Seconds after which the slot counts as free again, since its worker must have died.
+
+        Returns:
+            True when the slot was taken; False when none became free in time, or `release` was called meanwhile.
+        """
+        leases, changed = self._leases[tool], self._changed[tool]
+        until = time.monotonic() + wait_s
+        self._waiting.add(lease)
+        try:
+            async with changed:
+                while lease in self._waiting:
+                    now = time.monotonic()
+                    for expired in [key for key, end in leases.items() if end <= now]:
+                        del leases[expired]
+                    if len(leases) < limit:
+                        leases[lease] = now + lease_s
+                        return True
+                    if now >= until:
+                        return False
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(min(until, *leases.values()) - now):
+                            await changed.wait()
+                return False
+        finally:
+            self._waiting.discard(lease)
+
+    async def release(self, tool: str, lease: str) -> None:
+        """Give the slot of a lease back, or take the lease out of the queue."""
+        async with self._changed[tool]:
+            self._leases[tool].pop(lease, None)
+            self._waiting.discard(lease)
+            self._changed[tool].notify_all()
+
+
+class RunKeeper(SlotKeeper, OutageKeeper):
+    """The code of the actor: the slots and the breakers of a run."""
+
+    def __init__(self) -> None:
+        SlotKeeper.__init__(self)
+        OutageKeeper.__init__(self)
+
+
+def run_keeper() -> Any:
+    """Return the actor of the run, which is created where there is none.
+
+    Raises:
+        RayError: It cannot be reached.
+    """
+    remote = ray.remote(num_cpus=0, max_concurrency=100_000)(RunKeeper)
+    return remote.options(name=KEEPER, get_if_exists=True).remote()
+
+
+class RayKeeper:
+    """`Keeper` of outages for a worker, kept by the actor of the run.
+
+    Raises:
+        KeeperLostError: The actor has died, or cannot be reached; each method raises it, too.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._actor = run_keeper()
+        except (RayError, ValueError) as error:  # a ValueError: the name's old owner is just ending
+            raise KeeperLostError(str(error)) from error
+
+    async def report(self, sums: Mapping[str, Sums], process: str = "") -> KeeperAnswer:
+        """Report calls that have ended."""
+        told: KeeperAnswer = await self._ask(self._actor.report, dict(sums), process)
+        return told
+
+    async def changes(self, keeper: str, seen: int, process: str = "") -> KeeperAnswer:
+        """Wait for a change."""
+        told: KeeperAnswer = await self._ask(self._actor.changes, keeper, seen, process)
+        return told
+
+    async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> CallAdmission:
+        """Wait at a breaker."""
+        admitted: CallAdmission = await self._ask(self._actor.enter, name, waiter, kind, lease_s, process)
+        return admitted
+
+    async def leave(self, name: str, waiter: str) -> None:
+        """Wait no longer."""
+        await self._ask(self._actor.leave, name, waiter)
+
+    async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
+        """Tell a new actor what is known."""
+        await self._ask(self._actor.recall, dict(epochs), list(judged))
+
+    async def _ask(self, method: Any, *args: Any) -> Any:
+        try:
+            return await method.remote(*args)
+        except RayError as error:
+            raise KeeperLostError(str(error)) from error
+
+
+class RaySlots:
+    """`SharedSlots` for a worker, kept by the actor of the run."""
+
+    def __init__(self) -> None:
+        self._actor: Any = None
+
+    async def acquire(self, tool: str, limit: int, wait_s: float, lease_s: float) -> str | None:
+        """Take a slot and return its lease; None when none is free within `wait_s` seconds, or the actor fails."""
+        lease = uuid4().hex
+        try:
+            keeper = self._keeper()
+            asked = keeper.acquire.remote(tool, limit, lease, wait_s, lease_s)
+            try:
+                return lease if await asked else None
+            except asyncio.CancelledError:
+                keeper.release.remote(tool, lease)
+                raise
+        except RayError as error:
+            # The limit cannot be kept without the actor, so the model is told that the tool is busy.
+            logger.error(
+                "tool %r: a call is answered as busy, since the slots of all workers cannot be asked for: %s",
+                tool,
+                error,
+            )
+            self._actor = None
+            return None
+
+    async def release(self, tool: str, lease: str) -> None:
+        """Give a lease back."""
+        await self._keeper().release.remote(tool, lease)
+
+    def _keeper(self) -> Any:
+        if self._actor is None:
+            self._actor = run_keeper()
+        return self._actor

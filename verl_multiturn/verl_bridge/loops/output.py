@@ -1,0 +1,347 @@
+"""`CertifiedOutput`: a conversation as the rows that verl's trainer gets, and `joined_row`: such a row in the join."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+from verl_multiturn.certificate.receipts import as_unrewarded
+from verl_multiturn.chat.images import Vision
+from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
+from verl_multiturn.config import MultiTurnSettings, ScoreSettings
+from verl_multiturn.errors import RewardContractError
+from verl_multiturn.observe.metrics import Stats, numbers_of, stats_of
+from verl_multiturn.records.read.joins import JoinedRow
+from verl_multiturn.rollout.limits import StopReason
+from verl_multiturn.rollout.outcome import ConversationRow, Outcome, SessionReport
+from verl_multiturn.rollout.trajectory import NO_VERSION
+from verl_multiturn.rollout.turn_rewards import Scores, interaction_scores, tool_scores, turns_of
+from verl_multiturn.rows.keys import RowKey
+from verl_multiturn.rows.reward_numbers import (
+    LARGEST_SCORE,
+    NoNumberError,
+    UnusableNumberError,
+    as_reward,
+)
+from verl_multiturn.verl_bridge.model.loading import LoadedModel
+from verl_multiturn.verl_bridge.model.processors import plain_dict
+from verl_multiturn.verl_bridge.names import STATS
+
+logger = logging.getLogger(__name__)
+
+OUTAGE, UNJUDGEABLE = "outage", "unjudgeable"
+"""Keys of a reward function's result: more than 0 where the row could not be judged for a cause of ours. With the first
+one what the reward needs is not there now; with the second one the row can never be judged."""
+_ADDED = ("tool_score", "interaction_score", "completion_score")
+"""Stats of what is added to the reward function's score."""
+_PARTS = {"score": "compute_score", **{name: name for name in _ADDED}}
+"""Entries of a row's stats that are parts of its reward, and their names in the join."""
+
+Fields = Mapping[str, Any]
+"""The columns of a row."""
+
+
+class CertifiedOutput(AgentLoopOutput):
+    """verl's output of one row, with the fields that the certificate and the metrics need.
+
+    `extra_fields` reach the user's `compute_score`; these fields do not. `as_dict` says what they become in the batch.
+    """
+
+    reward_score: float | None = None
+    """Result of the reward function, as verl sets it."""
+    versions: list[int]
+    """Weight version of each response token, `(R,)`; -1 where the token was not sampled or its version is unknown."""
+    receipts: bytes = b""
+    """Result of `Receipts.to_bytes`; empty when the trainer verifies no rows."""
+    stats: dict[str, Any] = Field(default={}, exclude=True)
+    """Values of the conversation for the metrics, as `stats_of` returns them."""
+    turn_rewards: Scores = Field(default=[], exclude=True)
+    """Pairs of a position in the response and the number that is added to the score there."""
+    void: bool = Field(default=False, exclude=True)
+    """True for a conversation with a void turn; False also when void turns are not looked for."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return verl's columns of the row, and ours.
+
+        Ours are `rollout_versions` (int64, `(R,)`) and, unless it is empty, `rollout_receipts` (uint8, one number for
+        each byte). The rewards of tools and interactions are added to `rm_scores`. The stats lie in `metrics`, under
+        the key `STATS`. Their `conversation` says which of how many rows this one is, and the score of the whole;
+        `unrewarded`, that the reward could not be judged for a cause of ours. The receipts say that, too.
+
+        verl gives each row of a conversation the score of `compute_score`. Here the last one alone has it, so that the
+        rows' rewards add up to the conversation's.
+
+        Raises:
+            RewardContractError: The reward function returned what is not a reward, or the rewards add up to more than
+                the trainer can hold.
+        """
+        self._read_score()
+        output: dict[str, Any] = super().as_dict()
+        place = self.stats.get("conversation") or {"row": 0, "rows": 1}
+        if place["row"] < place["rows"] - 1 and "rm_scores" in output:
+            output["rm_scores"].zero_()  # verl gives every row the score of the last one
+        for position, reward in self.turn_rewards:
+            output["rm_scores"][position] += reward
+        conversation = {**place, "score": self.total()}
+        # The score of `compute_score`. Where another reward replaces it, the stats overwrite it with None.
+        reported = numbers_of(self.extra_fields.get("reward_extra_info") or {})
+        unrewarded = any(reported.get(key, 0.0) > 0 for key in (OUTAGE, UNJUDGEABLE))
+        output["metrics"][STATS] = {"score": self.reward_score, "reported": reported, **self.stats}
+        output["metrics"][STATS] |= {"conversation": conversation, "unrewarded": unrewarded}
+        if "session" in self.stats:
+            output["metrics"][STATS]["session"] = {**self.stats["session"], "outcome": self.reward_score}
+        output["rollout_versions"] = torch.tensor(output.pop("versions"), dtype=torch.int64)
+        if receipts := output.pop("receipts", b""):
+            receipts = as_unrewarded(receipts) if unrewarded else receipts
+            # A tensor crosses TransferQueue without being pickled.
+            output["rollout_receipts"] = torch.from_numpy(np.frombuffer(receipts, np.uint8).copy())
+        return output
+
+    def _read_score(self) -> None:
+        """Read the reward manager's result, which verl leaves as it is; a function in it was checked before."""
+        try:
+            if self.reward_score is not None or "reward_extra_info" in self.extra_fields:  # then a manager has judged
+                self.reward_score = as_reward(self.reward_score)
+            as_reward(self.total(), LARGEST_SCORE)
+        except NoNumberError as error:
+            raise RewardContractError(f"the reward function must return a number as score, {error}") from None
+        except UnusableNumberError as error:
+            raise RewardContractError(f"the reward of a conversation: {error}; let rewards be smaller") from None
+
+    @property
+    def is_scored(self) -> bool:
+        """Return whether there is a reward yet."""
+        return self.reward_score is not None or any(name in self.stats for name in _ADDED)
+
+    def total(self) -> float:
+        """Return what the conversation earned in all, once its reward is computed."""
+        return float((self.reward_score or 0.0) + sum(self.stats.get(name, 0.0) for name in _ADDED))
+
+
+def joined_row(key: RowKey, stats: Stats | None, fields: Fields, step: int, validation: bool) -> JoinedRow:
+    """Return what the join says of a row before it is trained: whose it is, its score and the parts of that.
+
+    Args:
+        key: Its name.
+        stats: Its stats; None for a row of another agent loop.
+        fields: Its columns, `rm_scores` among them where it was scored.
+        step: Step of the trainer.
+        validation: Whether it belongs to a validation.
+    """
+    own = stats or {}
+    number = int(key.session) if key.session is not None and key.session.isdecimal() else 0
+    row = JoinedRow(own.get("request_id"), key.uid, number, max(0, key.number), validation, step)
+    if (scores := fields.get("rm_scores")) is not None:
+        row.score = float(np.asarray(scores, np.float32).sum(dtype=np.float64))
+    if stats is not None:
+        parts = {**own.get("reported", {})}
+        parts |= {ours: own[name] for name, ours in _PARTS.items() if own.get(name) is not None}
+        row.parts = json.dumps(parts)
+    return row
+
+
+def is_valid(output: AgentLoopOutput | list[AgentLoopOutput]) -> bool:
+    """Return whether an agent loop's conversation can be trained on; one of another loop than ours always can.
+
+    Args:
+        output: What the agent loop's `run` returned; an empty list is not a conversation.
+    """
+    outputs = output if isinstance(output, list) else [output]
+    return bool(outputs) and all(getattr(each, "stats", {}).get("valid", True) for each in outputs)
+
+
+@dataclass(frozen=True)
+class OutputSettings:
+    """Properties of the rows that verl gets, from the settings and the model."""
+
+    prompt_length: int
+    """Most tokens of a prompt."""
+    fill_id: int
+    """Token id that fills the response of a conversation without one; never trained."""
+    tool_reward: ScoreSettings
+    interaction_reward: ScoreSettings
+    final_answer: re.Pattern[str] | None
+    """Pattern of a final answer, for finding void turns; None when void turns are not looked for."""
+    vision: Vision | None
+    """Placeholder tokens of the model; None for a model that takes no images."""
+    mm_processor_kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, config: Any, settings: MultiTurnSettings, model: LoadedModel, vision: Vision | None) -> OutputSettings:
+        """Return the properties of a run's rows.
+
+        Args:
+            config: verl's whole configuration.
+            settings: Our settings in it.
+            model: The model.
+            vision: Its placeholder tokens; None for a model that takes no images.
+        """
+        pattern = settings.void_turn_pattern
+        return cls(
+            prompt_length=config.actor_rollout_ref.rollout.prompt_length,
+            fill_id=model.fill_id,
+            tool_reward=settings.tool_reward,
+            interaction_reward=settings.interaction_reward,
+            final_answer=None if pattern is None else re.compile(pattern),
+            vision=vision,
+            mm_processor_kwargs=plain_dict(config.data.get("mm_processor_kwargs")),
+        )
+
+
+def to_outputs(outcome: Outcome, settings: OutputSettings, step: int) -> list[CertifiedOutput]:
+    """Return the rows of a finished conversation in verl's form.
+
+    A conversation without a response gets a single untrained token. An invalid conversation has the mask 0 throughout,
+    so that nothing of it is trained. Its score, and what reward functions read of it, come with its last row, from
+    which verl takes them.
+
+    Args:
+        outcome: The finished conversation.
+        settings: What the rows depend on apart from the conversation.
+        step: Training step, reported as the weight version where the engine knows none.
+    """
+    rows = outcome.rows
+    void = settings.final_answer is not None and outcome.has_void_turn(settings.final_answer)
+    told = _told(outcome, void)
+    stats = stats_of(outcome)
+    if settings.final_answer is not None:
+        stats["void"] = void
+    outputs = []
+    for index, (row, turns) in enumerate(zip(rows, turns_of(outcome), strict=True)):
+        output = _row_output(row, settings, step, trained=outcome.valid)
+        output.extra_fields |= told
+        output.stats = {**stats, "turns": turns, "conversation": {"rows": len(rows), "row": index}}
+        output.void = void
+        outputs.append(output)
+    last = outputs[-1]
+    last.num_turns = 1 + outcome.sampled_turns + outcome.user_turns
+    last.metrics = AgentLoopMetrics(generate_sequences=outcome.generate_s, tool_calls=outcome.tools_s)
+    if outcome.session is None:
+        _add_rewards(outputs, outcome, settings)
+    else:
+        _add_session(outputs, outcome, outcome.session)
+    return outputs
+
+
+def _row_output(row: ConversationRow, settings: OutputSettings, step: int, trained: bool) -> CertifiedOutput:
+    """Return the tokens of a row in verl's form; with the mask 0 throughout unless it is `trained`."""
+    trajectory, images = row.trajectory, row.images
+    prompt = trajectory.ids[: trajectory.prompt_length]
+    if settings.vision is not None and len(prompt) > settings.prompt_length:
+        # The prompt is cut. An image cannot be cut, so all images and their placeholders are dropped.
+        prompt, images = settings.vision.without_media(prompt), []
+    prompt = prompt[-settings.prompt_length :]
+    has_response = trajectory.response_length > 0
+    start = trajectory.prompt_length
+    versions = [version for version in trajectory.versions if version >= 0] or [step]
+    mask = trajectory.mask[start:] if trained else [0] * trajectory.response_length
+    output = CertifiedOutput(
+        prompt_ids=prompt,
+        response_ids=trajectory.ids[start:] if has_response else [settings.fill_id],
+        response_mask=mask if has_response else [0],
+        response_logprobs=trajectory.logprobs[start:] if has_response else [0.0],
+        versions=trajectory.versions[start:] if has_response else [NO_VERSION],
+        num_turns=1 + trajectory.turns,
+        metrics=AgentLoopMetrics(generate_sequences=0.0, tool_calls=0.0),
+        extra_fields={"min_global_steps": min(versions), "max_global_steps": max(versions)},
+    )
+    if settings.vision is not None:
+        output.multi_modal_data = {"images": images} if images else {}
+        output.mm_processor_kwargs = settings.mm_processor_kwargs
+    return output
+
+
+def _told(outcome: Outcome, void: bool) -> dict[str, Any]:
+    """Return what reward functions read of a conversation."""
+    said = [turn.said for turn in outcome.turns if turn.said is not None and not turn.summary]
+    return {
+        **outcome.extra_fields,
+        "turn_scores": [reply.reward or 0.0 for reply in outcome.replies],
+        "user_texts": [reply.text for reply in outcome.replies],
+        "tool_rewards": [call.reward for call in outcome.calls],
+        "stop_reason": str(outcome.stop_reason),
+        "assistant_texts": [turn.content for turn in said],
+        "assistant_calls": [[_call(call) for call in turn.calls] for turn in said],
+        "void": void,
+        "calc_rewards": dict(outcome.calc_rewards),
+        "rendering_differences": [str(difference) for difference in outcome.differences],
+        "call_tools": [call.tool for call in outcome.calls],
+        "call_statuses": [str(call.status) for call in outcome.calls],
+        "tool_metrics": [call.metrics for call in outcome.calls],
+    }
+
+
+def _add_session(outputs: list[CertifiedOutput], outcome: Outcome, session: SessionReport) -> None:
+    """Give the rows of a session what its agent gave, and its last row what no row holds.
+
+    The reward of a completion goes to its last token, that of a completion in no row to the last token of the last row.
+    """
+    last, own = outputs[-1], {turn.number: turn.reward for turn in outcome.turns if turn.reward is not None}
+    for output in outputs[:-1]:
+        del output.stats["session"]
+    ends = {turn["turn"]: (output, turn["end"] - 1) for output in outputs for turn in output.stats["turns"]}
+    last.stats["session"]["outside"] = [
+        {"turn": turn.number, "parent": turn.parent, "reward": turn.reward or 0.0}
+        for turn in outcome.turns
+        if turn.said is not None and turn.number not in ends
+    ]
+    for turn, reward in own.items():
+        output, position = ends.get(turn, (last, len(last.response_ids) - 1))
+        output.turn_rewards = [*output.turn_rewards, (position, reward)]
+    for output in outputs:
+        output.stats["completion_score"] = sum(own.values())
+        if session.reward is not None:
+            output.reward_score = session.reward  # verl calls compute_score where there is none
+            # As verl does with a score alone. Where there is none, verl counts an accuracy of 0.
+            returned = outcome.stop_reason is StopReason.FINISHED
+            accuracy = sum(own.values()) if session.by_id else session.reward
+            output.extra_fields["reward_extra_info"] = {"acc": accuracy} if returned else {}
+            output.stats["score"] = None
+
+
+def _add_rewards(outputs: list[CertifiedOutput], outcome: Outcome, settings: OutputSettings) -> None:
+    """Give the rows of a conversation the rewards of tools and interactions, as far as the settings say so."""
+    for name, setting, scores_of in (
+        ("tool", settings.tool_reward, tool_scores),
+        ("interaction", settings.interaction_reward, interaction_scores),
+    ):
+        scores = scores_of(outcome, setting.weight)
+        if setting.mode == "none":
+            if name == "interaction" and any(scores):
+                _say_unused()
+            continue
+        total = sum(score for row in scores for _, score in row)
+        for output, own in zip(outputs, scores, strict=True):
+            output.turn_rewards = output.turn_rewards + own
+            output.stats[f"{name}_score"] = total
+            if setting.mode == "replace":
+                output.reward_score = 0.0  # verl would call compute_score if there were no score yet
+                # verl copies this from the last row to the others.
+                output.extra_fields["reward_extra_info"] = {}
+                output.stats["score"] = None
+
+
+@functools.cache
+def _say_unused() -> None:
+    """Mention once that an interaction gives rewards which nothing uses."""
+    logger.warning(
+        "an interaction gives rewards, and they are only reported; set custom.multiturn.interaction_reward.mode to add "
+        "or replace to train on them (said once)"
+    )
+
+
+def _call(call: ToolCall | MalformedCall) -> dict[str, str]:
+    """Return a call in plain types, for reward functions; a malformed call has no name and its text as arguments."""
+    if isinstance(call, MalformedCall):
+        return {"name": "", "arguments": call.text}
+    return {"name": call.name, "arguments": call.arguments}

@@ -1,0 +1,1 @@
+"""verl without a training: evaluation, replay, and learning from records."""

@@ -1,0 +1,1 @@
+"""Groups that come into a step: replay buffers, filters, late groups."""

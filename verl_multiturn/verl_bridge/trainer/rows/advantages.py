@@ -1,0 +1,199 @@
+"""Our estimators of advantages, as verl calls them: `algorithm.adv_estimator=mt_grpo`, `mt_turns`, `mt_gigpo`.
+
+`advantages/turns.py` has the mathematics. verl gives a registered estimator rewards, masks and uids alone, so a hook
+says before which conversation and which turns the rows are of:
+
+    known_rows(rows)  →  verl's _compute_advantage  →  rewards of each turn  →  advantages of each turn  →  its tokens
+
+Invariants:
+- what verl's rewards have between the first token of a turn and that of the next one in the row belongs to the turn,
+  also where a KL penalty was subtracted. So the settings that say which rewards count hold here, too;
+- the advantage of a turn goes to the same tokens, if they are trained;
+- verl's padding rows have advantages of 0. A row of another agent loop counts as one turn;
+- the reward of a whole session lies on the last token of its last row. It is not a turn's own (`Played.outcome`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from verl.trainer.ppo.core_algos import register_adv_est
+
+from verl_multiturn.advantages.turns import (
+    Advantages,
+    Played,
+    of_completions,
+    of_conversations,
+    of_discounted,
+    of_states,
+    of_turns,
+)
+from verl_multiturn.config import MultiTurnSettings
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.rollout.turn import Turn
+from verl_multiturn.rows.keys import RowKey
+from verl_multiturn.verl_bridge.names import ESTIMATORS
+from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
+
+_REST = sys.maxsize
+"""The end of the last turn of a row, whose length is not known yet."""
+Estimator = Callable[[Sequence[Played]], Advantages]
+
+
+class _KnownRow(NamedTuple):
+    uid: str
+    conversation: str
+    valid: bool
+    turns: list[Turn]
+    """Its turns, each with the response tokens that belong to it. Those of the last one go on to the row's end."""
+    outcome: float | None = None
+    """Reward of the whole session, in the last row of a session; None in any other."""
+    foreign: float = 0.0
+    """Reward on the tokens of the last turn that is not that turn's own."""
+
+
+class _Known(NamedTuple):
+    rows: list[_KnownRow | None]
+    """Values in the order of the batch; None for padding."""
+    settings: MultiTurnSettings
+
+
+_KNOWN: ContextVar[_Known | None] = ContextVar("known_rows", default=None)
+
+
+@contextmanager
+def known_rows(rows: BatchRows, settings: MultiTurnSettings) -> Iterator[None]:
+    """Let our estimators know the rows of a batch, while the context lasts.
+
+    Args:
+        rows: Those of verl's batch, in the order in which verl will hand it to the estimator.
+        settings: Our settings.
+    """
+    known = [None if key in rows.padding else _known_row(key, rows.stats.get(key, {})) for key in rows.keys]
+    token = _KNOWN.set(_Known(known, settings))
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
+def _known_row(key: RowKey, stats: dict[str, Any]) -> _KnownRow:
+    turns = sorted(map(Turn.of_plain, stats.get("turns") or []), key=lambda turn: turn.start) or [Turn(key.number)]
+    turns[0].start = 0
+    for turn, following in pairwise(turns):
+        turn.end = following.start
+    turns[-1].end = _REST
+    row = _KnownRow(key.uid, key.conversation, stats.get("valid", True), turns)
+    return _with_session(row, stats["session"]) if "session" in stats else row
+
+
+def _with_session(row: _KnownRow, session: dict[str, Any]) -> _KnownRow:
+    """Return the last row of a session with what belongs to no token of the session.
+
+    The completions that are in no row have no tokens. Their rewards, and the session's, lie on the row's last token.
+    """
+    outside = [Turn(each["turn"], each["reward"], parent=each["parent"]) for each in session["outside"]]
+    outcome = session["outcome"] or 0.0
+    foreign = outcome + sum(each["reward"] for each in session["outside"])
+    return row._replace(turns=[*row.turns, *outside], outcome=outcome, foreign=foreign)
+
+
+def _compute(
+    name: str,
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    config: Any = None,
+    **others: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the advantages of all tokens, `(B, R)`, twice: verl asks for returns, too.
+
+    Args:
+        name: Name of the estimator.
+        token_level_rewards: Reward of each response token, `(B, R)`.
+        response_mask: 1 for each trained token, `(B, R)`.
+        config: verl's section `algorithm`.
+        others: What else verl gives to estimators.
+    """
+    known = _KNOWN.get()
+    if known is None or len(known.rows) != len(response_mask):
+        raise ConfigError(
+            f"algorithm.adv_estimator={name}: only verl's own V1 trainers with the agent loop multiturn_agent call it; "
+            "use one of them, or an estimator of verl"
+        )
+    normal = _estimator(name, known.settings, config)
+    of_sessions = _of_sessions(known.settings, config)
+    groups: dict[str, dict[str, list[tuple[int, Turn]]]] = defaultdict(lambda: defaultdict(list))
+    broken = {row.conversation for row in known.rows if row is not None and not row.valid}
+    outcomes = {row.conversation: row.outcome for row in known.rows if row is not None and row.outcome is not None}
+    for i, row in enumerate(known.rows):
+        if row is not None:
+            groups[row.uid][row.conversation] += [(i, turn) for turn in _earning(row, token_level_rewards[i])]
+    advantages = torch.zeros_like(response_mask, dtype=torch.float32)
+    for group in groups.values():
+        played = [
+            Played(
+                [turn for _, turn in turns],
+                conversation not in broken,
+                outcomes.get(conversation, 0.0),
+            )
+            for conversation, turns in group.items()
+        ]
+        estimate = of_sessions if outcomes.keys() & group.keys() else normal
+        for turns, own in zip(group.values(), estimate(played), strict=True):
+            for (i, turn), value in zip(turns, own, strict=True):
+                advantages[i, turn.start : turn.end] = value
+    advantages = advantages * response_mask
+    return advantages, advantages
+
+
+def _earning(row: _KnownRow, rewards: torch.Tensor) -> list[Turn]:
+    """Return the turns of a row with what their tokens earned; those without tokens keep their reward."""
+    earned = [float(rewards[turn.start : turn.end].sum()) for turn in row.turns]
+    return [
+        replace(turn, reward=own - (row.foreign if turn.end == _REST else 0.0)) if turn.sampled else turn
+        for turn, own in zip(row.turns, earned, strict=True)
+    ]
+
+
+def _estimator(name: str, settings: MultiTurnSettings, config: Any) -> Estimator:
+    own = settings.advantage
+    if name == "mt_grpo":
+        return partial(of_conversations, std=_divides(config))
+    if name == "mt_turns":
+        return partial(of_turns, gamma=own.gamma)
+    return partial(
+        of_states, gamma=own.gamma, weight=own.weight, std=own.norm == "std", across_rows=own.across == "rows"
+    )
+
+
+def _of_sessions(settings: MultiTurnSettings, config: Any) -> Estimator:
+    """Return what `mt_grpo` does with the sessions of agents; start-up refuses our other estimators for them."""
+    proxy = settings.proxy
+    if proxy.credit == "session":
+        return partial(of_conversations, std=_divides(config))
+    estimate = of_discounted if proxy.credit == "discounted" else of_completions
+    return partial(estimate, gamma=proxy.gamma, std=_divides(config))
+
+
+def _divides(config: Any) -> bool:
+    """Return whether `mt_grpo` divides by the standard deviation."""
+    return bool(config.get("norm_adv_by_std_in_grpo", True))
+
+
+def register_estimators() -> None:
+    """Register our estimators with verl in this process."""
+    for name in ESTIMATORS:
+        register_adv_est(name)(_FUNCTIONS[name])
+
+
+# One object for each name: verl refuses a second function under a name that it knows.
+_FUNCTIONS = {name: partial(_compute, name) for name in ESTIMATORS}
