@@ -27,6 +27,7 @@ setup(
         "verl_multiturn": [
             "py.typed",
             "cpu/stand_ins/sgl_kernel/*.py",
+            "old_names.tsv",
             "observe/view/static/*",
             "observe/view/static/vendor/*",
             "rollout/tiny_chat/*",

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from verl_multiturn.old_names import understand_old_names
+
 if TYPE_CHECKING:
     from verl_multiturn.errors import (
         CertificateError,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from verl_multiturn.tools.schema import ToolSchema
 
 __version__ = "0.1.0"
+
+understand_old_names()
 
 __all__ = [
     "Ask",

@@ -1,97 +1,50 @@
 """Imports run one way, and importing the package is light."""
 
-import ast
-import functools
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
+from scripts.rooms import BRIDGE, circle, modules, names_of, order_of, upward
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "verl_multiturn"
-# A room imports those before it, never one behind it.
-ORDER = [
-    "errors", "paths", "describe", "syntax", "reward_numbers", "config", "tasks", "row_files", "row_keys", "row_scores",
-    "driver", "version_sets", "json_schema",
-    "chat", "calls", "http_connections", "chat_endpoint", "processes", "sandbox", "workspaces", "tools", "interactions",
-    "rollout", "certificate", "records", "rewards", "proxy", "task_sets", "data", "recipes", "trust", "evaluation",
-    "observe", "cpu_processes", "launch", "verl_bridge", "cpu", "plugin", "cli",
-]  # fmt: skip
+ORDER = order_of(ROOT)
 STACK = ["verl_bridge", "cpu", "plugin", "cli"]
 HEAVY = {"verl", "ray", "sglang"}
-HARBORS = {f"proxy.agents.harbor.{name}" for name in ("environment", "mini_swe", "trial")}
+HARBORS = {f"harnesses.harbor.{name}" for name in ("mini_swe", "trials.environment", "trials.trial")}
 """Imported by Harbor's own Python alone (requirements/harbor.lock)."""
-
-
-@functools.cache
-def modules() -> dict[str, Path]:
-    """Return all modules of the package by their dotted name, without `verl_multiturn.` itself."""
-    names = {}
-    for path in PACKAGE.rglob("*.py"):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    del names[""]
-    return names
-
-
-@functools.cache
-def _names_of(path: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names that a file imports, a module's names with the module before them: all, and those on top."""
-    tree = ast.parse(path.read_text())
-    return _names_in(ast.walk(tree)), _names_in(tree.body)
-
-
-def _names_in(nodes: Iterable[ast.AST]) -> frozenset[str]:
-    names: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return frozenset(names)
 
 
 def imported(path: Path) -> frozenset[str]:
     """Return the names that a file imports, wherever it does."""
-    return _names_of(path)[0]
-
-
-def imports() -> dict[str, set[str]]:
-    """Return for each module the modules of this package that it imports."""
-    known = modules()
-    found: dict[str, set[str]] = {}
-    for module, path in known.items():
-        ours = {name.removeprefix("verl_multiturn.") for name in imported(path) if name.startswith("verl_multiturn.")}
-        found[module] = {name if name in known else name.rpartition(".")[0] for name in ours} & known.keys() - {module}
-    return found
+    return names_of(path)[0]
 
 
 def test_rooms_import_one_way() -> None:
-    wrong = [
-        f"{module} imports {other}"
-        for module, others in imports().items()
-        for other in others
-        if ORDER.index(module.split(".")[0]) < ORDER.index(other.split(".")[0])
-    ]
-    assert not wrong
+    assert not upward()
 
 
-def test_the_rooms_are_documented_in_their_order() -> None:
-    page = (ROOT / "docs" / "understand" / "architecture.md").read_text().partition("## The rooms")[2]
-    assert re.findall(r"^\| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE) == ORDER
+def test_the_rooms_of_the_bridge_import_one_way() -> None:
+    assert not upward(inside=BRIDGE)
+
+
+def test_all_rooms_are_documented_and_each_once() -> None:
+    rooms = {name.split(".")[0] for name in modules()}
+    assert sorted(ORDER) == sorted(rooms)
+    inside = {name.split(".")[1] for name in modules() if name.startswith(f"{BRIDGE}.")}
+    assert sorted(order_of(ROOT, f"### The rooms of `{BRIDGE}`")) == sorted(inside)
+
+
+def test_few_modules_lie_at_the_root() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= 9
 
 
 def test_files_import_in_no_circle() -> None:
-    left = imports()
-    while free := [module for module, others in left.items() if not others & left.keys()]:
-        for module in free:
-            del left[module]
-    assert not left
+    assert not circle()
 
 
 @pytest.mark.parametrize("room", [room for room in ORDER if room not in STACK])
@@ -106,7 +59,7 @@ def test_setup_names_what_is_imported() -> None:
     for module, path in modules().items():
         if module.split(".")[0] not in STACK and module not in HARBORS:
             # What a function imports may be missing.
-            needed |= {name.split(".")[0] for name in _names_of(path)[1]}
+            needed |= {name.split(".")[0] for name in names_of(path)[1]}
     needed -= sys.stdlib_module_names | {"verl_multiturn"}
     known = packages_distributions()
     wanted = {known[name][0].lower().replace("_", "-") for name in needed}

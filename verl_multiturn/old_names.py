@@ -1,0 +1,62 @@
+"""Import a module by the name that it had in version 0.1: until 2027-06-01, for code, YAML files and run folders.
+
+`old_names.tsv` has a line for each module that has moved: the old name, a tab, the new name, both without the
+package's own. Python asks here last, when nothing lies under a name. An import by an old name gives the module itself
+and a `FutureWarning` with the new name.
+"""
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+UNTIL = "2027-06-01"
+"""The day from which old names may go."""
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+@cache
+def old_names() -> dict[str, str]:
+    """Return the new name of each module that has moved, and of each package that is gone, by the old one."""
+    lines = Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()
+    names = dict(line.split("\t") for line in lines)
+    return {f"{_PACKAGE}.{old}": f"{_PACKAGE}.{new}" for old, new in names.items()}
+
+
+class OldNames(MetaPathFinder, Loader):
+    """Finds modules by the names that they had; the last one of `sys.meta_path`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a module that has moved; None for every other name."""
+        if not fullname.startswith(f"{_PACKAGE}.") or fullname not in old_names():
+            return None
+        # A package that is gone has no folder of its own, so that its modules are looked up here, too.
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the module that has moved in the place of an empty one."""
+        name = module.__name__
+        new = old_names()[name]
+        found = importlib.import_module(new)
+        if hasattr(found, "__path__"):  # a package: its old modules must not be loaded from its folder once more
+            module.__dict__.update({key: value for key, value in vars(found).items() if not key.startswith("__")})
+            return
+        warnings.warn(
+            f"the module {name!r} is now {new!r}; write that, since the old name is understood until {UNTIL} only",
+            FutureWarning,
+            stacklevel=2,
+        )
+        sys.modules[name] = found
+
+
+def understand_old_names() -> None:
+    """Have Python find modules by their old names, once in a process; `verl_multiturn/__init__.py` calls it."""
+    if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
+        sys.meta_path.append(OldNames())
