@@ -3,7 +3,7 @@
     `run`  ─starts→ forkserver.py, which imports, then waits (a driver without a run starts it, too: `handle.py`)
     `run`  ─starts→ fork_worker.py ─asks→ forkserver.py ─forks→ the driver
     raylet ─starts→ fork_worker.py (Ray's `runtime_env.py_executable`) ─asks→ … ─forks→ the worker
-    engine ─spawns→ fork_worker.py (`multiprocessing`'s executable, `cpu/engine_processes.py`) ─asks→ … ─forks→ the scheduler
+    engine ─spawns→ fork_worker.py (`multiprocessing`'s executable) ─asks→ … ─forks→ the scheduler
 
 Ray's core keeps the environment that it was imported with. So the first worker of a run makes the server fork a second
 one, which imports Ray and verl with that worker's environment, forks it, the others and what they spawn, and ends with

@@ -1,7 +1,8 @@
 """`trace_of`: the trace of a conversation that is over, for the backends of `rollout.trace`.
 
 It is the tree of spans of the conversation's record (`spans.tree_of`), with inputs, outputs and attributes in plain
-types. The record is made for it (`records.write.encode`), whether or not the run keeps records, and nothing in it is hidden.
+types. The record is made for it (`records.write.encode`), whether or not the run keeps records. Nothing in it is
+hidden.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     thread   write(items)    in the order of `put`
     caller   close()         waits until the rest is written, within `close_s`
 
-Records, joins and traces are written by it (`records.write.records`, `records.write.step_writer`, `observe.trace_writer`).
+Records, joins and traces are written by it (`records.py`, `step_writer.py`, `observe/trace_writer.py`).
 
 Invariants:
 - `put` neither waits nor raises. What is too much is refused, counted, and reported once until writing works again;

@@ -1,7 +1,7 @@
 """Our replay buffers: verl's own, which wake up when a group has finished, and keep the bound of the ages.
 
 With `custom.multiturn.max_staleness` the bound decides, and verl's `max_off_policy_threshold` is not looked at. Each
-strategy takes the finished groups with the earliest deadlines first; `rollout/groups/staleness.py` says what a deadline is.
+strategy takes the finished groups with the earliest deadlines first (`rollout/groups/staleness.py`).
 
     drop      a finished group whose deadline has passed is evicted, and a fresh prompt takes its place
     wait      a batch is taken only when every group that stays can still meet its deadline
