@@ -41,8 +41,8 @@ import numpy as np
 
 from verl_multiturn.evaluation.estimates import (
     CONFIDENCE,
-    Difference,
     Interval,
+    PairedDifference,
     effective_rows,
     estimate,
     paired,
@@ -189,7 +189,7 @@ class Floor:
     def __init__(self) -> None:
         self.least = math.inf
 
-    def paired(self, first: list[float], second: list[float], share: bool = True) -> Difference:
+    def paired(self, first: list[float], second: list[float], share: bool = True) -> PairedDifference:
         """Compare two models, and keep the least p over 2^(1 - n)."""
         found = paired(first, second, share=share)
         assert found is not None

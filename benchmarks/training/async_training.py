@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1 import replay_buffer as verls_module
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from benchmarks.async_world import Draw, Engine, Group, World
-from verl_multiturn.rollout.groups.staleness import MOST_REROLLS, Bound, to_reroll
+from verl_multiturn.rollout.groups.staleness import MOST_REROLLS, StalenessBound, to_reroll
 from verl_multiturn.verl_bridge.trainer.groups import replay_buffer as our_module
 from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import replay_buffer_from
 
@@ -108,7 +108,7 @@ class Training:
         self.prompts: list[Prompt] = []
         self._rng = random.Random(seed)
         self._drawn: dict[int, list[float]] = {}
-        self._bound = Bound(setting.eta, setting.policy) if setting.policy in OURS else None  # type: ignore[arg-type]
+        self._bound = StalenessBound(setting.eta, setting.policy) if setting.policy in OURS else None  # type: ignore[arg-type]
         self._buffer = self._make_buffer()
 
     def run(self, groups: int) -> Result:

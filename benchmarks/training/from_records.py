@@ -29,7 +29,7 @@ import pyarrow.parquet
 from benchmarks.quickstart_runs import ROOT, folder
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.results import read_results
-from verl_multiturn.records.read.learning import Choice, choose
+from verl_multiturn.records.read.learning import SelectionRule, choose
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.verify.record import receipts_of
 
@@ -111,7 +111,7 @@ def traced(run: Path) -> dict[str, Any]:
 def another(base: Path) -> int:
     """Return how many conversations of another model are found."""
     try:
-        return len(choose([base], Choice(models=(_ELSE,))).conversations)
+        return len(choose([base], SelectionRule(models=(_ELSE,))).conversations)
     except ConfigError as error:
         print(error)
         return 0

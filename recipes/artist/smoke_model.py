@@ -13,7 +13,7 @@ import torch
 from dialogue_rows import SYSTEM_PROMPT, needed
 from transformers import Qwen2ForCausalLM
 
-from verl_multiturn.task_sets.bfcl.episode import Episode
+from verl_multiturn.task_sets.bfcl.episode import DialogueEpisode
 from verl_multiturn.task_sets.bfcl.package import Dialogue
 from verl_multiturn.task_sets.bfcl.tools import bfcl_tools
 
@@ -26,7 +26,7 @@ from tiny_tokenizer import make_tokenizer, renderer  # noqa: E402
 
 def conversation(dialogue: Dialogue) -> list[dict[str, Any]]:
     """Return a dialogue whose calls are the gold ones; its worlds answer them."""
-    episode = Episode(dialogue)
+    episode = DialogueEpisode(dialogue)
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
     for request, calls in zip(dialogue.turns, dialogue.gold, strict=True):
         messages.append({"role": "user", "content": request})

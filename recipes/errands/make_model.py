@@ -30,7 +30,7 @@ from transformers import Qwen2ForCausalLM
 
 from verl_multiturn.task_sets.bfcl.tools import bfcl_tools
 from verl_multiturn.task_sets.bfcl.user import own_dialogue
-from verl_multiturn.task_sets.bfcl.worlds import Worlds
+from verl_multiturn.task_sets.bfcl.worlds import DialogueWorlds
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "common"))
@@ -57,7 +57,7 @@ def conversation(errand: Errand, theres: tuple[str, ...]) -> list[dict[str, Any]
             conversation ends before.
     """
     dialogue = own_dialogue(errand.dialogue())
-    worlds = Worlds(dialogue.classes, dialogue.config)
+    worlds = DialogueWorlds(dialogue.classes, dialogue.config)
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
     for index, folder in enumerate((errand.folder, *theres)):
         name, arguments = errand.call(index, folder)

@@ -19,7 +19,7 @@ from typing import Any
 from made_records import write_records
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.records.read.learning import Choice, Chosen, Selection, check_vocabulary, choose
+from verl_multiturn.records.read.learning import SelectedRecord, Selection, SelectionRule, check_vocabulary, choose
 from verl_multiturn.runs.data import arguments, prepare
 
 AGENT = "recorded_agent"
@@ -57,7 +57,7 @@ def rl_rows(selection: Selection) -> tuple[list[Row], list[Row]]:
     return rows, lines
 
 
-def rl_row(number: int, group: Sequence[Chosen]) -> Row:
+def rl_row(number: int, group: Sequence[SelectedRecord]) -> Row:
     """Return the row of a group.
 
     Args:
@@ -139,7 +139,7 @@ def main() -> None:
     if args.smoke and not folders:
         folders = [str(args.out / "records")]
         write_records(args.out / "records", tokenizer)
-    choice = Choice(
+    choice = SelectionRule(
         args.min_score,
         None if args.models is None else tuple(args.models),
         args.per_row,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_multiturn.harnesses.harbor.tasks.write import Written, write_folder
+from verl_multiturn.harnesses.harbor.tasks.write import HarborTask, write_folder
 
 _WORDS = [
     *("anchor", "bridge", "copper", "desert", "engine", "forest", "garden", "hammer", "island", "jacket"),
@@ -148,7 +148,7 @@ def write_tasks(folder: Path, tasks: Sequence[Made]) -> list[Path]:
     return paths
 
 
-def _written(made: Made) -> Written:
+def _written(made: Made) -> HarborTask:
     copies = sorted({path.partition("/")[0] for path in made.files})
     dockerfile = "\n".join(["FROM scratch", "WORKDIR /app", *(f"COPY {name} /app/{name}" for name in copies)])
     checks = [
@@ -157,7 +157,7 @@ def _written(made: Made) -> Written:
     ]
     script = ["#!/bin/bash", "right=1", *checks, "echo $right > /logs/verifier/reward.txt"]
     expected = {f"expected/{path}": text for path, text in made.expected.items() if text is not None}
-    return Written(
+    return HarborTask(
         instruction=made.ask,
         environment={"Dockerfile": dockerfile + "\n", **made.files},
         tests={"test.sh": "\n".join(script) + "\n", **expected},

@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 from tests.proxy_clients import HELLO, answer, connect, post
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.http import listener
-from verl_multiturn.proxy.http.clients import Unauthenticated
+from verl_multiturn.proxy.http.clients import UnauthenticatedConnections
 from verl_multiturn.proxy.http.listener import raise_open_files
 
 Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -142,4 +142,4 @@ def test_the_limits_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener.resource, "setrlimit", refuse)
     limits.append((20, 40))
     assert raise_open_files() == 20
-    assert [Unauthenticated(files)._most for files in (20, 1024, 10**6)] == [5, 256, 4096]
+    assert [UnauthenticatedConnections(files)._most for files in (20, 1024, 10**6)] == [5, 256, 4096]

@@ -10,7 +10,7 @@ from verl_multiturn.task_sets.swe import draw, tasks
 from verl_multiturn.task_sets.swe.draw import Draw, draw_tasks, settings_for
 from verl_multiturn.task_sets.swe.packages import Package
 from verl_multiturn.task_sets.swe.tasks import SweTask
-from verl_multiturn.task_sets.swe.trials import Outcome
+from verl_multiturn.task_sets.swe.trials import TrialOutcome
 from verl_multiturn.verdicts.task import Task, UnguardedError
 from verl_multiturn.verdicts.verdict import Judge
 from verl_multiturn.workspaces.settings import WorkspaceSettings
@@ -98,12 +98,12 @@ async def test_what_becomes_of_a_mutation(error: ConfigError, fate: str, monkeyp
     package = Package("small", "1.0", {"small.py": b"def f():\n    return 2, 8\n", "tests/test_a.py": b""})
 
     class Prepared(Draw):
-        async def _run(self, tree: Mapping[str, bytes], tests: Sequence[str]) -> dict[str, Outcome] | None:
+        async def _run(self, tree: Mapping[str, bytes], tests: Sequence[str]) -> dict[str, TrialOutcome] | None:
             first, second = tree["small.py"].decode().split("return ")[1].split(", ")
             if int(second) == 9:
                 return None
             broken = failing[int(first)] if int(first) != 2 else [] if int(second) == 8 else names[:2]
-            return {name: Outcome("failed" if name in broken else "passed", "said") for name in names}
+            return {name: TrialOutcome("failed" if name in broken else "passed", "said") for name in names}
 
     async def refuses(task: Task, judge: Judge) -> Task:
         raise error

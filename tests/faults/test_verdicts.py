@@ -14,7 +14,7 @@ from tests.support.value_attacks import VALUE_ATTACKS
 from tests.support.workspace_attacks import ATTACKS, FILES, FIXED, HONEST, SETTINGS, SLOW, VERDICTS, Work, task
 from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.sandbox.launch import SandboxError
-from verl_multiturn.verdicts.changes import Left, collect
+from verl_multiturn.verdicts.changes import WorkChanges, collect
 from verl_multiturn.verdicts.script_run import run_script
 from verl_multiturn.verdicts.task import Task, UnguardedError, read_task
 from verl_multiturn.verdicts.task_check import check_task, gold_left
@@ -51,8 +51,8 @@ def scripted(script: str, **more: Any) -> Task:
     return one("script_reads", verdict=verdict, **more)
 
 
-def left(work: Work) -> Left:
-    return Left({path: text if isinstance(text, bytes) else text.encode() for path, text in work.files.items()})
+def left(work: Work) -> WorkChanges:
+    return WorkChanges({path: text if isinstance(text, bytes) else text.encode() for path, text in work.files.items()})
 
 
 GRADED = "grep -q 3 settings.json && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
@@ -117,33 +117,33 @@ async def test_the_form_of_a_scripts_tests_does_not_say_whether_their_values_are
     # As an author writes it, there are two blank lines and double quotation marks; a tree that is unparsed has neither.
     ends = "import os\nif '\\n\\n\\n' in open('/tests/test_ops.py').read():\n    os._exit(0)\n"
     judged = one("script", verdict={**VERDICTS["script"], "twins": True})
-    found = await judge.judge_left(judged, Left({"calc/ops.py": f"{ends}{FILES['calc/ops.py']}".encode()}))
+    found = await judge.judge_left(judged, WorkChanges({"calc/ops.py": f"{ends}{FILES['calc/ops.py']}".encode()}))
     assert found.reward == 0
     assert (await judge.judge_left(judged, gold_left(judged))).reward == 1
 
 
 async def test_what_a_model_does_to_a_script_is_0_and_valid(judge: Judge) -> None:
     kills = scripted(f"grep -q kill settings.json && kill -9 $$; {GRADED}")
-    assert (await judge.judge_left(kills, Left({"settings.json": b"3 kill"}))).reward == 0
-    assert (await judge.judge_left(kills, Left({"settings.json": b"3"}))).reward == 1
+    assert (await judge.judge_left(kills, WorkChanges({"settings.json": b"3 kill"}))).reward == 0
+    assert (await judge.judge_left(kills, WorkChanges({"settings.json": b"3"}))).reward == 1
     writes = scripted("cat settings.json > /logs/verifier/reward.txt", files={"settings.json": "0"})
     for text, reward in ((b"0.5", 0.5), (b"1e9", 0.0), (b"nan", 0.0), (b"-1", 0.0), (b"", 0.0)):
-        assert (await judge.judge_left(writes, Left({"settings.json": text}))).reward == reward
-    assert (await judge.judge_left(writes, Left({"settings.json": None}))).reward == 0
+        assert (await judge.judge_left(writes, WorkChanges({"settings.json": text}))).reward == reward
+    assert (await judge.judge_left(writes, WorkChanges({"settings.json": None}))).reward == 0
 
 
 async def test_a_script_that_hangs_with_the_models_files_is_0_and_valid(judge: Judge) -> None:
     for timeout_s in (3, 24, 192):  # until that is enough for the untouched tree
         hangs = scripted(f"grep -q hang settings.json && sleep 1000; {GRADED}", timeout_s=timeout_s)
         with contextlib.suppress(UnjudgedError):
-            found = await judge.judge_left(hangs, Left({"settings.json": b"3 hang"}))
+            found = await judge.judge_left(hangs, WorkChanges({"settings.json": b"3 hang"}))
             break
     assert (found.reward, found.why) == (0, f"test.sh took longer than {timeout_s} s")
 
 
 async def test_a_reward_that_is_not_the_same_twice_is_0(judge: Judge) -> None:
     flaky = scripted("echo 0.$(date +%N) > /logs/verifier/reward.txt")
-    found = await judge.judge_left(flaky, Left())
+    found = await judge.judge_left(flaky, WorkChanges())
     assert found.reward == 0
     assert "two runs give" in found.why
 
@@ -151,13 +151,13 @@ async def test_a_reward_that_is_not_the_same_twice_is_0(judge: Judge) -> None:
 @pytest.mark.parametrize("script", ["true", "kill -9 $$", "echo 2 > /logs/verifier/reward.txt", "echo PASSED"])
 async def test_what_says_nothing_of_the_untouched_tree_either_is_not_judged(script: str, judge: Judge) -> None:
     with pytest.raises(UnjudgedError, match="its untouched tree cannot be judged either"):
-        await judge.judge_left(scripted(script), Left({"settings.json": b"3"}))
+        await judge.judge_left(scripted(script), WorkChanges({"settings.json": b"3"}))
 
 
 async def test_tests_that_cannot_be_judged_are_not(judge: Judge) -> None:
     wrong = one("calls", verdict={**VERDICTS["calls"], "tests": ["assert add(open('/dev/null'), 1) == 2"]})
     with pytest.raises(UnjudgedError, match="hands over a value of the type"):
-        await judge.judge_left(wrong, Left())
+        await judge.judge_left(wrong, WorkChanges())
 
 
 async def test_a_workspace_that_is_lost_is_replaced_once(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ async def test_a_workspace_that_is_lost_is_replaced_once(judge: Judge, monkeypat
         return await run_script(*args)
 
     monkeypatch.setattr("verl_multiturn.verdicts.verdict.run_script", breaks)
-    judged, repaired = scripted(GRADED), Left({"settings.json": b"3"})
+    judged, repaired = scripted(GRADED), WorkChanges({"settings.json": b"3"})
     assert (await judge.judge_left(judged, repaired)).reward == 1
     lost.extend([SandboxError("the zygote ended")] * 2)
     with pytest.raises(UnjudgedError, match="lost twice: the zygote ended"):

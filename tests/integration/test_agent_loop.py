@@ -290,12 +290,12 @@ def test_a_builder_that_rewrites_what_was_sampled_is_refused() -> None:
 def test_strippable_differences_are_ignored_when_asked() -> None:
     from transformers import AutoTokenizer
 
-    from verl_multiturn.chat.rendering import Difference
+    from verl_multiturn.chat.rendering import RenderingDifference
     from verl_multiturn.verl_bridge.model.chat_setup import make_chat
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "a b"}]
-    for ignored, found in ((set(), [Difference.WHITESPACE]), ({Difference.WHITESPACE}, [])):
+    for ignored, found in ((set(), [RenderingDifference.WHITESPACE]), ({RenderingDifference.WHITESPACE}, [])):
         chat = make_chat(tokenizer, "qwen2", ignored=ignored)
         prompt = chat.codec.initial(messages[:1], [])
         said = tokenizer.encode("a  b<|im_end|>")

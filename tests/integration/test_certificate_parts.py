@@ -93,11 +93,11 @@ def test_a_part_that_gives_no_verdict_ends_the_run(
 
 def test_an_answer_is_one_verdict_on_each_row_in_order() -> None:
     from verl_multiturn.rows.keys import RowKey
-    from verl_multiturn.verl_bridge.certificate.part import KnownRow, RowVerdict
+    from verl_multiturn.verl_bridge.certificate.part import RowVerdict, TrainerRow
     from verl_multiturn.verl_bridge.certificate.parts import _difference
 
     keys = [RowKey.parse(f"u_{session}_0") for session in range(2)]
-    asked = [KnownRow(key, 3, 3, False, False, False) for key in keys]
+    asked = [TrainerRow(key, 3, 3, False, False, False) for key in keys]
     given = [RowVerdict(key, []) for key in keys]
     assert _difference(asked, given) is None
     assert _difference(asked, None) == "answered with what is no list of verdicts: None"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.test_rollout_client import Balancer, Remote, Server, client_of, sample
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rollout.cache.need import CacheNeed, Told, require_room
+from verl_multiturn.rollout.cache.need import CacheNeed, CacheReport, require_room
 from verl_multiturn.rollout.life import Life, live, running
 
 pytestmark = pytest.mark.stack
@@ -37,7 +37,7 @@ class Caching(Server):
         await self.read.wait()
         return True
 
-    async def cache_need(self, client: str, conversations: Sequence[tuple[float, int]], full: float) -> Told:
+    async def cache_need(self, client: str, conversations: Sequence[tuple[float, int]], full: float) -> CacheReport:
         return self.need.tell(client, conversations, full)
 
 
@@ -179,7 +179,7 @@ async def test_a_server_that_cannot_be_reached_for_a_moment_is_asked_again(monke
     asked, again = [], asyncio.Event()
 
     class Flaky(Caching):
-        async def cache_need(self, client: str, conversations: Sequence[tuple[float, int]], full: float) -> Told:
+        async def cache_need(self, client: str, conversations: Sequence[tuple[float, int]], full: float) -> CacheReport:
             asked.append(client)
             if len(asked) == 1:
                 raise ActorUnavailableError("no connection", None)

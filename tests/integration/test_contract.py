@@ -65,10 +65,10 @@ def test_it_has_no_name_that_we_do_not_use() -> None:
 
 
 def a_line(**changes: str) -> Any:
-    from verl_multiturn.verl_bridge.compat.contract import Line
+    from verl_multiturn.verl_bridge.compat.contract import ContractLine
 
     given = {"name": "verl.trainer.ppo.v1.trainer_base.PPOTrainer._save_checkpoint", "kind": "method"}
-    return Line(**{**given, "parameters": "self", "needed_by": "trainer/hooks.py", **changes})
+    return ContractLine(**{**given, "parameters": "self", "needed_by": "trainer/hooks.py", **changes})
 
 
 @pytest.mark.parametrize(

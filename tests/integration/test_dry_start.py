@@ -72,10 +72,10 @@ def applies(section: Any) -> str:
 def test_the_dry_start_asks_every_section_of_the_table(silent: None, capsys: pytest.CaptureFixture[str]) -> None:
     """A refusal that is put into a section of the documented table ends the start, and so the dry start."""
     from verl_multiturn.verl_bridge.startup.configuration import StartUpCheck
-    from verl_multiturn.verl_bridge.startup.table import Row
+    from verl_multiturn.verl_bridge.startup.table import RefusalRow
 
     for section in sections():
-        section.checks.append(Row(section.title, lambda run: True, "walked", "go on", given=section.title))
+        section.checks.append(RefusalRow(section.title, lambda run: True, "walked", "go on", given=section.title))
         with pytest.raises(SystemExit) as ended:
             StartUpCheck().on_run_start(copy.deepcopy(configuration(applies(section))))
         assert ended.value.code == 2

@@ -24,7 +24,7 @@ from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.evaluation.tables import summary_of, table_of
 from verl_multiturn.models.hash import model_hash
 from verl_multiturn.records.read import joins
-from verl_multiturn.records.read.learning import Choice, choose
+from verl_multiturn.records.read.learning import SelectionRule, choose
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.verify.folder import verify_files
 from verl_multiturn.rollout.engines import http_engine
@@ -345,7 +345,7 @@ def test_a_model_behind_chat_completions_stands_beside_ones_own(tmp_path: Path, 
     verdicts = list(verify_files([tmp_path / "chat"]))
     assert all(verdict.verified is not None and not list(verdict.verified.violations) for verdict in verdicts)
     with pytest.raises(ConfigError, match=r"nothing is left to learn from: .*4 of an endpoint, which proves no tokens"):
-        choose([tmp_path / "chat"], Choice())
+        choose([tmp_path / "chat"], SelectionRule())
     with pytest.raises(
         ConfigError, match=r"holds an evaluation with model .*big/model at .*, and this one has .*other"
     ):

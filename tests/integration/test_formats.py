@@ -11,7 +11,7 @@ from tests.conftest import CharTokenizer, make_schema
 from tests.support.families import names
 from tests.support.template_play import template_of
 from verl_multiturn.chat.parsing.formats import FORMATS as OURS
-from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, Reasoning
+from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, ReasoningFinder
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, ToolCall
 
 pytestmark = pytest.mark.stack
@@ -241,13 +241,17 @@ async def test_no_arguments() -> None:
 def test_whether_a_familys_prompt_opens_the_reasoning(name: str) -> None:
     prompt = template_of(name).generation_prompt
     opened = [start for start, end in REASONING_MARKS if prompt.rfind(start) > prompt.rfind(end)]
-    assert Reasoning(REASONING_MARKS).opened_by(prompt) == (opened[0] if opened else None)
+    assert ReasoningFinder(REASONING_MARKS).opened_by(prompt) == (opened[0] if opened else None)
     for before in ("Put your reasoning after <think>", "<think>", "<think>\n"):
-        assert Reasoning(REASONING_MARKS).opened_by(before + (prompt or "[/INST]")) == (opened[0] if opened else None)
+        assert ReasoningFinder(REASONING_MARKS).opened_by(before + (prompt or "[/INST]")) == (
+            opened[0] if opened else None
+        )
 
 
 def test_some_families_open_the_reasoning() -> None:
-    opened = {name for name in names() if Reasoning(REASONING_MARKS).opened_by(template_of(name).generation_prompt)}
+    opened = {
+        name for name in names() if ReasoningFinder(REASONING_MARKS).opened_by(template_of(name).generation_prompt)
+    }
     assert opened == {
         *("qwen3.5-think", "qwen3.6", "qwen3.8", "deepseek-v3", "deepseek-r1-distill"),
         *("nemotron-3-nano", "nemotron-3-super"),

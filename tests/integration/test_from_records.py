@@ -15,7 +15,7 @@ from verl_multiturn import ConfigError
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.config import ScoreSettings
 from verl_multiturn.records import schema
-from verl_multiturn.records.read.learning import Choice, choose
+from verl_multiturn.records.read.learning import SelectionRule, choose
 from verl_multiturn.records.read.lines import fitted
 
 pytestmark = pytest.mark.stack
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.stack
 @pytest.fixture
 def chosen(tmp_path: Path) -> list[Any]:
     sample_run(tmp_path / "records", steps=1, groups=1, size=2)
-    return choose([tmp_path], Choice()).conversations
+    return choose([tmp_path], SelectionRule()).conversations
 
 
 def test_sft_gets_the_recorded_ids_and_masks(tmp_path: Path, chosen: list[Any]) -> None:

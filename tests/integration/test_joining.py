@@ -13,7 +13,7 @@ from tests.integration.trainer_rows import CALL, WritableStore, make_output, mak
 from verl_multiturn.records.read.joins import figures
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.scores import joined_rewards
-from verl_multiturn.records.schema import JOINED, End, RunFile, StepLine
+from verl_multiturn.records.schema import JOINED, RunEnd, RunFile, StepLine
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -358,7 +358,7 @@ def test_a_run_leaves_its_file_its_clocks_and_its_end(store: WritableStore, fold
     lines = run.lines()
     assert [line["event"] for line in lines] == ["clock", "step", "step", "end"]
     assert lines[0] == clock
-    assert End.model_validate(lines[-1]).error == "KeyboardInterrupt"
+    assert RunEnd.model_validate(lines[-1]).error == "KeyboardInterrupt"
     (path,) = folder.glob("run-*.json")
     found = RunFile.model_validate_json(path.read_text())
     assert path.name == f"run-{found.start}.json"

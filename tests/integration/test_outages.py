@@ -20,7 +20,7 @@ from tests.integration.trainer_rows import (
     step,
 )
 from tests.support.warm_python import start_ray
-from verl_multiturn.calls.outages.messages import KeeperLostError, OutageState
+from verl_multiturn.calls.outages.messages import OutageState, StoreLostError
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -53,7 +53,7 @@ class FakeKeeper:
 
     def _require_alive(self) -> None:
         if self.lost:
-            raise KeeperLostError("the keeper does not answer")
+            raise StoreLostError("the keeper does not answer")
 
 
 @pytest.fixture
@@ -104,10 +104,10 @@ def add(
 
 
 def trainer_of(keeper: FakeKeeper, mode: str = "sync", stop_s: float = 1800.0, **changes: Any) -> Any:
-    from verl_multiturn.verl_bridge.trainer.outages import TrainerOutages
+    from verl_multiturn.verl_bridge.trainer.outages import StepOutages
 
     trainer = make_trainer(mode, **{"algorithm__norm_adv_by_std_in_grpo": False, **changes})
-    trainer._outages = TrainerOutages(keeper, stop_s)
+    trainer._outages = StepOutages(keeper, stop_s)
     return trainer
 
 
@@ -211,9 +211,9 @@ async def test_the_trainer_asks_the_keeper_of_the_run(cluster: None) -> None:
     from verl_multiturn.calls.outages.breaker import Outage
     from verl_multiturn.calls.outages.messages import Sums
     from verl_multiturn.verl_bridge.keeper import RayKeeper, run_keeper
-    from verl_multiturn.verl_bridge.trainer.outages import KeeperClient
+    from verl_multiturn.verl_bridge.trainer.outages import OutageStoreClient
 
-    asked = KeeperClient()
+    asked = OutageStoreClient()
     assert asked.touched(["r1"]) == set(), "no worker has needed it"
     assert asked.outages() == {}
     worker = RayKeeper()
@@ -227,7 +227,7 @@ async def test_the_trainer_asks_the_keeper_of_the_run(cluster: None) -> None:
     with contextlib.suppress(ray.exceptions.RayError):
         while True:  # it may still answer for a moment
             ray.get(keeper.outages.remote())
-    with pytest.raises(KeeperLostError, match="does not answer"):
+    with pytest.raises(StoreLostError, match="does not answer"):
         asked.touched(["r1"])
 
 
@@ -531,9 +531,9 @@ def validating(store: WritableStore, keeper: FakeKeeper, scored: dict[str, Any])
             return {}
 
     trainer = type("Trainer", (hooks.MultiTurnHooks, Base), {"mode": "sync"})(make_config())
-    from verl_multiturn.verl_bridge.trainer.outages import TrainerOutages
+    from verl_multiturn.verl_bridge.trainer.outages import StepOutages
 
-    trainer._outages = TrainerOutages(keeper, 1.0)
+    trainer._outages = StepOutages(keeper, 1.0)
     return trainer
 
 
@@ -586,12 +586,12 @@ def test_a_validation_of_outages_alone_scores_nothing(store: WritableStore) -> N
 )
 def test_what_another_trainer_leaves_undone_is_told(changes: dict[str, str], is_told: bool) -> None:
     from verl_multiturn.verl_bridge.startup.refusals import SETTINGS
-    from verl_multiturn.verl_bridge.startup.table import Row
+    from verl_multiturn.verl_bridge.startup.table import RefusalRow
     from verl_multiturn.verl_bridge.startup.view import RunView
 
     run = RunView(composed(**changes))
     (row,) = next(section.checks for section in SETTINGS if section.title == "Outages")
-    assert isinstance(row, Row)
+    assert isinstance(row, RefusalRow)
     told = row.message(run)
     assert (told is not None) is is_told
     assert told is None or "outage.mode='pause': conversations that meet an outage end or wait, but only" in told

@@ -31,13 +31,13 @@ def make_worker(folder: Path, script: Any = None, custom: dict[str, Any] | None 
 async def read(worker: Any, folder: Path) -> Any:
     """Return a reader of the records, once all of them are written."""
     from verl_multiturn.records.read.records import Records
-    from verl_multiturn.records.schema import Line, Record, Snapshot
+    from verl_multiturn.records.schema import ConversationLine, Record, Snapshot
 
     await worker._recorder.aclose()
     found = Records(folder / "records")
     for line in (folder / "records").glob("*.lines.jsonl"):
         for text in line.read_text().splitlines():
-            Line.model_validate_json(text)
+            ConversationLine.model_validate_json(text)
     for record in found.records():
         Record.model_validate(record)
     for path in (folder / "records").glob("*.open.json"):

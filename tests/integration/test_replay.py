@@ -25,7 +25,7 @@ from verl_multiturn.records.write.encode import record_of
 from verl_multiturn.records.write.records import RecordWriter
 from verl_multiturn.records.write.run_file import digest, digest_of_vocabulary
 from verl_multiturn.replay import comparison
-from verl_multiturn.replay.calls import Difference
+from verl_multiturn.replay.calls import ReplayDifference
 from verl_multiturn.rollout.life import Life
 from verl_multiturn.runs.data import tool_call
 from verl_multiturn.tools.loading.call_limits import ToolLimits
@@ -161,7 +161,7 @@ def test_a_difference_is_printed_once(with_user: Path, monkeypatch: pytest.Monke
     """Another reward of each reply, and two differences that read the same: each is one line."""
     changed = comparison.differences
 
-    def twice(recorded: Any, now: Any, until: int | None = None) -> list[Difference]:
+    def twice(recorded: Any, now: Any, until: int | None = None) -> list[ReplayDifference]:
         now = {**now, "replies": [{**each, "metrics": {"new": 1}} for each in now["replies"]]}
         return [each for each in changed(recorded, now, until) for _ in range(2)]
 

@@ -71,12 +71,12 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
 def make(queue: Queue, strategy: str | None, eta: int = 1, batch_size: int = 2, refilled: Any = None) -> Any:
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-    from verl_multiturn.rollout.groups.staleness import Bound
+    from verl_multiturn.rollout.groups.staleness import StalenessBound
     from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import replay_buffer_from
 
     refill = [].append if refilled is None else refilled.append
     verls = ReplayBufferAsync("separate_async", {}, eta + 1, "drop", {}, refill_fn=refill)
-    bound = None if strategy is None else Bound(eta, strategy)  # type: ignore[arg-type]
+    bound = None if strategy is None else StalenessBound(eta, strategy)  # type: ignore[arg-type]
     buffer = replay_buffer_from(verls, bound, batch_size)
     buffer.waiter = queue
     return buffer
@@ -223,7 +223,7 @@ def test_a_long_wait_is_told_once_a_minute(queue: Queue, caplog: pytest.LogCaptu
 def test_the_arguments_are_those_of_verls_buffer() -> None:
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-    from verl_multiturn.rollout.groups.staleness import Bound
+    from verl_multiturn.rollout.groups.staleness import StalenessBound
     from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import MultiTurnReplayBuffer, Sleep, replay_buffer_from
 
     class Users(ReplayBufferAsync):
@@ -240,10 +240,10 @@ def test_the_arguments_are_those_of_verls_buffer() -> None:
     assert type(ours) is MultiTurnReplayBuffer
     assert (ours.max_inflight_gen_batches, ours.refill_fn, ours.filter_groups_metric) == (3, refill, "acc")
     assert isinstance(ours.waiter, Sleep)
-    bounded = replay_buffer_from(ReplayBufferAsync(**common), Bound(1, "drop"), 4)
+    bounded = replay_buffer_from(ReplayBufferAsync(**common), StalenessBound(1, "drop"), 4)
     assert (bounded.refill_fn, bounded.filter_groups_metric, bounded.poll_interval) == (refill, "acc", 2.0)
     users = Users(**common)
-    assert replay_buffer_from(users, Bound(1, "drop"), 4) is None
+    assert replay_buffer_from(users, StalenessBound(1, "drop"), 4) is None
 
 
 def test_a_sampler_of_the_users_looks_after_workers_while_it_samples(queue: Queue) -> None:

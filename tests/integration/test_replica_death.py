@@ -203,7 +203,7 @@ def test_a_server_that_gets_changes_of_weights_alone_is_left_out(monkeypatch: py
 
     alive, removed = [False, True], list[str]()
     listing = SimpleNamespace(remove=removed.append, put_back=lambda serving: None)
-    monkeypatch.setattr(module, "Listing", lambda balancer: listing)
+    monkeypatch.setattr(module, "BalancerEntries", lambda balancer: listing)
 
     class Replica:
         def __init__(self, rank: int) -> None:

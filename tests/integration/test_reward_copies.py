@@ -45,9 +45,9 @@ async def trains(config: Any, row: dict[str, Any], output: Any) -> None:
 
 async def evaluates(config: Any, row: dict[str, Any], output: Any) -> None:
     from verl_multiturn.rows.keys import RowKey
-    from verl_multiturn.verl_bridge.offline.evaluate.rewards import Judge
+    from verl_multiturn.verl_bridge.offline.evaluate.rewards import EvaluationRewards
 
-    rows, raised = await Judge(config, tokenizer()).judge(row, [output], RowKey("u", "0", "0"))
+    rows, raised = await EvaluationRewards(config, tokenizer()).judge(row, [output], RowKey("u", "0", "0"))
     assert ([each.score for each in rows], raised) == ([1.0], "")
 
 

@@ -55,10 +55,10 @@ def test_a_default_below_the_home_folder_is_verls_own_also_where_it_is_expanded(
 def test_each_setting_that_nothing_reads_has_a_row() -> None:
     from verl_multiturn.verl_bridge.startup import verl_keys
     from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, SETTINGS
-    from verl_multiturn.verl_bridge.startup.table import Row
+    from verl_multiturn.verl_bridge.startup.table import RefusalRow
 
     checks = (check for section in BEFORE_PLATFORM + SETTINGS for check in section.checks)
-    rows = [row.key for row in checks if isinstance(row, Row)]
+    rows = [row.key for row in checks if isinstance(row, RefusalRow)]
     named = {key for keys in rows for key in ([keys] if isinstance(keys, str) else keys)}
     unread = {key for key in verl_keys.all_keys() if (entry := verl_keys.entry_of(key)) and entry.kind == "unread"}
     assert sorted(unread - named) == []
@@ -206,15 +206,15 @@ def test_what_is_not_told(capsys: pytest.CaptureFixture[str], changes: dict[str,
 def test_defaults_of_an_engine_are_those_of_its_flat_file() -> None:
     from tests.trainer_config import compose_config
     from verl_multiturn.verl_bridge.startup.refusals.silent_settings import SILENT
-    from verl_multiturn.verl_bridge.startup.table import Row
+    from verl_multiturn.verl_bridge.startup.table import RefusalRow
     from verl_multiturn.verl_bridge.startup.view import RunView
 
     given = ["model_engine=megatron", f"{ROLLOUT}.name=sglang_async", "algorithm.adv_estimator=grpo"]
     run = RunView(compose_config(given))
-    assert [message for row in SILENT if isinstance(row, Row) and (message := row.message(run))] == []
+    assert [message for row in SILENT if isinstance(row, RefusalRow) and (message := row.message(run))] == []
     assert run.is_changed("data.train_batch_size") is False
     adapted = RunView(compose_config([*given, "actor_rollout_ref.model.lora_rank=16"]))
-    told = [message for row in SILENT if isinstance(row, Row) and (message := row.message(adapted))]
+    told = [message for row in SILENT if isinstance(row, RefusalRow) and (message := row.message(adapted))]
     assert ["only Megatron" in message or "only FSDP reads it" in message for message in told] == [True]
 
 

@@ -265,10 +265,10 @@ def built_by(mode: str, *changes: str) -> Any:
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     from tests.trainer_config import compose_config
-    from verl_multiturn.rollout.groups.staleness import Bound
+    from verl_multiturn.rollout.groups.staleness import StalenessBound
 
     trainer = object.__new__(get_trainer_cls(f"multiturn_{mode}"))
-    trainer.config, trainer.trainer_mode, trainer._bound = compose_config(changes), mode, Bound(1, "drop")
+    trainer.config, trainer.trainer_mode, trainer._bound = compose_config(changes), mode, StalenessBound(1, "drop")
     return trainer._build_replay_buffer()
 
 
@@ -338,12 +338,12 @@ def test_a_sampler_of_the_users_does_not_hide_a_death(monkeypatch: pytest.Monkey
 def test_the_buffers_counts_are_among_the_metrics(store: WritableStore) -> None:
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-    from verl_multiturn.rollout.groups.staleness import Bound
+    from verl_multiturn.rollout.groups.staleness import StalenessBound
     from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import replay_buffer_from
 
     trainer = make_trainer("separate_async", **{ETA: 2})
     verls = ReplayBufferAsync("separate_async", {}, 3, "drop", {})
-    trainer._sampler = replay_buffer_from(verls, Bound(2, "reroll"), 2)
+    trainer._sampler = replay_buffer_from(verls, StalenessBound(2, "reroll"), 2)
     metrics = step(trainer, store.batch())
     names = {name.removeprefix("rollout/async/") for name in metrics if name.startswith("rollout/async/")}
     assert names == {"age/mean", "age/max", "masked_share", "rerolled", "evicted", "prompts_lost", "listings"}

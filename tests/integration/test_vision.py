@@ -240,7 +240,7 @@ async def test_the_trainer_can_learn_from_it(processors: dict[str, Any], kind: s
     import transformers
 
     from tests.integration.vision_models import _NAMES, config_of
-    from verl_multiturn.certificate.check import Row, verify
+    from verl_multiturn.certificate.check import CertificateRow, verify
     from verl_multiturn.certificate.receipts import Receipts
 
     processor = processors[kind]
@@ -267,8 +267,8 @@ async def test_the_trainer_can_learn_from_it(processors: dict[str, Any], kind: s
         assert logits.shape == (1, len(ids), model.config.text_config.vocab_size)
         assert torch.isfinite(logits).all()
 
-        def row(positions: Any, output: Any = output, ids: Any = ids) -> Row:
-            return Row(
+        def row(positions: Any, output: Any = output, ids: Any = ids) -> CertificateRow:
+            return CertificateRow(
                 prompt_ids=np.array(output.prompt_ids),
                 response_ids=np.array(output.response_ids),
                 mask=np.array(output.response_mask),

@@ -67,7 +67,7 @@ def test_the_engine_resizes_as_the_trainer_does(small: Path) -> None:
 
     from verl_multiturn.verl_bridge.startup.derive import IMAGES, resize_images
     from verl_multiturn.verl_bridge.startup.refusals.loops import CONVERSATIONS
-    from verl_multiturn.verl_bridge.startup.table import Row
+    from verl_multiturn.verl_bridge.startup.table import RefusalRow
     from verl_multiturn.verl_bridge.startup.view import RunView
 
     def config(kwargs: dict[str, Any], engine: dict[str, Any]) -> Any:
@@ -80,7 +80,7 @@ def test_the_engine_resizes_as_the_trainer_does(small: Path) -> None:
     resize_images(RunView(one))
     engine_kwargs = one.actor_rollout_ref.rollout.engine_kwargs.sglang
     assert engine_kwargs.mm_process_config == {"image": {"max_pixels": 6272, "min_pixels": 784}}
-    (row,) = (each for each in CONVERSATIONS if isinstance(each, Row) and each.key == IMAGES)
+    (row,) = (each for each in CONVERSATIONS if isinstance(each, RefusalRow) and each.key == IMAGES)
     row(RunView(one))  # the same settings may be written out
     with pytest.raises(ConfigError, match="engine and trainer would see other images"):
         row(RunView(config({"max_pixels": 6272}, {"mm_process_config": {"image": {"max_pixels": 9}}})))

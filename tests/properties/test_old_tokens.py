@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.samples import Sample
 from tests.unit.certificate.test_certificate import MASK, RESPONSE, literal
 from verl_multiturn.certificate.check import verify
-from verl_multiturn.rollout.groups.staleness import Bound, too_old
+from verl_multiturn.rollout.groups.staleness import StalenessBound, too_old
 
 # Versions of the literal row's 8 sampled tokens: three turns of 3, 2 and 3 tokens. An unknown version is -1.
 VERSIONS = st.lists(st.integers(-1, 6), min_size=8, max_size=8)
@@ -48,7 +48,7 @@ def test_before_there_are_old_tokens_an_unknown_version_is_too_old() -> None:
 @given(VERSIONS, st.integers(0, 4), st.integers(1, 8), st.integers(0, 12))
 def test_a_zero_too_many_or_too_few_is_a_violation(versions: list[int], eta: int, step: int, at: int) -> None:
     sample = sample_with(versions)
-    mask = np.array(MASK) * ~too_old(sample.row.versions, step, Bound(eta, "mask"))
+    mask = np.array(MASK) * ~too_old(sample.row.versions, step, StalenessBound(eta, "mask"))
     row = replace(sample.row, mask=mask, loss_mask=mask)
     oldest = step - 1 - eta
     assert verify(row, sample.receipts, oldest=oldest) == []

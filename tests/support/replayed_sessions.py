@@ -23,9 +23,9 @@ from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.session import AgentSession
 from verl_multiturn.records.read.records import read_back
 from verl_multiturn.records.write.encode import record_of
-from verl_multiturn.replay.calls import Difference, DivergedError
+from verl_multiturn.replay.calls import DivergedError, ReplayDifference
 from verl_multiturn.replay.comparison import differences
-from verl_multiturn.replay.engine import Stage
+from verl_multiturn.replay.engine import ReplayEngine
 from verl_multiturn.replay.sessions import RecordedSession
 from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
 from verl_multiturn.rollout.engines.stop_texts import StopTexts
@@ -50,7 +50,7 @@ async def recorded_session(session: AgentSession, run: ProxyRun, end: AgentEnd) 
     return from_disk(Life(outcome.request_id, outcome=outcome, generations=receipts, sampling={"temperature": 1.0}))
 
 
-async def replayed(record: Record, run: ProxyRun, stage: Stage) -> list[Difference]:
+async def replayed(record: Record, run: ProxyRun, stage: ReplayEngine) -> list[ReplayDifference]:
     """Make a session again; return where it differs from its record.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_multiturn.certificate.check import Column, Row, Violation, verify
+from verl_multiturn.certificate.check import CertificateRow, Column, Violation, verify
 from verl_multiturn.certificate.conversations import repeated, shared
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.records.rows import columns
@@ -21,7 +21,7 @@ from verl_multiturn.rows.keys import RowKey
 class Sample:
     """A row of a batch, and the receipts of what the engine returned for it."""
 
-    row: Row
+    row: CertificateRow
     receipts: Receipts
 
     @property
@@ -53,7 +53,7 @@ class Sample:
 class Corrupted:
     """A faulty sample, with the turn and token that the certificate has to name; None means any."""
 
-    row: Row
+    row: CertificateRow
     receipts: Receipts
     turn: int | None = None
     token: int | None = None
@@ -115,7 +115,7 @@ def sample_of_columns(full: Mapping[str, Any], length: int, receipts: Receipts, 
     return Sample(replace(made, uid=receipts.uid), receipts)
 
 
-def rebuilt(prompt: Column, response: Column, mask: Column, logprobs: Column, versions: Column) -> Row:
+def rebuilt(prompt: Column, response: Column, mask: Column, logprobs: Column, versions: Column) -> CertificateRow:
     """Make a row from its main columns; the other columns follow from them, as in verl's batches.
 
     Args:
@@ -126,7 +126,7 @@ def rebuilt(prompt: Column, response: Column, mask: Column, logprobs: Column, ve
         versions: Weight versions; -1 where there is none.
     """
     ids = np.concatenate([prompt, response])
-    return Row(
+    return CertificateRow(
         prompt_ids=prompt,
         response_ids=response,
         mask=mask,
@@ -139,7 +139,7 @@ def rebuilt(prompt: Column, response: Column, mask: Column, logprobs: Column, ve
     )
 
 
-def padding_row(row: Row) -> Row:
+def padding_row(row: CertificateRow) -> CertificateRow:
     """Make a padding row like verl's, tagged with the weight versions of `row`, the first row of the batch."""
     zero = np.zeros(1, np.float32)
     made = rebuilt(np.full(127, 7), np.array([7]), np.array([0]), zero, np.array([-1]))
@@ -148,7 +148,9 @@ def padding_row(row: Row) -> Row:
     return replace(made, **tags, uid=uid, key=f"{uid}_0_0", padding=True)
 
 
-def spliced(row: Row, start: int, end: int, ids: Any = (), trained: int = 0, lp: Any = None, version: int = -1) -> Row:
+def spliced(
+    row: CertificateRow, start: int, end: int, ids: Any = (), trained: int = 0, lp: Any = None, version: int = -1
+) -> CertificateRow:
     """Return the row with response tokens `start` to `end` replaced, in every column.
 
     Args:
@@ -184,7 +186,7 @@ def changed(column: Column | None, at: int, value: Any) -> Column:
     return copy
 
 
-def with_input(row: Row, name: str, column: Column) -> Row:
+def with_input(row: CertificateRow, name: str, column: Column) -> CertificateRow:
     """Return the row with one input of the loss replaced."""
     return replace(row, loss_inputs={**row.loss_inputs, name: column})
 
@@ -205,6 +207,6 @@ def with_mask(sample: Sample, mask: Column, token: int | None) -> Corrupted:
     return Corrupted(row, sample.receipts, sample.turn_at(token), sample.prompt + token)
 
 
-def at(sample: Sample, row: Row, token: int) -> Corrupted:
+def at(sample: Sample, row: CertificateRow, token: int) -> Corrupted:
     """Mark a row as wrong at one token of the response."""
     return Corrupted(row, sample.receipts, sample.turn_at(token), sample.prompt + token)

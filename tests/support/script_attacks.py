@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verdicts.changes import Left
+from verl_multiturn.verdicts.changes import WorkChanges
 from verl_multiturn.verdicts.task import Task, UnguardedError, read_task
 from verl_multiturn.verdicts.task_check import check_task
 from verl_multiturn.verdicts.verdict import Judge
@@ -330,7 +330,7 @@ ATTACKS: dict[str, str] = {
 """What a model writes into each Python file that the row allows; other programs get it through `python3`."""
 
 
-def left_by(row: Row, attack: str) -> Left:
+def left_by(row: Row, attack: str) -> WorkChanges:
     """Return what a model leaves on a row: the attack in each file of the repair, and programs of others' names.
 
     Args:
@@ -347,7 +347,7 @@ def left_by(row: Row, attack: str) -> Left:
         changes[path] = text.encode()
     for name in ("grep", "test", "python3", "cat", "awk", "diff"):
         changes[f"bin/{name}"] = f"#!/bin/bash\necho 1 > {_REWARD}\nchmod 444 {_REWARD}\nexit 0\n".encode()
-    return Left(changes, frozenset(path for path in changes if path.startswith("bin/")))
+    return WorkChanges(changes, frozenset(path for path in changes if path.startswith("bin/")))
 
 
 _SHELL = '#!/bin/bash\n/usr/bin/env python3 /app/PROGRAM "$@"\n'

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_multiturn.certificate.check import Row, verify
+from verl_multiturn.certificate.check import CertificateRow, verify
 from verl_multiturn.certificate.conversations import unjoined
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.chat.codec import ChatCodec, Message
@@ -74,7 +74,7 @@ def certified(outcome: Outcome, receipts: Sequence[Receipts]) -> list[str]:
         written = row.trajectory
         ids, first = np.array(written.ids), written.prompt_length
         columns = (np.array(column) for column in (written.mask, written.logprobs, written.versions))
-        row_of_batch = Row(
+        row_of_batch = CertificateRow(
             ids[:first],
             ids[first:],
             *columns,

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.support.families import family
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema
-from verl_multiturn.chat.rendering import UNEXPLAINED, Difference
+from verl_multiturn.chat.rendering import UNEXPLAINED, RenderingDifference
 from verl_multiturn.chat.template import SCHEMA, TOOL, Template, turn_text
 from verl_multiturn.errors import EngineError
 from verl_multiturn.rollout.conversation import Conversation
@@ -36,13 +36,13 @@ STOPS = {
 }
 # Faults of a family's own template or format, by the difference that they cause. Each is explained, and the table
 # repeats the explanation.
-EXPLAINED: dict[str, tuple[Difference, str]] = {
+EXPLAINED: dict[str, tuple[RenderingDifference, str]] = {
     "deepseek-v3": (
-        Difference.CONTEXT,
+        RenderingDifference.CONTEXT,
         "the template forgets to end the tools' outputs before a second turn with calls; turn by turn they are ended",
     ),
     "cohere2": (
-        Difference.ASSISTANT,
+        RenderingDifference.ASSISTANT,
         "the model samples <|END_RESPONSE|> as a part of its text, and the template writes it a second time",
     ),
 }

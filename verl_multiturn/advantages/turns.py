@@ -39,7 +39,7 @@ Advantages = list[list[float]]
 
 
 @dataclass(frozen=True)
-class Played:
+class GroupMember:
     """One conversation of a group."""
 
     turns: Sequence[Turn]
@@ -54,7 +54,7 @@ class Played:
         return math.fsum([self.outcome, *(turn.earned or 0.0 for turn in self.turns)])
 
 
-def of_conversations(group: Sequence[Played], std: bool = True) -> Advantages:
+def of_conversations(group: Sequence[GroupMember], std: bool = True) -> Advantages:
     """Return the advantages of `mt_grpo`: a conversation's reward less the mean, for all its turns.
 
     Args:
@@ -64,7 +64,7 @@ def of_conversations(group: Sequence[Played], std: bool = True) -> Advantages:
     return _compare(group, lambda valid: _of_rewards(valid, std, across_rows=False))
 
 
-def of_discounted(group: Sequence[Played], gamma: float = 1.0, std: bool = True) -> Advantages:
+def of_discounted(group: Sequence[GroupMember], gamma: float = 1.0, std: bool = True) -> Advantages:
     """Return the advantages of `mt_grpo`, each times `gamma` for each completion after it (`Turn.after`).
 
     Args:
@@ -78,7 +78,7 @@ def of_discounted(group: Sequence[Played], gamma: float = 1.0, std: bool = True)
     ]
 
 
-def of_completions(group: Sequence[Played], gamma: float = 1.0, std: bool = True) -> Advantages:
+def of_completions(group: Sequence[GroupMember], gamma: float = 1.0, std: bool = True) -> Advantages:
     """Return (G - mean) / deviation for each completion; mean and deviation are those of the sessions' scores.
 
     G is what the completion earned, plus `gamma` times the mean of G over the completions that continue it. One that
@@ -95,14 +95,14 @@ def of_completions(group: Sequence[Played], gamma: float = 1.0, std: bool = True
         std: As for `of_conversations`.
     """
 
-    def compared(valid: list[Played]) -> Advantages:
+    def compared(valid: list[GroupMember]) -> Advantages:
         norm = _norm([played.reward for played in valid], std)
         return [[_scaled(value, norm) for value in _forest_returns(played, gamma)] for played in valid]
 
     return _compare(group, compared)
 
 
-def of_turns(group: Sequence[Played], gamma: float = 1.0) -> Advantages:
+def of_turns(group: Sequence[GroupMember], gamma: float = 1.0) -> Advantages:
     """Return the advantages of `mt_turns`: a turn's return to go, less the mean of the turns with its number.
 
     The mean is over all valid conversations of the group. One that had ended before counts with 0: its return from then
@@ -117,7 +117,7 @@ def of_turns(group: Sequence[Played], gamma: float = 1.0) -> Advantages:
         gamma: Discount of the reward of the next turn.
     """
 
-    def compared(valid: list[Played]) -> Advantages:
+    def compared(valid: list[GroupMember]) -> Advantages:
         returns = [_returns(played, gamma) for played in valid]
         totals: dict[int, list[float]] = defaultdict(list)
         for played, own in zip(valid, returns, strict=True):
@@ -133,7 +133,7 @@ def of_turns(group: Sequence[Played], gamma: float = 1.0) -> Advantages:
 
 
 def of_states(
-    group: Sequence[Played],
+    group: Sequence[GroupMember],
     gamma: float = 1.0,
     weight: float = 1.0,
     std: bool = False,
@@ -152,7 +152,7 @@ def of_states(
             published code; otherwise once.
     """
 
-    def compared(valid: list[Played]) -> Advantages:
+    def compared(valid: list[GroupMember]) -> Advantages:
         whole = _of_rewards(valid, std, across_rows)
         returns = [_returns(played, gamma) for played in valid]
         met: dict[str, list[float]] = defaultdict(list)
@@ -173,14 +173,14 @@ def of_states(
     return _compare(group, compared)
 
 
-def _compare(group: Sequence[Played], compared: Callable[[list[Played]], Advantages]) -> Advantages:
+def _compare(group: Sequence[GroupMember], compared: Callable[[list[GroupMember]], Advantages]) -> Advantages:
     """Return the advantages of a group, those of valid conversations as `compared` computes them from each other."""
     valid = [played for played in group if played.valid]
     made = iter(compared(valid) if len(valid) > 1 else [[0.0] * len(played.turns) for played in valid])
     return [next(made) if played.valid else [0.0] * len(played.turns) for played in group]
 
 
-def _of_rewards(valid: list[Played], std: bool, across_rows: bool) -> Advantages:
+def _of_rewards(valid: list[GroupMember], std: bool, across_rows: bool) -> Advantages:
     rewards = [played.reward for played in valid]
     counted = [
         reward for played, reward in zip(valid, rewards, strict=True) for _ in (played.turns if across_rows else [0])
@@ -189,7 +189,7 @@ def _of_rewards(valid: list[Played], std: bool, across_rows: bool) -> Advantages
     return [[_scaled(reward, norm)] * len(played.turns) for played, reward in zip(valid, rewards, strict=True)]
 
 
-def _returns(played: Played, gamma: float) -> list[float]:
+def _returns(played: GroupMember, gamma: float) -> list[float]:
     """Return what each turn and those after it earned, discounted by the distance in turns."""
     order = sorted(range(len(played.turns)), key=lambda i: played.turns[i].number, reverse=True)
     made, after, last = [0.0] * len(order), 0.0, 0
@@ -200,7 +200,7 @@ def _returns(played: Played, gamma: float) -> list[float]:
     return made
 
 
-def _forest_returns(played: Played, gamma: float) -> list[float]:
+def _forest_returns(played: GroupMember, gamma: float) -> list[float]:
     """Return what each completion of a session and those that continue it earned, as `of_completions` defines it."""
     order = sorted(range(len(played.turns)), key=lambda i: played.turns[i].number, reverse=True)
     made, continued = [0.0] * len(order), defaultdict[int, list[float]](list)

@@ -56,7 +56,7 @@ PROMPT, SAMPLED, CONTEXT = 0, 1, 2
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class CertificateRow:
     """One row of a batch, or one record; a column that its source lacks is None and is not checked.
 
     P is the number of prompt tokens, R that of response tokens. `prompt_ids` is `(P,)` and `response_ids` `(R,)`.
@@ -110,7 +110,7 @@ class Violation:
 
 
 def verify(
-    row: Row,
+    row: CertificateRow,
     receipts: Receipts,
     mask_may_shrink: bool = False,
     bypass: bool = False,
@@ -128,12 +128,12 @@ def verify(
         filtered: Whether the mask of the row has to be 0 throughout.
         oldest: Version of the oldest weights whose tokens are trained; None: all tokens are.
     """
-    return _Check(row, receipts, filtered, oldest).run(mask_may_shrink, bypass)
+    return _RowExamination(row, receipts, filtered, oldest).run(mask_may_shrink, bypass)
 
 
 @dataclass
-class _Check:
-    row: Row
+class _RowExamination:
+    row: CertificateRow
     receipts: Receipts
     filtered: bool = False
     oldest: int | None = None

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from verl_multiturn.certificate.check import Violation
-from verl_multiturn.certificate.receipts import CAUSES, Place, Receipts
+from verl_multiturn.certificate.receipts import CAUSES, GenerationPlace, Receipts
 from verl_multiturn.rows.keys import RowKey
 
 OUTAGE, REWARD_OUTAGE = "outage", "reward_outage"
@@ -40,13 +40,17 @@ class MembershipNote(NamedTuple):
     outages: Sequence[str]
     unrewarded: bool
     held: Sequence[str]
-    ledger: Sequence[Place]
+    ledger: Sequence[GenerationPlace]
 
     @classmethod
     def of(cls, receipts: Receipts) -> MembershipNote:
         """Return the note of a row's receipts."""
         held = receipts.held
-        ledger = receipts.ledger if receipts.places is not None else [Place(digest, receipts.row) for digest in held]
+        ledger = (
+            receipts.ledger
+            if receipts.places is not None
+            else [GenerationPlace(digest, receipts.row) for digest in held]
+        )
         said = receipts.request_id, receipts.void, receipts.invalid, list(receipts.outages), receipts.unrewarded
         return cls(*said, held, ledger)
 

@@ -79,7 +79,7 @@ class Receipt:
         )
 
 
-class Place(NamedTuple):
+class GenerationPlace(NamedTuple):
     """Where a generation of a conversation is."""
 
     digest: str
@@ -107,7 +107,7 @@ class Receipts:
     """True if the conversation is invalid, so that nothing of the row is trained."""
     row: int = 0
     """Index of the row within its conversation."""
-    places: Sequence[Place] | None = None
+    places: Sequence[GenerationPlace] | None = None
     """Place of each generation of the whole conversation, in order; None: all of them are in this row, the only one."""
     outages: Sequence[str] = ()
     """Names of the outages that calls of the conversation hit, such as `tool search`. Only a conversation that hit one
@@ -153,7 +153,9 @@ class Receipts:
                 f"{len(generations)} generations have the places {list(where)!r}; expected one for each, and rows that "
                 "are counted from 0 without a gap"
             )
-        places = [Place(generation.digest, place) for generation, place in zip(generations, where, strict=True)]
+        places = [
+            GenerationPlace(generation.digest, place) for generation, place in zip(generations, where, strict=True)
+        ]
         return [
             cls(
                 request_id,
@@ -175,9 +177,9 @@ class Receipts:
         return [generation.digest for generation in self.generations]
 
     @property
-    def ledger(self) -> list[Place]:
+    def ledger(self) -> list[GenerationPlace]:
         """Place of each generation of the whole conversation, in order."""
-        return [Place(digest, self.row) for digest in self.held] if self.places is None else list(self.places)
+        return [GenerationPlace(digest, self.row) for digest in self.held] if self.places is None else list(self.places)
 
     def to_bytes(self) -> bytes:
         """Write the receipts to bytes: the header's length (4 bytes), a JSON header, then the arrays."""
@@ -246,10 +248,10 @@ def _texts(raw: Mapping[str, Any], key: str) -> list[str]:
     return values
 
 
-def _places(raw: Any) -> list[Place] | None:
+def _places(raw: Any) -> list[GenerationPlace] | None:
     if raw is None:
         return None
-    places = [Place(digest, where) for digest, where in raw]
+    places = [GenerationPlace(digest, where) for digest, where in raw]
     if wrong := [place for place in places if type(place.digest) is not str or type(place.where) not in (int, str)]:
         raise ValueError(f"a place is {show(tuple(wrong[0]), 100)}, expected a digest, and a row or a cause")
     return places
@@ -266,7 +268,7 @@ def as_unrewarded(blob: bytes) -> bytes:
 
 
 @dataclass
-class _Open:
+class _OpenRequest:
     """A request that is under way."""
 
     digest: hashlib.blake2b = field(default_factory=prompt_hash)
@@ -286,7 +288,7 @@ class ReceiptingEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenRequest] = {}
 
     async def generate(self, ask: Ask) -> Generation:
         """Sample tokens as `Engine.generate` does, and keep a receipt.
@@ -296,7 +298,7 @@ class ReceiptingEngine:
         Raises:
             EngineError: The engine failed, or returned something that is not a generation.
         """
-        request = self._open.setdefault(ask.request_id, _Open())
+        request = self._open.setdefault(ask.request_id, _OpenRequest())
         prompt_tokens, digest = len(ask.ids), _digest(request, ask.ids)
         generation = await self._engine.generate(ask)
         try:
@@ -321,7 +323,7 @@ class ReceiptingEngine:
         return request.receipts if request is not None else []
 
 
-def _digest(request: _Open, ids: Sequence[int]) -> str:
+def _digest(request: _OpenRequest, ids: Sequence[int]) -> str:
     """Return the digest of all `ids`, continued from the last digest where the ids continue those given before."""
     known = len(request.given)
     # One slice and one comparison of pointers. A sequence that is not a list is hashed anew each time.

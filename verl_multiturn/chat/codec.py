@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from verl_multiturn.chat.clipping import Encoder, Side, clip
 from verl_multiturn.chat.control_tokens import Firewall, map_texts, text_parts
-from verl_multiturn.chat.first_prompts import Check, FirstPrompts, Write
+from verl_multiturn.chat.first_prompts import FirstPrompts, RequiredPart, Write
 from verl_multiturn.chat.images import Vision, images_of, stand_in, with_images
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall
 from verl_multiturn.chat.template_form import TemplateForm
@@ -267,7 +267,7 @@ class ChatCodec:
         return str(self._tokenizer.decode(self._build([{"role": "user", "content": "x"}], list(schemas))))
 
     def initial(
-        self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], check: Check = Check.ALL
+        self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], check: RequiredPart = RequiredPart.ALL
     ) -> list[int]:
         """Return the ids of the first prompt, with the header of the assistant's turn at the end.
 
@@ -280,7 +280,7 @@ class ChatCodec:
             ConfigError: The template cannot render the messages, does not show their text, or writes placeholders
                 for more or fewer images than they have.
         """
-        if check is Check.NOTHING or self._prompts is None:
+        if check is RequiredPart.NOTHING or self._prompts is None:
             return self.rendered(messages, schemas)
         self._prompts.check(messages, schemas, check)
         return self._ids(messages, schemas)

@@ -26,7 +26,7 @@ _MARK = "q7z"
 _USER: Message = {"role": "user", "content": "x"}
 
 
-class Check(Enum):
+class RequiredPart(Enum):
     """The part of a first prompt's messages and tools that must be in it."""
 
     ALL = auto()
@@ -58,7 +58,7 @@ class FirstPrompts:
         except Exception as error:  # a template is other people's code and may raise anything
             raise refusal(messages, schemas, self._write, error) from error
 
-    def check(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], check: Check) -> None:
+    def check(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], check: RequiredPart) -> None:
         """Refuse messages and tools of which the template refuses or does not show a part.
 
         Args:
@@ -70,12 +70,12 @@ class FirstPrompts:
             MessageError: There is such a part.
         """
         text = self.write(messages, schemas)
-        check_messages_shown(messages, text, with_assistant=check is Check.ALL)
+        check_messages_shown(messages, text, with_assistant=check is RequiredPart.ALL)
         check_tools_shown(schemas, messages, text, self._shows_tools)
         if not text.startswith(self._beginning):
             raise MessageError(f"the prompt does not begin with {self._beginning!r}; use another chat template")
         calling = [index for index, message in enumerate(messages) if message.get("tool_calls")]
-        if check is Check.ALL and len(calling) > 1 and not self._repeats_calls:
+        if check is RequiredPart.ALL and len(calling) > 1 and not self._repeats_calls:
             raise MessageError(
                 "the chat template writes calls in a second turn without the header of the assistant's turn, as if "
                 "the message before went on; leave earlier calls out, or use another chat template",

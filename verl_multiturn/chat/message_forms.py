@@ -12,7 +12,7 @@ from typing import Any
 
 from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.chat.messages import read_messages
-from verl_multiturn.chat.template_rules import Rule, Verdict
+from verl_multiturn.chat.template_rules import Rule, RuleEffect
 from verl_multiturn.errors import ConfigError
 
 NAME = "what is said is shown"
@@ -93,7 +93,7 @@ def said_is_shown(codec: ChatCodec, tokenizer: Any, tools: bool) -> Rule:
             refused.append(name)
             continue
         if lost := next((mark for mark in marks if mark not in text), None):
-            return Rule(NAME, Verdict.REFUSED, f"{name}: {lost!r} is not in the prompt, and nothing says so")
+            return Rule(NAME, RuleEffect.REFUSED, f"{name}: {lost!r} is not in the prompt, and nothing says so")
     if tools:
         shown = codec.trusted_schemas([_TOOL])
         try:
@@ -102,12 +102,12 @@ def said_is_shown(codec: ChatCodec, tokenizer: Any, tools: bool) -> Rule:
             refused.append("tools that no message describes")
         else:
             if lost := next((mark for mark in ("toolq7", "describedq7") if mark not in text), None):
-                return Rule(NAME, Verdict.REFUSED, f"a tool's {lost!r} is not in the prompt, and nothing says so")
+                return Rule(NAME, RuleEffect.REFUSED, f"a tool's {lost!r} is not in the prompt, and nothing says so")
     first = getattr(tokenizer, "bos_token_id", None)
     prompt = codec.rendered([_said("user", "userq7")], [])
     if first is not None and list(tokenizer.encode("x"))[:1] == [first] != prompt[:1]:
         found = f"the tokenizer begins a text with {tokenizer.decode([first])!r}, and the template's prompts have none"
-        return Rule(NAME, Verdict.REFUSED, found)
+        return Rule(NAME, RuleEffect.REFUSED, found)
     if refused:
-        return Rule(NAME, Verdict.KNOWN, f"not taken, and refused where a row has it: {', '.join(refused)}")
-    return Rule(NAME, Verdict.KEPT, "")
+        return Rule(NAME, RuleEffect.KNOWN, f"not taken, and refused where a row has it: {', '.join(refused)}")
+    return Rule(NAME, RuleEffect.KEPT, "")

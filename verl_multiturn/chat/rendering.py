@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.encoding import SeamEncoder
 from verl_multiturn.chat.images import Vision
-from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, Reasoning
+from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, ReasoningFinder
 
 
-class Difference(StrEnum):
+class RenderingDifference(StrEnum):
     """The kinds of difference between a conversation and the template's rendering of its messages."""
 
     TOKENS = "tokens"
@@ -40,11 +40,11 @@ class Difference(StrEnum):
     """The template refuses the conversation as a whole (for example several calls in a turn), but not turn by turn."""
 
 
-UNEXPLAINED = frozenset({Difference.CONTEXT, Difference.ASSISTANT})
+UNEXPLAINED = frozenset({RenderingDifference.CONTEXT, RenderingDifference.ASSISTANT})
 """Differences that point to a fault of a template, of a builder or of this package."""
 
 
-class Templated(Protocol):
+class TemplateOwner(Protocol):
     """The part of a tokenizer, or of the processor of a model that takes images, that renders a chat template."""
 
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
@@ -52,7 +52,7 @@ class Templated(Protocol):
         ...
 
 
-class TemplateTokenizer(Templated, Protocol):
+class TemplateTokenizer(TemplateOwner, Protocol):
     """The part of a Hugging Face tokenizer that the check uses."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -87,8 +87,8 @@ class RenderingCheck:
         template_kwargs: Mapping[str, Any],
         generation_prompt: str,
         end_ids: Sequence[int],
-        ignored: Collection[Difference] = (),
-        processor: Templated | None = None,
+        ignored: Collection[RenderingDifference] = (),
+        processor: TemplateOwner | None = None,
         vision: Vision | None = None,
         seams: SeamEncoder | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class RenderingCheck:
         self.header = generation_prompt
         for start, _ in REASONING_MARKS:
             self.header = self.header.partition(start)[0]
-        self._reasoning = Reasoning(REASONING_MARKS)
+        self._reasoning = ReasoningFinder(REASONING_MARKS)
 
     def whole(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> str:
         """Return the template's text for a whole conversation. Any error that the template raises is passed on."""
@@ -130,7 +130,7 @@ class RenderingCheck:
         schemas: Sequence[dict[str, Any]],
         ids: Sequence[int],
         sampled: Sequence[bool],
-    ) -> list[Difference]:
+    ) -> list[RenderingDifference]:
         """Return the kinds of difference, each once, in the order of the enum.
 
         What follows the last sampled token is not compared.
@@ -142,7 +142,7 @@ class RenderingCheck:
             sampled: Whether the model sampled each token, `(tokens,)`.
         """
         found = self._differences(messages, schemas, ids, sampled) - self._ignored
-        return [difference for difference in Difference if difference in found]
+        return [difference for difference in RenderingDifference if difference in found]
 
     def _differences(
         self,
@@ -150,11 +150,11 @@ class RenderingCheck:
         schemas: Sequence[dict[str, Any]],
         ids: Sequence[int],
         sampled: Sequence[bool],
-    ) -> set[Difference]:
+    ) -> set[RenderingDifference]:
         try:
             text = self.whole(messages, schemas)
         except Exception:  # a template is other people's code and may raise anything
-            return {Difference.UNRENDERABLE}
+            return {RenderingDifference.UNRENDERABLE}
         if self._vision is not None:
             ids, sampled = self._vision.collapse(ids, sampled)
         text = text.encode("utf-8", "replace").decode()
@@ -164,7 +164,9 @@ class RenderingCheck:
             return set()
         found = self._compare(self._tokenizer.decode(whole_ids), self._segments(ids[:end], sampled), messages)
         return found or {
-            Difference.TOKENS if self._first_is_sampled(whole_ids, ids[:end], sampled) else Difference.CONTEXT
+            RenderingDifference.TOKENS
+            if self._first_is_sampled(whole_ids, ids[:end], sampled)
+            else RenderingDifference.CONTEXT
         }
 
     @staticmethod
@@ -182,7 +184,7 @@ class RenderingCheck:
             pieces[-1].append(token)
         return [self._tokenizer.decode(piece) for piece in pieces]
 
-    def _compare(self, whole: str, segments: Sequence[str], messages: Sequence[Message]) -> set[Difference]:
+    def _compare(self, whole: str, segments: Sequence[str], messages: Sequence[Message]) -> set[RenderingDifference]:
         """Return how the template's text differs from the conversation's pieces.
 
         Each piece of context is looked up in the template's text, in order. What lies between two of them is a turn:
@@ -198,7 +200,7 @@ class RenderingCheck:
             segments: The conversation's pieces, as `_segments` returns them.
             messages: All messages of the conversation.
         """
-        found: set[Difference] = set()
+        found: set[RenderingDifference] = set()
         assistants = [message for message in messages if message["role"] == "assistant"]
         said = segments[1::2]
         assistants = assistants[len(assistants) - len(said) :]  # the prompt may hold earlier assistant messages
@@ -207,13 +209,13 @@ class RenderingCheck:
             context = self._without_header(segments[2 * turn])
             start = _find(whole, context, position)
             if start is None or (turn == 0 and start[0] > 0):
-                return found | {Difference.CONTEXT}
+                return found | {RenderingDifference.CONTEXT}
             if turn:
                 turn_text, more = self._split_end(whole[position : start[0]])
                 # The template writes text between the turns that the conversation does not have. White space alone
                 # is no difference after a turn without an end token.
                 if more.strip() or (more and self._strip_end(said[turn - 1])[1]):
-                    found.add(Difference.CONTEXT)
+                    found.add(RenderingDifference.CONTEXT)
                 found |= self._compare_turn(turn_text, header + said[turn - 1], assistants[turn - 1])
             found |= start[2]
             position, header = start[1], segments[2 * turn][len(context) :]
@@ -228,7 +230,7 @@ class RenderingCheck:
                 return context[: len(context) - len(prompt)]
         return context
 
-    def _compare_turn(self, written: str, expected: str, message: Message) -> set[Difference]:
+    def _compare_turn(self, written: str, expected: str, message: Message) -> set[RenderingDifference]:
         """Return how two texts of one turn differ, both with the assistant's header.
 
         Args:
@@ -240,22 +242,22 @@ class RenderingCheck:
             return set()
         ended, ends = self._strip_end(expected)
         wrote, _ = self._strip_end(written)
-        found = set() if ends else {Difference.END}
+        found = set() if ends else {RenderingDifference.END}
         if wrote == ended:
-            return found or {Difference.END}
+            return found or {RenderingDifference.END}
         if _bare(wrote) == _bare(ended):
-            return found | {Difference.WHITESPACE}
+            return found | {RenderingDifference.WHITESPACE}
         without = [_bare(self._reasoning.split(text)[1]) for text in (wrote, ended)]
         if without[0] == without[1]:
-            return found | {Difference.REASONING}
+            return found | {RenderingDifference.REASONING}
         if message.get("tool_calls"):
-            return found | {Difference.CALLS} | self._reasoning_lost(wrote, ended)
+            return found | {RenderingDifference.CALLS} | self._reasoning_lost(wrote, ended)
         # A turn that was cut inside its reasoning holds nothing else to compare.
-        return found | ({Difference.ASSISTANT} if ends else set())
+        return found | ({RenderingDifference.ASSISTANT} if ends else set())
 
-    def _reasoning_lost(self, wrote: str, ended: str) -> set[Difference]:
+    def _reasoning_lost(self, wrote: str, ended: str) -> set[RenderingDifference]:
         inside = [_bare(self._reasoning.split(text)[0]) for text in (wrote, ended)]
-        return set() if inside[0] == inside[1] else {Difference.REASONING}
+        return set() if inside[0] == inside[1] else {RenderingDifference.REASONING}
 
     def _split_end(self, text: str) -> tuple[str, str]:
         """Split a text after the last end token in it. Without one, the first part is the whole text."""
@@ -285,7 +287,7 @@ def _bare(text: str) -> str:
     return re.sub(r"\s+", "", text)
 
 
-def _find(whole: str, piece: str, position: int) -> tuple[int, int, set[Difference]] | None:
+def _find(whole: str, piece: str, position: int) -> tuple[int, int, set[RenderingDifference]] | None:
     """Return where a piece of context stands in the template's text; None when it is not there.
 
     Returns:
@@ -299,4 +301,4 @@ def _find(whole: str, piece: str, position: int) -> tuple[int, int, set[Differen
     at = "".join(whole[index] for index in places).find(bare)
     if at < 0 or not bare:
         return None
-    return places[at], places[at + len(bare) - 1] + 1, {Difference.WHITESPACE}
+    return places[at], places[at + len(bare) - 1] + 1, {RenderingDifference.WHITESPACE}

@@ -15,8 +15,8 @@ from verl_multiturn.chat.images import stand_in
 from verl_multiturn.chat.message_forms import said_is_shown
 from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
 from verl_multiturn.chat.parsing.turns import CallParser
-from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
-from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, Verdict
+from verl_multiturn.chat.rendering import UNEXPLAINED, RenderingCheck, RenderingDifference
+from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, RuleEffect
 from verl_multiturn.errors import ConfigError
 
 # Words that no template writes on its own.
@@ -61,15 +61,17 @@ async def examine_template(template: Template, tools: bool = True, prompt_only: 
         tools: Whether the run calls tools. Otherwise the rules about tools are left out.
         prompt_only: Whether the template writes only the prompt, as in text mode, where no turn follows another.
     """
-    probe = _Probe(template, tools)
+    probe = _ProbeRendering(template, tools)
     rules = [probe.renders(), probe.system_prompt()]
-    if rules[0].verdict is Verdict.REFUSED:
+    if rules[0].verdict is RuleEffect.REFUSED:
         return rules[:1]
     rules.append(said_is_shown(template.codec, template.tokenizer, tools and not prompt_only))
     if prompt_only:
         end = probe.end_token()
-        if end.verdict is Verdict.REFUSED:
-            end = Rule(end.name, Verdict.KNOWN, "the template does not; in text mode the model alone ends its message")
+        if end.verdict is RuleEffect.REFUSED:
+            end = Rule(
+                end.name, RuleEffect.KNOWN, "the template does not; in text mode the model alone ends its message"
+            )
         return [*rules, end, probe.generation_prompt()]
     rules += [probe.end_token(), probe.separator(), probe.generation_prompt(), probe.append_only()]
     if tools:
@@ -87,11 +89,11 @@ def _with_images(text: str) -> Any:
 
 def turn_text(template: Template, turn: Message) -> str | None:
     """Return the template's text for a first turn, with its end token; None when the template refuses the turn."""
-    probe = _Probe(template, tools=False)
+    probe = _ProbeRendering(template, tools=False)
     return probe.written_turn(turn) if turn.get("tool_calls") else probe.written_answer(str(turn["content"]))
 
 
-class _Probe:
+class _ProbeRendering:
     def __init__(self, template: Template, tools: bool) -> None:
         self._template = template
         self._tools = tools
@@ -126,26 +128,26 @@ class _Probe:
         try:
             text = self._template.tokenizer.decode(self._template.codec.rendered(self._opening, []))
         except Exception as error:  # from a template, or from a tokenizer that has none
-            return Rule(name, Verdict.REFUSED, f"{type(error).__name__}: {error}"[:200])
+            return Rule(name, RuleEffect.REFUSED, f"{type(error).__name__}: {error}"[:200])
         if _USER not in text:
-            return Rule(name, Verdict.REFUSED, "the user's words are not in the prompt")
-        return Rule(name, Verdict.KEPT, "")
+            return Rule(name, RuleEffect.REFUSED, "the user's words are not in the prompt")
+        return Rule(name, RuleEffect.KEPT, "")
 
     def system_prompt(self) -> Rule:
         """Check that the prompt holds the row's system message."""
         name = "system message rendered"
         if len(self._opening) == 1:
-            return Rule(name, Verdict.KNOWN, "no system role: put the instructions into the user's message")
+            return Rule(name, RuleEffect.KNOWN, "no system role: put the instructions into the user's message")
         if self._tools and _SYSTEM not in (self._text(self._opening, [SCHEMA]) or _SYSTEM):
             found = "the row's instructions are lost where there are tools: put them into the user's message"
-            return Rule(name, Verdict.REFUSED, found)
+            return Rule(name, RuleEffect.REFUSED, found)
         alone = self._text(self._opening[1:]) or ""
         head = alone.partition(_USER)[0]
         # More letters than the headers of Llama 3 have: the template writes a system message of its own.
         words = sum(character.isalpha() for character in head)
         if words > len("beginoftextstartheaderiduserendheaderidsystem"):
-            return Rule(name, Verdict.KEPT, "a prompt without one gets the template's own")
-        return Rule(name, Verdict.KEPT, "")
+            return Rule(name, RuleEffect.KEPT, "a prompt without one gets the template's own")
+        return Rule(name, RuleEffect.KEPT, "")
 
     def end_token(self) -> Rule:
         """Check that a turn ends with a token that the engine stops at."""
@@ -153,19 +155,19 @@ class _Probe:
         followed = [*self._opening, {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _NEXT}]
         text = self._text(followed)
         if text is None or _ANSWER not in text:
-            return Rule(name, Verdict.REFUSED, "an assistant's turn followed by a user's is not rendered")
+            return Rule(name, RuleEffect.REFUSED, "an assistant's turn followed by a user's is not rendered")
         tail = text.partition(_ANSWER)[2].partition(_NEXT)[0]
         ends = [self._template.tokenizer.decode([index]) for index in self._template.end_ids]
         for end in ends:
             if end in tail:
-                return Rule(name, Verdict.KEPT, end)
+                return Rule(name, RuleEffect.KEPT, end)
         alone = (self._text(followed[:-1]) or "").rpartition(_ANSWER)[2]
         for end in ends:
             if end in alone:
-                return Rule(name, Verdict.KNOWN, f"{end}; in earlier turns the template writes another")
+                return Rule(name, RuleEffect.KNOWN, f"{end}; in earlier turns the template writes another")
         return Rule(
             name,
-            Verdict.REFUSED,
+            RuleEffect.REFUSED,
             f"the template ends a turn with {tail[:20]!r}, the model with {sorted(ends)}; the engine would not stop at "
             "the turn's end: mend eos_token_id in generation_config.json",
         )
@@ -175,13 +177,13 @@ class _Probe:
         ids = self._turn_ids()
         increment = self._observe(ids, [{"role": "user", "content": _NEXT}])
         if isinstance(increment, str):
-            return Rule("separator after the end token", Verdict.KNOWN, f"{NO_USER_TURN}: {increment}")
+            return Rule("separator after the end token", RuleEffect.KNOWN, f"{NO_USER_TURN}: {increment}")
         text = self._template.tokenizer.decode(increment[0])
-        return Rule("separator after the end token", Verdict.KEPT, f"{text!r}, restored" if text else "none")
+        return Rule("separator after the end token", RuleEffect.KEPT, f"{text!r}, restored" if text else "none")
 
     def generation_prompt(self) -> Rule:
         """Report the text after which the model begins."""
-        return Rule("generation prompt", Verdict.KEPT, repr(self._template.generation_prompt))
+        return Rule("generation prompt", RuleEffect.KEPT, repr(self._template.generation_prompt))
 
     def append_only(self) -> Rule:
         """Check that a longer conversation begins with the shorter one."""
@@ -191,47 +193,51 @@ class _Probe:
             [*self._opening, {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": _NEXT}]
         )
         if short is None or user is None:
-            return Rule(name, Verdict.KNOWN, "an assistant's turn alone is not rendered")
+            return Rule(name, RuleEffect.KNOWN, "an assistant's turn alone is not rendered")
         if user.startswith(short) or user.startswith(short.rstrip()):
-            return Rule(name, Verdict.KEPT, "")
+            return Rule(name, RuleEffect.KEPT, "")
         head = short.partition(_ANSWER)[0]
         if user.startswith(head):
-            return Rule(name, Verdict.KNOWN, "the last turn ends otherwise than earlier ones")
-        return Rule(name, Verdict.KNOWN, "earlier turns are rendered anew; the rollout keeps what the model saw")
+            return Rule(name, RuleEffect.KNOWN, "the last turn ends otherwise than earlier ones")
+        return Rule(name, RuleEffect.KNOWN, "earlier turns are rendered anew; the rollout keeps what the model saw")
 
     def tools_shown(self) -> Rule:
         """Check that the prompt tells the model about the tools."""
         text = self._text(self._opening, [SCHEMA]) or ""
         if TOOL in text:
-            return Rule("tool schemas in the prompt", Verdict.KEPT, "")
-        return Rule("tool schemas in the prompt", Verdict.KNOWN, "not shown: describe the tools in the system message")
+            return Rule("tool schemas in the prompt", RuleEffect.KEPT, "")
+        return Rule(
+            "tool schemas in the prompt", RuleEffect.KNOWN, "not shown: describe the tools in the system message"
+        )
 
     def tool_role(self) -> Rule:
         """Check that a tool response reaches the model."""
         name = "tool role rendered"
         increment = self._observe(self._turn_ids(), self._results(1))
         if isinstance(increment, str):
-            return Rule(name, Verdict.REFUSED, increment)
+            return Rule(name, RuleEffect.REFUSED, increment)
         text = self._template.tokenizer.decode(increment[1])
         if _RESULTS[0] not in text:
-            return Rule(name, Verdict.REFUSED, "a tool's answer is left out of the conversation")
-        return Rule(name, Verdict.KEPT, repr(text.partition(_RESULTS[0])[0]))
+            return Rule(name, RuleEffect.REFUSED, "a tool's answer is left out of the conversation")
+        return Rule(name, RuleEffect.KEPT, repr(text.partition(_RESULTS[0])[0]))
 
     def parallel_results(self) -> Rule:
         """Check that the responses to several calls of a turn reach the model, in their order."""
         name = "parallel tool results"
         increment = self._observe(self._turn_ids(), self._results(2))
         if isinstance(increment, str):
-            return Rule(name, Verdict.REFUSED, increment)
+            return Rule(name, RuleEffect.REFUSED, increment)
         text = self._template.tokenizer.decode(increment[1])
         places = [text.find(result) for result in _RESULTS]
         if min(places) < 0 or places != sorted(places):
-            return Rule(name, Verdict.REFUSED, "the answers of two calls are not both shown in their order")
+            return Rule(name, RuleEffect.REFUSED, "the answers of two calls are not both shown in their order")
         if "\n".join(_RESULTS) in text:
-            return Rule(name, Verdict.KNOWN, "the template takes one answer: several are joined into one, line by line")
+            return Rule(
+                name, RuleEffect.KNOWN, "the template takes one answer: several are joined into one, line by line"
+            )
         if self._text([*self._opening, self._calls(2), *self._results(2)], [SCHEMA]) is None:
-            return Rule(name, Verdict.KNOWN, "written turn by turn; the template itself refuses several calls")
-        return Rule(name, Verdict.KEPT, "")
+            return Rule(name, RuleEffect.KNOWN, "written turn by turn; the template itself refuses several calls")
+        return Rule(name, RuleEffect.KEPT, "")
 
     def reasoning_kept(self) -> Rule:
         """Check that the template's rendering keeps the reasoning of earlier turns."""
@@ -239,23 +245,27 @@ class _Probe:
         thinking = {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER}"}
         text = self._text([*self._opening, thinking, {"role": "user", "content": _NEXT}])
         if text is None:
-            return Rule(name, Verdict.KNOWN, "a conversation with reasoning is not rendered")
+            return Rule(name, RuleEffect.KNOWN, "a conversation with reasoning is not rendered")
         if _THOUGHT in text:
-            return Rule(name, Verdict.KEPT, "")
-        return Rule(name, Verdict.KNOWN, "stripped by the template; the rollout keeps what the model sampled and saw")
+            return Rule(name, RuleEffect.KEPT, "")
+        return Rule(
+            name, RuleEffect.KNOWN, "stripped by the template; the rollout keeps what the model sampled and saw"
+        )
 
     async def calls_read(self) -> Rule:
         """Check that the parser reads the calls that the template writes."""
         name = "the format reads the template's calls"
         text = self.written_turn(self._calls(1))
         if text is None or TOOL not in text:
-            return Rule(name, Verdict.KNOWN, "the template writes no calls: tell the model how in the system message")
+            return Rule(
+                name, RuleEffect.KNOWN, "the template writes no calls: tell the model how in the system message"
+            )
         ids = self._template.codec.rendered(self._opening, [SCHEMA])
         message = await self._say(ids, [], text, 0)
         expected = [{"name": TOOL, "arguments": _ARGUMENTS}]
         if [call["function"] for call in message.get("tool_calls", [])] == expected:
-            return Rule(name, Verdict.KEPT, "")
-        return Rule(name, Verdict.REFUSED, f"rollout.multi_turn.format does not read {text[:120]!r}")
+            return Rule(name, RuleEffect.KEPT, "")
+        return Rule(name, RuleEffect.REFUSED, f"rollout.multi_turn.format does not read {text[:120]!r}")
 
     async def whole(
         self, name: str = "turn by turn as the whole", content: Callable[[str], Any] = lambda text: text
@@ -275,23 +285,23 @@ class _Probe:
         try:
             ids = template.codec.rendered(opening, [SCHEMA])
         except ConfigError as error:
-            return Rule(name, Verdict.REFUSED, str(error)[:300])
+            return Rule(name, RuleEffect.REFUSED, str(error)[:300])
         sampled = [False] * len(ids)
         turn = await self._say(ids, sampled, first if calls else None, 0)
         increment = self._observe(ids, added, turn)
         if isinstance(increment, str):
-            return Rule(name, Verdict.REFUSED if self._tools else Verdict.KNOWN, increment)
+            return Rule(name, RuleEffect.REFUSED if self._tools else RuleEffect.KNOWN, increment)
         ids += increment[0] + increment[1]
         sampled += [False] * (len(ids) - len(sampled))
         last = await self._say(ids, sampled, None, 1)
         differences = template.check.differences([*opening, turn, *added, last], [SCHEMA], ids, sampled)
         if not differences:
-            return Rule(name, Verdict.KEPT, "the same tokens")
+            return Rule(name, RuleEffect.KEPT, "the same tokens")
         listed = ", ".join(differences)
         if UNEXPLAINED & set(differences):
-            return Rule(name, Verdict.REFUSED, f"unexplained difference: {listed}")
-        harmless = {Difference.TOKENS, Difference.WHITESPACE}
-        return Rule(name, Verdict.KEPT if set(differences) <= harmless else Verdict.KNOWN, f"differs in {listed}")
+            return Rule(name, RuleEffect.REFUSED, f"unexplained difference: {listed}")
+        harmless = {RenderingDifference.TOKENS, RenderingDifference.WHITESPACE}
+        return Rule(name, RuleEffect.KEPT if set(differences) <= harmless else RuleEffect.KNOWN, f"differs in {listed}")
 
     async def _say(self, ids: list[int], sampled: list[bool], text: str | None, turn: int) -> Message:
         """Append a turn as the model would write it, by default an answer. Return the message that is read from it."""

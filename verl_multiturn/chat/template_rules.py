@@ -10,7 +10,7 @@ NO_USER_TURN = "no user turn can follow"
 """Beginning of what was found of a template that cannot append a user's message to a turn."""
 
 
-class Verdict(StrEnum):
+class RuleEffect(StrEnum):
     """The meaning of a rule's finding for a run."""
 
     KEPT = "kept"
@@ -24,10 +24,10 @@ class Rule:
     """A rule, its verdict and what was found."""
 
     name: str
-    verdict: Verdict
+    verdict: RuleEffect
     found: str
 
 
 def refusals(rules: Sequence[Rule]) -> str:
     """Return the refused rules in one sentence; "" when there is none."""
-    return "; ".join(f"{rule.name}: {rule.found}" for rule in rules if rule.verdict is Verdict.REFUSED)
+    return "; ".join(f"{rule.name}: {rule.found}" for rule in rules if rule.verdict is RuleEffect.REFUSED)

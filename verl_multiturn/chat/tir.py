@@ -27,9 +27,9 @@ from typing import Any, Protocol
 from verl_multiturn.chat.clipping import Encoder
 from verl_multiturn.chat.codec import ChatCodec, Increment, Message, TokenBuilder
 from verl_multiturn.chat.control_tokens import Firewall
-from verl_multiturn.chat.first_prompts import Check, Write
+from verl_multiturn.chat.first_prompts import RequiredPart, Write
 from verl_multiturn.chat.parsing.call_json import as_json
-from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, Tokenizer, ToolCall, turn_text
+from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, ParserTokenizer, ToolCall, turn_text
 from verl_multiturn.errors import ConfigError
 
 TIR = "tir"
@@ -47,7 +47,7 @@ _BREAK = "`\u200b"
 _TAIL = 16
 
 
-class TextTokenizer(Encoder, Tokenizer, Protocol):
+class TextTokenizer(Encoder, ParserTokenizer, Protocol):
     """The part of a Hugging Face tokenizer that text mode uses."""
 
 
@@ -90,7 +90,7 @@ class TirParser:
         end_ids: Token ids that end a message. They are left out of its text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, end_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: ParserTokenizer, end_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._end_ids = frozenset(end_ids)
 
@@ -152,7 +152,7 @@ class TirCodec(ChatCodec):
         self._text = tokenizer
 
     def initial(
-        self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], check: Check = Check.ALL
+        self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]], check: RequiredPart = RequiredPart.ALL
     ) -> list[int]:
         """Return the ids of the first prompt, as `ChatCodec.initial` does, but without schemas.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_multiturn.calls.limits import CallLimits, limits_of
-from verl_multiturn.checking.method_calls import CallProbe, Probed
+from verl_multiturn.checking.method_calls import CallProbe, ProbeResult
 from verl_multiturn.describe import show
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.base import Interaction
@@ -122,7 +122,7 @@ class InteractionProbe(CallProbe):
         """
         return copy.deepcopy(self.kwargs) if method in ("start", "reply") else {}
 
-    def read(self, method: str, outcome: Probed) -> tuple[CheckedReply | None, str]:
+    def read(self, method: str, outcome: ProbeResult) -> tuple[CheckedReply | None, str]:
         """Read what `start` or `reply` returned, and say what is wrong with it.
 
         Args:
@@ -142,7 +142,7 @@ class InteractionProbe(CallProbe):
             return None, "it was over before the model's first turn"
         return reply, ""
 
-    def read_score(self, outcome: Probed) -> tuple[float | None, str]:
+    def read_score(self, outcome: ProbeResult) -> tuple[float | None, str]:
         """Read what `score` returned, and say what is wrong with it.
 
         Args:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.checking.instruments import LATE_S, ExaminationWatch, growth, private_temporary_folder
-from verl_multiturn.checking.method_calls import CallProbe, Probed
+from verl_multiturn.checking.method_calls import CallProbe, ProbeResult
 from verl_multiturn.errors import ConfigError, InteractionContractError, ToolContractError
 
 AT_ONCE = 64
@@ -48,7 +48,7 @@ class CheckResult:
     remedy: str = ""
 
 
-Timed = Callable[[str, Coroutine[Any, Any, Probed]], Awaitable[Probed]]
+Timed = Callable[[str, Coroutine[Any, Any, ProbeResult]], Awaitable[ProbeResult]]
 """Await a call of a method, given by name, and note its time."""
 Wait = Callable[[], Awaitable[None]]
 
@@ -141,7 +141,7 @@ class Examination(ABC):
         """Find what blocks the loop in every run; a busy machine, or a first import, does so only in some."""
         shortest: dict[str, tuple[float, str]] = {}
 
-        async def timed(method: str, call: Coroutine[Any, Any, Probed]) -> Probed:
+        async def timed(method: str, call: Coroutine[Any, Any, ProbeResult]) -> ProbeResult:
             outcome, blocked, place = await self.watch.longest(call)
             before, known_place = shortest.get(method, (math.inf, ""))
             shortest[method] = min(before, blocked), place or known_place
@@ -160,7 +160,7 @@ class Examination(ABC):
         """Find what every conversation leaves open, and attributes that still hold an ended conversation's id."""
         ids: list[str] = []
 
-        async def untimed(_: str, call: Coroutine[Any, Any, Probed]) -> Probed:
+        async def untimed(_: str, call: Coroutine[Any, Any, ProbeResult]) -> ProbeResult:
             return await call
 
         async def converse() -> None:

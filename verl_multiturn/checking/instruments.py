@@ -30,13 +30,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ResourceSnapshot:
     """Names of what this process has open, by kind: tasks, threads, processes, descriptors, temporary files."""
 
     kinds: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
-    def take(cls, temporary: Path) -> Snapshot:
+    def take(cls, temporary: Path) -> ResourceSnapshot:
         """Take a snapshot now; `temporary` is the folder of temporary files."""
         descriptors = Path("/proc/self/fd")
         return cls(
@@ -49,7 +49,7 @@ class Snapshot:
             }
         )
 
-    def beyond(self, before: Snapshot) -> list[str]:
+    def beyond(self, before: ResourceSnapshot) -> list[str]:
         """Return the kinds of which there is more than before, in words."""
         found = []
         for kind, items in self.kinds.items():
@@ -84,7 +84,7 @@ def _target(descriptor: Path) -> str:
 async def growth(action: Callable[[], Awaitable[None]], temporary: Path) -> list[str]:
     """Return what an action leaves behind every time that it runs; what it leaves only once may be a pool."""
     await action()
-    before = await _settled(Snapshot(), temporary)
+    before = await _settled(ResourceSnapshot(), temporary)
     found: list[str] = []
     for _ in range(2):
         await action()
@@ -96,13 +96,13 @@ async def growth(action: Callable[[], Awaitable[None]], temporary: Path) -> list
     return found
 
 
-async def _settled(before: Snapshot, temporary: Path) -> Snapshot:
+async def _settled(before: ResourceSnapshot, temporary: Path) -> ResourceSnapshot:
     """Take a snapshot, after waiting for what takes a moment to end."""
     loop = asyncio.get_running_loop()
     until = loop.time() + (SETTLE_S if before.kinds else 0.1)
     while True:
         await asyncio.sleep(0.02)
-        now = Snapshot.take(temporary)
+        now = ResourceSnapshot.take(temporary)
         if loop.time() > until or (before.kinds and not now.beyond(before)):
             return now
 

@@ -14,7 +14,7 @@ from typing import Any
 from verl_multiturn.checking.episodes import InteractionProbe, PlayedEpisode
 from verl_multiturn.checking.examination import Examination, Grade, Timed
 from verl_multiturn.checking.instruments import ExaminationWatch
-from verl_multiturn.checking.method_calls import Probed
+from verl_multiturn.checking.method_calls import ProbeResult
 from verl_multiturn.checking.other_rows import made_kwargs
 from verl_multiturn.checking.shared_state import Moment, overwritten
 from verl_multiturn.describe import show
@@ -127,7 +127,7 @@ class InteractionExamination(Examination):
         """
         return (_said(self._probe.action(0)),) if method == "reply" else ()
 
-    async def _reply(self, instance_id: str, text: str) -> Probed:
+    async def _reply(self, instance_id: str, text: str) -> ProbeResult:
         return await self._probe.call("reply", instance_id, _said(text))
 
     async def _any_answer(self, check: str) -> None:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_multiturn.checking.examination import Grade
-from verl_multiturn.checking.method_calls import Probed
+from verl_multiturn.checking.method_calls import ProbeResult
 from verl_multiturn.checking.other_rows import Kwargs, made_rows, varied
-from verl_multiturn.checking.probe import Probe, as_call, reward_of, text_of
+from verl_multiturn.checking.probe import ToolProbe, as_call, reward_of, text_of
 from verl_multiturn.checking.shared_state import Moment, overwritten
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
@@ -40,7 +40,7 @@ class ToolRun:
     has_failed: bool
 
     @classmethod
-    def read(cls, name: str, created: Probed, calls: Sequence[Probed], rewarded: Probed) -> ToolRun:
+    def read(cls, name: str, created: ProbeResult, calls: Sequence[ProbeResult], rewarded: ProbeResult) -> ToolRun:
         """Read the outcomes of the calls of a conversation.
 
         Args:
@@ -59,7 +59,7 @@ class ToolRun:
 class _Side:
     """One of the two conversations: its row, its arguments, and what it answers alone, twice."""
 
-    probe: Probe
+    probe: ToolProbe
     arguments: Mapping[str, Any]
     alone: tuple[ToolRun, ToolRun]
 
@@ -88,7 +88,7 @@ class Isolation:
         other: Another row's kwargs, from a data set; None to make them.
     """
 
-    def __init__(self, probe: Probe, arguments: Mapping[str, Any], other: Kwargs | None) -> None:
+    def __init__(self, probe: ToolProbe, arguments: Mapping[str, Any], other: Kwargs | None) -> None:
         self._probe = probe
         self._arguments = arguments
         self._other = other
@@ -174,7 +174,7 @@ class Isolation:
         return ""
 
 
-def _with_row(probe: Probe, row: Kwargs) -> Probe | None:
+def _with_row(probe: ToolProbe, row: Kwargs) -> ToolProbe | None:
     """Return the tool with another row; None where its methods do not take it."""
     try:
         return probe.with_row(row)
@@ -182,7 +182,7 @@ def _with_row(probe: Probe, row: Kwargs) -> Probe | None:
         return None
 
 
-async def _unseen(probe: Probe, arguments: Mapping[str, Any]) -> ToolRun:
+async def _unseen(probe: ToolProbe, arguments: Mapping[str, Any]) -> ToolRun:
     """Play a conversation whose moments are not kept."""
     kept, probe.moments = probe.moments, None
     try:
@@ -191,7 +191,7 @@ async def _unseen(probe: Probe, arguments: Mapping[str, Any]) -> ToolRun:
         probe.moments = kept
 
 
-async def _play(probe: Probe, arguments: Mapping[str, Any]) -> ToolRun:
+async def _play(probe: ToolProbe, arguments: Mapping[str, Any]) -> ToolRun:
     instance_id, created = await probe.begin()
     calls = [await probe.call("execute", instance_id, dict(arguments)) for _ in range(_CALLS)]
     rewarded = await probe.call("calc_reward", instance_id)
@@ -206,7 +206,7 @@ async def _together(first: _Side, second: _Side) -> tuple[ToolRun, ToolRun] | st
     if begun[0][0] == begun[1][0]:
         await first.probe.call("release", begun[0][0])
         return begun[0][0]
-    calls: list[list[Probed]] = [[], []]
+    calls: list[list[ProbeResult]] = [[], []]
     for _ in range(_CALLS):
         for side, (instance_id, _), own in zip(sides, begun, calls, strict=True):
             own.append(await side.probe.call("execute", instance_id, dict(side.arguments)))

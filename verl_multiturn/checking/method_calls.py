@@ -1,6 +1,7 @@
 """Calls of the methods of an author's object under examination, made as the runtime makes them.
 
-Invariant: whatever the author's code does comes back as a `Probed`: an end by `exit`, too, and a call that never ends.
+Invariant: whatever the author's code does comes back as a `ProbeResult`, an end by `exit` and a call that never ends
+included.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LONGEST_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeResult:
     """Result of a call of a method: a value or an error, and the seconds that it took."""
 
     value: Any = None
@@ -93,7 +94,7 @@ class CallProbe:
         """Return the names and values of the object's attributes."""
         return list(getattr(self.owner.made, "__dict__", {}).items())
 
-    async def call(self, method: str, *arguments: Any) -> Probed:
+    async def call(self, method: str, *arguments: Any) -> ProbeResult:
         """Call a method, and return how it ended; one that does not end within its time is cancelled."""
         before = seen(self.attributes()) if self.moments is not None else {}
         outcome = await self._call(method, arguments)
@@ -101,7 +102,7 @@ class CallProbe:
             self.moments.append(Moment(method, arguments[0], before, seen(self.attributes())))
         return outcome
 
-    async def _call(self, method: str, arguments: tuple[Any, ...]) -> Probed:
+    async def _call(self, method: str, arguments: tuple[Any, ...]) -> ProbeResult:
         loop = asyncio.get_running_loop()
         started, limit_s = loop.time(), self.end_s if method == self.owner.end else self.timeout_s
         value: Any = None
@@ -118,7 +119,7 @@ class CallProbe:
         cause: Cause = "model"
         if failure is not None:
             cause = cause_of(failure, rules.timeouts or "model", rules.errors, written, rules.addresses)
-        return Probed(value, failure, loop.time() - started, cause)
+        return ProbeResult(value, failure, loop.time() - started, cause)
 
     async def cancel(self, method: str, wait: Callable[[], Awaitable[None]], *arguments: Any) -> tuple[bool, Any]:
         """Start a call, cancel it after `wait`, and return whether it ended, and its value if it returned one."""

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from verl_multiturn.checking.method_calls import CallProbe, Probed
+from verl_multiturn.checking.method_calls import CallProbe, ProbeResult
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.rows.reward_numbers import USABLE
@@ -35,7 +35,7 @@ def own_id(created: Any, given: str) -> str:
     return own if isinstance(own, str) else given
 
 
-def text_of(outcome: Probed, name: str) -> str:
+def text_of(outcome: ProbeResult, name: str) -> str:
     """Return the text that the model would read of a call.
 
     Args:
@@ -50,14 +50,14 @@ def text_of(outcome: Probed, name: str) -> str:
     return read_answer(CallResult("", name), outcome.value, _ENOUGH, foreign=True).text
 
 
-def reward_of(outcome: Probed) -> str:
+def reward_of(outcome: ProbeResult) -> str:
     """Return the step reward of a call as text; "0.0" where it has none."""
     value = outcome.value
     reward = value[1] if isinstance(value, tuple) and len(value) == 3 else None
     return show(0.0 if reward is None else reward)
 
 
-class World(Protocol):
+class ProbeWorld(Protocol):
     """What a tool's conversations share with an interaction; `checking/tool_world.py` has one."""
 
     async def start(self, instance_id: str) -> None:
@@ -70,7 +70,7 @@ class World(Protocol):
         """Close what is left."""
 
 
-class Probe(CallProbe):
+class ToolProbe(CallProbe):
     """A tool under examination.
 
     Args:
@@ -85,7 +85,11 @@ class Probe(CallProbe):
     """
 
     def __init__(
-        self, tool: Any, kwargs: Mapping[str, Mapping[str, Any]], timeout_s: float | None, world: World | None = None
+        self,
+        tool: Any,
+        kwargs: Mapping[str, Mapping[str, Any]],
+        timeout_s: float | None,
+        world: ProbeWorld | None = None,
     ) -> None:
         super().__init__(tool_owner(tool), timeout_s)
         self.tool = tool
@@ -104,13 +108,13 @@ class Probe(CallProbe):
         self.given: list[tuple[str, Any, str]] | None = None
         """Calls while it is a list: method, what was passed, and the `repr` of that before the call."""
 
-    def with_row(self, kwargs: Mapping[str, Mapping[str, Any]]) -> Probe:
+    def with_row(self, kwargs: Mapping[str, Mapping[str, Any]]) -> ToolProbe:
         """Return the same tool with the kwargs of another row.
 
         Raises:
             ConfigError: A method cannot be called with them.
         """
-        other = Probe(self.tool, kwargs, self.timeout_s, self.world)
+        other = ToolProbe(self.tool, kwargs, self.timeout_s, self.world)
         other.end_s = self.end_s
         return other
 
@@ -128,7 +132,7 @@ class Probe(CallProbe):
             self.given.append((method, (arguments, kwargs), repr((arguments, kwargs))))
         return kwargs
 
-    async def call(self, method: str, *arguments: Any) -> Probed:
+    async def call(self, method: str, *arguments: Any) -> ProbeResult:
         """Call a method as `CallProbe` does, in the world of its conversation."""
         await self._enter(arguments[0])
         outcome = await super().call(method, *arguments)
@@ -157,7 +161,7 @@ class Probe(CallProbe):
             self._worlds = {own: other for own, other in self._worlds.items() if other != began}
             await self.world.close(began)
 
-    async def begin(self, instance_id: str | None = None) -> tuple[str, Probed]:
+    async def begin(self, instance_id: str | None = None) -> tuple[str, ProbeResult]:
         """Create a conversation, and return the id for its other methods and the outcome of `create`."""
         given = instance_id or uuid.uuid4().hex
         created = await self.call("create", given)
@@ -225,7 +229,7 @@ def as_call(arguments: Mapping[str, Any]) -> str:
     return json.dumps(dict(arguments))
 
 
-def is_result(tool: Any, outcome: Probed) -> str:
+def is_result(tool: Any, outcome: ProbeResult) -> str:
     """Return what is wrong with what `execute` returned; an empty text if it is a result."""
     value, foreign = outcome.value, is_foreign(tool)
     try:

@@ -15,10 +15,10 @@ from verl_multiturn.checking.advice import CLASS, FUNCTION
 from verl_multiturn.checking.examination import AT_ONCE, Examination, Grade, Timed
 from verl_multiturn.checking.instruments import ExaminationWatch
 from verl_multiturn.checking.isolation import Isolation
-from verl_multiturn.checking.method_calls import Probed
+from verl_multiturn.checking.method_calls import ProbeResult
 from verl_multiturn.checking.other_rows import Kwargs
 from verl_multiturn.checking.probe import (
-    Probe,
+    ToolProbe,
     as_call,
     bad_arguments,
     example_arguments,
@@ -50,7 +50,7 @@ class ToolExamination(Examination):
 
     def __init__(
         self,
-        probe: Probe,
+        probe: ToolProbe,
         watch: ExaminationWatch,
         temporary: Path,
         arguments: Mapping[str, Any] | None,
@@ -173,7 +173,7 @@ class ToolExamination(Examination):
         self.judge("release", released.failure(), self.advice["release"])
         return not problem and not reward_problem and released.error is None
 
-    def _advice(self, method: str, outcome: Probed, instance_id: str) -> str:
+    def _advice(self, method: str, outcome: ProbeResult, instance_id: str) -> str:
         """Return the advice for a method; where it does not find its conversation, also how to give it a world."""
         if outcome.cause == "outage":
             return self.advice["outage"]
@@ -183,7 +183,7 @@ class ToolExamination(Examination):
         is_raised = outcome.error is not None and not outcome.timed_out
         return self.advice[f"{method} raised" if is_raised else method]
 
-    def _reward(self, rewarded: Probed, instance_id: str) -> str:
+    def _reward(self, rewarded: ProbeResult, instance_id: str) -> str:
         """Judge `calc_reward`, and return what is wrong; for another agent loop's tool a wrong reward is a warning."""
         tool = self._probe.tool
         problem, foreign = rewarded.failure(), is_foreign(tool)

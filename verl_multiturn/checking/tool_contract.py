@@ -17,7 +17,7 @@ from verl_multiturn.calls.loading import resolve
 from verl_multiturn.checking.examination import CheckResult, Grade, run_examination
 from verl_multiturn.checking.instruments import ExaminationWatch
 from verl_multiturn.checking.other_rows import Kwargs, rows_of_data
-from verl_multiturn.checking.probe import Probe, World
+from verl_multiturn.checking.probe import ProbeWorld, ToolProbe
 from verl_multiturn.checking.tool_checks import ToolExamination
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
@@ -33,7 +33,7 @@ def check_tool(
     create_kwargs: Mapping[str, Any] | None = None,
     execute_kwargs: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
-    world: World | None = None,
+    world: ProbeWorld | None = None,
     dataset: Path | None = None,
 ) -> list[CheckResult]:
     """Examine a tool; this takes seconds, and calls the tool some hundred times.
@@ -66,7 +66,7 @@ def check_tool(
         first, second = rows_of_data(dataset, tool.name)
         own = {method: value for method, value in given.items() if value is not None}
         kwargs, other = {**kwargs, **first, **own}, first if own and first != own else second
-    probe = Probe(tool, kwargs, timeout_s, world)
+    probe = ToolProbe(tool, kwargs, timeout_s, world)
 
     def begin(watch: ExaminationWatch, temporary: Path) -> ToolExamination:
         return ToolExamination(probe, watch, temporary, arguments, other)

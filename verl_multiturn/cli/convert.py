@@ -17,7 +17,7 @@ from verl_multiturn.observe.convert.atif import write_atif
 from verl_multiturn.observe.convert.otel import write_otel
 from verl_multiturn.observe.convert.parquet import write_parquet
 from verl_multiturn.observe.convert.perfetto import write_perfetto
-from verl_multiturn.observe.convert.source import Source
+from verl_multiturn.observe.convert.source import RunSource
 
 _MOST_FAULTS = 20
 _WRITERS = {
@@ -53,7 +53,7 @@ def convert(
         if not any(chosen.values()):
             raise ConfigError("nothing to write; give --parquet, --atif, --otel or --perfetto, or several of them")
         records = open_records(folder)
-        source = Source(records)
+        source = RunSource(records)
         into = _own_place(_run_folder(folder)) if out is None else out
         written: dict[str, str] = {}
         count = 0

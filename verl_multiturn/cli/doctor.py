@@ -13,7 +13,7 @@ from rich.table import Table
 from verl_multiturn.chat.template_rules import refusals
 from verl_multiturn.cli.ends import NAME_A_MODEL, NO_STACK, fail, refuse
 from verl_multiturn.errors import MultiTurnError
-from verl_multiturn.runs.doctor import Finding
+from verl_multiturn.runs.doctor import DoctorFinding
 from verl_multiturn.runs.doctor import examine as examine_environment
 from verl_multiturn.runs.first_run import run_whole_path
 from verl_multiturn.trust.files import require_plain_folder
@@ -46,7 +46,7 @@ def doctor(
         _report("two steps of GRPO with a tool", run_whole_path(out.resolve(), "nvidia", print))
 
 
-def _report(title: str, findings: list[Finding]) -> None:
+def _report(title: str, findings: list[DoctorFinding]) -> None:
     """Print a table of findings. If some are bad, end the program with their names."""
     table = Table("", "what", title=title)
     for column in ("found", "remedy"):

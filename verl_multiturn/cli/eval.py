@@ -91,7 +91,7 @@ def evaluate(
         for file in rows or []:
             if not read_rows(file, list(READERS)):
                 raise ConfigError(f"--rows {str(file)!r} has no rows; name a file that has some")
-        asked = Asked(only, samples, temperature, engine, anyway)
+        asked = EvalOptions(only, samples, temperature, engine, anyway)
         for named in models:
             require_trusted("eval", named, trust)
         import_from_here(*models, is_trusted=trust)
@@ -126,7 +126,7 @@ def evaluate(
         fail("some conversations are invalid or failed; the same command asks for them again")
 
 
-class Asked(NamedTuple):
+class EvalOptions(NamedTuple):
     """Options of an evaluation."""
 
     only: str | None
@@ -162,7 +162,7 @@ def _folders(
 
 
 def evaluate_model(
-    plan: RunPlan, model: EvaluatedModel, rows: tuple[Path, ...] | None, asked: Asked, runs_code: bool | None
+    plan: RunPlan, model: EvaluatedModel, rows: tuple[Path, ...] | None, asked: EvalOptions, runs_code: bool | None
 ) -> bool:
     """Evaluate one model in the folder of a plan, and return whether each conversation has a score that counts.
 

@@ -18,10 +18,10 @@ from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.models.export import DTYPES, ExportError
 from verl_multiturn.models.export import export as write_export
-from verl_multiturn.models.export_result import Exported
+from verl_multiturn.models.export_result import ExportReport
 from verl_multiturn.models.location import Model, find_model
 from verl_multiturn.observe.show.terminal import clean
-from verl_multiturn.trust.rule import MODEL_CODE_HELP, TOOLS_HELP, Given
+from verl_multiturn.trust.rule import MODEL_CODE_HELP, TOOLS_HELP, UserFiles
 
 _NO_STACK = "export needs torch, transformers, accelerate and peft ({error}); run it in the environment that trains"
 
@@ -59,7 +59,7 @@ def export(
         if found.passed_over:
             _tell(found.passed_over)
         _quiet_transformers()
-        done = write_export(found, to, dtype, _tell, Given(model_code, tools, base))
+        done = write_export(found, to, dtype, _tell, UserFiles(model_code, tools, base))
     except ExportError as error:
         fail(str(error))
     except MultiTurnError as error:
@@ -82,7 +82,7 @@ def _quiet_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def _print_table(model: Model, done: Exported) -> None:
+def _print_table(model: Model, done: ExportReport) -> None:
     table = Table(show_header=False, box=None)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -112,7 +112,7 @@ def _print_table(model: Model, done: Exported) -> None:
     (console if console.is_terminal else Console(width=160)).print(table, highlight=False)
 
 
-def _summary(model: Model, done: Exported) -> dict[str, Any]:
+def _summary(model: Model, done: ExportReport) -> dict[str, Any]:
     return {
         "to": str(done.folder),
         "from": str(model.folder),

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from verl_multiturn.cli.ends import fail, refuse, wide_console
-from verl_multiturn.cli.eval import Asked, check_engine, evaluate_model
+from verl_multiturn.cli.eval import EvalOptions, check_engine, evaluate_model
 from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
 from verl_multiturn.evaluation.chat_address import chat_address
-from verl_multiturn.evaluation.probe import Verdict, probe_summary, probe_table
+from verl_multiturn.evaluation.probe import ProbeAdvice, probe_summary, probe_table
 from verl_multiturn.evaluation.probe import probe as probe_results
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.models.evaluation_model import (
@@ -95,7 +95,7 @@ def probe(
                     raise typer.Exit(status)
                 listed = resolved(compose_run(plan))["data"]["train_files"]
                 own = tuple(Path(path) for path in ([listed] if isinstance(listed, str) else listed))
-            drawn = Asked(
+            drawn = EvalOptions(
                 only,
                 samples or int(rollout["n"]),
                 float(rollout["temperature"]) if temperature is None else temperature,
@@ -114,7 +114,7 @@ def probe(
         refuse(error)
     wide_console().print(probe_table(results, found), highlight=False)
     print(json.dumps(probe_summary(results, found)))
-    if found.verdict is not Verdict.GO:
+    if found.verdict is not ProbeAdvice.GO:
         raise typer.Exit(1)
 
 

@@ -11,7 +11,7 @@ import typer
 from verl_multiturn.cli.ends import refuse
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.evaluation.results import Results, read_results
-from verl_multiturn.evaluation.row_choice import Choice, Condition, keep_rows, summary_of_choice
+from verl_multiturn.evaluation.row_choice import Condition, RowChoice, keep_rows, summary_of_choice
 
 rows_app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Rows of a data set: keep those that fit a model."
@@ -49,7 +49,7 @@ def keep(
     print(json.dumps(summary_of_choice(choice, results, condition)))
 
 
-def _said(choice: Choice, results: Results) -> list[str]:
+def _said(choice: RowChoice, results: Results) -> list[str]:
     """Return what was left out, and how sure that is."""
     model, samples = results.evaluation.model, results.evaluation.samples
     lines = [f"kept {len(choice.kept)} of {choice.rows} rows, by what {model.path} ({model.hash}) made of them"]

@@ -103,7 +103,7 @@ def serve(
         if row is not None and runner.waits:
             raise ConfigError(f"--row {str(row)!r} is for an agent that is run here; give --agent or -- COMMAND, too")
         columns = {"raw_prompt": [{"role": "user", "content": prompt}]} if row is None else _row(row)
-        said = Script(_turns(turns or [], script))
+        said = ScriptedModel(_turns(turns or [], script))
         limits = Limits(prompt_length=prompt_length, response_length=response_length)
         run = scripted_run(said, limits, load_select(select, "--select"))
         outcome, receipts = asyncio.run(_play(run, runner, columns, host))
@@ -121,7 +121,7 @@ def serve(
 
 
 @dataclass
-class Script:
+class ScriptedModel:
     """The turns of a scripted model."""
 
     left: list[str]
@@ -137,7 +137,7 @@ class Script:
         return OVER
 
 
-def scripted_run(script: Script, limits: Limits, select: Select | None = None) -> ProxyRun:
+def scripted_run(script: ScriptedModel, limits: Limits, select: Select | None = None) -> ProxyRun:
     """Return what a session shares with no other: a model that says what a script has, in the order of the requests.
 
     Args:

@@ -9,7 +9,7 @@ import typer
 
 from verl_multiturn.cli.ends import open_records, refuse, wide_console
 from verl_multiturn.errors import ConfigError, MultiTurnError
-from verl_multiturn.observe.show.documents import Shown, summed
+from verl_multiturn.observe.show.documents import ShowDocuments, summed
 from verl_multiturn.observe.show.terminal import as_json, print_document
 
 
@@ -32,7 +32,7 @@ def show(
         if sum(each is not None for each in (request, step, group)) > 1:
             raise ConfigError("REQUEST, --step and --group name different things; give one of them")
         open_records(folder)
-        shown = Shown(folder)
+        shown = ShowDocuments(folder)
         if request is not None:
             document = shown.conversation(request)
         elif step is not None:

@@ -31,7 +31,7 @@ _PARTITIONS = 8
 """How many ways of sharing are compared for a batch."""
 
 
-class Piece(NamedTuple):
+class AttentionPiece(NamedTuple):
     """Names the slots of k requests that are computed at once: P shared ones, up to m of their own, up to e queries."""
 
     queries: torch.Tensor
@@ -51,7 +51,7 @@ class SharedPrefixAttention(TorchNativeAttnBackend):
         super().__init__(model_runner)
         self._layer: Any = None
         self._batch: Any = None
-        self._planned: tuple[Any, tuple[int, int, int], list[Piece] | None] | None = None
+        self._planned: tuple[Any, tuple[int, int, int], list[AttentionPiece] | None] | None = None
 
     def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *rest: Any, **kwargs: Any) -> Any:
         """Return the output of one query of each request. SGLang calls it for each layer of a decode step."""
@@ -145,7 +145,7 @@ def handles(layer: Any, batch: Any, query: torch.Tensor, k_cache: torch.Tensor, 
 
 
 def attend(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, piece: Piece, scaling: float
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, piece: AttentionPiece, scaling: float
 ) -> torch.Tensor:
     """Return the output of a piece's queries `(k × e, heads, D)`, in their type.
 
@@ -181,7 +181,9 @@ def attend(
     return output.view(H, k, e, -1, D).permute(1, 2, 0, 3, 4).reshape(k * e, -1, D).to(queries.dtype)
 
 
-def plan(slots: np.ndarray, before: np.ndarray, ends: np.ndarray, heads: tuple[int, int, int]) -> list[Piece] | None:
+def plan(
+    slots: np.ndarray, before: np.ndarray, ends: np.ndarray, heads: tuple[int, int, int]
+) -> list[AttentionPiece] | None:
     """Return the pieces of a batch, or None where a request has no query, or by itself too many scores.
 
     Args:
@@ -203,7 +205,7 @@ def plan(slots: np.ndarray, before: np.ndarray, ends: np.ndarray, heads: tuple[i
             column = np.arange(own.max() + 1)
             hidden = column > (before[some, None] + query - shared)[..., None]
             pieces.append(
-                Piece(
+                AttentionPiece(
                     queries=torch.from_numpy(starts[some, None] + query),
                     shared=torch.from_numpy(slots[some[0], :shared] * heads[1] + head[:, 0]),
                     own=torch.from_numpy(slots[some[:, None], shared + np.minimum(column, own)] * heads[1] + head),

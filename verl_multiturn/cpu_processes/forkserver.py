@@ -76,7 +76,7 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
     if not _ends_with(parent):
         return
     own, of_workers = _parted(modules, OF_WORKERS)
-    server = _Server(socket.socket(fileno=listener_fd), dict(os.environ), of_workers)
+    server = _ForkLoop(socket.socket(fileno=listener_fd), dict(os.environ), of_workers)
     os.environ.pop(_MODELS, None)  # it names ours, which import verl and Ray: a fork registers them itself
     gc.disable()  # a sixth of the time of these imports
     with contextlib.suppress(Exception):  # it has to find its place before a fork has another environment
@@ -98,7 +98,7 @@ def _serve_workers(listener_fd: int, parent: int, request: dict[str, Any], modul
         return
     _take_environment(request)
     raylet = os.pidfd_open(int(os.environ[_RAYLET]))
-    server = _Server(socket.socket(fileno=listener_fd), dict(os.environ), raylet=raylet)
+    server = _ForkLoop(socket.socket(fileno=listener_fd), dict(os.environ), raylet=raylet)
     _import(modules)
     server.serve()()
 
@@ -123,7 +123,7 @@ def _import(names: Sequence[str]) -> None:
                 _import([f"{package}.{each.name}" for each in pkgutil.iter_modules(module.__path__)])
 
 
-class _Server:
+class _ForkLoop:
     """The loop that answers clients and forks.
 
     It sends a client `refused REASON`, or the fork sends it `forked PID`, and the server `ended STATUS` after that.

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from verl_multiturn.describe import printable, show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.evaluation.estimates import Difference, gain, is_share, paired
-from verl_multiturn.evaluation.results import EvaluatedRow, Results, Sample
+from verl_multiturn.evaluation.estimates import PairedDifference, gain, is_share, paired
+from verl_multiturn.evaluation.results import EvaluatedRow, EvaluatedSample, Results
 from verl_multiturn.evaluation.tables import ALL, interval_json, interval_notes, interval_text, progress_line
 
 _HALF = 0.5
@@ -48,7 +48,7 @@ class Pair(NamedTuple):
         return (before < _HALF < after) - (after < _HALF < before)
 
     @property
-    def shown(self) -> tuple[Sample, Sample]:
+    def shown(self) -> tuple[EvaluatedSample, EvaluatedSample]:
         """A conversation of each that shows how it flipped: a wrong one and a right one."""
         first, second = (
             next(sample for sample in row.samples if sample.right == (row.rate > _HALF))
@@ -67,7 +67,7 @@ class Comparison:
     """The rows that both show, in their order."""
 
     @property
-    def difference(self) -> Difference:
+    def difference(self) -> PairedDifference:
         """By how much the second model is better."""
         return _difference(self.pairs)
 
@@ -129,7 +129,7 @@ def _check_same(first: Results, second: Results) -> None:
         )
 
 
-def _difference(pairs: Sequence[Pair]) -> Difference:
+def _difference(pairs: Sequence[Pair]) -> PairedDifference:
     rewards = [sample.score for pair in pairs for row in pair for sample in row.samples if sample.score is not None]
     scores = [[row.score for row in rows] for rows in zip(*pairs, strict=True)]
     found = paired(scores[0], scores[1], share=is_share(rewards))
@@ -194,7 +194,7 @@ def _groups(comparison: Comparison) -> dict[str, Sequence[Pair]]:
     return {**groups, ALL: comparison.pairs} if len(groups) > 1 else groups
 
 
-def _table(comparison: Comparison, differences: Mapping[str, Difference]) -> Table:
+def _table(comparison: Comparison, differences: Mapping[str, PairedDifference]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("data_source", overflow="fold")
     for name in ("rows", "first", "second", "difference", "p", "better", "worse", "gained", "lost"):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from verl_multiturn.evaluation.plan import Asked
+from verl_multiturn.evaluation.plan import SampleId
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.scores import joined_rewards
 
 
-def ended_in(records: Path) -> dict[Asked, float]:
+def ended_in(records: Path) -> dict[SampleId, float]:
     """Return the score of each conversation that has ended, is valid and was judged.
 
     Args:
@@ -23,7 +23,7 @@ def ended_in(records: Path) -> dict[Asked, float]:
         return {}
     kept = recorded(records)
     return {
-        Asked(int(reward.uid), reward.number): reward.score
+        SampleId(int(reward.uid), reward.number): reward.score
         for request_id, reward in joined_rewards(Records(records)).items()
         if request_id in kept and reward.score is not None and reward.uid.isdecimal()  # a stranger's may say anything
     }

@@ -46,7 +46,7 @@ class Estimate(NamedTuple):
     """Why there is no interval; empty where there is one."""
 
 
-class Difference(NamedTuple):
+class PairedDifference(NamedTuple):
     """By how much a second model's rows are better than a first one's."""
 
     mean: float
@@ -161,7 +161,7 @@ def wilson(mean: float, n: float, within: float) -> Interval:
     return Interval(max(0.0, centre - half), min(1.0, centre + half))
 
 
-def paired(first_R: Sequence[float], second_R: Sequence[float], *, share: bool = True) -> Difference | None:
+def paired(first_R: Sequence[float], second_R: Sequence[float], *, share: bool = True) -> PairedDifference | None:
     """Return by how much the second values are larger, compared row by row; None without rows.
 
     Interval and p are those of Student's t over the rows' differences, with two floors, since that test believes a
@@ -189,9 +189,9 @@ def paired(first_R: Sequence[float], second_R: Sequence[float], *, share: bool =
     half = quantile * error
     if share:
         half = max(half, wilson(0.0, rows, quantile).high)
-        return Difference(mean, Interval(max(-1.0, mean - half), min(1.0, mean + half)), p, rows, differ)
+        return PairedDifference(mean, Interval(max(-1.0, mean - half), min(1.0, mean + half)), p, rows, differ)
     why = _too_few(min(differ, varied(differences))) or ("" if math.isfinite(half) else _TOO_LARGE)
-    return Difference(mean, None if why else Interval(mean - half, mean + half), p, rows, differ, why)
+    return PairedDifference(mean, None if why else Interval(mean - half, mean + half), p, rows, differ, why)
 
 
 def gain(first: float, second: float) -> float:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.estimates import Estimate, estimate, is_share, pass_at_k
-from verl_multiturn.evaluation.results import EvaluatedRow, Results, Sample
+from verl_multiturn.evaluation.results import EvaluatedRow, EvaluatedSample, Results
 
 _MILLION = 1e6
 
@@ -101,12 +101,12 @@ def by_source(results: Results, price: Price | None = None) -> dict[str, Figures
     return {source: figures for source, figures in made.items() if figures is not None}
 
 
-def _cached(conversations: Sequence[Sample]) -> float | None:
+def _cached(conversations: Sequence[EvaluatedSample]) -> float | None:
     known = [sample for sample in conversations if sample.cached_tokens is not None]
     given = sum(sample.prompt_tokens for sample in known)
     return sum(sample.cached_tokens or 0 for sample in known) / given if given else None
 
 
-def _cost(conversations: Sequence[Sample], price: Price) -> float:
+def _cost(conversations: Sequence[EvaluatedSample], price: Price) -> float:
     given, sampled = sum(each.prompt_tokens for each in conversations), sum(each.tokens for each in conversations)
     return (given * price.prompt + sampled * price.sampled) / _MILLION

@@ -30,7 +30,7 @@ _ASKED = (
 """Entries of that file that must be the same when an evaluation goes on."""
 
 
-class Asked(NamedTuple):
+class SampleId(NamedTuple):
     """One conversation of an evaluation."""
 
     row: int
@@ -72,13 +72,13 @@ class Plan:
         told = "\n".join(f"{row.number} {row.digest}" for row in self.rows)
         return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
-    def left(self, done: Collection[Asked]) -> list[tuple[DataRow, int]]:
+    def left(self, done: Collection[SampleId]) -> list[tuple[DataRow, int]]:
         """Return the rows and the numbers of the samples that are not done, in the rows' order."""
         return [
             (row, sample)
             for row in self.rows
             for sample in range(self.samples)
-            if Asked(row.number, sample) not in done
+            if SampleId(row.number, sample) not in done
         ]
 
 
@@ -124,14 +124,14 @@ def only_source(rows: Sequence[DataRow], source: str | None) -> tuple[DataRow, .
 
 
 @dataclass
-class Progress:
+class EvaluationProgress:
     """How far an evaluation is, as one line, which says nothing of what was right so far.
 
     Short conversations end first, and are no sample of all (`results.Results.shown` says which rows may be shown).
     """
 
     plan: Plan
-    scores: dict[Asked, float] = field(default_factory=dict)
+    scores: dict[SampleId, float] = field(default_factory=dict)
     invalid: int = 0
     failed: int = 0
     """Conversations whose reward function raised."""

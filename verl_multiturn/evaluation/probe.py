@@ -39,7 +39,7 @@ from verl_multiturn.describe import printable
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.estimates import Estimate, estimate
 from verl_multiturn.evaluation.paths import MALFORMED, NO_TOOL
-from verl_multiturn.evaluation.results import EvaluatedRow, Results, Sample
+from verl_multiturn.evaluation.results import EvaluatedRow, EvaluatedSample, Results
 from verl_multiturn.evaluation.tables import interval_json, interval_text, progress_line
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rows.reward_numbers import are_equal
@@ -58,7 +58,7 @@ _CUT = frozenset(
 )  # fmt: skip
 
 
-class Verdict(StrEnum):
+class ProbeAdvice(StrEnum):
     """What to do with a model before reinforcement learning."""
 
     GO = "go"
@@ -86,7 +86,7 @@ class Path:
 class Probe:
     """What conversations of a model say about learning from them."""
 
-    verdict: Verdict
+    verdict: ProbeAdvice
     why: str
     """One sentence, with the figures and thresholds that decided."""
     is_sure: bool
@@ -144,8 +144,8 @@ def probe(results: Results) -> Probe:
     paths = tuple(_path(name, rows) for name in (NO_TOOL, *offered, MALFORMED))
     cut = {stop: count for stop, count in stops.most_common() if stop in _CUT}
     made = Probe(
-        Verdict.GO, "", True, figures["right"], figures["signal"], figures["graded"], figures["taken"], offered, paths,
-        all_right,
+        ProbeAdvice.GO, "", True, figures["right"], figures["signal"], figures["graded"], figures["taken"], offered,
+        paths, all_right,
         len(equal) - all_right, tuple(Counter(row.right for row in rows)[n] for n in range(_most(rows) + 1)), cut,
         len(samples),
     )  # fmt: skip
@@ -168,7 +168,7 @@ def _share(rows: Sequence[EvaluatedRow], value: Callable[[EvaluatedRow], float],
 
 
 def _path(name: str, rows: Sequence[EvaluatedRow]) -> Path:
-    def took(row: EvaluatedRow) -> list[Sample]:
+    def took(row: EvaluatedRow) -> list[EvaluatedSample]:
         return [sample for sample in row.samples if name in sample.paths.taken]
 
     own = [sample for row in rows for sample in took(row)]
@@ -182,27 +182,27 @@ def _judged(found: Probe) -> Probe:
     decided = [(signal, MIN_GROUPS)]
     has_signal = f"{signal.mean:.2f} of the groups have rewards that differ (at least {MIN_GROUPS:g} should)"
     if right.mean >= ENOUGH and found.graded.mean < MIN_GROUPS:
-        verdict, decided = Verdict.NOTHING_LEFT, [(right, ENOUGH), (found.graded, MIN_GROUPS)]
+        verdict, decided = ProbeAdvice.NOTHING_LEFT, [(right, ENOUGH), (found.graded, MIN_GROUPS)]
         why = f"{right.mean:.3f} of the conversations are right ({ENOUGH:g} is enough), and {found.graded.mean:.2f} of "
         why += f"the groups are all right and differ in their rewards (less than {MIN_GROUPS:g})"
     elif found.offered and taken.mean < MIN_GROUPS:
-        verdict, decided = Verdict.WARM_START, [(taken, MIN_GROUPS)]
+        verdict, decided = ProbeAdvice.WARM_START, [(taken, MIN_GROUPS)]
         why = f"{taken.mean:.2f} of the groups call a tool (at least {MIN_GROUPS:g} should), so that calling is never "
         why += f"found to pay, and {_of(found, MALFORMED):.2f} of the conversations wrote a call that cannot be read"
     elif signal.mean >= MIN_GROUPS:
-        verdict, why = Verdict.GO, has_signal
+        verdict, why = ProbeAdvice.GO, has_signal
         if found.offered:
             why += f", and {taken.mean:.2f} call a tool (at least {MIN_GROUPS:g} should)"
             decided.append((taken, MIN_GROUPS))
     else:
         is_easy = found.all_right > found.all_wrong
-        verdict = Verdict.HARDER if is_easy else Verdict.EASIER
+        verdict = ProbeAdvice.HARDER if is_easy else ProbeAdvice.EASIER
         why = f"only {has_signal}; {found.all_right} groups are all right, {found.all_wrong} have no right one"
         why += f" or all the same reward, and {right.mean:.3f} of the conversations are right"
-    if found.cut_share >= MANY_CUT and verdict is not Verdict.NOTHING_LEFT:
+    if found.cut_share >= MANY_CUT and verdict is not ProbeAdvice.NOTHING_LEFT:
         most = next(iter(found.cut))
         why += f"; {found.cut_share:.2f} were cut by a limit, mostly {most} ({MANY_CUT:g} is many): look at it first"
-    if verdict is Verdict.GO and (never := [path.name for path in found.paths if path.name in found.offered
+    if verdict is ProbeAdvice.GO and (never := [path.name for path in found.paths if path.name in found.offered
                                            and not path.conversations]):  # fmt: skip
         why += f"; never called: {', '.join(never)}"
     return Probe(**{**found.__dict__, "verdict": verdict, "why": why, "is_sure": not any(_holds(*d) for d in decided)})

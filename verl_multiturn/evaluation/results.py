@@ -33,7 +33,7 @@ from verl_multiturn.records.read.scores import Reward, joined_rewards
 from verl_multiturn.rows.reward_numbers import ScoreRange
 
 
-class Weights(BaseModel):
+class EvaluatedWeights(BaseModel):
     """Which model was evaluated."""
 
     model_config = ConfigDict(extra="ignore")
@@ -49,7 +49,7 @@ class Evaluation(BaseModel):
     recipe: str
     variant: Any = None
     overrides: Any = None
-    model: Weights
+    model: EvaluatedWeights
     samples: int = Field(ge=1)
     """Conversations of each row."""
     temperature: float | None = None
@@ -63,7 +63,7 @@ class Evaluation(BaseModel):
     """Digest of what else a conversation depends on: limits, tools, sampling, template."""
 
 
-class Sample(NamedTuple):
+class EvaluatedSample(NamedTuple):
     """A conversation of the evaluation that ended."""
 
     request_id: str
@@ -108,11 +108,11 @@ class EvaluatedRow:
     digest: str
     """What it says (`row_files.row_digest`)."""
     data_source: str
-    samples: tuple[Sample, ...]
+    samples: tuple[EvaluatedSample, ...]
     """The conversations that ended, one a sample, in their order."""
 
     @property
-    def scored(self) -> list[Sample]:
+    def scored(self) -> list[EvaluatedSample]:
         """The conversations that have a reward."""
         return [sample for sample in self.samples if sample.score is not None]
 
@@ -230,11 +230,11 @@ def _evaluation(folder: Path) -> Evaluation:
         raise ConfigError(f"{str(path)!r} cannot be read ({error}); evaluate again into another folder") from None
 
 
-def _samples(records: Records, model: str) -> tuple[dict[int, dict[int, Sample]], dict[int, tuple[str, str]]]:
+def _samples(records: Records, model: str) -> tuple[dict[int, dict[int, EvaluatedSample]], dict[int, tuple[str, str]]]:
     """Return the conversations that count by row and sample, and of each row its digest and data source."""
     rewards = joined_rewards(records)
     starts = _starts(records)
-    found: dict[int, dict[int, Sample]] = defaultdict(dict)
+    found: dict[int, dict[int, EvaluatedSample]] = defaultdict(dict)
     names: dict[int, tuple[str, str]] = {}
     for file in records.files:
         start = start_of(file.stem, starts)
@@ -266,7 +266,7 @@ def _starts(records: Records) -> list[str]:
     return [path.stem.removeprefix("run-") for folder in records.folders for path in sorted(folder.glob("run-*.json"))]
 
 
-def _worth(sample: Sample) -> tuple[bool, float]:
+def _worth(sample: EvaluatedSample) -> tuple[bool, float]:
     """Order conversations of one sample: one that counts comes before one that does not, and the first one before all.
 
     A second one that counts is chosen by nobody, so that trying again changes no figure.
@@ -274,10 +274,10 @@ def _worth(sample: Sample) -> tuple[bool, float]:
     return sample.score is not None, -sample.began
 
 
-def _sample(record: Mapping[str, Any], start: str, reward: Reward) -> Sample:
+def _sample(record: Mapping[str, Any], start: str, reward: Reward) -> EvaluatedSample:
     generations = record["generations"]
     cached = [each["cached_tokens"] for each in generations if each["cached_tokens"] is not None]
-    return Sample(
+    return EvaluatedSample(
         request_id=record["request_id"],
         row=record["row"]["number"],
         number=record["number"],

@@ -102,7 +102,7 @@ def _value(node: ast.expr, names: Mapping[str, float]) -> float:
     raise ValueError(f"{ast.unparse(node)[:50]!r} is neither a number nor one of {', '.join(NAMES)}")
 
 
-class Choice(NamedTuple):
+class RowChoice(NamedTuple):
     """Which rows of a file are kept, and why others are not."""
 
     kept: list[int]
@@ -120,7 +120,7 @@ class Choice(NamedTuple):
         return len(self.kept) + sum(self.left_out.values()) + self.unjudged + self.unknown
 
 
-def choose(digests: Sequence[str], results: Results, condition: Condition, where: str) -> Choice:
+def choose(digests: Sequence[str], results: Results, condition: Condition, where: str) -> RowChoice:
     """Choose rows of a file.
 
     Args:
@@ -160,10 +160,10 @@ def choose(digests: Sequence[str], results: Results, condition: Condition, where
             kept.append(number)
         else:
             left_out[right, n] += 1
-    return Choice(kept, dict(sorted(left_out.items())), unjudged, unknown)
+    return RowChoice(kept, dict(sorted(left_out.items())), unjudged, unknown)
 
 
-def keep_rows(file: Path, results: Results, condition: Condition, target: Path) -> Choice:
+def keep_rows(file: Path, results: Results, condition: Condition, target: Path) -> RowChoice:
     """Write the rows of a file that are kept into another file, as they are.
 
     Args:
@@ -200,7 +200,7 @@ def _write(file: Path, kept: Collection[int], target: Path) -> None:
     target.write_bytes(b"".join(line + b"\n" for number, line in enumerate(lines) if number in chosen))
 
 
-def summary_of_choice(choice: Choice, results: Results, condition: Condition) -> dict[str, Any]:
+def summary_of_choice(choice: RowChoice, results: Results, condition: Condition) -> dict[str, Any]:
     """Return a choice as JSON. `left_out` has numbers of rows by how many conversations were right, `RIGHT of N`."""
     return {
         "rows": choice.rows,

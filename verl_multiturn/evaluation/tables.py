@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from verl_multiturn.describe import printable
-from verl_multiturn.evaluation.estimates import Difference, Estimate
+from verl_multiturn.evaluation.estimates import Estimate, PairedDifference
 from verl_multiturn.evaluation.figures import Figures, Price, by_source, figures_of
 from verl_multiturn.evaluation.results import Results
 
@@ -85,17 +85,17 @@ def failures_of(results: Results) -> dict[tuple[str, str], list[str]]:
     return dict(sorted(found.items(), key=lambda entry: (-len(entry[1]), entry[0])))
 
 
-def interval_text(found: Estimate | Difference) -> str:
+def interval_text(found: Estimate | PairedDifference) -> str:
     """Return an interval as a table has it. Example: `[0.230 0.317]`."""
     return "[no interval]" if found.interval is None else f"[{found.interval.low:.3f} {found.interval.high:.3f}]"
 
 
-def interval_json(found: Estimate | Difference) -> list[float] | None:
+def interval_json(found: Estimate | PairedDifference) -> list[float] | None:
     """Return an interval as two numbers; None where there is none."""
     return None if found.interval is None else [round(bound, 6) for bound in found.interval]
 
 
-def interval_notes(named: Mapping[str, Estimate | Difference]) -> list[Text]:
+def interval_notes(named: Mapping[str, Estimate | PairedDifference]) -> list[Text]:
     """Return a line for each figure without an interval, which says why.
 
     Args:

@@ -110,7 +110,7 @@ class StepEnvSettings(BaseModel):
 
 
 @dataclass
-class _Episode:
+class _EnvEpisode:
     process: EnvProcess
     rewards: list[float] = field(default_factory=list)
     state: Hashable = None
@@ -130,7 +130,7 @@ class StepEnv(Interaction):
         super().__init__(config)
         self._settings = read_model(StepEnvSettings, config, "StepEnv: config")
         _check_installed(self._settings.env)
-        self._episodes: dict[str, _Episode] = {}
+        self._episodes: dict[str, _EnvEpisode] = {}
         self._processes = PerLoop(EnvProcesses.aclose)
 
     async def start(  # type: ignore[override]
@@ -150,7 +150,7 @@ class StepEnv(Interaction):
         """
         request = self._reset(seed, env_kwargs)
         process = await self._processes.get(self._make_processes).fork()
-        episode = self._episodes[instance_id] = _Episode(process)
+        episode = self._episodes[instance_id] = _EnvEpisode(process)
         return self._reply(episode, await process.ask(request))
 
     async def reply(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
@@ -206,7 +206,7 @@ class StepEnv(Interaction):
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{where}: 'env_kwargs' must be plain values, as JSON has them: {error}") from None
 
-    def _reply(self, episode: _Episode, answer: Mapping[str, Any]) -> Reply:
+    def _reply(self, episode: _EnvEpisode, answer: Mapping[str, Any]) -> Reply:
         episode.state = answer["text"] if self._settings.state is None else _hashable(answer["state"])
         return Reply(
             text=answer["text"],

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.models.export_result import TOOLS, Exported, is_schema
+from verl_multiturn.models.export_result import TOOLS, ExportReport, is_schema
 from verl_multiturn.models.location import Model
 from verl_multiturn.observe.metric_files import REWARD, metric_files, read_metrics
 from verl_multiturn.records.read.records import Records
@@ -60,7 +60,7 @@ _SETTINGS = (
 
 
 def write_card(
-    model: Model, folder: Path, name: str, facts: Exported, tell: Callable[[str], None], tools: Path | None = None
+    model: Model, folder: Path, name: str, facts: ExportReport, tell: Callable[[str], None], tools: Path | None = None
 ) -> list[str]:
     """Write what the model's run tells into its folder, and return the names of the files.
 
@@ -100,7 +100,7 @@ def write_card(
     return [*written, CARD]
 
 
-def _written_again(facts: Exported) -> str:
+def _written_again(facts: ExportReport) -> str:
     """Return what the card of a folder that is written again is told: the text above speaks of the folder before."""
     rounded = "" if facts.rounding is None else f", whose rounding changed logits by at most {facts.rounding:.1e}"
     return f"\n\nWritten again by `verl-multiturn export`: weights `{facts.model}`, {facts.dtype}{rounded}.\n"
@@ -158,7 +158,7 @@ def _sampling(model: Model, folder: Path) -> dict[str, Any] | None:
 
 
 def _card(
-    model: Model, run: Mapping[str, Any], folder: Path, name: str, schemas: Sequence[Any] | None, facts: Exported
+    model: Model, run: Mapping[str, Any], folder: Path, name: str, schemas: Sequence[Any] | None, facts: ExportReport
 ) -> Iterator[str]:
     """Yield the lines of the card."""
     base = model.setting("actor_rollout_ref.model.path")
@@ -189,7 +189,7 @@ def _card(
     yield from ("", "The licenses of the base and of the data hold for this model, too; this page does not know them.")
 
 
-def _base_line(base: Any, facts: Exported) -> str:
+def _base_line(base: Any, facts: ExportReport) -> str:
     if not isinstance(base, str):
         return "not known"
     name = _text(Path(base).name if Path(base).is_absolute() else base)

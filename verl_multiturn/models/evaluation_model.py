@@ -14,7 +14,7 @@ from verl_multiturn.models.export_result import TOOLS, is_schema
 from verl_multiturn.models.hash import model_hash
 from verl_multiturn.models.location import Model, run_of
 from verl_multiturn.trust.files import require_plain_folder
-from verl_multiturn.trust.rule import Given, is_own, require_trust
+from verl_multiturn.trust.rule import UserFiles, is_own, require_trust
 
 _MODEL_CODE = "actor_rollout_ref.model.trust_remote_code"
 _EXPORTED = "model"
@@ -72,7 +72,7 @@ def evaluated(
         marker.write_text(json.dumps(noted) + "\n", encoding="utf-8")
         logging.disable_progress_bar()
         runs_code = bool(model.setting(_MODEL_CODE)) if model_code is None else model_code
-        export(model, folder, None, tell, Given(runs_code))
+        export(model, folder, None, tell, UserFiles(runs_code))
     return EvaluatedModel(named, folder, model_hash(folder), run_file_of(model))
 
 

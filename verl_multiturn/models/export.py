@@ -5,7 +5,7 @@ Invariants:
   those of the checkpoint, computed in another way (`logits.py`). Until then it is `.NAME.half`, beside it;
 - weights keep the trainer's data type, unless another one is asked for;
 - an adapter of LoRA is merged in float32;
-- nothing of the model's or the run's folder is imported, started or fetched, unless the user gives leave (`Given`).
+- nothing of the model's or the run's folder is imported, started or fetched, unless the user gives leave (`UserFiles`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.models.card import write_card
-from verl_multiturn.models.export_result import Exported
+from verl_multiturn.models.export_result import ExportReport
 from verl_multiturn.models.hash import model_hash, tensor_sizes
 from verl_multiturn.models.location import Model, find_model
 from verl_multiturn.models.logits import (
@@ -38,7 +38,7 @@ from verl_multiturn.models.logits import (
 from verl_multiturn.models.lora import Lora, has_adapter, has_base, merge_lora, split_lora
 from verl_multiturn.models.shards import read_shards
 from verl_multiturn.trust.files import WEIGHTS, remove_code, require_plain_folder
-from verl_multiturn.trust.rule import NOTHING_GIVEN, Given
+from verl_multiturn.trust.rule import NOTHING_GIVEN, UserFiles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,8 +70,8 @@ class _Weights:
 
 
 def export(
-    model: Model, to: Path, dtype: str | None, tell: Callable[[str], None], given: Given = NOTHING_GIVEN
-) -> Exported:
+    model: Model, to: Path, dtype: str | None, tell: Callable[[str], None], given: UserFiles = NOTHING_GIVEN
+) -> ExportReport:
     """Write a model as a Hugging Face folder, check it, and return what was found.
 
     Args:
@@ -93,8 +93,8 @@ def export(
 
 
 def _export(
-    model: Model, to: Path, half: Path, dtype: str | None, tell: Callable[[str], None], given: Given
-) -> Exported:
+    model: Model, to: Path, half: Path, dtype: str | None, tell: Callable[[str], None], given: UserFiles
+) -> ExportReport:
     trusts_code = given.model_code
     config = read_config(model.described, trusts_code)
     weights = _read(model, given, tell)
@@ -112,10 +112,10 @@ def _written(
     half: Path,
     dtype: str | None,
     tell: Callable[[str], None],
-    given: Given,
+    given: UserFiles,
     config: Any,
     weights: _Weights,
-) -> Exported:
+) -> ExportReport:
     trusts_code = given.model_code
     target = _in_dtype(_untied(weights.merged, config, trusts_code), weights.plain, dtype)
     size = sum(tensor.numel() * tensor.element_size() for tensor in target.values())
@@ -131,7 +131,7 @@ def _written(
     difference, allowed, rounding = _check(config, weights, target, written, trusts_code)
     base, from_base = _compare_with_base(model, written, given, tell)
     hashed = model_hash(half)
-    exported = Exported(
+    exported = ExportReport(
         folder=to,
         model=hashed,
         dtype=" and ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in target.values()})),
@@ -203,7 +203,7 @@ def _finish(half: Path, to: Path) -> None:
     (to / ".lock").unlink()
 
 
-def _read(model: Model, given: Given, tell: Callable[[str], None]) -> _Weights:
+def _read(model: Model, given: UserFiles, tell: Callable[[str], None]) -> _Weights:
     if not model.ranks:
         tell(f"reading {model.folder}")
         with bounded_models(*tensor_sizes(model.folder)):
@@ -220,7 +220,7 @@ def _read(model: Model, given: Given, tell: Callable[[str], None]) -> _Weights:
     return _Weights(base, lora, merge_lora(base, lora))
 
 
-def _base_of(model: Model, given: Given, dtype: str) -> dict[str, Tensor]:
+def _base_of(model: Model, given: UserFiles, dtype: str) -> dict[str, Tensor]:
     """Return the base's weights for a checkpoint that has the adapter alone."""
     folder = base_folder(model, given)
     if folder is None:
@@ -232,7 +232,7 @@ def _base_of(model: Model, given: Given, dtype: str) -> dict[str, Tensor]:
     return dict(load_folder(folder, dtype, given.model_code).state_dict())
 
 
-def base_folder(model: Model, given: Given = NOTHING_GIVEN) -> Path | None:
+def base_folder(model: Model, given: UserFiles = NOTHING_GIVEN) -> Path | None:
     """Return the folder of the model that the run began with; None: it is not known, or not on this machine.
 
     A path out of a run's folder, or a hub's name, is followed in a run of the user's own alone, and nothing is fetched.
@@ -374,7 +374,7 @@ def _largest(one: Tensor, other: Tensor) -> float:
 
 
 def _compare_with_base(
-    model: Model, written: Tensor, given: Given, tell: Callable[[str], None]
+    model: Model, written: Tensor, given: UserFiles, tell: Callable[[str], None]
 ) -> tuple[str | None, float | None]:
     """Return the hash of the base's weights, and how far the logits are from its; None each: it is not at hand."""
     folder = base_folder(model, given)

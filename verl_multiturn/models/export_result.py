@@ -20,7 +20,7 @@ def is_schema(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportReport:
     """What an export wrote, and what its check found.
 
     Attributes:

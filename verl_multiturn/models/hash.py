@@ -29,7 +29,7 @@ _BLOCK = 64 << 20
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TensorPlace:
     """A tensor in a file: its description, and its first byte and the one after its last."""
 
     path: Path
@@ -50,7 +50,7 @@ def model_hash(folder: Path) -> str:
     Raises:
         ConfigError: The folder has no such weights, or one of the files is damaged or missing.
     """
-    places = dict[str, _Place]()
+    places = dict[str, _TensorPlace]()
     for path in weight_files(folder):
         for name, place in _tensors_of(path):
             if name in places:
@@ -102,7 +102,7 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def _tensors_of(path: Path) -> Iterator[tuple[str, _Place]]:
+def _tensors_of(path: Path) -> Iterator[tuple[str, _TensorPlace]]:
     """Yield the name and the place of each tensor of a file.
 
     Raises:
@@ -121,7 +121,7 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, _Place]]:
             if name == "__metadata__":
                 continue
             begin, end = (_LENGTH + length + int(offset) for offset in entry["data_offsets"])
-            place = _Place(path, str(entry["dtype"]), [int(length) for length in entry["shape"]], begin, end)
+            place = _TensorPlace(path, str(entry["dtype"]), [int(length) for length in entry["shape"]], begin, end)
             if not begin <= end <= size or (end - begin) * 8 % max(math.prod(place.shape), 1):
                 raise ValueError(f"it is cut short at {name!r}")
             yield name, place
@@ -129,7 +129,7 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, _Place]]:
         raise ConfigError(f"{str(path)!r} is no whole file of safetensors ({error}); write the folder again") from None
 
 
-def _blocks(place: _Place) -> Iterator[bytes]:
+def _blocks(place: _TensorPlace) -> Iterator[bytes]:
     """Yield the bytes of a tensor, some at a time."""
     if place.begin == place.end:
         return

@@ -1,4 +1,4 @@
-"""`Joined`: the trainer's side of a run, by request id and row, with its columns of tokens as arrays."""
+"""`JoinTable`: the trainer's side of a run, by request id and row, with its columns of tokens as arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 _FLOATS = ("advantages", "old_log_probs", "entropy", "untrained_tokens")
 
 
-class Joined:
+class JoinTable:
     """The rows of a join.
 
     Args:

@@ -35,11 +35,11 @@ Time = Annotated[float, Field(ge=0.0, lt=1e11, allow_inf_nan=False)]
 Message = dict[str, Any]
 
 
-class _Entry(BaseModel):
+class _SchemaModel(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
 
-class Image(_Entry):
+class ImageNote(_SchemaModel):
     """An image, which is not kept itself."""
 
     digest: str
@@ -48,7 +48,7 @@ class Image(_Entry):
     """Width and height in pixels."""
 
 
-class Sample(_Entry):
+class Sample(_SchemaModel):
     """What the data set says of the conversation, and what its reward function gets."""
 
     index: Any = None
@@ -60,7 +60,7 @@ class Sample(_Entry):
     extra_info: Any = None
     """The column `extra_info`, as the reward function gets it."""
     messages: list[Message] = []
-    """The row's own messages as they came, before anything is made harmless; an image is an `Image`."""
+    """The row's own messages as they came, before anything is made harmless; an image is an `ImageNote`."""
     tools: list[str] = []
     """Names of the conversation's tools, in their order."""
     tools_kwargs: dict[str, Any] = {}
@@ -71,7 +71,7 @@ class Sample(_Entry):
     """Arguments for the interaction's methods."""
 
 
-class DataRow(_Entry):
+class EvaluationRow(_SchemaModel):
     """Which row of an evaluation's file of rows a conversation was made of."""
 
     number: Int64
@@ -80,7 +80,7 @@ class DataRow(_Entry):
     """Digest (blake2b-64, 16 hexadecimal digits) of what the row says, wherever it stands (`row_files.row_digest`)."""
 
 
-class Row(_Entry):
+class Row(_SchemaModel):
     """One row of the training batch: a stretch of the conversation in which ids were only appended."""
 
     prompt_length: Int32
@@ -92,11 +92,11 @@ class Row(_Entry):
     runs: list[tuple[Int64, Int32, Int64, Int32, Int32]]
     """Runs of tokens that have the same values: count, mask, weight version (-1: none), turn, source. Sources are
     0 prompt, 1 sampled, 2 template, 3 observation, 4 injected, 5 earlier (`rollout.trajectory.Source`)."""
-    images: list[Image] = []
+    images: list[ImageNote] = []
     """Images in the order of their placeholders."""
 
 
-class Generation(_Entry):
+class Generation(_SchemaModel):
     """What the engine was asked for, and what came back. They are in the order of sampling; so are turns."""
 
     prompt_tokens: Int32
@@ -144,7 +144,7 @@ class Generation(_Entry):
     """When it had answered."""
 
 
-class Call(_Entry):
+class Call(_SchemaModel):
     """One tool call of the model, answered or refused."""
 
     turn: Int64
@@ -161,7 +161,7 @@ class Call(_Entry):
     """How it ended (`tools.running.results.CallStatus`)."""
     text: str
     """The whole answer, before it was shortened for the model; of a long one the first 1,000,000 characters."""
-    images: list[Image] = []
+    images: list[ImageNote] = []
     """Images of the answer."""
     reward: Number = 0.0
     """Reward of the call."""
@@ -183,14 +183,14 @@ class Call(_Entry):
     """When the answer was there."""
 
 
-class Reply(_Entry):
+class Reply(_SchemaModel):
     """An answer of the interaction: to a turn, or its opening."""
 
     turn: Int64 | None
     """Number of the generation that it answers; null: the opening."""
     text: str
     """Its text."""
-    images: list[Image] = []
+    images: list[ImageNote] = []
     """Its images."""
     reward: Number | None = None
     """Its reward."""
@@ -208,7 +208,7 @@ class Reply(_Entry):
     """When it was there."""
 
 
-class SessionRequest(_Entry):
+class SessionRequest(_SchemaModel):
     """One request of an agent behind the endpoint, in the order in which they came."""
 
     at: Time
@@ -235,7 +235,7 @@ class SessionRequest(_Entry):
     """Code of the error that it got; null: none."""
 
 
-class Session(_Entry):
+class Session(_SchemaModel):
     """The part of a record that only an agent's session has."""
 
     requests: list[SessionRequest] = []
@@ -259,7 +259,7 @@ class Session(_Entry):
     """What went wrong."""
 
 
-class Span(_Entry):
+class Span(_SchemaModel):
     """A stretch of time in a conversation."""
 
     kind: Literal[
@@ -276,7 +276,7 @@ class Span(_Entry):
     """When it ended."""
 
 
-class Record(_Entry):
+class Record(_SchemaModel):
     """One conversation that ended or was cancelled, or one session of an agent."""
 
     schema_: Annotated[Literal[2], Field(alias="schema")] = 2
@@ -302,7 +302,7 @@ class Record(_Entry):
     """When it began."""
     ended: Time
     """When it had ended, before its reward was computed."""
-    row: DataRow | None = None
+    row: EvaluationRow | None = None
     """Which row of the file of rows it was made of; null: it was begun by a trainer. `rows` are other rows: those that
     it gives."""
     model: str | None = None
@@ -352,7 +352,7 @@ class Record(_Entry):
     """What happened when."""
 
 
-class Line(_Entry):
+class ConversationLine(_SchemaModel):
     """A line about one conversation, beside the records: it began, or what became of it.
 
     An entry that has its default is left out, here and in the summary.
@@ -382,7 +382,7 @@ class Line(_Entry):
     """Of `score`: the whole reward."""
 
 
-class Summary(_Entry):
+class Summary(_SchemaModel):
     """What a table shows of a conversation that ended."""
 
     data_source: str | None = None
@@ -410,7 +410,7 @@ class Summary(_Entry):
     interaction_s: float = 0.0
 
 
-class Open(_Entry):
+class OpenConversation(_SchemaModel):
     """A conversation that is under way."""
 
     request_id: str
@@ -427,19 +427,19 @@ class Open(_Entry):
     """Turns so far."""
 
 
-class Snapshot(_Entry):
+class Snapshot(_SchemaModel):
     """What a worker's open conversations were waiting for."""
 
     at: Time
     """When this was written."""
-    open: list[Open]
+    open: list[OpenConversation]
     dropped: Int64 = 0
     """Records that could not be kept so far."""
     cpu_s: float = 0.0
     """CPU seconds of the thread that writes the worker's records so far."""
 
 
-class RunFile(_Entry):
+class RunFile(_SchemaModel):
     """What a run is."""
 
     schema_: Annotated[Literal[2], Field(alias="schema")] = 2
@@ -470,7 +470,7 @@ class RunFile(_Entry):
     """Step of the checkpoint that it began with; null: none."""
 
 
-class Clock(_Entry):
+class Clock(_SchemaModel):
     """A line in the run's `steps.jsonl`: how far a worker's clock is from the trainer's."""
 
     event: Literal["clock"]
@@ -482,7 +482,7 @@ class Clock(_Entry):
     """How wrong it may be."""
 
 
-class StepLine(_Entry):
+class StepLine(_SchemaModel):
     """A line in `steps.jsonl`: a step of the trainer, or a validation, that is over."""
 
     event: Literal["step", "validation"]
@@ -509,7 +509,7 @@ class StepLine(_Entry):
     """uids of groups that had finished when enough others had (DAPO's filter in `sync`)."""
 
 
-class End(_Entry):
+class RunEnd(_SchemaModel):
     """A line in `steps.jsonl`: the run is over. A run that was killed leaves none."""
 
     event: Literal["end"]

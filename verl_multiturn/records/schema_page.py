@@ -25,7 +25,7 @@ _PLAIN = {str: "text", int: "integer", float: "number", bool: "true or false", N
 _FILES = {
     "RunFile": "`run-<start>.json`",
     "Record": "`….jsonl.gz`",
-    "Line": "`….lines.jsonl`",
+    "ConversationLine": "`….lines.jsonl`",
     "Snapshot": "`….open.json`",
     "StepLine": "`steps.jsonl`",
 }

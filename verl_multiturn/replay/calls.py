@@ -1,4 +1,4 @@
-"""What replays have in common: `Difference`, `DivergedError`, and `RecordedCalls`, which a record answers."""
+"""What replays have in common: `ReplayDifference`, `DivergedError`, and `RecordedCalls`, which a record answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl_multiturn.calls.slots import Slot, Slots
 from verl_multiturn.calls.tasks import Alarms
 
 
-class Difference(NamedTuple):
+class ReplayDifference(NamedTuple):
     """A place where a replay differs from the record."""
 
     turn: int | None
@@ -36,7 +36,7 @@ class DivergedError(BaseException):
         difference: Where.
     """
 
-    def __init__(self, difference: Difference) -> None:
+    def __init__(self, difference: ReplayDifference) -> None:
         super().__init__(str(difference))
         self.difference = difference
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from verl_multiturn.records.rows import columns
-from verl_multiturn.replay.calls import Difference
+from verl_multiturn.replay.calls import ReplayDifference
 
 _WHOLE = (
     "valid",
@@ -64,7 +64,9 @@ _REQUEST = ("parent", "generations", "delivered", "order", "refused")
 _COLUMNS = ("ids", "mask", "logprobs", "versions", "turn_ids", "sources")
 
 
-def differences(recorded: Mapping[str, Any], now: Mapping[str, Any], until: int | None = None) -> list[Difference]:
+def differences(
+    recorded: Mapping[str, Any], now: Mapping[str, Any], until: int | None = None
+) -> list[ReplayDifference]:
     """Return where two records of one conversation differ, in the order of its turns.
 
     Args:
@@ -86,7 +88,7 @@ def differences(recorded: Mapping[str, Any], now: Mapping[str, Any], until: int 
     return sorted(found, key=lambda each: end if each.turn is None else each.turn)
 
 
-def _answered(recorded: Mapping[str, Any], now: Mapping[str, Any], until: int | None) -> Iterator[Difference]:
+def _answered(recorded: Mapping[str, Any], now: Mapping[str, Any], until: int | None) -> Iterator[ReplayDifference]:
     for kind, fields in (("calls", _CALL), ("replies", _REPLY)):
         old, new = (
             [each for each in record[kind] if until is None or each["turn"] is None or each["turn"] < until]
@@ -97,30 +99,30 @@ def _answered(recorded: Mapping[str, Any], now: Mapping[str, Any], until: int | 
 
 def _listed(
     name: str, fields: Sequence[str] | None, old: Sequence[Any], new: Sequence[Any], turn_of: Any
-) -> Iterator[Difference]:
+) -> Iterator[ReplayDifference]:
     for index, (one, other) in enumerate(zip(old, new, strict=False)):
         if fields is None:
             if (a := _without_pixels(one)) != (b := _without_pixels(other)):
-                yield Difference(turn_of(index, one), f"{name}[{index}]", None, a, b)
+                yield ReplayDifference(turn_of(index, one), f"{name}[{index}]", None, a, b)
         else:
             yield from _fields(f"{name}.", fields, one, other, turn_of(index, one))
     if len(old) != len(new):
         longer, index = max(old, new, key=len), min(len(old), len(new))
-        yield Difference(turn_of(index, longer[index]), name, None, len(old), len(new))
+        yield ReplayDifference(turn_of(index, longer[index]), name, None, len(old), len(new))
 
 
 def _fields(
     prefix: str, fields: Sequence[str], old: Mapping[str, Any], new: Mapping[str, Any], turn: int | None
-) -> list[Difference]:
+) -> list[ReplayDifference]:
     return [
-        Difference(turn, f"{prefix}{field}", None, one, other)
+        ReplayDifference(turn, f"{prefix}{field}", None, one, other)
         for field in fields
         if (one := old.get(field)) != (other := new.get(field))
         and (one := _without_pixels(one)) != (other := _without_pixels(other))
     ]
 
 
-def _rows(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> Iterator[Difference]:
+def _rows(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> Iterator[ReplayDifference]:
     for index, (one, other) in enumerate(zip(old, new, strict=False)):
         where = f"rows[{index}]."
         yield from _fields(where, ("prompt_length", "images"), one, other, None)
@@ -138,12 +140,12 @@ def _rows(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) ->
             turns = a["turn_ids"] if at < len(a["turn_ids"]) else b["turn_ids"]
             if values[0] == values[1] or all(x != x for x in values):
                 continue
-            yield Difference(turns[at], f"{where}{name}", at, *values)
+            yield ReplayDifference(turns[at], f"{where}{name}", at, *values)
     if len(old) != len(new):
-        yield Difference(None, "rows", None, len(old), len(new))
+        yield ReplayDifference(None, "rows", None, len(old), len(new))
 
 
-def _session(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> Iterator[Difference]:
+def _session(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> Iterator[ReplayDifference]:
     if old is None or new is None:
         return
     yield from _fields("session.", _SESSION, old, new, None)

@@ -1,4 +1,4 @@
-"""`Stage`: what the conversations of a replay get in the place of an engine, tools and users: what records hold.
+"""`ReplayEngine`: what the conversations of a replay get in the place of an engine, tools and users: what records hold.
 
     Conversation ─→ ReceiptingEngine ─→ Stage ─→ the next recorded generation
          │                                └─ other ids or another budget: DivergedError, the end of its replay
@@ -23,7 +23,7 @@ import numpy as np
 
 from verl_multiturn.errors import EngineError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
-from verl_multiturn.replay.calls import Difference, DivergedError, Recording
+from verl_multiturn.replay.calls import DivergedError, Recording, ReplayDifference
 from verl_multiturn.replay.interactions import RecordedInteractionSession
 from verl_multiturn.replay.tools import RecordedToolSession
 from verl_multiturn.rollout.engines.protocol import Ask, Generation, cut
@@ -48,22 +48,22 @@ class RecordedGeneration:
     was_read: bool
     """Whether the conversation read it; else it was cut off, or nobody got it."""
 
-    def difference(self, ask: Ask) -> Difference | None:
+    def difference(self, ask: Ask) -> ReplayDifference | None:
         """Return how a question differs from the recorded one: in its ids, else in its budget; None: it is the same."""
         ids, n = ask.ids, self.number
         if self.prompt is not None:
             if len(ids) != len(self.prompt) or list(ids) != self.prompt:
                 at = first_difference(self.prompt, ids)
                 old, new = (each[at] if at < len(each) else None for each in (self.prompt, ids))
-                return Difference(n, "generations.prompt", at, old, new)
+                return ReplayDifference(n, "generations.prompt", at, old, new)
         elif len(ids) != self.prompt_tokens:
-            return Difference(
+            return ReplayDifference(
                 n, "generations.prompt_tokens", min(len(ids), self.prompt_tokens), self.prompt_tokens, len(ids)
             )
         elif (digest := digest_of(ids)) != self.prompt_digest:
-            return Difference(n, "generations.prompt_digest", None, self.prompt_digest, digest)
+            return ReplayDifference(n, "generations.prompt_digest", None, self.prompt_digest, digest)
         if ask.max_new_tokens != self.max_tokens:
-            return Difference(n, "generations.max_tokens", None, self.max_tokens, ask.max_new_tokens)
+            return ReplayDifference(n, "generations.max_tokens", None, self.max_tokens, ask.max_new_tokens)
         return None
 
 
@@ -124,7 +124,7 @@ def _generation(number: int, raw: Mapping[str, Any], rows: Sequence[_Columns]) -
     )
 
 
-class Script(Protocol):
+class RecordedEngine(Protocol):
     """What the engine returned in one conversation or session."""
 
     async def answer(self, ask: Ask) -> Generation:
@@ -172,7 +172,9 @@ class RecordedTurns:
                 raise EngineError(record["error"])
             if record.get("time_up") is not None:
                 await run_out()
-            raise DivergedError(Difference(number, "generations", None, f"{number} turns", "one more is asked for"))
+            raise DivergedError(
+                ReplayDifference(number, "generations", None, f"{number} turns", "one more is asked for")
+            )
         recorded = self._generations[number]
         difference = recorded.difference(ask)
         if difference is not None and not (self._is_changed and difference.field == "generations.max_tokens"):
@@ -189,7 +191,7 @@ class RecordedTurns:
         return made
 
 
-def within(made: Generation, ask: Ask, difference: Difference) -> Generation:
+def within(made: Generation, ask: Ask, difference: ReplayDifference) -> Generation:
     """Return a generation under another budget than its own.
 
     Raises:
@@ -203,15 +205,15 @@ def within(made: Generation, ask: Ask, difference: Difference) -> Generation:
 
 
 @dataclass
-class _Played:
+class _ReplayState:
     """A conversation that is being replayed."""
 
     record: Mapping[str, Any]
     outcome: Outcome
-    script: Script
+    script: RecordedEngine
 
 
-class Stage:
+class ReplayEngine:
     """The engine, the tools and the interactions of conversations that are replayed, each by its request id.
 
     It is an `Engine`, and `make_tools` and `make_user` are those of a `Conversation`.
@@ -221,10 +223,10 @@ class Stage:
     """
 
     def __init__(self, is_live: bool = False) -> None:
-        self._played: dict[str, _Played] = {}
+        self._played: dict[str, _ReplayState] = {}
         self.is_live = is_live
 
-    def begin(self, record: Mapping[str, Any], outcome: Outcome, script: Script) -> None:
+    def begin(self, record: Mapping[str, Any], outcome: Outcome, script: RecordedEngine) -> None:
         """Begin a conversation, before its first question.
 
         Args:
@@ -232,7 +234,7 @@ class Stage:
             outcome: What becomes of it.
             script: What the engine returned in it.
         """
-        self._played[outcome.request_id] = _Played(record, outcome, script)
+        self._played[outcome.request_id] = _ReplayState(record, outcome, script)
 
     def end(self, request_id: str) -> None:
         """Forget a conversation."""

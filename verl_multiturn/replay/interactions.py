@@ -14,7 +14,7 @@ from verl_multiturn.calls.outages.process import OutageEndError
 from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError
 from verl_multiturn.interactions.running.session import InteractionSession
-from verl_multiturn.replay.calls import Difference, DivergedError, RecordedCalls, Recording
+from verl_multiturn.replay.calls import DivergedError, RecordedCalls, Recording, ReplayDifference
 
 
 class RecordedInteractionSession(InteractionSession):
@@ -94,7 +94,7 @@ class RecordedInteractionSession(InteractionSession):
             raise InteractionFailedError(record["error"])
         if method == "start":
             return None
-        raise DivergedError(Difference(turn, "replies", None, "no reply", "asked for one"))
+        raise DivergedError(ReplayDifference(turn, "replies", None, "no reply", "asked for one"))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         """Return what a method had returned, without the words that a session puts before a failure."""

@@ -26,7 +26,7 @@ from verl_multiturn.proxy.sessions.nodes import PromptNode
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.session import AgentSession, Delivery
 from verl_multiturn.proxy.sessions.turn_reading import CallIds
-from verl_multiturn.replay.calls import Difference, DivergedError
+from verl_multiturn.replay.calls import DivergedError, ReplayDifference
 from verl_multiturn.replay.engine import RecordedGeneration, generations_of, with_images, within
 from verl_multiturn.rollout.engines.protocol import Ask, Generation
 from verl_multiturn.rollout.limits import StopReason
@@ -83,7 +83,7 @@ class _GatedSession(AgentSession):
 
 
 class RecordedSession:
-    """A session that is replayed, and the `Script` of its engine.
+    """A session that is replayed, and the `RecordedEngine` of its turns.
 
     Args:
         record: Its record.
@@ -180,7 +180,7 @@ class RecordedSession:
             before = [] if node is None else [*node.prompt.conversation, node.said]
             if len(before) != raw["shared"]:
                 where = f"session.requests[{number}].parent"
-                raise DivergedError(Difference(raw["parent"], where, None, raw["shared"], len(before)))
+                raise DivergedError(ReplayDifference(raw["parent"], where, None, raw["shared"], len(before)))
             messages = [*before, *messages]
         tools, wishes = raw["tools"], raw["wishes"]
         if isinstance(tools, int):
@@ -206,7 +206,7 @@ class RecordedSession:
             return
         task = delivery.task
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
-            raise DivergedError(Difference(None, f"session.requests[{number}].delivered", None, True, False))
+            raise DivergedError(ReplayDifference(None, f"session.requests[{number}].delivered", None, True, False))
         delivery.delivered()
 
     async def _sample(self, count: int) -> None:
@@ -221,7 +221,7 @@ class RecordedSession:
 
     def _matching(self, recorded: RecordedGeneration) -> tuple[Generation, asyncio.Future[Generation]]:
         """Return a recorded generation, and who waits for it."""
-        first: Difference | None = None
+        first: ReplayDifference | None = None
         lane = f"{self.session.id}.{self._record['generations'][recorded.number].get('lane')}"
         # The same may be asked twice at once; then the lanes tell which of the two this is.
         for ask, asked in sorted(self._pending, key=lambda each: each[0].request_id != lane):
@@ -232,7 +232,7 @@ class RecordedSession:
                 return within(recorded.made, ask, difference), asked
             first = first or difference
         raise DivergedError(
-            first or Difference(recorded.number, "generations", None, "it was asked for", "nobody asks")
+            first or ReplayDifference(recorded.number, "generations", None, "it was asked for", "nobody asks")
         )
 
     async def _fail(self) -> None:
@@ -250,7 +250,7 @@ class RecordedSession:
             spins += 1
             if asyncio.get_running_loop().time() > until:
                 raise DivergedError(
-                    Difference(None, "session", None, "it went on", f"it stands still for {_SETTLE_S} s")
+                    ReplayDifference(None, "session", None, "it went on", f"it stands still for {_SETTLE_S} s")
                 )
 
     def _is_settled(self) -> bool:

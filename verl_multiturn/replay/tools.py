@@ -14,7 +14,7 @@ from verl_multiturn.calls.invocation import BusyError, TimedOutError
 from verl_multiturn.calls.outages.process import OutageEndError
 from verl_multiturn.calls.slots import Slot
 from verl_multiturn.errors import UnjudgedError
-from verl_multiturn.replay.calls import Difference, DivergedError, RecordedCalls, Recording, raised
+from verl_multiturn.replay.calls import DivergedError, RecordedCalls, Recording, ReplayDifference, raised
 from verl_multiturn.tools.base import ToolResponse
 from verl_multiturn.tools.running.gate import Gate
 from verl_multiturn.tools.running.results import EXECUTED, CallResult, CallStatus
@@ -107,7 +107,7 @@ class RecordedToolSession(ToolSession):
                 raise OutageEndError(record["error"])
         if call is None or call["status"] not in _ANSWERED:
             status = "no call" if call is None else call["status"]
-            raise DivergedError(Difference(self._recording.turn, "calls.status", None, status, "executed"))
+            raise DivergedError(ReplayDifference(self._recording.turn, "calls.status", None, status, "executed"))
         result.attempts = call["attempts"]
         text: str = call["text"]
         if call["status"] == CallStatus.TIMEOUT:

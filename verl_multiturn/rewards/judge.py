@@ -89,7 +89,7 @@ class JudgeOptions(RewardOptions):
     """Most requests for one answer. The judge is asked again when it failed, was overloaded, or gave no verdict."""
 
 
-class _Judge:
+class _JudgeClient:
     """The judge as one event loop asks it."""
 
     def __init__(self, options: JudgeOptions) -> None:
@@ -160,9 +160,9 @@ async def reward(solution: Solution, ground_truth: Any, options: JudgeOptions) -
 
     Raises:
         ConfigError: No judge is configured, or the row has no question or no gold answer.
-        TimeoutError, WorkerError, OutageError: The judge has given no verdict; see `_Judge.ask`.
+        TimeoutError, WorkerError, OutageError: The judge has given no verdict; see `_JudgeClient.ask`.
     """
-    judge = shared(("judge", options), lambda: _Judge(options))
+    judge = shared(("judge", options), lambda: _JudgeClient(options))
     question = solution.extra_info.get("question")
     if not isinstance(question, str) or not question.strip():
         raise ConfigError(

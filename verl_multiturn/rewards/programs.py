@@ -35,7 +35,7 @@ from verl_multiturn.sandbox.launch import check
 from verl_multiturn.sandbox.sandbox import Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
 from verl_multiturn.syntax import parse_module
-from verl_multiturn.verdicts.calls import CallJudge, Tally, expect_done, is_late
+from verl_multiturn.verdicts.calls import CallJudge, CallTally, expect_done, is_late
 
 _MOST_CHARACTERS = 50_000
 """Most characters of a program."""
@@ -132,7 +132,7 @@ async def reward(solution: Solution, ground_truth: Any, options: CodeOptions) ->
     if len(repr(program)) > _MOST_CHARACTERS or len(repr(program).encode("utf-8", "replace")) > _MOST_BYTES:
         return Score.of(False)
     judge = shared(("code", options), lambda: _TestJudge(options))
-    tally = Tally()
+    tally = CallTally()
     async with judge.slots, asyncio.timeout(options.total_timeout_s):
         if tests.inputs and tests.fn_name is None:
             count = len(tests.inputs)
@@ -147,7 +147,7 @@ async def reward(solution: Solution, ground_truth: Any, options: CodeOptions) ->
     return Score(value, float(right), format=1.0, answered=1.0, timed_out=float(tally.late))
 
 
-async def _run_pairs(judge: _TestJudge, program: str, tests: _Tests, tally: Tally, all_or_nothing: bool) -> None:
+async def _run_pairs(judge: _TestJudge, program: str, tests: _Tests, tally: CallTally, all_or_nothing: bool) -> None:
     forgotten = forgotten_imports(program)
     for given, expected in zip(tests.inputs, tests.outputs, strict=True):
         sandbox = await judge.sandbox()

@@ -21,10 +21,10 @@ from verl_multiturn.calls.outages.process import OutageEndError, Outages
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message
-from verl_multiturn.chat.first_prompts import Check
+from verl_multiturn.chat.first_prompts import RequiredPart
 from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, tool_content
 from verl_multiturn.chat.parsing.turns import HEADER, AssistantTurn, CallParser, MalformedCall
-from verl_multiturn.chat.rendering import UNEXPLAINED, Difference, RenderingCheck
+from verl_multiturn.chat.rendering import UNEXPLAINED, RenderingCheck, RenderingDifference
 from verl_multiturn.chat.template_form import MessageError
 from verl_multiturn.describe import message_of
 from verl_multiturn.errors import EngineError, InteractionContractError
@@ -34,7 +34,7 @@ from verl_multiturn.rollout.context import Context, ContextWriter
 from verl_multiturn.rollout.engines.protocol import Ask, Engine, Generation, common_length
 from verl_multiturn.rollout.engines.sample import sample
 from verl_multiturn.rollout.life import running, stood_still_s, stopped
-from verl_multiturn.rollout.limits import INVALID, Limits, Progress, StopReason
+from verl_multiturn.rollout.limits import INVALID, ConversationProgress, Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.trajectory import Source
 from verl_multiturn.rollout.turn import Turn
@@ -89,7 +89,7 @@ class Conversation:
         self._read_images = read_images
         self._make_tools = make_tools
         self._make_user = make_user
-        self._warned: set[Difference] = set()
+        self._warned: set[RenderingDifference] = set()
 
     async def run(self, request: Request, outcome: Outcome | None = None) -> Outcome:
         """Roll a request out.
@@ -206,7 +206,9 @@ class Conversation:
         )
         shown = await codec.render(codec.trusted_schemas, session.schemas)
         # An engine that reads the messages themselves does not depend on what the template shows.
-        check = Check.NOTHING if not is_whole or getattr(self._engine, "reads_messages", False) else Check.ALL
+        check = (
+            RequiredPart.NOTHING if not is_whole or getattr(self._engine, "reads_messages", False) else RequiredPart.ALL
+        )
         try:
             outcome.trajectory.append_prompt(await codec.render(codec.initial, outcome.messages, shown, check))
         except MessageError as error:
@@ -267,7 +269,7 @@ class Conversation:
                 return self._engine_failed(outcome, error)
             unreadable = bool(turn.calls) and all(isinstance(call, MalformedCall) for call in turn.calls)
             malformed_in_a_row = malformed_in_a_row + 1 if unreadable else 0
-            progress = Progress(
+            progress = ConversationProgress(
                 # A full row ends a conversation only where no other row can follow.
                 response_tokens=outcome.trajectory.response_length if self._context.mode == "append" else 0,
                 assistant_turns=_answers(outcome),

@@ -98,7 +98,7 @@ A conversation that ended for one of them is not trained on and does not count i
 
 
 @dataclass(frozen=True)
-class Progress:
+class ConversationProgress:
     """The state of a conversation after an assistant turn."""
 
     response_tokens: int
@@ -195,7 +195,7 @@ class Limits:
         left = self.response_length - response_tokens
         return left if self.turn_length is None else min(left, self.turn_length)
 
-    def after_assistant_turn(self, at: Progress) -> StopReason | None:
+    def after_assistant_turn(self, at: ConversationProgress) -> StopReason | None:
         """Return the first limit that ends the conversation after an assistant turn; None if none does.
 
         A test locks the order of the limits.

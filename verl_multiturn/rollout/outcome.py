@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.chat.rendering import Difference
+from verl_multiturn.chat.rendering import RenderingDifference
 from verl_multiturn.interactions.running.replies import CheckedReply
 from verl_multiturn.rollout.engines.protocol import CacheUse
 from verl_multiturn.rollout.limits import INVALID, StopReason
@@ -133,7 +133,7 @@ class Outcome:
     """Fields for the reward function, set by tools that were written for verl 0.9."""
     user_turns: int = 0
     """Turns of the environment that the model got to read: the responses of tools, or of a user."""
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[RenderingDifference] = field(default_factory=list)
     """Differences between the template's rendering of `messages` and the trajectory; empty if not compared."""
     session: SessionReport | None = None
     """Part that only an agent's session has; None for a conversation."""

@@ -3,7 +3,7 @@
     trainer ──▶ put()        hard links of the weights in evaluations/waiting/, and a worker, if none is there
     worker  ──▶ work()       the newest that waits: `verl-multiturn eval`, a point in evaluations/points.jsonl; again
 
-    RUN/evaluations/wanted.json              how checkpoints are evaluated (`Wanted`)
+    RUN/evaluations/wanted.json              how checkpoints are evaluated (`CheckpointOptions`)
                     waiting/global_step_N    weights that wait; an older one is skipped, by name, when a newer one waits
                     running/global_step_N    those that are evaluated
                     step_N, step_N.2, …      folders of evaluations
@@ -64,7 +64,7 @@ _TAIL_BYTES = 4_000
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CheckpointOptions:
     """How the checkpoints of a run are evaluated."""
 
     recipe: str
@@ -108,7 +108,7 @@ def started_as(run: Path) -> tuple[str, list[str]]:
     return str(recipe), [str(word) for word in words or []]
 
 
-def put(run: Path, step: int, checkpoint: Path, wanted: Wanted) -> subprocess.Popen[bytes]:
+def put(run: Path, step: int, checkpoint: Path, wanted: CheckpointOptions) -> subprocess.Popen[bytes]:
     """Let a checkpoint wait for its evaluation, start a worker, and return it.
 
     Where one is at work, that one takes the checkpoint, and the new one ends at once.
@@ -229,7 +229,7 @@ def _evaluate(run: Path, step: int) -> None:
         held.parent.mkdir(exist_ok=True)
         waiting.rename(held)
         out = _chosen(held, out)
-        wanted = Wanted(**json.loads((folder / _WANTED).read_text(encoding="utf-8")))
+        wanted = CheckpointOptions(**json.loads((folder / _WANTED).read_text(encoding="utf-8")))
         why = _run(wanted, held, out, partial(_skip_older, run))
         try:
             point = point_of(read_results(out), step)
@@ -263,7 +263,7 @@ def _chosen(held: Path, unused: Path) -> Path:
     return unused.with_name(noted.read_text(encoding="utf-8"))
 
 
-def _run(wanted: Wanted, held: Path, out: Path, meanwhile: Callable[[], object]) -> str:
+def _run(wanted: CheckpointOptions, held: Path, out: Path, meanwhile: Callable[[], object]) -> str:
     """Run an evaluation to its end, and return what went wrong; "" where nothing did.
 
     Args:
@@ -326,7 +326,7 @@ def _note(run: Path, point: Point) -> None:
         print(f"the point of step {point.step} could not be written: {error}", flush=True)
 
 
-def wanted_of(settings: Mapping[str, Any], run: Path, rows: Sequence[str]) -> Wanted:
+def wanted_of(settings: Mapping[str, Any], run: Path, rows: Sequence[str]) -> CheckpointOptions:
     """Return how a run's checkpoints are evaluated.
 
     Args:
@@ -337,7 +337,7 @@ def wanted_of(settings: Mapping[str, Any], run: Path, rows: Sequence[str]) -> Wa
     Raises:
         ConfigError: The run's folder does not say how it was started.
     """
-    return Wanted(*started_as(run), list(rows), **settings)
+    return CheckpointOptions(*started_as(run), list(rows), **settings)
 
 
 def main(words: Sequence[str]) -> None:

@@ -30,7 +30,7 @@ _GB = 1e9
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """The result of one check."""
 
     what: str
@@ -42,7 +42,7 @@ class Finding:
     """Advice what to do; empty when the check passed. Where it passed all the same, this is a warning."""
 
 
-def examine(gpu: bool = False) -> list[Finding]:
+def examine(gpu: bool = False) -> list[DoctorFinding]:
     """Check versions, what a start of Ray needs, the sandbox, and whether verl knows the plugin.
 
     Args:
@@ -103,80 +103,80 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _python() -> Finding:
+def _python() -> DoctorFinding:
     found = sys.version.split()[0]
     ok = sys.version_info[:2] in ((3, 11), (3, 12))
-    return Finding("Python", ok, found, "" if ok else "use Python 3.11 or 3.12")
+    return DoctorFinding("Python", ok, found, "" if ok else "use Python 3.11 or 3.12")
 
 
-def _version(name: str, expected: str, remedy: str) -> Finding:
+def _version(name: str, expected: str, remedy: str) -> DoctorFinding:
     found = _installed(name)
     if found is None:
-        return Finding(name, False, _MISSING, remedy)
+        return DoctorFinding(name, False, _MISSING, remedy)
     same = found.split("+")[0] == expected
-    return Finding(name, same, found, "" if same else f"written for {expected}: {remedy}")
+    return DoctorFinding(name, same, found, "" if same else f"written for {expected}: {remedy}")
 
 
-def _versions(judgement: Judgement, remedy: str) -> list[Finding]:
+def _versions(judgement: Judgement, remedy: str) -> list[DoctorFinding]:
     """Say which set of versions this is, and what is wrong with which package."""
     accepted = judgement.verdict != "refused"
     locks = " or ".join(judgement.nearest.locks)
     found = f"{'' if judgement.verdict == 'supported' else 'nearest: '}{judgement.nearest.name} ({locks})"
-    findings = [Finding("set of versions", accepted, found, "" if accepted else remedy)]
+    findings = [DoctorFinding("set of versions", accepted, found, "" if accepted else remedy)]
     versions = installed()
     for name in judgement.nearest.versions:
         why = judgement.wrong.get(name, "")
         good = not why or (accepted and name in versions)
-        findings.append(Finding(name, good, versions.get(name, _MISSING), why))
+        findings.append(DoctorFinding(name, good, versions.get(name, _MISSING), why))
     return findings
 
 
-def _free_disk() -> Finding:
+def _free_disk() -> DoctorFinding:
     folder, setting = temp_folder({}, os.environ)
     there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
     free_gb = shutil.disk_usage(there).free / _GB
     remedy = "" if free_gb > 2 else f"Ray needs 2 GB there; free it, or set another folder ({setting})"
-    return Finding(f"space in {there} (Ray)", free_gb > 2, f"{free_gb:.0f} GB free", remedy)
+    return DoctorFinding(f"space in {there} (Ray)", free_gb > 2, f"{free_gb:.0f} GB free", remedy)
 
 
-def _ray() -> Finding:
+def _ray() -> DoctorFinding:
     """Look at the places that a Ray which is started here needs."""
     found = [problem.partition("; ") for problem in problems({}, os.environ)]
     if found:
         what, remedy = ("; ".join(parts[at] for parts in found) for at in (0, 2))
-        return Finding("start of Ray", False, what, remedy)
-    return Finding(
+        return DoctorFinding("start of Ray", False, what, remedy)
+    return DoctorFinding(
         "start of Ray", True, f"its token and its sessions ({temp_folder({}, os.environ)[0]}) can be written"
     )
 
 
-def _load() -> Finding:
+def _load() -> DoctorFinding:
     """Look whether a start of Ray is in doubt, which waits for its processes for a fixed time."""
     load, is_busy = load_text()
     remedy = "Ray waits 30 s for its processes, and may not start now: wait until the load is lower" if is_busy else ""
-    return Finding("load of this machine", True, load, remedy)
+    return DoctorFinding("load of this machine", True, load, remedy)
 
 
-def _sandbox() -> Finding:
+def _sandbox() -> DoctorFinding:
     """Run a program in a sandbox with the isolation that tools and rewards have unless they are told otherwise."""
     settings = SandboxSettings.model_validate({})
     try:
         check(settings)
     except (ConfigError, SandboxError) as error:
         found, _, remedy = str(error).partition("; ")
-        return Finding("sandbox", False, found, f"only tools and rewards that run code need it: {remedy}")
+        return DoctorFinding("sandbox", False, found, f"only tools and rewards that run code need it: {remedy}")
     limits = "a control group for each sandbox" if find_parent() else "no control groups, so a supervisor counts"
-    return Finding("sandbox", True, f"a program ran, isolation {settings.isolation}, {limits}")
+    return DoctorFinding("sandbox", True, f"a program ran, isolation {settings.isolation}, {limits}")
 
 
-def _shared_memory(gpu: bool) -> Finding:
+def _shared_memory(gpu: bool) -> DoctorFinding:
     """Look at the shared memory: NCCL needs it, and Ray's objects lie on the disk where it is small."""
     total_gb = shutil.disk_usage("/dev/shm").total / _GB
     remedy = "" if total_gb > 1 else "containers begin with 64 MB: docker run --shm-size=16g"
-    return Finding("shared memory", total_gb > 1 or not gpu, f"{total_gb:.1f} GB", remedy)
+    return DoctorFinding("shared memory", total_gb > 1 or not gpu, f"{total_gb:.1f} GB", remedy)
 
 
-class _Said(NamedTuple):
+class _ProgramEnd(NamedTuple):
     """How a Python program in a process of its own ended."""
 
     ok: bool
@@ -191,7 +191,7 @@ class _Said(NamedTuple):
         )
 
 
-def _python_says(program: str) -> _Said:
+def _python_says(program: str) -> _ProgramEnd:
     """Run a Python program in a separate process, for at most `_PATIENCE_S` seconds."""
     try:
         done = subprocess.run(
@@ -204,14 +204,14 @@ def _python_says(program: str) -> _Said:
             errors="replace",
         )
     except subprocess.TimeoutExpired:
-        return _Said(
+        return _ProgramEnd(
             False, [f"no answer within {_PATIENCE_S} s: the machine is busy, or an import hangs"], is_late=True
         )
     said = (done.stderr if done.returncode else done.stdout).strip().splitlines()
-    return _Said(done.returncode == 0, said or [f"no message (exit status {done.returncode})"])
+    return _ProgramEnd(done.returncode == 0, said or [f"no message (exit status {done.returncode})"])
 
 
-def _flash_attn(remedy: str) -> Finding:
+def _flash_attn(remedy: str) -> DoctorFinding:
     """Check flash-attn.
 
     A wheel that was built for another torch installs, but cannot be imported. flash-attn also has a `flash_attn.cute`
@@ -219,17 +219,17 @@ def _flash_attn(remedy: str) -> Finding:
     """
     what, found = FLASH_ATTN, _installed(FLASH_ATTN)
     if found is None:
-        return Finding(what, True, f"{_MISSING}: recipes need {WITHOUT_FLASH_ATTN}")
+        return DoctorFinding(what, True, f"{_MISSING}: recipes need {WITHOUT_FLASH_ATTN}")
     if found.split("+")[0] != _FLASH_ATTN_VERSION:
-        return Finding(what, False, found, f"written for {_FLASH_ATTN_VERSION}: {remedy}")
+        return DoctorFinding(what, False, found, f"written for {_FLASH_ATTN_VERSION}: {remedy}")
     said = _python_says("import torch, flash_attn_2_cuda")
     if not said.ok:
         another = f"built for another torch or CUDA; another wheel: {remedy}"
-        return Finding(what, False, f"{found}: {said.lines[-1]}", said.advice(another))
+        return DoctorFinding(what, False, f"{found}: {said.lines[-1]}", said.advice(another))
     replaced = [file for file in importlib.metadata.files("flash-attn-4") or [] if _is_another(file)]
     if replaced:
-        return Finding(what, False, f"its {replaced[0]} is in the place of flash-attn-4's", remedy)
-    return Finding(what, True, found)
+        return DoctorFinding(what, False, f"its {replaced[0]} is in the place of flash-attn-4's", remedy)
+    return DoctorFinding(what, True, found)
 
 
 def _is_another(file: importlib.metadata.PackagePath) -> bool:
@@ -249,20 +249,20 @@ print(json.dumps({
 """
 
 
-def _gpu(remedy: str) -> Finding:
+def _gpu(remedy: str) -> DoctorFinding:
     platform = os.environ.get("VERL_PLATFORM", "").strip().lower()
     if platform == "cpu":
-        return Finding("GPU", False, "VERL_PLATFORM='cpu' asks for a run without one", "unset it")
+        return DoctorFinding("GPU", False, "VERL_PLATFORM='cpu' asks for a run without one", "unset it")
     if _installed("torch") is None:
-        return Finding("GPU", False, "torch is not installed, so that nothing is known of it", remedy)
+        return DoctorFinding("GPU", False, "torch is not installed, so that nothing is known of it", remedy)
     said = _python_says(_PROBE)
     if not said.ok:
         elsewhere = said.advice("start it on a machine with a GPU")
-        return Finding("GPU", False, f"none that torch can use: {said.lines[-1]}", elsewhere)
+        return DoctorFinding("GPU", False, f"none that torch can use: {said.lines[-1]}", elsewhere)
     return judge_gpu(json.loads(said.lines[-1]))
 
 
-def judge_gpu(gpu: dict[str, Any]) -> Finding:
+def judge_gpu(gpu: dict[str, Any]) -> DoctorFinding:
     """Judge the first GPU.
 
     Args:
@@ -275,26 +275,28 @@ def judge_gpu(gpu: dict[str, Any]) -> Finding:
         f"CUDA {gpu['cuda']}"
     )
     if major < 8:
-        return Finding("GPU", False, found, "bfloat16 and FlashAttention need compute capability 8.0 (Ampere) or newer")
+        return DoctorFinding(
+            "GPU", False, found, "bfloat16 and FlashAttention need compute capability 8.0 (Ampere) or newer"
+        )
     if free_gb < 8:
-        return Finding("GPU", False, found, "another program holds its memory (nvidia-smi); 8 GB must be free")
-    return Finding("GPU", True, found)
+        return DoctorFinding("GPU", False, found, "another program holds its memory (nvidia-smi); 8 GB must be free")
+    return DoctorFinding("GPU", True, found)
 
 
-def cuda_compiler() -> Finding:
+def cuda_compiler() -> DoctorFinding:
     """Look for CUDA's compiler where SGLang looks: it compiles kernels for this GPU when it first needs them."""
     what = "CUDA compiler"
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     found = str(Path(home) / "bin" / "nvcc") if home else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     remedy = "SGLang compiles kernels when they are first used: install CUDA 13's toolkit, or set CUDA_HOME to it"
     if not os.access(found, os.X_OK):
-        return Finding(what, False, f"no nvcc at {found}", remedy)
+        return DoctorFinding(what, False, f"no nvcc at {found}", remedy)
     # The name by which torch's loader of extensions asks for it.
     compiler = (shlex.split(os.environ.get("CXX", "")) or ["c++"])[0]
     if shutil.which(compiler) is None:
         remedy = "install g++, which brings c++; or set CXX to the compiler that there is"
-        return Finding(what, False, f"{found}, but no C++ compiler {compiler!r}", remedy)
-    return Finding(what, True, found)
+        return DoctorFinding(what, False, f"{found}, but no C++ compiler {compiler!r}", remedy)
+    return DoctorFinding(what, True, found)
 
 
 _REGISTERED = """
@@ -319,7 +321,7 @@ print(json.dumps({"names": len(read()), "faults": check()}))
 """
 
 
-def _registration(judgement: Judgement, remedy: str) -> list[Finding]:
+def _registration(judgement: Judgement, remedy: str) -> list[DoctorFinding]:
     """Check that `import verl` registers the plugin, and that all names of verl, SGLang and Ray that it uses are there.
 
     A separate process registers what a run would register.
@@ -328,11 +330,11 @@ def _registration(judgement: Judgement, remedy: str) -> list[Finding]:
     said = _python_says(_REGISTERED + _NAMES)
     if said.ok:
         platform, names = said.lines[-2:]
-        return [Finding(plugin, True, f"registered; {platform}"), _names(names, judgement, remedy)]
+        return [DoctorFinding(plugin, True, f"registered; {platform}"), _names(names, judgement, remedy)]
     last, policy = said.lines[-1], os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
     if policy != "auto" and not said.is_late:
-        return [Finding(plugin, False, last, f"VERL_USE_EXTERNAL_PLUGINS={policy!r} keeps plugins out; unset it")]
-    finding = Finding(plugin, False, last, said.advice(remedy))
+        return [DoctorFinding(plugin, False, last, f"VERL_USE_EXTERNAL_PLUGINS={policy!r} keeps plugins out; unset it")]
+    finding = DoctorFinding(plugin, False, last, said.advice(remedy))
     if judgement.verdict == "supported" or said.is_late:
         return [finding]
     # A name that is missing may be why it did not register.
@@ -340,11 +342,11 @@ def _registration(judgement: Judgement, remedy: str) -> list[Finding]:
     return [finding, _names(asked.lines[-1], judgement, remedy)] if asked.ok else [finding]
 
 
-def _names(said: str, judgement: Judgement, remedy: str) -> Finding:
+def _names(said: str, judgement: Judgement, remedy: str) -> DoctorFinding:
     """Judge what the contract's check said as JSON."""
     found = json.loads(said)
     what, faults = "names that we use", found["faults"]
     if not faults:
-        return Finding(what, True, f"all {found['names']} are there")
+        return DoctorFinding(what, True, f"all {found['names']} are there")
     why = "a package is not as it was released" if judgement.verdict == "supported" else "these versions do not fit"
-    return Finding(what, False, "; ".join(faults), f"{why}: {remedy}")
+    return DoctorFinding(what, False, "; ".join(faults), f"{why}: {remedy}")

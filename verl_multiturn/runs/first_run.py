@@ -16,7 +16,7 @@ from typing import Any
 
 from verl_multiturn.recipes import shipped_folder
 from verl_multiturn.records.read.records import read_records
-from verl_multiturn.runs.doctor import WITHOUT_FLASH_ATTN, Finding, has_flash_attn
+from verl_multiturn.runs.doctor import WITHOUT_FLASH_ATTN, DoctorFinding, has_flash_attn
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _BATCH = 8
@@ -70,7 +70,7 @@ def overrides(platform: str) -> list[str]:
     return [f"{key}={value}" for key, value in settings.items()]
 
 
-def run_whole_path(out: Path, platform: str, say: Callable[[str], None], steps: int = 2) -> list[Finding]:
+def run_whole_path(out: Path, platform: str, say: Callable[[str], None], steps: int = 2) -> list[DoctorFinding]:
     """Train for some steps, and judge the result.
 
     Args:
@@ -102,15 +102,15 @@ def run_whole_path(out: Path, platform: str, say: Callable[[str], None], steps: 
     return judge_run(out, platform, steps)
 
 
-def _failure(out: Path, status: int, last: str) -> Finding:
+def _failure(out: Path, status: int, last: str) -> DoctorFinding:
     log = out / "train.log"
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     named = [remedy for sign, remedy in _REASONS.items() if sign in text]
     found = last or f"the run ended with exit status {status} and said nothing"
-    return Finding("GRPO steps", False, found, named[0] if named else f"read the last error in {log}")
+    return DoctorFinding("GRPO steps", False, found, named[0] if named else f"read the last error in {log}")
 
 
-def judge_run(out: Path, platform: str, steps: int) -> list[Finding]:
+def judge_run(out: Path, platform: str, steps: int) -> list[DoctorFinding]:
     """Judge a run that ended without an error, from the files that it wrote.
 
     Args:
@@ -149,8 +149,8 @@ def judge_run(out: Path, platform: str, steps: int) -> list[Finding]:
     ]
 
 
-def _judged(what: str, ok: bool, found: str, remedy: str) -> Finding:
-    return Finding(what, ok, found, "" if ok else remedy)
+def _judged(what: str, ok: bool, found: str, remedy: str) -> DoctorFinding:
+    return DoctorFinding(what, ok, found, "" if ok else remedy)
 
 
 def _versions(record: dict[str, Any]) -> set[int]:

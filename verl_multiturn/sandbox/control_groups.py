@@ -29,7 +29,7 @@ _KERNEL_BYTES = 16 * 2**20
 _numbers = itertools.count()
 
 
-class Group:
+class ControlGroup:
     """The control group of one sandbox.
 
     Args:
@@ -78,13 +78,13 @@ class Group:
             os.rmdir(self._folder)
 
 
-def make_group(settings: SandboxSettings, spares_worker: bool = False) -> Group | None:
+def make_group(settings: SandboxSettings, spares_worker: bool = False) -> ControlGroup | None:
     """Return a new group for a sandbox; None where no group can be made (then the supervisor counts alone)."""
     parent = find_parent() if settings.isolation == "bwrap" else None
     if parent is None:
         return None
     try:
-        return Group(parent, settings, spares_worker)
+        return ControlGroup(parent, settings, spares_worker)
     except OSError as error:
         _LOG.warning("no control group for a sandbox: %s; its supervisor counts alone", error)
         return None

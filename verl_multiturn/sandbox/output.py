@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Output:
+class BoundedOutput:
     """The first and the last characters of a stream, however long the stream is.
 
     Args:

@@ -18,11 +18,11 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from verl_multiturn.sandbox.control_groups import Group
+from verl_multiturn.sandbox.control_groups import ControlGroup
 from verl_multiturn.sandbox.guest.cell import NONCE_BYTES, PACKET_BYTES, PLAIN, VALUE_BYTES, WITH_VALUE
 from verl_multiturn.sandbox.guest.supervisor import DONE, MAX_OPEN_FILES, MAX_WATCHES
 from verl_multiturn.sandbox.launch import SandboxError
-from verl_multiturn.sandbox.output import Output
+from verl_multiturn.sandbox.output import BoundedOutput
 from verl_multiturn.sandbox.settings import SandboxSettings
 
 FLOOD_BYTES = 8 * 2**20
@@ -70,14 +70,14 @@ class Sandbox:
         settings: SandboxSettings,
         number: int,
         on_change: Callable[[Sandbox], None],
-        group: Group | None = None,
+        group: ControlGroup | None = None,
     ) -> None:
         self._settings = settings
         self.number = number
         self._on_change = on_change
         self._group = group
         self._loop = asyncio.get_running_loop()
-        self._output = Output(settings.output_characters)
+        self._output = BoundedOutput(settings.output_characters)
         self._value = b""
         self._done: asyncio.Future[None] | None = None
         self._nonce = b""

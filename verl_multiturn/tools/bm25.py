@@ -59,7 +59,7 @@ _UNSPACED = (
 
 
 @dataclass(frozen=True)
-class Document:
+class CorpusDocument:
     """A document of the corpus.
 
     Attributes:
@@ -89,7 +89,7 @@ class Document:
 class Hit:
     """A document that was found, with its BM25 score for the query."""
 
-    document: Document
+    document: CorpusDocument
     score: float
 
 
@@ -166,12 +166,12 @@ class Bm25Index:
         order = np.lexsort((found, -scores[found]))[:top_k]
         return [Hit(self._document(int(i)), float(scores[i])) for i in found[order]]
 
-    def page(self, name: str) -> list[Document]:
+    def page(self, name: str) -> list[CorpusDocument]:
         """Return the documents of a page, in the corpus' order; none where there is no such page.
 
         Args:
-            name: The page's name (`Document.page`), or the id of a document. Case, blanks, and the zero-width spaces
-                with which tool responses are made harmless do not matter. A name goes before an id.
+            name: The page's name (`CorpusDocument.page`), or the id of a document. Case, blanks, and the zero-width
+                spaces with which tool responses are made harmless do not matter. A name goes before an id.
         """
         import numpy as np
 
@@ -183,9 +183,9 @@ class Bm25Index:
         named = [document for document in found if _name_key(document.page()[0]) == key]
         return named or [document for document in found if _name_key(document.id) == key]
 
-    def _document(self, number: int) -> Document:
+    def _document(self, number: int) -> CorpusDocument:
         start, end = self._offsets[number], self._offsets[number + 1]
-        return Document(*json.loads(self._documents[start:end]))
+        return CorpusDocument(*json.loads(self._documents[start:end]))
 
 
 def corpus_files(corpus: Path) -> list[Path]:
@@ -210,7 +210,7 @@ def corpus_files(corpus: Path) -> list[Path]:
     return sorted(files, key=lambda file: file.relative_to(corpus).as_posix())
 
 
-def read_documents(corpus: Path) -> Iterator[Document]:
+def read_documents(corpus: Path) -> Iterator[CorpusDocument]:
     """Yield the documents of a corpus, in order.
 
     Args:
@@ -228,7 +228,7 @@ def read_documents(corpus: Path) -> Iterator[Document]:
             with io.TextIOWrapper(_opened(file, corpus), encoding="utf-8-sig", errors="replace") as opened:
                 text = opened.read().strip()
             first = text.partition("\n")[0].strip("# \t")
-            yield Document(name, first[:100] or file.stem, text)
+            yield CorpusDocument(name, first[:100] or file.stem, text)
             continue
         with _opened(file, corpus) as lines:
             for number, line in enumerate(iter(lambda: lines.readline(_MOST_BYTES + 1), b""), start=1):
@@ -255,7 +255,7 @@ def _opened(file: Path, corpus: Path) -> BinaryIO:
     return opened
 
 
-def _read_line(line: bytes, where: str) -> Document:
+def _read_line(line: bytes, where: str) -> CorpusDocument:
     try:
         raw: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -263,7 +263,7 @@ def _read_line(line: bytes, where: str) -> Document:
     text = (raw.get("contents") or raw.get("text")) if isinstance(raw, dict) else None
     if not isinstance(text, str):
         raise ConfigError(f"{where}: expected an object with a string under 'contents' or 'text', got {raw!r:.200}")
-    return Document(str(raw.get("id", where)), str(raw.get("title") or ""), text)
+    return CorpusDocument(str(raw.get("id", where)), str(raw.get("title") or ""), text)
 
 
 def document_tokens(text: str) -> list[str]:

@@ -24,7 +24,7 @@ class BrowseServiceSettings(HttpSettings, PartSettings):
     """Settings of the tool: of the service and of the parts."""
 
 
-class _Part(BaseModel):
+class _PagePart(BaseModel):
     title: str | None
     text: str = ""
     parts: int = Field(0, ge=0)
@@ -69,7 +69,7 @@ class BrowseServiceTool(HttpTool):
         """
         name, part = read_page(parameters)
         most = self._settings.part_characters
-        found = await self._ask({"page": name, "part": part, "part_characters": most}, _Part)
+        found = await self._ask({"page": name, "part": part, "part_characters": most}, _PagePart)
         if len(found.text) > most:
             raise self._unreadable(f"a part of {len(found.text)} characters")
         text = show_part(name, found.title, found.text, part, found.parts)

@@ -42,22 +42,22 @@ class _Error(BaseModel):
     traceback: str = ""
 
 
-class _Value(BaseModel):
+class _RouterValue(BaseModel):
     text: str | None = None
 
 
 class _Execution(BaseModel):
-    results: list[_Value] = []
+    results: list[_RouterValue] = []
     logs: _Logs = _Logs()
     error: _Error | None = None
 
 
-class _Script(BaseModel):
+class _RouterScript(BaseModel):
     execution: _Execution | None
     exception_str: str | None = None
 
 
-class _Batch(RootModel[list[_Script]]):
+class _RouterBatch(RootModel[list[_RouterScript]]):
     pass
 
 
@@ -98,7 +98,7 @@ class E2bRouterTool(CodeServiceTool[E2bRouterSettings]):
             "timeout": settings.run_timeout_s,
             "request_timeout": settings.request_timeout_s,
         }
-        scripts = (await self._ask(payload, _Batch)).root
+        scripts = (await self._ask(payload, _RouterBatch)).root
         if len(scripts) != 1:
             raise self._failed("gave an answer that cannot be read", f"{len(scripts)} results for one script")
         execution = scripts[0].execution

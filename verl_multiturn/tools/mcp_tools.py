@@ -33,7 +33,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.json_schema.validators import without_draft
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.schema import ToolSchema
-from verl_multiturn.tools.services.mcp_connection import McpSettings, Server, check_settings, list_tools
+from verl_multiturn.tools.services.mcp_connection import McpServer, McpSettings, check_settings, list_tools
 
 
 def mcp_tools(raw: Any, where: str) -> list[McpTool]:
@@ -52,7 +52,7 @@ def mcp_tools(raw: Any, where: str) -> list[McpTool]:
         raise ConfigError(f"{where}: expected a mapping with 'command' or 'url', got {raw!r:.200}")
     settings = read_model(McpSettings, raw, where)
     check_settings(settings, where)
-    server = Server(settings, where)
+    server = McpServer(settings, where)
     listing = list_tools(settings, where)
     chosen = _chosen(listing.names, settings, where)
     tools: dict[str, McpTool] = {}
@@ -132,7 +132,7 @@ class McpTool(BaseTool):
     schema_of_others = True
     """True: the schema's names come from the server, so the author of the run cannot change them."""
 
-    def __init__(self, server: Server, remote_name: str, schema: ToolSchema) -> None:
+    def __init__(self, server: McpServer, remote_name: str, schema: ToolSchema) -> None:
         super().__init__({}, schema)
         self.server = server
         self.remote_name = remote_name

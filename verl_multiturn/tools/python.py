@@ -32,7 +32,7 @@ class PythonSettings(SandboxSettings):
     """Name of the argument that holds the code, for a `tool_schema` with another name."""
 
 
-class _Session:
+class _CellSession:
     """State of one conversation: no sandbox before its first call."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class PythonTool(BaseTool):
             )
         check(self._settings)
         self._pool = SandboxPool(self._settings)
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, _CellSession] = {}
 
     def get_schema(self) -> ToolSchema:
         """Return the schema; its description names the settings that the model should know."""
@@ -84,7 +84,7 @@ class PythonTool(BaseTool):
 
     async def create(self, instance_id: str, **kwargs: Any) -> None:
         """Begin a conversation, still without a sandbox."""
-        self._sessions[instance_id] = _Session()
+        self._sessions[instance_id] = _CellSession()
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
         """Run the code of a call.

@@ -12,7 +12,7 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from verl_multiturn.config import read_model
 from verl_multiturn.tools.base import ToolResponse
-from verl_multiturn.tools.bm25 import Document, Hit
+from verl_multiturn.tools.bm25 import CorpusDocument, Hit
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.search import ResultSettings, read_queries, search_schema, show_hits
 from verl_multiturn.tools.services.http_client import HttpSettings, HttpTool
@@ -24,19 +24,19 @@ class RetrievalSettings(HttpSettings, ResultSettings):
     """Settings of the retrieval tool: of the service and of the results."""
 
 
-class _Document(BaseModel):
+class _DocumentBody(BaseModel):
     contents: str = Field(validation_alias=AliasChoices("contents", "text"))
     id: str | int = ""
     title: str = ""
 
 
-class _Hit(BaseModel):
-    document: _Document
+class _HitBody(BaseModel):
+    document: _DocumentBody
     score: float = 0.0
 
 
 class _Hits(BaseModel):
-    result: list[list[_Hit]]
+    result: list[list[_HitBody]]
 
 
 class RetrievalTool(HttpTool):
@@ -86,10 +86,10 @@ class RetrievalTool(HttpTool):
         return ToolResponse(text), 0.0, {"hits": sum(map(len, hits))}
 
 
-def _read_hit(raw: _Hit) -> Hit:
+def _read_hit(raw: _HitBody) -> Hit:
     """Turn a server's hit into ours. In Search-R1's corpora the contents begin with the title, in quotes on a line."""
     document, title, text = raw.document, raw.document.title, raw.document.contents
     first, newline, rest = text.partition("\n")
     if newline and (first.strip('"') == title or (not title and len(first) <= _TITLE_CHARACTERS)):
         title, text = first.strip('"'), rest
-    return Hit(Document(str(document.id), title, text), raw.score)
+    return Hit(CorpusDocument(str(document.id), title, text), raw.score)

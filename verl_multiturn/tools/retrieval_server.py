@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, Field, ValidationError
 
-from verl_multiturn.tools.bm25 import Bm25Index, Document
+from verl_multiturn.tools.bm25 import Bm25Index, CorpusDocument
 from verl_multiturn.tools.browse import open_part
 
 _BODY_BYTES = 4_000_000
@@ -138,7 +138,7 @@ def _search(index: Bm25Index, queries: list[str], top_k: int, with_scores: bool)
     return results
 
 
-def _shown(document: Document) -> dict[str, Any]:
+def _shown(document: CorpusDocument) -> dict[str, Any]:
     title, text = document.title, document.text[:_CONTENT_CHARACTERS]
     return _readable({"id": document.id, "title": title, "contents": f"{title}\n{text}" if title else text})
 

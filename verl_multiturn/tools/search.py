@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from verl_multiturn.config import read_model
 from verl_multiturn.tools.base import ToolResponse
-from verl_multiturn.tools.bm25 import Bm25Index, Document, Hit, query_tokens
+from verl_multiturn.tools.bm25 import Bm25Index, CorpusDocument, Hit, query_tokens
 from verl_multiturn.tools.corpus import CorpusSettings, CorpusTool
 from verl_multiturn.tools.schema import ToolSchema
 
@@ -145,7 +145,7 @@ def show_hits(queries: Sequence[str], hits: Sequence[Sequence[Hit]], snippet_cha
     return "\n\n".join(parts)
 
 
-def _snippet(document: Document, words: Sequence[str], most: int) -> str:
+def _snippet(document: CorpusDocument, words: Sequence[str], most: int) -> str:
     """Return `most` characters of a document, where the most different words are close together."""
     text = document.text
     if len(text) <= most:

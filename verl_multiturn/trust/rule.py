@@ -29,7 +29,7 @@ _MOST_SHOWN = 6
 
 
 @dataclass(frozen=True)
-class Given:
+class UserFiles:
     """Hold the files that a user gives in the place of those that a folder names.
 
     Attributes:
@@ -43,7 +43,7 @@ class Given:
     base: Path | None = None
 
 
-NOTHING_GIVEN = Given()
+NOTHING_GIVEN = UserFiles()
 
 
 def own_outputs() -> Path | None:

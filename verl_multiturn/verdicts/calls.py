@@ -35,7 +35,7 @@ _CELLS = Path(__file__).with_name("program_cells.py").read_text(encoding="utf-8"
 
 
 @dataclass
-class Tally:
+class CallTally:
     """What came of tests: how many passed, and whether the code was late with one."""
 
     passed: int = 0
@@ -78,7 +78,7 @@ class CallJudge:
         self,
         tests: Sequence[str],
         prepare: Callable[[Sandbox], Awaitable[None]],
-        tally: Tally,
+        tally: CallTally,
         all_or_nothing: bool = True,
     ) -> None:
         """Run tests one after the other, and count in `tally` those that passed.
@@ -125,7 +125,7 @@ class CallJudge:
                 runner.kill()
 
 
-async def _ask_referee(referee: Sandbox, code: str, results: list[str], tally: Tally) -> list[Any]:
+async def _ask_referee(referee: Sandbox, code: str, results: list[str], tally: CallTally) -> list[Any]:
     """Return the verdict on a test whose calls have the given results, as `program_cells.judge` defines it.
 
     A referee that was stopped, or that has no verdict, has found the code wrong.

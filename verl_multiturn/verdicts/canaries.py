@@ -26,7 +26,7 @@ from verl_multiturn.verdicts.expectations import test_names
 from verl_multiturn.verdicts.hidden_file import HiddenFile, changed, function_of, words_of
 from verl_multiturn.verdicts.task import PytestVerdict
 
-__all__ = ["Layout", "changed", "function_of", "lay_out", "lots", "shared"]
+__all__ = ["SuiteLayout", "changed", "function_of", "lay_out", "lots", "shared"]
 _WORDS = (
     "values",
     "order",
@@ -46,7 +46,7 @@ _MOST_WORDS = 400
 
 
 @dataclass(frozen=True)
-class Layout:
+class SuiteLayout:
     """Where the tests of one run lie, and what has to become of them.
 
     Attributes:
@@ -75,7 +75,7 @@ def lay_out(
     draw: random.Random,
     lots: Callable[[bool], bool] | None = None,
     place: int | None = None,
-) -> Layout:
+) -> SuiteLayout:
     """Return where hidden tests, twins and canaries lie in one run.
 
     Args:
@@ -124,7 +124,7 @@ def lay_out(
         some = {f"test_{'_'.join(draw.sample(words, 2))}_{index}": outcomes.pop() for index in range(count)}
         files[path] = "\n\n".join(_canary(name, must_pass, draw, words) for name, must_pass in some.items())
         own |= {f"{path}::{name}": must_pass for name, must_pass in some.items()}
-    return Layout(files, {**passes, **own}, frozenset(own), names)
+    return SuiteLayout(files, {**passes, **own}, frozenset(own), names)
 
 
 def lots(seed: int, second: bool) -> Callable[[bool], bool]:

@@ -22,7 +22,7 @@ from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.packages import modules_of
 from verl_multiturn.verdicts.globs import Globs
 from verl_multiturn.verdicts.import_places import (
-    Names,
+    ImportNames,
     above,
     exposing,
     first_root,
@@ -62,7 +62,7 @@ _FOLDER_BYTES = 512
 
 
 @dataclass(frozen=True)
-class Left:
+class WorkChanges:
     """What of an agent's work counts.
 
     Attributes:
@@ -78,7 +78,7 @@ class Left:
     problem: str | None = None
 
 
-async def collect(task: Task, workspace: Workspace, packages: bool | tuple[str, ...]) -> Left:
+async def collect(task: Task, workspace: Workspace, packages: bool | tuple[str, ...]) -> WorkChanges:
     """End what still runs in an agent's workspace, and return what it left.
 
     Args:
@@ -94,7 +94,7 @@ async def collect(task: Task, workspace: Workspace, packages: bool | tuple[str, 
         await workspace.end_processes()
         tar = await workspace.get(*_places(task), max_bytes=_MOST_TAR_BYTES)
     except WorkspaceError as error:  # the model ended it, or left too much
-        return Left(problem=str(error))
+        return WorkChanges(problem=str(error))
     except SandboxError as error:
         raise UnjudgedError(f"task {task.name!r}: what was left cannot be read: {error}") from error
     # In a thread: a model decides how much there is to read, and others wait for the event loop.
@@ -126,7 +126,7 @@ def why_uncollected(task: Task, tree: Mapping[str, bytes]) -> str:
     )
 
 
-def changes(task: Task, found: TarFiles, packages: bool | tuple[str, ...]) -> Left:
+def changes(task: Task, found: TarFiles, packages: bool | tuple[str, ...]) -> WorkChanges:
     """Return the changes that count.
 
     Args:
@@ -135,7 +135,7 @@ def changes(task: Task, found: TarFiles, packages: bool | tuple[str, ...]) -> Le
         packages: Installed packages that the tests may import.
     """
     if found.problem is not None:
-        return Left(problem=f"the files that were left cannot be taken: {found.problem}")
+        return WorkChanges(problem=f"the files that were left cannot be taken: {found.problem}")
     original, was_executable = task.tree()
     names = names_of(task, original, packages)
     allowed = Globs(task.allowed)
@@ -155,7 +155,7 @@ def changes(task: Task, found: TarFiles, packages: bool | tuple[str, ...]) -> Le
             counted[path] = None
     size = sum(len(content) for content in counted.values() if content is not None)
     if len(counted) > task.most_files or size > task.most_bytes:
-        return Left(
+        return WorkChanges(
             left_out=left_out,
             problem=f"{len(counted)} changed files of {size} bytes were left; at most {task.most_files} of "
             f"{task.most_bytes} bytes together are judged",
@@ -170,10 +170,10 @@ def changes(task: Task, found: TarFiles, packages: bool | tuple[str, ...]) -> Le
         if path in folders or not there.isdisjoint(above([path])):
             left_out[path] = "there is a folder in the place of a file, or a file in that of a folder"
             del counted[path]
-    return Left(counted, frozenset(found.executable & counted.keys()), left_out)
+    return WorkChanges(counted, frozenset(found.executable & counted.keys()), left_out)
 
 
-def names_of(task: Task, tree: Mapping[str, bytes], packages: bool | tuple[str, ...]) -> Names:
+def names_of(task: Task, tree: Mapping[str, bytes], packages: bool | tuple[str, ...]) -> ImportNames:
     """Return the names in a row's tree with its hidden tests.
 
     Args:
@@ -196,7 +196,7 @@ def names_of(task: Task, tree: Mapping[str, bytes], packages: bool | tuple[str, 
         own = {path for path in tree if any(_NEVER_PATTERNS[reason].search(path.lower()) for reason in _OF_TESTS)}
     files = tree.keys() | hidden.keys()  # pytest begins imports in the folders of hidden tests
     tests = {path for path in {*hidden, *named, *own} if path.endswith(".py")}
-    return Names(
+    return ImportNames(
         may_change=Globs(task.allowed).match,
         never=_NEVER_PATTERNS,
         runners=RUNNERS,

@@ -66,7 +66,7 @@ class ExpectedPart:
 
 
 @dataclass(eq=False)
-class Expected:
+class ExpectedValues:
     """Hold the values that the tests of a file expect.
 
     Attributes:
@@ -80,7 +80,7 @@ class Expected:
     parts: Sequence[ExpectedPart]
 
 
-def expected_in(source: str) -> Expected | None:
+def expected_in(source: str) -> ExpectedValues | None:
     """Find what the tests of a file expect.
 
     Args:
@@ -96,15 +96,15 @@ def expected_in(source: str) -> Expected | None:
     parts: list[ExpectedPart] = []
     for name, (function, above) in _tests(tree.body, "", ()).items():
         own = marks_of(function, above, {key: value for key, value in constants.items() if loads[key] == 1})
-        reader = _Reader(function, own or [], constants, loads)
+        reader = _ExpectationReader(function, own or [], constants, loads)
         found = reader.rows(name)
         if found:
             marks[name] = own or []
         parts += found or [part for part in [reader.whole(name)] if part.places]
-    return Expected(tree, marks, parts)
+    return ExpectedValues(tree, marks, parts)
 
 
-def decoys_of(expected: Expected, words: frozenset[str]) -> list[list[Decoys]]:
+def decoys_of(expected: ExpectedValues, words: frozenset[str]) -> list[list[Decoys]]:
     """Return the decoys of each place of each part, as far as there are any.
 
     Values of a part that are equal have the same decoys, and change together: one that differed would be the decoy.
@@ -203,7 +203,7 @@ def _assigned(body: Sequence[ast.stmt]) -> dict[str, ast.expr]:
     return {name: value for name, value in found.items() if counts[name] == 1}
 
 
-class _Reader:
+class _ExpectationReader:
     """Finds what one test expects."""
 
     def __init__(

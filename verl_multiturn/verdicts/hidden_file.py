@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from verl_multiturn.verdicts.decoys import Decoys
-from verl_multiturn.verdicts.expectations import Expected, ExpectedPart, decoys_of, expected_in
+from verl_multiturn.verdicts.expectations import ExpectedPart, ExpectedValues, decoys_of, expected_in
 from verl_multiturn.verdicts.parameters import test_ids
 from verl_multiturn.verdicts.task import PytestVerdict
 
@@ -195,14 +195,14 @@ def _change(part: ExpectedPart, decoys: Sequence[Decoys], draw: random.Random, p
         node.__dict__.update(other.__dict__)
 
 
-def _written(expected: Expected, hidden: frozenset[str]) -> str:
+def _written(expected: ExpectedValues, hidden: frozenset[str]) -> str:
     for function in expected.marks.keys() & hidden:
         for mark in expected.marks[function]:
             mark.hide_ids()
     return ast.unparse(expected.tree)
 
 
-def _tests_of(expected: Expected, part: ExpectedPart, listed: Sequence[str]) -> dict[str, None]:
+def _tests_of(expected: ExpectedValues, part: ExpectedPart, listed: Sequence[str]) -> dict[str, None]:
     """Return those of the row's tests in a file that a part has; none where one of them has an unknown name."""
     own = [name for name in listed if name.partition("[")[0] == part.function]
     if part.mark is None:
@@ -214,7 +214,7 @@ def _tests_of(expected: Expected, part: ExpectedPart, listed: Sequence[str]) -> 
     return dict.fromkeys(name for name in own if ids[name][part.mark] == part.row)
 
 
-def _by_id(expected: Expected, function: str) -> dict[str, str]:
+def _by_id(expected: ExpectedValues, function: str) -> dict[str, str]:
     marks = expected.marks[function]
     old, new = ([f"{function}[{each}]" for _, each in test_ids(marks, hidden)] for hidden in (False, True))
     return dict(zip(old, new, strict=True))

@@ -3,7 +3,7 @@
 `left.py` asks it for the work that an agent left in a workspace. Tasks whose repositories are in images get a copy of
 this file, and ask it for the agent's patch: `git apply --summary PATCH | python3 import_places.py NAMES`, started in
 the repository before the patch is applied, prints an option `--exclude=PATH` for each change that does not count. NAMES
-is JSON: `modules`, `runners` and `never` as in `Names`. A patch is not told where the hidden tests are: there any
+is JSON: `modules`, `runners` and `never` as in `ImportNames`. A patch is not told where the hidden tests are: there any
 folder may have tests below it.
 
 Invariants:
@@ -25,7 +25,7 @@ _LONGEST_NAME = 200
 _OF_PATTERNS = re.compile(r"([*?\[\\])")
 
 
-class Names(NamedTuple):
+class ImportNames(NamedTuple):
     """Names in a tree, found once: a model may leave thousands of files.
 
     Attributes:
@@ -75,7 +75,7 @@ def patterns(never: "Mapping[str, Collection[str]]") -> "dict[str, re.Pattern[st
     }
 
 
-def why_never(path: str, names: Names) -> str:
+def why_never(path: str, names: ImportNames) -> str:
     """Return why a change of a path never counts, by itself; empty if it may count.
 
     Args:
@@ -90,7 +90,7 @@ def why_never(path: str, names: Names) -> str:
     return reason
 
 
-def exposing(counted: "Mapping[str, bytes | None]", names: Names) -> "list[tuple[str, str]]":
+def exposing(counted: "Mapping[str, bytes | None]", names: ImportNames) -> "list[tuple[str, str]]":
     """Return the changes of an `__init__.py` by which pytest would begin imports beside modules of others' names.
 
     pytest begins them in the innermost folder above a test that has no `__init__.py`. So a folder becomes one of these
@@ -178,7 +178,7 @@ def above(paths: "Collection[str]") -> "set[str]":
     return {path[:end] for path in paths for end, sign in enumerate(path) if sign == "/"}
 
 
-def _why_replacing(path: str, names: Names) -> str:
+def _why_replacing(path: str, names: ImportNames) -> str:
     """Return why a new file may not be found before another one that lies beside it; empty if it may.
 
     Python looks for a package first, then for a module, then for a folder without `__init__.py`. So a new package
@@ -197,7 +197,7 @@ def _why_replacing(path: str, names: Names) -> str:
     return ""
 
 
-def _why_shadowing(path: str, names: Names) -> str:
+def _why_shadowing(path: str, names: ImportNames) -> str:
     """Return why a new file would take the place of another module in imports; empty if it would not."""
     folders = path.split("/")
     for depth, part in enumerate(folders):  # from the outermost folder to the file itself
@@ -241,7 +241,7 @@ def main(given: str) -> None:
     with open(given, encoding="utf-8") as file:
         read = json.load(file)
     files, folders = _in_folder()
-    names = Names(
+    names = ImportNames(
         may_change=lambda path: True,
         never=patterns(read["never"]),
         runners=set(read["runners"]),

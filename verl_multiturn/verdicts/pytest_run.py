@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from verl_multiturn.verdicts.canaries import Layout
+from verl_multiturn.verdicts.canaries import SuiteLayout
 from verl_multiturn.verdicts.disturbance import DisturbedError
 from verl_multiturn.verdicts.task import PytestVerdict
 from verl_multiturn.workspaces.tars import read_tar, write_tar
@@ -19,7 +19,7 @@ _MOST_REPORT_BYTES = 8 * 2**20
 
 
 async def run_pytest(
-    workspace: Workspace, verdict: PytestVerdict, layout: Layout, timeout_s: float
+    workspace: Workspace, verdict: PytestVerdict, layout: SuiteLayout, timeout_s: float
 ) -> Mapping[str, str]:
     """Run tests, and return the outcome of each one by its name.
 

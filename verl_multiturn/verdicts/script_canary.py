@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_multiturn.verdicts.globs import Globs
-from verl_multiturn.verdicts.import_places import Names, why_never
+from verl_multiturn.verdicts.import_places import ImportNames, why_never
 from verl_multiturn.verdicts.script_run import REWARD_FOLDER
 from verl_multiturn.verdicts.task import ScriptVerdict, Task
 from verl_multiturn.workspaces.workspace import FOLDER
@@ -224,7 +224,7 @@ def why_no_place(task: Task, verdict: ScriptVerdict, tree: Mapping[str, bytes]) 
 
 
 def canary_runs(
-    task: Task, verdict: ScriptVerdict, tree: Mapping[str, bytes], names: Names, canary: Canary
+    task: Task, verdict: ScriptVerdict, tree: Mapping[str, bytes], names: ImportNames, canary: Canary
 ) -> Iterator[CanaryRun]:
     """Yield the files of each run.
 
@@ -271,7 +271,7 @@ def canary_runs(
         yield run({path: f"canary[$({command(path)})]\n" for path in data})
 
 
-def named_program(task: Task, verdict: ScriptVerdict, tree: Mapping[str, bytes], names: Names) -> str:
+def named_program(task: Task, verdict: ScriptVerdict, tree: Mapping[str, bytes], names: ImportNames) -> str:
     """Return a program that may be changed and that a script names; empty if there is none.
 
     If no canary in it was started, its text may have been looked at first.
@@ -329,7 +329,7 @@ def _scripts(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _new_paths(
-    task: Task, scripts: Mapping[str, str], tree: Mapping[str, bytes], names: Names, allowed: Globs
+    task: Task, scripts: Mapping[str, str], tree: Mapping[str, bytes], names: ImportNames, allowed: Globs
 ) -> list[str]:
     """Return paths that are not there and may be made: one for each glob, and those that a script names."""
     found = dict.fromkeys(

@@ -45,11 +45,11 @@ class UnguardedError(ConfigError):
     """A row whose tests pay code that knows nothing, and which does not say `unguarded: true`."""
 
 
-class _Part(BaseModel):
+class _TaskPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class CallsVerdict(_Part):
+class CallsVerdict(_TaskPart):
     """Functions are called from outside, and their values are compared outside (`calls.py`). No attack is paid."""
 
     kind: Literal["calls"]
@@ -75,7 +75,7 @@ class CallsVerdict(_Part):
         return self
 
 
-class PytestVerdict(_Part):
+class PytestVerdict(_TaskPart):
     """Hidden tests are run by pytest, beside tests of which we know that they must fail (`canaries.py`)."""
 
     kind: Literal["pytest"]
@@ -117,7 +117,7 @@ class PytestVerdict(_Part):
         return self
 
 
-class ScriptVerdict(_Part):
+class ScriptVerdict(_TaskPart):
     """A script writes the reward, as in Harbor: `/tests/test.sh` writes `/logs/verifier/reward.txt` or `….json`."""
 
     kind: Literal["script"]
@@ -141,7 +141,7 @@ class ScriptVerdict(_Part):
         return self
 
 
-class Task(_Part):
+class Task(_TaskPart):
     """A repository, a gold repair, and a verdict."""
 
     name: str = Field(min_length=1)

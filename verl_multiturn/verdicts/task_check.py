@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from verl_multiturn.errors import ConfigError, UnjudgedError
-from verl_multiturn.verdicts.canaries import Layout, changed, function_of, lay_out, lots, shared
-from verl_multiturn.verdicts.changes import Left, names_of, why_uncollected
+from verl_multiturn.verdicts.canaries import SuiteLayout, changed, function_of, lay_out, lots, shared
+from verl_multiturn.verdicts.changes import WorkChanges, names_of, why_uncollected
 from verl_multiturn.verdicts.disturbance import DisturbedError
 from verl_multiturn.verdicts.hidden_file import candidates, words_of
 from verl_multiturn.verdicts.import_places import exposing, why_never
@@ -25,7 +25,7 @@ T = TypeVar("T")
 _BEFORE, _AFTER = "the untouched tree", "the repair"
 
 
-async def check_task(task: Task, judge: Judge, repair: Left | None = None) -> Task:
+async def check_task(task: Task, judge: Judge, repair: WorkChanges | None = None) -> Task:
     """Check a task, and return it with the guard that its verdict may have: its `twins`, or that it `reads_only`.
 
     Args:
@@ -47,7 +47,7 @@ async def check_task(task: Task, judge: Judge, repair: Left | None = None) -> Ta
     for path, reason in (*never, *exposing(gold, names)):
         if reason:
             raise _refusal(task, f"gold: {path!r} is never taken: {reason}")
-    before, after = Tree.of(task, Left()), Tree.of(task, gold_left(task) if repair is None else repair)
+    before, after = Tree.of(task, WorkChanges()), Tree.of(task, gold_left(task) if repair is None else repair)
     if reason := why_uncollected(task, after.files):
         raise _refusal(task, f"{_AFTER}: {reason}")
     if isinstance(task.verdict, PytestVerdict):
@@ -63,13 +63,13 @@ async def check_task(task: Task, judge: Judge, repair: Left | None = None) -> Ta
     return task
 
 
-def gold_left(task: Task) -> Left:
+def gold_left(task: Task) -> WorkChanges:
     """Return the gold repair as what an agent would have left.
 
     Args:
         task: The task.
     """
-    return Left({path: None if text is None else text.encode() for path, text in task.gold.items()})
+    return WorkChanges({path: None if text is None else text.encode() for path, text in task.gold.items()})
 
 
 async def _check_pytest(task: Task, verdict: PytestVerdict, judge: Judge, before: Tree, after: Tree) -> Task:
@@ -87,7 +87,7 @@ async def _check_pytest(task: Task, verdict: PytestVerdict, judge: Judge, before
     names = [*verdict.tests, *verdict.kept]
     counts = await asyncio.to_thread(_candidates, verdict, names, before)  # seconds for a few hundred tests
 
-    async def repaired(drawn: Callable[[bool], bool], place: int | None) -> tuple[Layout, Mapping[str, str]]:
+    async def repaired(drawn: Callable[[bool], bool], place: int | None) -> tuple[SuiteLayout, Mapping[str, str]]:
         tried = verdict.model_copy(update={"twins": tuple(name for name in names if name in counts)})
         layout = await asyncio.to_thread(lay_out, tried, after.own, draw, drawn, place)
         return layout, await _said(task, _AFTER, judge.outcomes(task, tried, layout, after))
@@ -123,7 +123,7 @@ def _candidates(verdict: PytestVerdict, names: Sequence[str], before: Tree) -> d
     return {name: count for name, count in counts.items() if function_of(name) not in used}
 
 
-def _check_passed(task: Task, names: Sequence[str], layout: Layout, found: Mapping[str, str]) -> None:
+def _check_passed(task: Task, names: Sequence[str], layout: SuiteLayout, found: Mapping[str, str]) -> None:
     for name in names:
         if (outcome := found.get(layout.names[name])) != "passed":
             raise _refusal(task, f"{_AFTER}: {name} is {outcome or 'not found'}")

@@ -28,9 +28,9 @@ from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.sandbox import Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
-from verl_multiturn.verdicts.calls import CallJudge, Tally, expect_done
-from verl_multiturn.verdicts.canaries import Layout, changed, lay_out, lots
-from verl_multiturn.verdicts.changes import Left, collect
+from verl_multiturn.verdicts.calls import CallJudge, CallTally, expect_done
+from verl_multiturn.verdicts.canaries import SuiteLayout, changed, lay_out, lots
+from verl_multiturn.verdicts.changes import WorkChanges, collect
 from verl_multiturn.verdicts.disturbance import DisturbedError
 from verl_multiturn.verdicts.hidden_file import words_of
 from verl_multiturn.verdicts.pytest_run import run_pytest
@@ -76,7 +76,7 @@ class Tree:
     own: Mapping[str, bytes]
 
     @classmethod
-    def of(cls, task: Task, left: Left) -> Tree:
+    def of(cls, task: Task, left: WorkChanges) -> Tree:
         """Return the row's own tree with the changes that count."""
         files, executable = task.tree()
         changes = {path: content for path, content in left.changes.items() if content is not None}
@@ -142,7 +142,7 @@ class Judge:
         except ConfigError as error:
             raise UnjudgedError(f"task {task.name!r} cannot be judged: {error}") from error
 
-    async def judge_left(self, task: Task, left: Left) -> Verdict:
+    async def judge_left(self, task: Task, left: WorkChanges) -> Verdict:
         """Return the verdict on changes.
 
         Args:
@@ -191,7 +191,7 @@ class Judge:
         self._pool.close_now()
         self._calls.close_now()
 
-    async def _judged_twice(self, task: Task, left: Left) -> tuple[float, str]:
+    async def _judged_twice(self, task: Task, left: WorkChanges) -> tuple[float, str]:
         seed = random.SystemRandom().getrandbits(64)
         first, why = await self._judged(task, left, lots(seed, False))
         if first > 0:  # a test that was true is a twin now
@@ -200,12 +200,12 @@ class Judge:
                 return 0.0, f"two runs give {first:g} and {second:g}: {reason or why}"
         return first, why
 
-    async def _judged(self, task: Task, left: Left, drawn: Callable[[bool], bool]) -> tuple[float, str]:
+    async def _judged(self, task: Task, left: WorkChanges, drawn: Callable[[bool], bool]) -> tuple[float, str]:
         try:
             return await self.attempt(task, await _read(task, left), drawn)
         except DisturbedError as error:
             try:
-                await self.attempt(task, await _read(task, Left()), drawn)
+                await self.attempt(task, await _read(task, WorkChanges()), drawn)
             except DisturbedError as own:
                 raise UnjudgedError(f"task {task.name!r}: its untouched tree cannot be judged either: {own}") from None
             return 0.0, str(error)
@@ -236,7 +236,7 @@ class Judge:
                 return 0.0, "test.sh pays as much where its tests expect other values"
         return reward, "" if reward == 1 else f"test.sh wrote the reward {reward:g}"
 
-    async def outcomes(self, task: Task, verdict: PytestVerdict, layout: Layout, tree: Tree) -> Mapping[str, str]:
+    async def outcomes(self, task: Task, verdict: PytestVerdict, layout: SuiteLayout, tree: Tree) -> Mapping[str, str]:
         """Return the outcome of each test in a fresh workspace.
 
         Raises:
@@ -286,7 +286,7 @@ class Judge:
         return await self._fresh(task, tree, work)
 
     async def _attempt_calls(self, task: Task, verdict: CallsVerdict, tree: Tree) -> tuple[float, str]:
-        tar, tally = await asyncio.to_thread(tree.tar), Tally()
+        tar, tally = await asyncio.to_thread(tree.tar), CallTally()
 
         async def prepare(runner: Sandbox) -> None:
             await unpack(runner, tar)
@@ -338,12 +338,12 @@ def _rewritten(files: Mapping[str, str], draw: random.Random | None, own: Mappin
     return {path: changed(text, draw, words)[0] if path.endswith(".py") else text for path, text in files.items()}
 
 
-async def _read(task: Task, left: Left) -> Tree:
+async def _read(task: Task, left: WorkChanges) -> Tree:
     """Return a tree whose files are read in a thread, since others wait for the event loop."""
     return await asyncio.to_thread(Tree.of, task, left)
 
 
-def judged_outcomes(verdict: PytestVerdict, layout: Layout, found: Mapping[str, str]) -> tuple[float, str]:
+def judged_outcomes(verdict: PytestVerdict, layout: SuiteLayout, found: Mapping[str, str]) -> tuple[float, str]:
     """Return the reward for the outcomes of a run, and why it is not 1.
 
     Args:

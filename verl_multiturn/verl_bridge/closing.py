@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.05
 
 
-class _Opened:
+class _OpenObjects:
     """Tools and interactions that are in use on one event loop."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class _Opened:
         return not self.tools and all(closing.done() for closing in self.closing)
 
 
-_opened = PerLoop(_Opened.close)
+_opened = PerLoop(_OpenObjects.close)
 
 
 def close_at_end(tools: Sequence[Any]) -> None:
@@ -72,7 +72,7 @@ def close_at_end(tools: Sequence[Any]) -> None:
     Args:
         tools: The tools and interactions.
     """
-    _opened.get(_Opened).tools.extend(tools)
+    _opened.get(_OpenObjects).tools.extend(tools)
 
 
 def close_workers(workers: Sequence[Any]) -> None:

@@ -24,8 +24,8 @@ from uuid import uuid4
 import ray
 from ray.exceptions import RayError
 
-from verl_multiturn.calls.outages.messages import CallAdmission, KeeperAnswer, KeeperLostError, Sums, Waiting
-from verl_multiturn.calls.outages.store import OutageKeeper
+from verl_multiturn.calls.outages.messages import CallAdmission, StoreAnswer, StoreLostError, Sums, Waiting
+from verl_multiturn.calls.outages.store import OutageStore
 
 logger = logging.getLogger(__name__)
 
@@ -84,12 +84,12 @@ class SlotKeeper:
             self._changed[tool].notify_all()
 
 
-class RunKeeper(SlotKeeper, OutageKeeper):
+class RunKeeper(SlotKeeper, OutageStore):
     """The code of the actor: the slots and the breakers of a run."""
 
     def __init__(self) -> None:
         SlotKeeper.__init__(self)
-        OutageKeeper.__init__(self)
+        OutageStore.__init__(self)
 
 
 def run_keeper() -> Any:
@@ -103,26 +103,26 @@ def run_keeper() -> Any:
 
 
 class RayKeeper:
-    """`Keeper` of outages for a worker, kept by the actor of the run.
+    """`RemoteOutageStore` of outages for a worker, kept by the actor of the run.
 
     Raises:
-        KeeperLostError: The actor has died, or cannot be reached; each method raises it, too.
+        StoreLostError: The actor has died, or cannot be reached; each method raises it, too.
     """
 
     def __init__(self) -> None:
         try:
             self._actor = run_keeper()
         except (RayError, ValueError) as error:  # a ValueError: the name's old owner is just ending
-            raise KeeperLostError(str(error)) from error
+            raise StoreLostError(str(error)) from error
 
-    async def report(self, sums: Mapping[str, Sums], process: str = "") -> KeeperAnswer:
+    async def report(self, sums: Mapping[str, Sums], process: str = "") -> StoreAnswer:
         """Report calls that have ended."""
-        told: KeeperAnswer = await self._ask(self._actor.report, dict(sums), process)
+        told: StoreAnswer = await self._ask(self._actor.report, dict(sums), process)
         return told
 
-    async def changes(self, keeper: str, seen: int, process: str = "") -> KeeperAnswer:
+    async def changes(self, keeper: str, seen: int, process: str = "") -> StoreAnswer:
         """Wait for a change."""
-        told: KeeperAnswer = await self._ask(self._actor.changes, keeper, seen, process)
+        told: StoreAnswer = await self._ask(self._actor.changes, keeper, seen, process)
         return told
 
     async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> CallAdmission:
@@ -142,7 +142,7 @@ class RayKeeper:
         try:
             return await method.remote(*args)
         except RayError as error:
-            raise KeeperLostError(str(error)) from error
+            raise StoreLostError(str(error)) from error
 
 
 class RaySlots:

@@ -87,7 +87,7 @@ def run(request: str) -> bytes:
     """
     asked = _read(request)
     deadline = time.monotonic() + asked["timeout_s"]
-    output = _Kept(asked["kept"])
+    output = _Excerpt(asked["kept"])
     reading, writing = os.pipe()
     made_room = False
     unended: list[str] = []
@@ -199,7 +199,7 @@ def pack(request: str) -> bytes:
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for name in _below(folder, asked["names"]):
                 _pack_one(tar, os.path.join(folder, name), name, packed.room())
-    except _TooLargeError:
+    except _TarTooLargeError:
         return _answered({"error": "too large"})
     return _answered({}, packed.getvalue())
 
@@ -209,7 +209,7 @@ def piece(start: int) -> bytes:
     return _answer[start : start + PIECE_BYTES]
 
 
-class _TooLargeError(Exception):
+class _TarTooLargeError(Exception):
     pass
 
 
@@ -225,11 +225,11 @@ class _Bounded(io.BytesIO):
 
     def write(self, data: Any) -> int:
         if len(data) > self.room():
-            raise _TooLargeError
+            raise _TarTooLargeError
         return super().write(data)
 
 
-class _Kept:
+class _Excerpt:
     """The first and the last bytes of a stream."""
 
     def __init__(self, most: int) -> None:
@@ -261,7 +261,7 @@ class _Kept:
         del self.tail[: max(0, len(self.tail) - self._most)]
 
 
-def _wait(shell: "subprocess.Popen[bytes]", reading: int, output: _Kept, deadline: float) -> bool:
+def _wait(shell: "subprocess.Popen[bytes]", reading: int, output: _Excerpt, deadline: float) -> bool:
     """Read the output until the shell has ended, it has printed too much, or its time is up; tell whether that is so.
 
     The pipe may stay open when the shell has ended: a process that it left has it, too.
@@ -363,7 +363,7 @@ def _pack_one(tar: tarfile.TarFile, path: str, name: str, room: int) -> None:
         member.mode, member.mtime = stat.S_IMODE(found.st_mode), int(found.st_mtime)
         if stat.S_ISREG(found.st_mode):
             if found.st_size > room:
-                raise _TooLargeError
+                raise _TarTooLargeError
             with open(path, "rb") as file:
                 content = file.read(found.st_size)
             member.size = len(content)

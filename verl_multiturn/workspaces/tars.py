@@ -90,14 +90,14 @@ def read_tar(tar: bytes, *, max_entries: int = 10_000, max_bytes: int = 32 * 2**
             entries. What comes behind them is a `problem`.
         max_bytes: Largest size of all contents together. What comes behind them is a `problem`.
     """
-    return _Reader(tar, max_entries, max_bytes).read()
+    return _TarReader(tar, max_entries, max_bytes).read()
 
 
 class _BrokenError(Exception):
     pass
 
 
-class _Reader:
+class _TarReader:
     def __init__(self, tar: bytes, max_entries: int, max_bytes: int) -> None:
         self._tar = tar
         self._max_entries = max_entries

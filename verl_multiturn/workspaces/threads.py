@@ -27,12 +27,12 @@ from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.workspace import MAX_FILES_BYTES, CommandResult, Workspace, WorkspacePool, check
 
 T = TypeVar("T")
-Kept = TypeVar("Kept", bound="_Closable")
+Kept = TypeVar("Kept", bound="_ClosablePool")
 _SLICE_S = 0.2
 _CLOSE_S = 10.0
 
 
-class _Closable(Protocol):
+class _ClosablePool(Protocol):
     async def aclose(self) -> None: ...
 
 
@@ -44,7 +44,7 @@ class ThreadWorkspace:
         workspace: The workspace, `inner`.
     """
 
-    def __init__(self, keeper: _Keeper, workspace: Workspace) -> None:
+    def __init__(self, keeper: _WorkspaceThread, workspace: Workspace) -> None:
         self.keeper = keeper
         self.inner = workspace
         self._dropped = weakref.finalize(self, keeper.close_soon, workspace)
@@ -108,7 +108,7 @@ def open_workspace(settings: WorkspaceSettings | None = None) -> Iterator[Thread
         workspace.close()
 
 
-class _Keeper:
+class _WorkspaceThread:
     """The thread with the event loop, and the pools on it."""
 
     def __init__(self) -> None:
@@ -169,17 +169,17 @@ class _Keeper:
         await asyncio.gather(*(each.aclose() for each in self._kept.values()), return_exceptions=True)
 
 
-class _Kept:
+class _ThreadHolder:
     """The keeper of this process, made at its first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._keeper: _Keeper | None = None
+        self._keeper: _WorkspaceThread | None = None
 
-    def get(self) -> _Keeper:
+    def get(self) -> _WorkspaceThread:
         with self._lock:
             if self._keeper is None:
-                self._keeper = _Keeper()
+                self._keeper = _WorkspaceThread()
             return self._keeper
 
     def forget(self) -> None:
@@ -191,5 +191,5 @@ class _Kept:
         self._keeper = None
 
 
-_kept = _Kept()
+_kept = _ThreadHolder()
 os.register_at_fork(after_in_child=_kept.forget)

@@ -33,7 +33,7 @@ from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.launch import check as check_sandbox
-from verl_multiturn.sandbox.output import Output
+from verl_multiturn.sandbox.output import BoundedOutput
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.sandbox import MAX_CODE_BYTES, Sandbox
 from verl_multiturn.workspaces.driver import FLOOD_BYTES, PIECE_BYTES
@@ -157,7 +157,7 @@ class Workspace:
             header, body = await self._alone(self._fetch("run", request, limit_s))
         except WorkspaceError as error:
             return CommandResult("", stopped=str(error))
-        output = Output(self._settings.output_characters)
+        output = BoundedOutput(self._settings.output_characters)
         output.add(body)
         output.total = max(len(body), _number(header, "total"))
         text = output.take()

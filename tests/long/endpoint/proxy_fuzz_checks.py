@@ -18,7 +18,7 @@ from tests.long.endpoint.proxy_fuzz_agents import Done, Fuzzed, Known
 from tests.long.endpoint.proxy_fuzz_ids import misplaced
 from tests.long.endpoint.proxy_fuzz_model import MARK, Log, Sampled
 from tests.long.endpoint.proxy_fuzz_wire import Message, Received
-from verl_multiturn.certificate.check import Row, verify
+from verl_multiturn.certificate.check import CertificateRow, verify
 from verl_multiturn.certificate.conversations import unjoined
 from verl_multiturn.certificate.receipts import Receipt, Receipts
 from verl_multiturn.proxy.http.parsing import parse_body
@@ -148,7 +148,7 @@ class Checked:
             if first > limits.prompt_length or len(ids) - first > limits.response_length:
                 found.append(f"row {own.row} has {first} + {len(ids) - first} tokens")
             columns = [np.array(each) for each in (written.mask, written.logprobs, written.versions)]
-            checked = Row(
+            checked = CertificateRow(
                 ids[:first], ids[first:], *columns, whole=True,
                 turn_ids=np.array(written.turn_ids), sources=np.array(written.sources),
             )  # fmt: skip

@@ -22,7 +22,7 @@ from tests.long.endpoint.proxy_fuzz_agents import Fuzzed
 from tests.long.endpoint.proxy_fuzz_checks import Findings
 from tests.long.endpoint.proxy_fuzz_http import Clients
 from tests.long.endpoint.proxy_fuzz_wire import PATHS, Ask
-from verl_multiturn.cli.serve import Script, scripted_run
+from verl_multiturn.cli.serve import ScriptedModel, scripted_run
 from verl_multiturn.errors import AgentContractError
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.process_runner import ProcessRunner
@@ -135,7 +135,7 @@ async def play_strangers(seed: int, findings: Findings) -> int:
 
 async def _serve() -> None:
     """Be the endpoint that may open few files."""
-    run = scripted_run(Script([]), Limits(prompt_length=10_000, response_length=10_000))
+    run = scripted_run(ScriptedModel([]), Limits(prompt_length=10_000, response_length=10_000))
     async with ProxyServer() as server:
         access = server.open(AgentSession("s", run, {}))
         print(json.dumps({"port": int(server.address.rpartition(":")[2]), "key": access.api_key}), flush=True)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_multiturn.advantages.turns import EPSILON, Advantages, Played, of_states, of_turns
+from verl_multiturn.advantages.turns import EPSILON, Advantages, GroupMember, of_states, of_turns
 from verl_multiturn.rollout.turn import Turn
 
 GROUPS = 1000
@@ -35,13 +35,13 @@ RECORDED = [[37 / 30, 3 / 5], [-43 / 60, -2 / 5, -43 / 60]]
 GROUP_SIZE = 2
 _MOST_TURNS = 3
 
-Estimator = Callable[[Sequence[Played]], Advantages]
+Estimator = Callable[[Sequence[GroupMember]], Advantages]
 
 
 def recorded_error() -> float:
     """Return the largest difference from the numbers recorded from the published code."""
-    win = Played([Turn(0, 0.0, "s0"), Turn(1, 1.0, "s1")])
-    loss = Played([Turn(0, 0.0, "s0"), Turn(1, 0.0, "s2"), Turn(2, 0.0, "s0")])
+    win = GroupMember([Turn(0, 0.0, "s0"), Turn(1, 1.0, "s1")])
+    loss = GroupMember([Turn(0, 0.0, "s0"), Turn(1, 0.0, "s2"), Turn(2, 0.0, "s0")])
     return _largest(of_states([win, loss], 0.95, std=False, across_rows=True), RECORDED)
 
 
@@ -53,7 +53,7 @@ def random_error(groups: int = GROUPS) -> float:
         gamma, weight = rng.choice([1.0, 0.95, 0.5, 0.0]), rng.choice([0.0, 0.5, 1.0, 2.0])
         std, across_rows = rng.random() < 0.5, rng.random() < 0.5
         expected = plain_gigpo(group, gamma, weight, std, across_rows)
-        shuffled = [Played(rng.sample(played.turns, len(played.turns))) for played in group]
+        shuffled = [GroupMember(rng.sample(played.turns, len(played.turns))) for played in group]
         made = of_states(shuffled, gamma, weight, std, across_rows)
         in_order = [
             [value for _, value in sorted(zip([turn.number for turn in played.turns], own, strict=True))]
@@ -63,8 +63,8 @@ def random_error(groups: int = GROUPS) -> float:
     return worst
 
 
-def _random_conversation(rng: random.Random) -> Played:
-    return Played(
+def _random_conversation(rng: random.Random) -> GroupMember:
+    return GroupMember(
         [
             Turn(number, rng.choice([0.0, 0.0, 1.0, -0.1, rng.random()]), rng.choice(["a", "b", "c", "d", None]))
             for number in range(rng.randint(1, 6))
@@ -73,7 +73,7 @@ def _random_conversation(rng: random.Random) -> Played:
 
 
 def plain_gigpo(
-    group: Sequence[Played], gamma: float, weight: float, std: bool, across_rows: bool
+    group: Sequence[GroupMember], gamma: float, weight: float, std: bool, across_rows: bool
 ) -> list[NDArray[Any]]:
     """Compute GiGPO's advantages in arrays with a row for each turn, as the paper writes them."""
     row_conversation = np.concatenate([np.full(len(played.turns), i) for i, played in enumerate(group)])
@@ -163,7 +163,7 @@ def expected_gradient(theta: NDArray[Any], estimate: Estimator) -> NDArray[Any]:
     ]
     total = np.zeros_like(theta)
     for drawn in itertools.product(range(len(every)), repeat=GROUP_SIZE):
-        group = [Played([Turn(k, reward) for k, reward in enumerate(every[i].rewards)]) for i in drawn]
+        group = [GroupMember([Turn(k, reward) for k, reward in enumerate(every[i].rewards)]) for i in drawn]
         share = math.prod(shares[i] for i in drawn)
         for i, own in zip(drawn, estimate(group), strict=True):
             for advantage, log in zip(own, logs[i], strict=True):
@@ -171,7 +171,7 @@ def expected_gradient(theta: NDArray[Any], estimate: Estimator) -> NDArray[Any]:
     return total / GROUP_SIZE / (1 - 1 / GROUP_SIZE)
 
 
-def control(group: Sequence[Played]) -> Advantages:
+def control(group: Sequence[GroupMember]) -> Advantages:
     """Normalise the rewards of each turn number among those that reached it, and add up the turns from each on."""
     reached: dict[int, list[float]] = defaultdict(list)
     for played in group:

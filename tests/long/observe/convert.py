@@ -36,7 +36,7 @@ from verl_multiturn.observe.convert.atif import write_atif
 from verl_multiturn.observe.convert.otel import write_otel
 from verl_multiturn.observe.convert.parquet import TOKENS, write_parquet
 from verl_multiturn.observe.convert.perfetto import write_perfetto
-from verl_multiturn.observe.convert.source import Source
+from verl_multiturn.observe.convert.source import RunSource
 from verl_multiturn.observe.explain.lateness import critical_path
 from verl_multiturn.observe.spans import spans_of
 from verl_multiturn.records.read.records import Records
@@ -132,7 +132,7 @@ def _write(folder: Path) -> None:
 
 def _examined(folder: Path, out: Path, pythons: Mapping[str, str | None]) -> dict[str, Any]:
     records = Records(folder)
-    source = Source(records)
+    source = RunSource(records)
     count = write_parquet(source, out / "transcripts")
     write_atif(source, out / "atif")
     write_otel(source, out / "traces.jsonl")

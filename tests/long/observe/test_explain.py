@@ -71,7 +71,7 @@ def test_synthetic_records_have_the_form_of_records() -> None:
         for step in run.steps():
             schema.StepLine.model_validate(step)
         for line in run.lines():
-            schema.Line.model_validate(line)
+            schema.ConversationLine.model_validate(line)
 
 
 @pytest.mark.long

@@ -3,9 +3,9 @@
     python -m benchmarks.bfcl [--short]
 
 Each of the 800 dialogues is played in six ways (`PLAYS`): the gold calls; nothing; one gold call left out, moved to
-another turn, or made twice; one with other arguments. Our `Episode` judges every turn. Beside it the calls are written
-as text for the package's own executor, and the package's functions judge the same turns, each by itself, and the whole
-dialogue. The package evaluates its gold calls and these as Python, which is right here: no model wrote them.
+another turn, or made twice; one with other arguments. Our `DialogueEpisode` scores every turn. Beside it the calls are
+written as text for the package's own executor, and the package's functions score the same turns, each by itself, and
+the whole dialogue. The package evaluates its gold calls and these as Python, which is right here: no model wrote them.
 
 The last line is one JSON object:
 
@@ -30,11 +30,11 @@ from typing import Any
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils as utils
 
-from verl_multiturn.task_sets.bfcl.episode import Episode
-from verl_multiturn.task_sets.bfcl.package import CATEGORIES, Call, Dialogue, dialogues
+from verl_multiturn.task_sets.bfcl.episode import DialogueEpisode
+from verl_multiturn.task_sets.bfcl.package import CATEGORIES, Dialogue, WorldCall, dialogues
 
 PLAYS = ("gold", "silent", "left out", "moved", "doubled", "other arguments")
-Turns = list[list[Call]]
+Turns = list[list[WorldCall]]
 
 
 def gold_turns(dialogue: Dialogue) -> Turns:
@@ -72,7 +72,7 @@ def play(turns: Turns, way: str, rng: random.Random) -> Turns:
     elif way == "other arguments":
         name = rng.choice(sorted(call.arguments)) if call.arguments else ""
         changed = {name: other(call.arguments[name], rng)} if name else {"missing": 1}
-        made[turn][index] = Call(call.name, {**call.arguments, **changed})
+        made[turn][index] = WorldCall(call.name, {**call.arguments, **changed})
     else:
         del made[turn][index]
         if way == "moved":
@@ -81,9 +81,9 @@ def play(turns: Turns, way: str, rng: random.Random) -> Turns:
     return made
 
 
-def ours(dialogue: Dialogue, turns: Turns) -> Episode:
+def ours(dialogue: Dialogue, turns: Turns) -> DialogueEpisode:
     """Play a dialogue here."""
-    episode = Episode(dialogue)
+    episode = DialogueEpisode(dialogue)
     for calls in turns:
         for call in calls:
             episode.call(call.name, call.arguments)
@@ -91,7 +91,7 @@ def ours(dialogue: Dialogue, turns: Turns) -> Episode:
     return episode
 
 
-def written(call: Call) -> str:
+def written(call: WorldCall) -> str:
     """Return a call as the package reads it."""
     return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
 

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from tests.support.samples import Corrupted, Sample
-from verl_multiturn.certificate.check import Row, Violation
+from verl_multiturn.certificate.check import CertificateRow, Violation
 from verl_multiturn.certificate.conversations import MembershipNote, gaps, repeated
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.certificate.columns import RECEIPTS, VERSIONS
-from verl_multiturn.verl_bridge.certificate.part import KnownRow, RowVerdict, Rules, check_row, violations_of
+from verl_multiturn.verl_bridge.certificate.part import RowVerdict, Rules, TrainerRow, check_row, violations_of
 
 
-def fields_of(row: Row, receipts: Receipts) -> dict[str, Any]:
+def fields_of(row: CertificateRow, receipts: Receipts) -> dict[str, Any]:
     """Return a row's columns under verl's names, as the certificate fetches them."""
     ids = np.concatenate([row.prompt_ids, row.response_ids])
     return {
@@ -41,10 +41,10 @@ def fields_of(row: Row, receipts: Receipts) -> dict[str, Any]:
     }
 
 
-def verdict_of(row: Row, receipts: Receipts, bypass: bool = False) -> RowVerdict:
+def verdict_of(row: CertificateRow, receipts: Receipts, bypass: bool = False) -> RowVerdict:
     """Return the verdict of a part with this row alone."""
     rules = Rules(list(row.loss_inputs), True, False, bypass, False)
-    known = KnownRow(RowKey.parse(row.key or ""), row.min_version, row.max_version, row.padding, False, False)
+    known = TrainerRow(RowKey.parse(row.key or ""), row.min_version, row.max_version, row.padding, False, False)
     fields = fields_of(row, receipts)
     verdict: RowVerdict = pickle.loads(pickle.dumps(check_row(known, fields, rules)))
     return verdict

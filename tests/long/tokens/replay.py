@@ -29,7 +29,7 @@ from verl.utils.tokenizer import hf_processor
 from tests.integration.vision_models import save_processor
 from tests.long.tokens.replay_changes import CHANGES, finds
 from tests.long.tokens.replay_worlds import World, all_conversations, images, one_chat_each, programs
-from verl_multiturn.replay.calls import Difference
+from verl_multiturn.replay.calls import ReplayDifference
 from verl_multiturn.verl_bridge.offline.replay.command import shown
 
 
@@ -48,7 +48,7 @@ async def make_worlds(families: Sequence[str], count: int, folder: Path) -> list
     return worlds
 
 
-async def differing(worlds: Sequence[World]) -> dict[str, Sequence[Difference]]:
+async def differing(worlds: Sequence[World]) -> dict[str, Sequence[ReplayDifference]]:
     """Make everything again; return the differences of each conversation that has some."""
     found = {}
     for world in worlds:

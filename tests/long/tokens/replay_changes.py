@@ -21,7 +21,7 @@ from verl_multiturn.interactions.running import session as users
 from verl_multiturn.proxy.sessions import session as sessions
 from verl_multiturn.proxy.sessions.forest import Forest
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
-from verl_multiturn.replay.calls import Difference
+from verl_multiturn.replay.calls import ReplayDifference
 from verl_multiturn.rollout import context as contexts
 from verl_multiturn.rollout import conversation as conversations
 from verl_multiturn.rollout.limits import Limits, StopReason
@@ -200,7 +200,7 @@ CHANGES: dict[str, Change] = {
 """Changes by name."""
 
 
-def finds(change: Change, found: Mapping[str, Sequence[Difference]]) -> Difference | None:
+def finds(change: Change, found: Mapping[str, Sequence[ReplayDifference]]) -> ReplayDifference | None:
     """Return the first difference that names a change as it has to be named."""
     firsts = [next((each for each in differences), None) for differences in found.values()]
     for first in firsts:

@@ -30,15 +30,15 @@ from tests.support.session_play import PlayedChat
 from tests.support.template_play import calling_turn
 from verl_multiturn import Reply, ScriptedEngine, ToolResponse, ToolSchema
 from verl_multiturn.chat.template import SCHEMA, TOOL
-from verl_multiturn.replay.engine import Stage
+from verl_multiturn.replay.engine import ReplayEngine
 from verl_multiturn.rollout.life import Life
 from verl_multiturn.verl_bridge.loops import runner as runners
 from verl_multiturn.verl_bridge.loops.runner import Runner, build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.model.processors import image_reader
-from verl_multiturn.verl_bridge.offline.replay.conversations import Played, Replay
+from verl_multiturn.verl_bridge.offline.replay.conversations import Replay, ReplayResult
 
-Play = Callable[[Mapping[str, Any]], Awaitable[Played]]
+Play = Callable[[Mapping[str, Any]], Awaitable[ReplayResult]]
 
 MORE: dict[str, dict[str, Any]] = {
     "window": {f"{OURS}.context": {"mode": "window", "turns": 1}},
@@ -206,11 +206,11 @@ async def programs(count: int) -> World:
     records = [await program(name, run, template, random.Random(name)) for name in PROGRAMS]
     chat = PlayedChat(template.tokenizer, template.codec, template.parser, template.end_ids, SAID, ASKED)
     records += [await drawn(chat, run, template, f"replay {seed}") for seed in range(count)]
-    stage = Stage()
+    stage = ReplayEngine()
     run = with_engine(run, stage, template)
 
-    async def play(record: Mapping[str, Any]) -> Played:
-        return Played(str(record["request_id"]), await replayed(dict(record), run, stage))
+    async def play(record: Mapping[str, Any]) -> ReplayResult:
+        return ReplayResult(str(record["request_id"]), await replayed(dict(record), run, stage))
 
     return World("sessions", records, play)
 

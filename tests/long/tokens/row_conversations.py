@@ -19,9 +19,9 @@ from dataclasses import replace
 import numpy as np
 
 from tests.support.samples import Sample, changed, rebuilt, sample_of_columns
-from verl_multiturn.certificate.check import Row, Violation, verify
+from verl_multiturn.certificate.check import CertificateRow, Violation, verify
 from verl_multiturn.certificate.conversations import gaps, repeated, shared, unjoined
-from verl_multiturn.certificate.receipts import CAUSES, Place, Receipt, ReceiptingEngine, Receipts
+from verl_multiturn.certificate.receipts import CAUSES, GenerationPlace, Receipt, ReceiptingEngine, Receipts
 from verl_multiturn.rollout.engines.protocol import Ask, Generation
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.rows.keys import RowKey
@@ -121,7 +121,7 @@ def _called(sample: Sample, index: int, **receipts: object) -> Sample:
     return Sample(replace(sample.row, uid=own.uid, key=f"{own.uid}_{own.session_id}_{index}"), own)
 
 
-def _relisted(rows: Rows, places: list[Place]) -> None:
+def _relisted(rows: Rows, places: list[GenerationPlace]) -> None:
     rows[:] = [Sample(each.row, replace(each.receipts, places=places)) for each in rows]
 
 
@@ -217,7 +217,7 @@ def row_cut_in_two(rows: Rows, other: Rows, rng: random.Random) -> str | None:
 def trained_generation_listed_with_a_cause(rows: Rows, other: Rows, rng: random.Random) -> str | None:
     """List a generation that is in a row with a cause."""
     places, number = rows[0].receipts.ledger, rng.choice(_in_rows(rows))
-    places[number] = Place(places[number].digest, rng.choice(CAUSES))
+    places[number] = GenerationPlace(places[number].digest, rng.choice(CAUSES))
     _relisted(rows, places)
     return f"(rows {name_of(rows)}_*)"
 
@@ -227,7 +227,7 @@ def left_out_generation_listed_with_a_row(rows: Rows, other: Rows, rng: random.R
     if not (numbers := _with_a_cause(rows)):
         return None
     places, number = rows[0].receipts.ledger, rng.choice(numbers)
-    places[number] = Place(places[number].digest, rng.randrange(len(rows)))
+    places[number] = GenerationPlace(places[number].digest, rng.randrange(len(rows)))
     _relisted(rows, places)
     return f"(rows {name_of(rows)}_*)"
 
@@ -236,7 +236,7 @@ def generation_listed_with_another_row(rows: Rows, other: Rows, rng: random.Rand
     """List a generation with another row than the one it is in."""
     places, number = rows[0].receipts.ledger, rng.choice(_in_rows(rows))
     digest, where = places[number]
-    places[number] = Place(digest, rng.choice([index for index in range(len(rows)) if index != where]))
+    places[number] = GenerationPlace(digest, rng.choice([index for index in range(len(rows)) if index != where]))
     _relisted(rows, places)
     return f"(rows {name_of(rows)}_*)"
 
@@ -254,7 +254,7 @@ def unknown_cause(rows: Rows, other: Rows, rng: random.Random) -> str | None:
     if not (numbers := _with_a_cause(rows)):
         return None
     places, number = rows[0].receipts.ledger, rng.choice(numbers)
-    places[number] = Place(places[number].digest, "mislaid")
+    places[number] = GenerationPlace(places[number].digest, "mislaid")
     _relisted(rows, places)
     return f"(rows {name_of(rows)}_*)"
 
@@ -324,7 +324,7 @@ def _cut(sample: Sample, generations: list[Receipt]) -> Sample:
 
 def _response(
     sample: Sample, prompt: np.ndarray, start: int, end: int, generations: list[Receipt] | None = None
-) -> Row:
+) -> CertificateRow:
     row = sample.row
     assert row.logprobs is not None
     assert row.versions is not None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.samples import Corrupted, Sample, at, changed, padding_row, rebuilt, with_input
-from verl_multiturn.certificate.check import Row
+from verl_multiturn.certificate.check import CertificateRow
 from verl_multiturn.certificate.receipts import Receipts
 
 
@@ -129,7 +129,7 @@ def invalid_row_with_another_id(s: Sample, other: Sample, rng: random.Random) ->
     return at(replace(s, receipts=replace(s.receipts, invalid=True)), row, token)
 
 
-def _unsampled(s: Sample) -> Row:
+def _unsampled(s: Sample) -> CertificateRow:
     count = len(s.row.response_ids)
     nothing = np.zeros(count, int)
     row = rebuilt(s.row.prompt_ids, s.row.response_ids, nothing, np.zeros(count, np.float32), np.full(count, -1))

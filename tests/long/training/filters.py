@@ -42,7 +42,7 @@ from tests.long.tokens.masked_gradient import AGGREGATIONS, Batch, make_batch
 from tests.long.training.filters_world import World, play, play_killed
 from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.settings import PROPORTIONAL
-from verl_multiturn.verl_bridge.trainer.rows.skipped_rows import TAUGHT, TRAINED, SparedRows, thin
+from verl_multiturn.verl_bridge.trainer.rows.skipped_rows import TAUGHT, TRAINED, SkippedRows, thin
 
 FILTERS = ("off", "skip", "refill", "difficulty")
 FROM_STEP = 8
@@ -146,7 +146,7 @@ def gradients(draws: int) -> float:
             for aggregation in AGGREGATIONS:
                 actor = {"policy_loss": {"loss_mode": name}, "loss_agg_mode": aggregation}
                 config = {"algorithm": {}, "actor_rollout_ref": {"actor": actor, "rollout": {"n": 2}}}
-                spared = SparedRows(OmegaConf.create(config))
+                spared = SkippedRows(OmegaConf.create(config))
                 with mock.patch.object(row_store, "transfer_queue", columns):
                     (factor,) = spared._factors([str(i) for i in range(rows)], thinned, "train", rows, 1)
                 part = {key: column[kept] for key, column in batch.items()}

@@ -30,7 +30,7 @@ from benchmarks.quickstart_runs import ROOT, start
 from verl_multiturn.certificate.check import SAMPLED
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.observe.metric_files import read_metrics
-from verl_multiturn.records.read.learning import Choice, Selection, check, choose
+from verl_multiturn.records.read.learning import Selection, SelectionRule, check, choose
 from verl_multiturn.records.read.records import read_records
 
 sys.path.insert(0, str(ROOT / "recipes" / "from_records"))
@@ -65,7 +65,7 @@ def trained(out: Path, seed: int, *words: str) -> Path:
 
 def step(run: Path, out: Path, seed: int) -> dict[str, Any]:
     """Repeat step 1 of a run from its records."""
-    selection = choose([run], Choice(group=GROUP))
+    selection = choose([run], SelectionRule(group=GROUP))
     groups = tuple(group for group in selection.groups if group[0].step == 1)
     rows, lines = rl_rows(Selection(groups, selection.left_out, selection.faults))
     write(out / "rows", rows, lines)

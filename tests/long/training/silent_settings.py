@@ -190,13 +190,13 @@ def recipes_with_a_message(short: bool) -> Iterator[str]:
 def silent_of(config: Any) -> str:
     """Return what is told of a configuration's silent settings; empty when there are none."""
     from verl_multiturn.verl_bridge.startup.refusals.silent_settings import SILENT, applies
-    from verl_multiturn.verl_bridge.startup.table import Row
+    from verl_multiturn.verl_bridge.startup.table import RefusalRow
     from verl_multiturn.verl_bridge.startup.view import RunView
 
     if "use_v1" not in config.trainer:
         return ""  # a trainer for SFT, whose settings the start-up check does not look at
     run = RunView(config)
-    rows = [row for row in SILENT if isinstance(row, Row)] if applies(run) else []
+    rows = [row for row in SILENT if isinstance(row, RefusalRow)] if applies(run) else []
     return "; ".join(filter(None, (row.message(run) for row in rows)))
 
 

@@ -30,9 +30,9 @@ from verl_multiturn.calls.limits import CallLimits, OutageLimits, outage_rules, 
 from verl_multiturn.calls.outages.breaker import Outage
 from verl_multiturn.calls.outages.causes import Timeouts, agents_cause, cause_of, next_try_s, retry_after_s, status_kind
 from verl_multiturn.calls.outages.guarded_call import GuardedCall
-from verl_multiturn.calls.outages.messages import KeeperLostError, OutageState, Sums
+from verl_multiturn.calls.outages.messages import OutageState, StoreLostError, Sums
 from verl_multiturn.calls.outages.process import REPORT_S, OutageEndError, Outages, Watch
-from verl_multiturn.calls.outages.store import OutageKeeper
+from verl_multiturn.calls.outages.store import OutageStore
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.clients.chat_endpoint import EndpointError
@@ -195,7 +195,7 @@ def test_the_next_try_is_read_from_the_errors_of_all_clients() -> None:
 
 
 async def test_the_next_probe_follows_when_the_service_says() -> None:
-    keeper = OutageKeeper()
+    keeper = OutageStore()
     outages = [Outage(each, 0) for each in "abababab"]
     await keeper.report({"tool a": Sums(outages=outages, next_try_s=30.0), "tool b": Sums(outages=outages)})
     now = asyncio.get_running_loop().time()
@@ -295,7 +295,7 @@ class Service:
         return "fine"
 
 
-def process(keeper: OutageKeeper | None = None, **settings: Any) -> Watch:
+def process(keeper: OutageStore | None = None, **settings: Any) -> Watch:
     """Return the watch of a process, over a service whose lateness is an outage."""
     skip_waits()
     connect = None if keeper is None else lambda: keeper
@@ -378,8 +378,8 @@ async def test_all_whose_outage_belongs_to_the_evidence_are_judged() -> None:
     assert all(watch.outages.is_judged(each) for each in first)
 
 
-async def _itself(keeper: Any) -> OutageKeeper:
-    assert isinstance(keeper, OutageKeeper)
+async def _itself(keeper: Any) -> OutageStore:
+    assert isinstance(keeper, OutageStore)
     return keeper
 
 
@@ -399,7 +399,7 @@ async def test_the_last_calls_of_a_step_are_touched_until_one_is_answered() -> N
 
 
 async def test_two_processes_that_report_at_once_open_it_once_and_both_know() -> None:
-    service, keeper = Service(), OutageKeeper()
+    service, keeper = Service(), OutageStore()
     one, two = process(keeper), process(keeper)
     service.is_up = False
     said = await asyncio.gather(
@@ -420,7 +420,7 @@ async def test_two_processes_that_report_at_once_open_it_once_and_both_know() ->
 
 
 async def test_processes_take_turns_with_probes() -> None:
-    service, keeper = Service(), OutageKeeper()
+    service, keeper = Service(), OutageStore()
     one, two = process(keeper), process(keeper)
     await break_it(one, service)
     await two.admit()
@@ -476,7 +476,7 @@ async def test_a_probe_that_hangs_lets_the_others_wait_and_no_longer() -> None:
 
 
 async def test_a_probe_whose_process_has_died_counts_as_failed_when_its_lease_is_over() -> None:
-    service, keeper = Service(), OutageKeeper()
+    service, keeper = Service(), OutageStore()
     await break_it(process(keeper), service)
     assert (await keeper.enter(NAME, "of a dead process", "call", 100)).why == "probe"
     next_one = asyncio.create_task(keeper.enter(NAME, "next", "call", 100))
@@ -557,7 +557,7 @@ async def test_flapping_every_five_seconds_leaves_no_conversation_behind_untold(
 class Mortal:
     """Reaches a keeper that can die, as an actor can."""
 
-    def __init__(self, make: Callable[[], OutageKeeper]) -> None:
+    def __init__(self, make: Callable[[], OutageStore]) -> None:
         self._make = make
         self.keeper = make()
         self.is_reachable = True
@@ -565,7 +565,7 @@ class Mortal:
 
     def connect(self) -> Any:
         if not self.is_reachable:
-            raise KeeperLostError("no keeper")
+            raise StoreLostError("no keeper")
         return self
 
     def die(self) -> None:
@@ -576,13 +576,13 @@ class Mortal:
     def __getattr__(self, method: str) -> Any:
         async def ask(*args: Any) -> Any:
             if not self.is_reachable:
-                raise KeeperLostError("no keeper")
+                raise StoreLostError("no keeper")
             asked = asyncio.ensure_future(getattr(self.keeper, method)(*args))
             self._pending.add(asked)
             try:
                 await asyncio.wait({asked})
                 if asked.cancelled():
-                    raise KeeperLostError("it died")
+                    raise StoreLostError("it died")
                 return asked.result()
             finally:
                 self._pending.discard(asked)
@@ -593,7 +593,7 @@ class Mortal:
 
 async def test_a_new_keeper_is_told_what_the_old_one_knew() -> None:
     skip_waits()
-    service, mortal = Service(), Mortal(OutageKeeper)
+    service, mortal = Service(), Mortal(OutageStore)
     watch = Outages(OutageSettings(), mortal.connect).of(NAME, OutageLimits(), 100)
     assert watch is not None
     await break_it(watch, service)
@@ -618,7 +618,7 @@ async def test_a_keeper_that_cannot_be_reached_ends_conversations_that_meet_an_o
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def connect() -> Any:
-        raise KeeperLostError("no actor")
+        raise StoreLostError("no actor")
 
     skip_waits()
     service = Service()
@@ -631,7 +631,7 @@ async def test_a_keeper_that_cannot_be_reached_ends_conversations_that_meet_an_o
 
 
 async def test_healthy_calls_are_reported_in_sums() -> None:
-    class Counting(OutageKeeper):
+    class Counting(OutageStore):
         reports = 0
 
         async def report(self, sums: Any, process: str = "") -> Any:
@@ -841,7 +841,7 @@ async def test_a_row_that_no_tool_can_begin_with_is_no_outage() -> None:
 @pytest.mark.parametrize("probes", [False, True])
 async def test_calls_of_a_process_that_died_are_no_probes(probes: bool) -> None:
     skip_waits()
-    keeper = OutageKeeper()
+    keeper = OutageStore()
     await keeper.report({NAME: Sums(outages=[Outage(f"c{each}", 0) for each in range(8)])})
     # An actor runs on what a dead worker has asked.
     dead = [asyncio.create_task(keeper.enter(NAME, f"dead{each}", "call", 240, "dead")) for each in range(8)]
@@ -860,7 +860,7 @@ async def test_calls_of_a_process_that_died_are_no_probes(probes: bool) -> None:
 
 
 async def test_a_process_that_was_only_busy_enters_again() -> None:
-    service, keeper = Service(), OutageKeeper()
+    service, keeper = Service(), OutageStore()
     watch = process(keeper)
     await break_it(watch, service)
     waiting = [asyncio.create_task(call(watch, f"c{each}", service.answer, repeat=True)) for each in range(5)]
@@ -924,7 +924,7 @@ async def test_where_few_conversations_call_it_more_and_more_come_in() -> None:
 
 async def test_changes_are_told_the_oldest_first() -> None:
     skip_waits()
-    keeper = OutageKeeper()
+    keeper = OutageStore()
     await keeper.report({NAME: Sums(outages=[Outage(f"c{each}", 0) for each in range(8)])})
     await keeper.report({NAME: Sums(outages=[Outage("late", 0)])})
     told = await keeper.changes("", 0)
@@ -934,7 +934,7 @@ async def test_changes_are_told_the_oldest_first() -> None:
 @pytest.mark.parametrize("processes", [1, 8])
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.2])
 async def test_failures_that_come_before_the_answers_open_nothing(processes: int, share: float) -> None:
-    keeper, chance = OutageKeeper(), random.Random(processes)
+    keeper, chance = OutageStore(), random.Random(processes)
     watches = [process(keeper) for _ in range(processes)]
 
     async def answer(_: str) -> str:
@@ -957,7 +957,7 @@ async def test_failures_that_come_before_the_answers_open_nothing(processes: int
 
 @pytest.mark.parametrize("after_s", [0.01, 60.0])
 async def test_where_all_of_a_burst_fail_it_opens_at_once(after_s: float) -> None:
-    keeper = OutageKeeper()
+    keeper = OutageStore()
     watches = [process(keeper) for _ in range(8)]
 
     async def answer(_: str) -> str:
@@ -1050,7 +1050,7 @@ async def test_a_conversation_that_met_nothing_but_outages_is_lost() -> None:
 
 
 def test_each_loop_has_one_poll() -> None:
-    keeper = OutageKeeper()
+    keeper = OutageStore()
     outages = Outages(OutageSettings(), lambda: keeper)
     loops = [asyncio.new_event_loop() for _ in range(2)]
 

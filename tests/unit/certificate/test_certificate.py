@@ -16,7 +16,7 @@ from tests.conftest import ROOT, CharBuilder, CharTokenizer, EchoTool
 from tests.long.tokens.corruptions import CORRUPTIONS
 from tests.support.samples import Sample, padding_row, rebuilt, sample_of_record
 from verl_multiturn import CertificateError, Conversation, Generation, Limits, Request, ScriptedEngine, StopReason
-from verl_multiturn.certificate.check import Row, verify
+from verl_multiturn.certificate.check import CertificateRow, verify
 from verl_multiturn.certificate.conversations import repeated, shared
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
 from verl_multiturn.chat.codec import ChatCodec
@@ -425,5 +425,5 @@ async def test_a_record_without_receipts() -> None:
 
 def test_a_row_of_several_position_axes_is_a_violation() -> None:
     sample = literal()
-    row: Row = replace(sample.row, position_ids=np.zeros((3, 16), int))
+    row: CertificateRow = replace(sample.row, position_ids=np.zeros((3, 16), int))
     assert "position_ids column has shape [3, 16]" in str(verify(row, sample.receipts)[0])

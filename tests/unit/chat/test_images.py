@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from verl_multiturn import Ask, ConfigError, EngineError, ScriptedEngine, ToolContractError
-from verl_multiturn.certificate.check import Row, verify
+from verl_multiturn.certificate.check import CertificateRow, verify
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.chat.images import (
     CANNOT_BE_SHOWN,
@@ -131,7 +131,7 @@ async def test_positions_of_a_row_with_an_image() -> None:
     )
 
     def found(positions: Any) -> list[str]:
-        row = Row(np.array(prompt), np.array([5, 6, 7]), np.ones(3), None, None, position_ids=positions)
+        row = CertificateRow(np.array(prompt), np.array([5, 6, 7]), np.ones(3), None, None, position_ids=positions)
         return [violation.what for violation in verify(row, receipts)]
 
     assert found(positions) == []

@@ -9,7 +9,7 @@ from verl_multiturn.chat.parsing.arguments import read_arguments
 from verl_multiturn.chat.parsing.formats import FORMATS, make_call_parser
 from verl_multiturn.chat.parsing.harmony import HarmonyParser
 from verl_multiturn.chat.parsing.json_calls import JsonParser
-from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, THINK, Reasoning
+from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, THINK, ReasoningFinder
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, ToolCall
 
 
@@ -104,8 +104,8 @@ async def test_a_call_inside_the_reasoning_is_not_executed(text: str, opened: st
 
 
 def test_reasoning_and_the_rest_are_the_whole_text() -> None:
-    assert Reasoning().split("a<think>b</think>c<think>d") == ("<think>b</think><think>d", "ac")
-    assert Reasoning().split("b</think>c", "<think>") == ("<think>b</think>", "c")
+    assert ReasoningFinder().split("a<think>b</think>c<think>d") == ("<think>b</think><think>d", "ac")
+    assert ReasoningFinder().split("b</think>c", "<think>") == ("<think>b</think>", "c")
 
 
 HEADER = "<|im_end|>\n<|im_start|>assistant\n"
@@ -129,7 +129,7 @@ HEADER = "<|im_end|>\n<|im_start|>assistant\n"
     ],
 )
 async def test_only_the_end_of_the_prompt_opens_the_reasoning(before: str, opened: str | None) -> None:
-    assert Reasoning(REASONING_MARKS).opened_by(before) == opened
+    assert ReasoningFinder(REASONING_MARKS).opened_by(before) == opened
     tokenizer = CharTokenizer()
     parser = JsonParser(tokenizer, [tokenizer.eos_token_id], marks=REASONING_MARKS)
     turn = await parser.parse(tokenizer.turn(CALL), [], 0, tokenizer.encode(before))

@@ -7,20 +7,20 @@ import pytest
 
 from tests.conftest import CharTokenizer
 from verl_multiturn.chat.parsing.formats import make_call_parser
-from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, Reasoning
+from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, ReasoningFinder
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, ToolCall
 
 
 def test_the_reasoning_that_a_text_begins_with() -> None:
-    after = Reasoning().after
+    after = ReasoningFinder().after
     assert after("xy") == "xy"
     assert after(" \n<think>a</think> <think>b</think>c <think>d</think>") == "c <think>d</think>"
     assert after("a<think>b</think>c") == "a<think>b</think>c"
     assert after("a</think>b", "<think>") == "b"
     assert after("</think>b", "<think>") == "b"
     assert after("<think>never ended") == ""
-    assert Reasoning().split("</think>b", "<think>") == ("<think></think>", "b")
-    marks = Reasoning(REASONING_MARKS)
+    assert ReasoningFinder().split("</think>b", "<think>") == ("<think></think>", "b")
+    marks = ReasoningFinder(REASONING_MARKS)
     assert marks.after("<think>[THINK]a[/THINK]</think>[THINK]b[/THINK]c") == "c"
 
 

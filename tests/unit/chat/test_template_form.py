@@ -11,11 +11,11 @@ from tests.support.families import family
 from tests.support.template_builder import TemplateBuilder, prompt_codec
 from verl_multiturn import ConfigError
 from verl_multiturn.chat.codec import ChatCodec
-from verl_multiturn.chat.first_prompts import Check, FirstPrompts
+from verl_multiturn.chat.first_prompts import FirstPrompts, RequiredPart
 from verl_multiturn.chat.message_forms import said_is_shown
 from verl_multiturn.chat.messages import read_messages
 from verl_multiturn.chat.template_form import MessageError
-from verl_multiturn.chat.template_rules import Verdict
+from verl_multiturn.chat.template_rules import RuleEffect
 from verl_multiturn.runs.data import make_row, write_rows
 
 NAMES = ["quickstart", "qwen2.5", "qwen3", "qwen3.5-think", "llama3.1", "deepseek-v3", "gemma3", "gpt-oss", "mistral"]
@@ -36,7 +36,7 @@ def codec_of(name: str) -> ChatCodec:
     return prompt_codec(name)
 
 
-def shown(name: str, messages: Any, *tools: Any, check: Check = Check.ALL) -> str:
+def shown(name: str, messages: Any, *tools: Any, check: RequiredPart = RequiredPart.ALL) -> str:
     """Return a row's first prompt as text."""
     codec = codec_of(name)
     trusted = codec.trusted(read_messages(messages, "row 0"))
@@ -164,10 +164,10 @@ def test_tools_that_a_template_does_not_show_are_named_by_a_message() -> None:
 
 def test_what_the_model_wrote_may_be_shortened_by_its_template() -> None:
     messages = history({"city": "Paris"}, content="said7")
-    assert "said7" not in shown("llama3.1", messages, check=Check.OTHERS)
+    assert "said7" not in shown("llama3.1", messages, check=RequiredPart.OTHERS)
     lost = FirstPrompts(lambda messages, schemas: "", None)
     with pytest.raises(MessageError, match=r"message 0 \(user\)"):
-        lost.check([{"role": "user", "content": "lost7"}], [], Check.OTHERS)
+        lost.check([{"role": "user", "content": "lost7"}], [], RequiredPart.OTHERS)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_what_the_model_wrote_may_be_shortened_by_its_template() -> None:
 )
 def test_the_check_of_a_template_names_the_forms_that_it_does_not_take(name: str, refused: str) -> None:
     rule = said_is_shown(codec_of(name), family(name).tokenizer, tools=True)
-    assert rule.verdict is (Verdict.KNOWN if refused else Verdict.KEPT)
+    assert rule.verdict is (RuleEffect.KNOWN if refused else RuleEffect.KEPT)
     assert rule.found == (f"not taken, and refused where a row has it: {refused}" if refused else "")
 
 
@@ -190,7 +190,7 @@ def test_the_check_of_a_template_finds_what_is_lost_and_a_first_token_that_is_mi
     codec, tokenizer = codec_of("quickstart"), family("quickstart").tokenizer
 
     class Lost(ChatCodec):
-        def initial(self, messages: Any, schemas: Any, check: Check = Check.ALL) -> list[int]:
+        def initial(self, messages: Any, schemas: Any, check: RequiredPart = RequiredPart.ALL) -> list[int]:
             return super().initial([message for message in messages if message["role"] != "system"], schemas, check)
 
     class Adds:
@@ -205,11 +205,11 @@ def test_the_check_of_a_template_finds_what_is_lost_and_a_first_token_that_is_mi
     lost = Lost(codec._builder, tokenizer=tokenizer, write=TemplateBuilder(tokenizer).write)
     found = said_is_shown(lost, tokenizer, tools=False)
     assert (found.verdict, found.found) == (
-        Verdict.REFUSED,
+        RuleEffect.REFUSED,
         "a system message: 'sysq7' is not in the prompt, and nothing says so",
     )
     found = said_is_shown(codec, Adds(), tools=False)
-    assert found.verdict is Verdict.REFUSED
+    assert found.verdict is RuleEffect.REFUSED
     assert "the tokenizer begins a text with" in found.found
 
 

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.evaluation.plan import Asked, DataRow, Plan, Progress, begin, end, numbered, only_source
+from verl_multiturn.evaluation.plan import (
+    DataRow,
+    EvaluationProgress,
+    Plan,
+    SampleId,
+    begin,
+    end,
+    numbered,
+    only_source,
+)
 
 ROWS = (DataRow(0, "aa", "sums", 0), DataRow(1, "bb", "words", 1), DataRow(4, "cc", "sums", 2))
 TOLD: dict[str, Any] = {
@@ -19,9 +28,9 @@ TOLD: dict[str, Any] = {
 
 def test_what_is_left_is_what_is_not_done_in_the_rows_order() -> None:
     plan = Plan(ROWS, 2)
-    left = plan.left({Asked(0, 1), Asked(4, 0), Asked(3, 0)})
+    left = plan.left({SampleId(0, 1), SampleId(4, 0), SampleId(3, 0)})
     assert [(row.number, sample) for row, sample in left] == [(0, 0), (1, 0), (1, 1), (4, 1)]
-    assert Asked(4, 1).name == "4-1"
+    assert SampleId(4, 1).name == "4-1"
 
 
 def test_rows_are_numbered_as_in_their_file() -> None:
@@ -44,9 +53,9 @@ def test_other_rows_have_another_digest() -> None:
 
 
 def test_progress_shows_no_score() -> None:
-    progress = Progress(Plan(ROWS, 2), {Asked(1, 0): 1.0, Asked(1, 1): 1.0, Asked(0, 0): 0.0})
+    progress = EvaluationProgress(Plan(ROWS, 2), {SampleId(1, 0): 1.0, SampleId(1, 1): 1.0, SampleId(0, 0): 0.0})
     assert progress.line() == "rows 1 of 3 whole, 3 of 6 conversations"
-    progress.scores[Asked(0, 1)] = 1.0
+    progress.scores[SampleId(0, 1)] = 1.0
     progress.invalid, progress.failed = 3, 1
     text = "rows 2 of 3 whole, 4 of 6 conversations, 3 invalid, 1 failed"
     assert progress.line() == text

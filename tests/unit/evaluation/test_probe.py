@@ -9,8 +9,8 @@ from rich.console import Console
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.paths import Paths
-from verl_multiturn.evaluation.probe import Verdict, probe, probe_summary, probe_table
-from verl_multiturn.evaluation.results import EvaluatedRow, Evaluation, Results, Sample, Weights
+from verl_multiturn.evaluation.probe import ProbeAdvice, probe, probe_summary, probe_table
+from verl_multiturn.evaluation.results import EvaluatedRow, EvaluatedSample, EvaluatedWeights, Evaluation, Results
 
 OFFERED = ("calculator",)
 CALLED, NOT, BAD = Paths(OFFERED, OFFERED), Paths(OFFERED), Paths(OFFERED, malformed=True)
@@ -29,12 +29,14 @@ def results(groups: Sequence[Sequence[Said]], stop: str = "finished") -> Results
         )
         for number, group in enumerate(groups)
     )
-    told = Evaluation(recipe="q", model=Weights(path="m", hash="1dd3"), samples=len(groups[0]), rows=len(rows))
+    told = Evaluation(recipe="q", model=EvaluatedWeights(path="m", hash="1dd3"), samples=len(groups[0]), rows=len(rows))
     return Results(Path("eval"), told, rows, rows, ())
 
 
-def _sample(row: int, number: int, score: float, paths: Paths, stop: str) -> Sample:
-    return Sample(f"{row}-{number}", row, number, True, stop, score, score > 0, 0, 1, None, 1, 0.0, 1.0, "s", paths)
+def _sample(row: int, number: int, score: float, paths: Paths, stop: str) -> EvaluatedSample:
+    return EvaluatedSample(
+        f"{row}-{number}", row, number, True, stop, score, score > 0, 0, 1, None, 1, 0.0, 1.0, "s", paths
+    )
 
 
 MIXED = [(1.0, CALLED), (0.0, NOT), (0.0, NOT), (0.0, NOT)]
@@ -44,23 +46,27 @@ RIGHT, WRONG, GUESSED = [(1.0, CALLED)] * 4, [(0.0, CALLED)] * 4, [(0.0, NOT)] *
 @pytest.mark.parametrize(
     ("groups", "verdict", "sure"),
     [
-        ([MIXED] * 20, Verdict.GO, True),
-        ([MIXED] * 5 + [GUESSED] * 15, Verdict.GO, False),
-        ([RIGHT] * 20, Verdict.NOTHING_LEFT, False),
-        ([RIGHT] * 100, Verdict.NOTHING_LEFT, True),
-        ([RIGHT * 2] * 50 + [[*RIGHT, *RIGHT[1:], (0.0, NOT)]] * 12, Verdict.NOTHING_LEFT, True),  # slips are no signal
-        ([GUESSED] * 30, Verdict.WARM_START, True),
-        ([[(0.0, BAD)] * 4] * 30, Verdict.WARM_START, True),
-        ([[(1.0, NOT), (0.0, NOT)]] * 30, Verdict.WARM_START, True),  # rewards differ, and the tool is never found
-        ([[(1.0, NONE), (0.0, NONE)]] * 30, Verdict.GO, True),  # the rows offer none
-        ([[(0.0, NONE), (0.0, NONE)]] * 30, Verdict.EASIER, True),
-        ([WRONG] * 29 + [MIXED], Verdict.EASIER, True),
-        ([RIGHT] * 80 + [WRONG] * 10 + [MIXED] * 10, Verdict.HARDER, True),
-        ([[(0.5, NONE), (0.25, NONE)]] * 30, Verdict.GO, True),  # graded rewards: all are more than 0, and differ
-        ([[(0.5, NONE), (0.5, NONE)]] * 100, Verdict.NOTHING_LEFT, True),
+        ([MIXED] * 20, ProbeAdvice.GO, True),
+        ([MIXED] * 5 + [GUESSED] * 15, ProbeAdvice.GO, False),
+        ([RIGHT] * 20, ProbeAdvice.NOTHING_LEFT, False),
+        ([RIGHT] * 100, ProbeAdvice.NOTHING_LEFT, True),
+        (
+            [RIGHT * 2] * 50 + [[*RIGHT, *RIGHT[1:], (0.0, NOT)]] * 12,
+            ProbeAdvice.NOTHING_LEFT,
+            True,
+        ),  # slips are no signal
+        ([GUESSED] * 30, ProbeAdvice.WARM_START, True),
+        ([[(0.0, BAD)] * 4] * 30, ProbeAdvice.WARM_START, True),
+        ([[(1.0, NOT), (0.0, NOT)]] * 30, ProbeAdvice.WARM_START, True),  # rewards differ, and the tool is never found
+        ([[(1.0, NONE), (0.0, NONE)]] * 30, ProbeAdvice.GO, True),  # the rows offer none
+        ([[(0.0, NONE), (0.0, NONE)]] * 30, ProbeAdvice.EASIER, True),
+        ([WRONG] * 29 + [MIXED], ProbeAdvice.EASIER, True),
+        ([RIGHT] * 80 + [WRONG] * 10 + [MIXED] * 10, ProbeAdvice.HARDER, True),
+        ([[(0.5, NONE), (0.25, NONE)]] * 30, ProbeAdvice.GO, True),  # graded rewards: all are more than 0, and differ
+        ([[(0.5, NONE), (0.5, NONE)]] * 100, ProbeAdvice.NOTHING_LEFT, True),
     ],
 )
-def test_the_verdict(groups: list[list[Said]], verdict: Verdict, sure: bool) -> None:
+def test_the_verdict(groups: list[list[Said]], verdict: ProbeAdvice, sure: bool) -> None:
     found = probe(results(groups))
     assert (found.verdict, found.is_sure) == (verdict, sure)
 

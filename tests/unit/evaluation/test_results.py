@@ -20,7 +20,7 @@ from tests.support.evaluation_samples import (
 from tests.support.sample_records import sample_run_file
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.endings import ended_in
-from verl_multiturn.evaluation.plan import Asked, begin
+from verl_multiturn.evaluation.plan import SampleId, begin
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.records.read import joins
 from verl_multiturn.records.write.run_file import path_of
@@ -64,7 +64,7 @@ def test_a_reward_of_a_conversation_that_is_invalid_does_not_count(tmp_path: Pat
 
 def test_what_has_a_reward_that_is_no_number_is_asked_again(tmp_path: Path) -> None:
     folder = write_evaluation(tmp_path, {0: [1.0, float("nan"), float("inf"), 0.0]})
-    assert ended_in(folder / "records") == {Asked(0, 0): 1.0, Asked(0, 3): 0.0}
+    assert ended_in(folder / "records") == {SampleId(0, 0): 1.0, SampleId(0, 3): 0.0}
 
 
 def test_a_conversation_of_several_rows_has_a_reward_if_each_row_has_one(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_conversation_of_several_rows_has_a_reward_if_each_row_has_one(tmp_pat
     ]
     joins.write(folder / "records", joins.name_of(True, 0, START), joins.table_of(rows))
     assert [sample.score for sample in read_results(folder).rows[0].samples] == [None, 0.75]
-    assert ended_in(folder / "records") == {Asked(0, 1): 0.75}
+    assert ended_in(folder / "records") == {SampleId(0, 1): 0.75}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_join_of_a_stranger(tmp_path: Path, column: str, values: list[str], sc
     pq.write_table(pa.concat_tables([changed, changed]), path)  # each row twice
     assert [sample.score for sample in read_results(folder).rows[0].samples] == scores
     assert ended_in(folder / "records") == (
-        {} if column == "score" else {Asked(0, 1): 0.0, **({Asked(0, 0): 1.0} if column == "parts" else {})}
+        {} if column == "score" else {SampleId(0, 1): 0.0, **({SampleId(0, 0): 1.0} if column == "parts" else {})}
     )
 
 

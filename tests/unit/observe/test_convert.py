@@ -17,7 +17,7 @@ from verl_multiturn.observe.convert.atif import file_name, trajectory, write_ati
 from verl_multiturn.observe.convert.otel import write_otel
 from verl_multiturn.observe.convert.parquet import COLUMNS, write_parquet
 from verl_multiturn.observe.convert.perfetto import write_perfetto
-from verl_multiturn.observe.convert.source import Source
+from verl_multiturn.observe.convert.source import RunSource
 from verl_multiturn.observe.spans import calls_of, spans_of
 
 HOSTILE = "\x00\u202e</script><img onerror=alert(1)>\ud83d"
@@ -49,7 +49,7 @@ class Held:
 
 
 def test_a_conversation_is_a_row_of_scouts_table(tmp_path: Path) -> None:
-    assert write_parquet(Source(Held(sample_record())), tmp_path / "db") == 1
+    assert write_parquet(RunSource(Held(sample_record())), tmp_path / "db") == 1
     table = pq.read_table(tmp_path / "db" / "transcripts.parquet")
     assert table.schema.equals(COLUMNS)
     (row,) = table.to_pylist()
@@ -74,7 +74,7 @@ def test_a_conversation_is_a_row_of_scouts_table(tmp_path: Path) -> None:
 
 
 def test_a_session_has_a_list_for_each_row(tmp_path: Path) -> None:
-    write_parquet(Source(Held(sample_session())), tmp_path)
+    write_parquet(RunSource(Held(sample_session())), tmp_path)
     (row,) = pq.read_table(tmp_path / "transcripts.parquet").to_pylist()
     assert row["ids"] == [[1, 11, 12, 21, 2], [1, 51, 52, 53, 61, 2]]
     assert row["prompt_lengths"] == [3, 4]
@@ -82,7 +82,7 @@ def test_a_session_has_a_list_for_each_row(tmp_path: Path) -> None:
 
 def test_a_conversation_in_atif() -> None:
     line = {"event": "score", "request_id": "r-0", "score": 1.0}
-    found = trajectory(sample_record(), Source(Held(sample_record(), lines=[line])))
+    found = trajectory(sample_record(), RunSource(Held(sample_record(), lines=[line])))
     steps = found["steps"]
     assert [(step["step_id"], step["source"], step["message"]) for step in steps] == [
         (1, "user", "547 + 292 ="),
@@ -102,13 +102,13 @@ def test_a_conversation_in_atif() -> None:
 def test_a_message_that_no_generation_explains_has_no_tokens() -> None:
     record = sample_record()
     record["generations"].pop()
-    assert ["metrics" in step for step in trajectory(record, Source(Held(record)))["steps"]] == [False] * 3
+    assert ["metrics" in step for step in trajectory(record, RunSource(Held(record)))["steps"]] == [False] * 3
 
 
 def test_an_answer_that_the_model_read_in_part_is_there_as_a_whole() -> None:
     record = sample_record()
     record["calls"][0] |= {"truncated": True, "text": "839 and more"}
-    (result,) = trajectory(record, Source(Held(record)))["steps"][1]["observation"]["results"]
+    (result,) = trajectory(record, RunSource(Held(record)))["steps"][1]["observation"]["results"]
     assert (result["content"], result["extra"]) == ("839", {"verl_multiturn": {"whole": "839 and more"}})
 
 
@@ -136,7 +136,7 @@ def read_traces(path: Path) -> list[Any]:
 
 
 def test_a_conversation_is_a_trace(tmp_path: Path) -> None:
-    assert write_otel(Source(Held(sample_record())), tmp_path / "traces.jsonl") == 1
+    assert write_otel(RunSource(Held(sample_record())), tmp_path / "traces.jsonl") == 1
     (trace,) = read_traces(tmp_path / "traces.jsonl")
     assert trace.schema_url == "https://opentelemetry.io/schemas/1.41.0"
     root, first, call, last = trace.scope_spans[0].spans
@@ -157,7 +157,7 @@ def test_a_conversation_is_a_trace(tmp_path: Path) -> None:
 
 def test_a_workers_clock_is_set_right(tmp_path: Path) -> None:
     lines = [{"event": "begin", "request_id": "r-0", "file": "worker"}]
-    source = Source(Held(sample_record(), lines=lines, clocks=[{"file": "worker", "offset_s": 3.0}]))
+    source = RunSource(Held(sample_record(), lines=lines, clocks=[{"file": "worker", "offset_s": 3.0}]))
     write_otel(source, tmp_path / "traces.jsonl")
     (trace,) = read_traces(tmp_path / "traces.jsonl")
     assert trace.scope_spans[0].spans[0].start_time_unix_nano == round((BEGAN + 3.0) * 1e9)
@@ -166,7 +166,7 @@ def test_a_workers_clock_is_set_right(tmp_path: Path) -> None:
 def test_parallel_calls_stand_in_lanes(tmp_path: Path) -> None:
     record = sample_record()
     record["timeline"].append({"kind": "call", "name": "b", "turn": 0, "start": BEGAN + 1.2, "end": BEGAN + 1.6})
-    write_perfetto(Source(Held(record)), tmp_path / "trace.json")
+    write_perfetto(RunSource(Held(record)), tmp_path / "trace.json")
     events = [
         event for event in json.loads((tmp_path / "trace.json").read_bytes())["traceEvents"] if event["ph"] == "b"
     ]
@@ -206,7 +206,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
     record["calls"][0] |= {"text": HOSTILE, "tool": HOSTILE, "metrics": {HOSTILE: math.nan}}
     record["timeline"][1]["name"] = HOSTILE
     record["sample"] |= {"data_source": HOSTILE, "index": HOSTILE}
-    source = Source(Held(record))
+    source = RunSource(Held(record))
     write_parquet(source, tmp_path / "db")
     write_atif(source, tmp_path / "atif")
     write_otel(source, tmp_path / "traces.jsonl")

@@ -30,7 +30,9 @@ def test_a_home_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pyt
     assert found.remedy.endswith("set RAY_TMPDIR to a folder that can be written")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
-    assert doctor._ray() == doctor.Finding("start of Ray", True, "its token and its sessions (/tmp/ray) can be written")
+    assert doctor._ray() == doctor.DoctorFinding(
+        "start of Ray", True, "its token and its sessions (/tmp/ray) can be written"
+    )
 
 
 def test_the_disk_is_that_of_rays_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +51,7 @@ def test_the_disk_is_that_of_rays_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_busy_machine_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "load_text", lambda: ("load 15 on 2 cores", True))
-    assert doctor._load() == doctor.Finding(
+    assert doctor._load() == doctor.DoctorFinding(
         "load of this machine",
         True,
         "load 15 on 2 cores",

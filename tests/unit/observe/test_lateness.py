@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.observe.explain.lateness import Late, critical_path, late_of_step
+from verl_multiturn.observe.explain.lateness import Straggler, critical_path, late_of_step
 
 
 def span(kind: str, start: float, end: float, name: str = "") -> dict[str, Any]:
@@ -49,12 +49,12 @@ def talk(request_id: str, generated: int = 10, **parts: float) -> Any:
 
 def test_the_last_conversation_is_compared_with_the_median() -> None:
     talks = [talk(str(number), engine=2.0, reward=1.0) for number in range(4)] + [talk("late", engine=2.5, reward=9.0)]
-    assert late_of_step(3, talks) == Late(3, "late", "reward", 8.0, 8.5, 0.0)
+    assert late_of_step(3, talks) == Straggler(3, "late", "reward", 8.0, 8.5, 0.0)
 
 
 def test_a_longer_answer_explains_its_own_seconds() -> None:
     talks = [talk(str(number), 10, engine=2.0) for number in range(4)] + [talk("long", 40, engine=9.0)]
-    assert late_of_step(1, talks) == Late(1, "long", "engine", 7.0, 7.0, 6.0)  # 30 tokens more, 0.2 s each
+    assert late_of_step(1, talks) == Straggler(1, "long", "engine", 7.0, 7.0, 6.0)  # 30 tokens more, 0.2 s each
 
 
 def test_of_three_conversations_nobody_is_late() -> None:

@@ -18,7 +18,7 @@ from tests.support.sample_records import BEGAN, START, sample_record, sample_run
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.points import Point, add_point
-from verl_multiturn.observe.show.documents import Shown, summed
+from verl_multiturn.observe.show.documents import ShowDocuments, summed
 from verl_multiturn.observe.show.terminal import as_json, clean, print_document
 from verl_multiturn.records.read.joins import JoinedRow, name_of, table_of, write
 from verl_multiturn.records.read.records import Records
@@ -39,8 +39,8 @@ def printed(document: dict[str, Any], width: int = 160) -> str:
     return file.getvalue()
 
 
-def shown(folder: Path) -> Shown:
-    return Shown(folder)
+def shown(folder: Path) -> ShowDocuments:
+    return ShowDocuments(folder)
 
 
 def test_a_run(folder: Path) -> None:

@@ -109,7 +109,7 @@ def test_the_script_and_the_doctor_agree() -> None:
 
 def test_the_doctor_runs_a_program_in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = "a control group for each sandbox" if find_parent() else "no control groups, so a supervisor counts"
-    assert doctor._sandbox() == doctor.Finding("sandbox", True, f"a program ran, isolation bwrap, {limits}")
+    assert doctor._sandbox() == doctor.DoctorFinding("sandbox", True, f"a program ran, isolation bwrap, {limits}")
     launch.check.cache_clear()
     monkeypatch.setattr(launch, "find_bwrap", lambda: "/bin/false")
     found = doctor._sandbox()

@@ -72,7 +72,7 @@ def test_a_package_that_is_missing() -> None:
 
 
 def test_the_doctor_warns_of_what_is_untried_and_refuses_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rows(**changes: str) -> dict[str, doctor.Finding]:
+    def rows(**changes: str) -> dict[str, doctor.DoctorFinding]:
         versions = {**CURRENT.versions, **changes}
         monkeypatch.setattr(doctor, "installed", lambda: versions)
         return {finding.what: finding for finding in doctor._versions(judge(versions), "install")}

@@ -4,23 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from verl_multiturn.harnesses.harbor.trials.sorting import EndKind, Story, end_of
+from verl_multiturn.harnesses.harbor.trials.sorting import EndKind, TrialEvents, end_of
 
-OVER = Story("over", rewards={"reward": 1.0})
-CRASHED = Story("verifier", error="RewardFileNotFoundError: no reward.txt")
+OVER = TrialEvents("over", rewards={"reward": 1.0})
+CRASHED = TrialEvents("verifier", error="RewardFileNotFoundError: no reward.txt")
 
 
 @pytest.mark.parametrize(
     ("story", "kind"),
     [
         (OVER, "reward"),
-        (Story("environment", error="RuntimeError: no image", not_started="RuntimeError: no image"), "unjudged"),
-        (Story("environment", late=True), "unjudged"),
-        (Story("setup", error="RuntimeError: no network"), "unjudged"),
-        (Story("agent", error="AgentTimeoutError", agent_failed=True), "failed"),
-        (Story("agent", late=True, agent_failed=True), "failed"),
+        (TrialEvents("environment", error="RuntimeError: no image", not_started="RuntimeError: no image"), "unjudged"),
+        (TrialEvents("environment", late=True), "unjudged"),
+        (TrialEvents("setup", error="RuntimeError: no network"), "unjudged"),
+        (TrialEvents("agent", error="AgentTimeoutError", agent_failed=True), "failed"),
+        (TrialEvents("agent", late=True, agent_failed=True), "failed"),
         (replace(OVER, agent_failed=True), "failed"),
-        (Story("agent", agent_failed=True, agent_lost="outside"), "unjudged"),
+        (TrialEvents("agent", agent_failed=True, agent_lost="outside"), "unjudged"),
         (replace(OVER, agent_lost="outside"), "unjudged"),
         (replace(OVER, agent_lost="inside"), "failed"),
         (replace(OVER, agent_lost="engine"), "outage"),
@@ -31,7 +31,7 @@ CRASHED = Story("verifier", error="RewardFileNotFoundError: no reward.txt")
         (replace(CRASHED, agent_failed=True, not_started="RuntimeError"), "failed"),
     ],
 )
-def test_whose_it_is(story: Story, kind: EndKind) -> None:
+def test_whose_it_is(story: TrialEvents, kind: EndKind) -> None:
     end = end_of(story)
     assert end.kind == kind
     assert not end.needs_control
@@ -42,16 +42,16 @@ def test_whose_it_is(story: Story, kind: EndKind) -> None:
     "story",
     [
         CRASHED,
-        Story("verifier", error="VerifierTimeoutError"),
+        TrialEvents("verifier", error="VerifierTimeoutError"),
         replace(CRASHED, verifier_lost="inside"),
-        Story("verifier", late=True),
+        TrialEvents("verifier", late=True),
         replace(OVER, rewards={}),
         replace(OVER, rewards={"speed": 1.0, "size": 0.0}),
         replace(OVER, rewards={"reward": float("nan")}),
         replace(OVER, rewards=None),
     ],
 )
-def test_what_a_model_can_have_caused_in_a_verifier_needs_a_control(story: Story) -> None:
+def test_what_a_model_can_have_caused_in_a_verifier_needs_a_control(story: TrialEvents) -> None:
     end = end_of(story)
     assert (end.kind, end.needs_control) == ("failed", True)
 

@@ -17,7 +17,7 @@ import pytest
 from openai import BadRequestError
 from openai.types.chat import ChatCompletion
 
-from verl_multiturn.harnesses.harbor.trials.sorting import Story
+from verl_multiturn.harnesses.harbor.trials.sorting import TrialEvents
 from verl_multiturn.harnesses.mini_swe import play
 
 pytest.importorskip("minisweagent")
@@ -122,12 +122,12 @@ async def test_tests_have_the_seconds_of_their_task(
 async def test_a_control_leaves_the_trials_files(modules: dict[str, ModuleType], tmp_path: Path) -> None:
     trial, played = modules["trial"], []
 
-    async def story(config: Any, *_: Any) -> Story:
+    async def story(config: Any, *_: Any) -> TrialEvents:
         folder = config.trials_dir / config.trial_name
         folder.mkdir(parents=True)
         (folder / "verifier.log").write_text(str(config.agent.name))
         played.append(folder.relative_to(tmp_path))
-        return Story("verifier", error="no reward")
+        return TrialEvents("verifier", error="no reward")
 
     class Agent(SimpleNamespace):
         """The harness of a trial."""
@@ -163,7 +163,7 @@ async def test_who_ended_a_container_is_asked_before_harbor_ends_it(
     trial.lost_container = lambda *_: state["lost"]
     environment = Containers()
     before = (Containers.start, Containers.stop, Containers.stop_service)
-    watch = trial._Watch()
+    watch = trial._TrialLog()
     watch.follow(MagicMock(agent_environment=environment), None)
     collecting, stopping = states
     if collecting is not None:

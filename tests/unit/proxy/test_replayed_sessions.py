@@ -12,7 +12,7 @@ from tests.harness_requests import PROGRAMS
 from tests.support.replayed_sessions import drawn, program, replayed, with_engine
 from tests.support.session_play import TOOL, PlayedChat
 from verl_multiturn.proxy.sessions.forest import Forest
-from verl_multiturn.replay.engine import Stage
+from verl_multiturn.replay.engine import ReplayEngine
 from verl_multiturn.rollout.limits import Limits
 
 ROOMY = {"prompt_length": 65_536, "response_length": 65_536}
@@ -32,7 +32,7 @@ def chat() -> PlayedChat:
 
 
 async def replay_of(record: dict[str, Any]) -> list[Any]:
-    stage = Stage()
+    stage = ReplayEngine()
     run = with_engine(make_run(lambda *_: [], **ROOMY), stage, tiny_template())
     try:
         return await replayed(record, run, stage)
@@ -74,7 +74,7 @@ async def test_another_place_in_the_forest_is_named(monkeypatch: pytest.MonkeyPa
 async def test_a_smaller_budget_is_named() -> None:
     run = make_run(lambda *_: [], **ROOMY)
     record = await program("codex", run, tiny_template(), random.Random(0))
-    stage = Stage()
+    stage = ReplayEngine()
     small = with_engine(make_run(lambda *_: [], **{**ROOMY, "response_length": 60_000}), stage, tiny_template())
     assert small.limits == Limits(65_536, 60_000)
     (difference, *_) = await replayed(record, small, stage)

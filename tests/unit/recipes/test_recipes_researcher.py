@@ -16,7 +16,7 @@ from recipes.researcher import made_pages, report, reward
 from tests.conftest import ROOT
 from tests.recipe_scripts import RECIPES, composed, prepared
 from verl_multiturn import ConfigError
-from verl_multiturn.advantages.turns import Played, of_turns
+from verl_multiturn.advantages.turns import GroupMember, of_turns
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.rewards import Score, Solution, compute_score
@@ -106,7 +106,7 @@ def trained(rewards: list[float], rows: list[list[int]]) -> Any:
     """
     turns = [sum(own) for own in rows]
     played = [
-        Played([Turn(i, r if i == n - 1 else None) for i in range(n)]) for r, n in zip(rewards, turns, strict=True)
+        GroupMember([Turn(i, r if i == n - 1 else None) for i in range(n)]) for r, n in zip(rewards, turns, strict=True)
     ]
     group = []
     for score, own, made in zip(rewards, rows, of_turns(played, 0.9), strict=True):

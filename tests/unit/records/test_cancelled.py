@@ -13,13 +13,13 @@ from tests.support.sample_records import BEGAN, START, sample_record, sample_run
 from verl_multiturn.observe.convert.atif import write_atif
 from verl_multiturn.observe.convert.otel import write_otel
 from verl_multiturn.observe.convert.parquet import write_parquet
-from verl_multiturn.observe.convert.source import Source
+from verl_multiturn.observe.convert.source import RunSource
 from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.explain.explanation import explain
-from verl_multiturn.observe.show.documents import Shown
+from verl_multiturn.observe.show.documents import ShowDocuments
 from verl_multiturn.records.index.index import Index
 from verl_multiturn.records.read.fates import fates_of
-from verl_multiturn.records.read.learning import Choice, choose
+from verl_multiturn.records.read.learning import SelectionRule, choose
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.verify.folder import verify_files
 from verl_multiturn.records.verify.record import verify_record
@@ -58,7 +58,7 @@ def make(folder: Path, has_records: bool) -> Path:
 def _converted(write: Callable[..., Any], suffix: str = "") -> Callable[[Path], Any]:
     def read(folder: Path) -> Any:
         target = folder.parent / f"converted-{folder.name}-{write.__name__}{suffix}"
-        return write(Source(Records(folder)), target)
+        return write(RunSource(Records(folder)), target)
 
     return read
 
@@ -87,9 +87,9 @@ READERS: dict[str, Callable[[Path], Any]] = {
         for each in verify_files([folder])
         if each.verified is not None and each.verified.sampled_tokens
     ],
-    "learning": lambda folder: choose([folder], Choice()).left_out,
-    "show a run": lambda folder: {**Shown(folder).run(), "open": None},
-    "show a group": lambda folder: Shown(folder).group("gone"),
+    "learning": lambda folder: choose([folder], SelectionRule()).left_out,
+    "show a run": lambda folder: {**ShowDocuments(folder).run(), "open": None},
+    "show a group": lambda folder: ShowDocuments(folder).group("gone"),
     "view a run": lambda folder: _seen(folder).run(),
     "parquet": _converted(write_parquet),
     "atif": _converted(write_atif),
@@ -118,7 +118,7 @@ def test_its_record_is_found_by_its_name_and_shown_everywhere(tmp_path: Path) ->
         record = records.record(name)
         assert (record["status"], record["rows"], record["number"]) == ("cancelled", [], 0)
         assert record == cancelled(name, step=2)
-        assert Shown(folder).conversation(name)["record"] == record
+        assert ShowDocuments(folder).conversation(name)["record"] == record
         found = documents.record(name)
         assert found is not None
         assert (found["record"], found["row"]["fate"]) == (record, ["cancelled", "cut"][number])
@@ -163,12 +163,12 @@ def test_what_only_a_finished_one_has_is_a_violation(changes: dict[str, Any], sa
 
 def test_a_trained_one_cannot_pass_as_cancelled(tmp_path: Path) -> None:
     """A join has rows of it: whoever says that it was cancelled hides them from the certificate."""
-    from verl_multiturn.records.verify.joins import Beside
+    from verl_multiturn.records.verify.joins import JoinCheck
 
     sample_run(tmp_path, steps=1, groups=1, size=1)
     trained = next(Records(tmp_path).records())
     forged = {**cancelled(trained["request_id"]), "uid": trained["uid"]}
-    found = Beside(tmp_path).violations(forged, None, None)
+    found = JoinCheck(tmp_path).violations(forged, None, None)
     assert any("the trainer's join has its row 0; it has 0 rows" in str(each) for each in found)
 
 

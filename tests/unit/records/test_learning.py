@@ -13,7 +13,7 @@ from tests.support.sample_records import START, joined_row, sample_record, sampl
 from verl_multiturn import CertificateError, ConfigError
 from verl_multiturn.records import schema
 from verl_multiturn.records.read import joins
-from verl_multiturn.records.read.learning import Choice, Shelf, check_vocabulary, choose
+from verl_multiturn.records.read.learning import RecordLoader, SelectionRule, check_vocabulary, choose
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.scores import joined_rewards
 from verl_multiturn.records.verify.record import verify_record
@@ -43,7 +43,7 @@ def evaluated(number: int, row: int = 0, model: str = "aaaa", **changes: Any) ->
 
 def test_the_good_ones_of_a_run_are_chosen_and_the_rest_counted(tmp_path: Path) -> None:
     sample_run(tmp_path / "records")
-    found = choose([tmp_path], Choice(min_score=1.0))
+    found = choose([tmp_path], SelectionRule(min_score=1.0))
     assert [(each.request_id, each.score, each.trained) for each in found.conversations] == [
         (f"{START}-t1-0-0", 1.0, (7,)),
         (f"{START}-t1-1-0", 1.0, (7,)),
@@ -60,14 +60,14 @@ def test_the_good_ones_of_a_run_are_chosen_and_the_rest_counted(tmp_path: Path) 
 def test_a_row_gives_its_best_conversations_up_to_a_number(tmp_path: Path) -> None:
     records = [evaluated(number, row) for row in (0, 1) for number in range(4)]
     folder = folder_of(tmp_path, records, [0.0, 1.0, 0.5, 1.0, 0.0, 0.0, 0.0, 1.0])
-    found = choose([folder], Choice(per_row=2))
+    found = choose([folder], SelectionRule(per_row=2))
     assert [[each.number for each in group] for group in found.groups] == [[1, 3], [0, 3]]
     assert found.left_out == {"beyond 2 of their row": 4}
 
 
 def test_groups_are_whole_and_of_one_size(tmp_path: Path) -> None:
     records = [evaluated(number, row) for row, count in ((0, 3), (1, 1), (2, 2)) for number in range(count)]
-    found = choose([folder_of(tmp_path, records)], Choice(group=2))
+    found = choose([folder_of(tmp_path, records)], SelectionRule(group=2))
     assert [[each.request_id for each in group] for group in found.groups] == [
         ["aaaa-0-0", "aaaa-0-1"],
         ["aaaa-2-0", "aaaa-2-1"],
@@ -78,19 +78,19 @@ def test_groups_are_whole_and_of_one_size(tmp_path: Path) -> None:
 def test_another_models_conversations_are_not_learned_from(tmp_path: Path) -> None:
     records = [evaluated(0, 0, "aaaa"), evaluated(0, 0, "bbbb"), sample_record(request_id="of-a-trainer")]
     folder = folder_of(tmp_path, records)
-    found = choose([folder], Choice(models=("bbbb",)))
+    found = choose([folder], SelectionRule(models=("bbbb",)))
     assert [each.model for each in found.conversations] == ["bbbb"]
     assert found.left_out == {"of another model": 2}
     with pytest.raises(
         ConfigError, match=r"nothing is left to learn from: 0 of 3 .*3 of another model; models=\['c'\]"
     ):
-        choose([folder], Choice(models=("c",)))
+        choose([folder], SelectionRule(models=("c",)))
 
 
 def test_tokens_that_an_endpoint_does_not_prove_are_not_learned_from(tmp_path: Path) -> None:
     unproven = unproven_record(request_id="of-an-endpoint", validation=True, row={"number": 0, "digest": "0"})
     assert verify_record(unproven).violations == []  # they are what was written down
-    found = choose([folder_of(tmp_path, [unproven, evaluated(1)], [1.0, 1.0])], Choice())
+    found = choose([folder_of(tmp_path, [unproven, evaluated(1)], [1.0, 1.0])], SelectionRule())
     assert [each.number for each in found.conversations] == [1]
     assert found.left_out == {"of an endpoint, which proves no tokens": 1}
 
@@ -101,7 +101,7 @@ def test_what_says_nothing_is_left_out(tmp_path: Path) -> None:
     shown["rows"][0]["images"] = [{"digest": "00", "size": [1, 1]}]
     records = [evaluated(0), invalid, shown, evaluated(3), evaluated(4)]
     folder = folder_of(tmp_path, records, [1.0, 0.0, 1.0, None, 1.0])
-    assert choose([folder], Choice()).left_out == {
+    assert choose([folder], SelectionRule()).left_out == {
         "invalid": 1,
         "with images, which records do not hold": 1,
         "without a reward": 1,
@@ -110,7 +110,7 @@ def test_what_says_nothing_is_left_out(tmp_path: Path) -> None:
 
 def test_a_reward_that_is_no_number_is_none(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, [evaluated(number) for number in range(3)], [float("nan"), float("inf"), 1.0])
-    found = choose([folder], Choice(min_score=0.5))
+    found = choose([folder], SelectionRule(min_score=0.5))
     assert [each.score for each in found.conversations] == [1.0]
     assert found.left_out == {"without a reward": 2}
 
@@ -118,7 +118,7 @@ def test_a_reward_that_is_no_number_is_none(tmp_path: Path) -> None:
 def test_what_is_too_long_is_left_out(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, [evaluated(0), evaluated(1)])
     with pytest.raises(ConfigError, match="2 too long"):
-        choose([folder], Choice(max_length=9))
+        choose([folder], SelectionRule(max_length=9))
 
 
 @pytest.mark.parametrize("what", ["id", "prompt", "mask", "logprob", "version", "score"])
@@ -135,7 +135,7 @@ def test_a_changed_record_is_not_learned_from(tmp_path: Path, what: str) -> None
         row["logprobs"][0] -= 0.001
     elif what == "version":
         row["runs"][1][2] += 1
-    found = choose([folder_of(tmp_path, [evaluated(0), changed], [1.0, 1.0])], Choice())
+    found = choose([folder_of(tmp_path, [evaluated(0), changed], [1.0, 1.0])], SelectionRule())
     if what == "score":  # nothing was changed
         assert len(found.conversations) == 2
         return
@@ -150,31 +150,31 @@ def test_a_torn_file_costs_what_is_torn(tmp_path: Path) -> None:
     [path] = tmp_path.glob("*.jsonl.gz")
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ConfigError, match="nothing is left to learn from"):
-        choose([tmp_path], Choice())
+        choose([tmp_path], SelectionRule())
     with path.open("wb") as file:
         file.write(gzip.compress(orjson.dumps(sample_record(request_id=f"{START}-t1-0-0")) + b"\n"))
         file.write(b"torn")
-    found = choose([tmp_path], Choice())
+    found = choose([tmp_path], SelectionRule())
     assert len(found.conversations) == 1
     assert any("cannot be read" in fault for fault in found.faults)
 
 
 def test_a_record_is_verified_when_it_is_taken(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, [evaluated(0), evaluated(1)])
-    pointers = [each.pointer for each in choose([folder], Choice()).conversations]
-    assert Shelf().take(pointers[1])["request_id"] == "aaaa-0-1"
+    pointers = [each.pointer for each in choose([folder], SelectionRule()).conversations]
+    assert RecordLoader().take(pointers[1])["request_id"] == "aaaa-0-1"
     path = folder / "a.jsonl"
     path.write_text(path.read_text().replace("-1.5", "-1.4"))
     with pytest.raises(CertificateError, match="is not what the engine returned"):
-        Shelf().take(pointers[1])
+        RecordLoader().take(pointers[1])
     path.write_text("\n")
     with pytest.raises(ConfigError, match=r"'aaaa-0-1' is not in .* any more"):
-        Shelf().take(pointers[1])
+        RecordLoader().take(pointers[1])
 
 
 def test_a_session_has_the_tokens_of_each_of_its_rows(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, [sample_session()], [1.0])
-    [found] = choose([folder], Choice()).conversations
+    [found] = choose([folder], SelectionRule()).conversations
     assert found.trained == (2, 2)
     assert found.lineage(7, 1) == {
         "row": 7, "index": 1, "request_id": "s-0", "file": str(folder / "a.jsonl"), "offset": 0, "place": 0,
@@ -204,28 +204,28 @@ def test_the_last_join_of_a_conversation_counts_and_rows_add_up(tmp_path: Path) 
 )
 def test_a_choice_that_says_nothing_is_refused(choice: dict[str, Any], error: str) -> None:
     with pytest.raises(ConfigError, match=error):
-        Choice(**choice)
+        SelectionRule(**choice)
 
 
 def test_records_must_be_named_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no records are named"):
-        choose([], Choice())
+        choose([], SelectionRule())
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     for name in ("one", "two"):
         folder_of(tmp_path / name, [evaluated(0)])
     with pytest.raises(ConfigError, match=r"'aaaa-0-0' is in .*one.* and in .*two"):
-        choose([tmp_path / "one", tmp_path / "two"], Choice())
+        choose([tmp_path / "one", tmp_path / "two"], SelectionRule())
     with pytest.raises(ConfigError, match=r"'aaaa-0-0' is in .*one.* twice, and would be learned from twice"):
-        choose([tmp_path / "one", tmp_path / "one"], Choice(group=2))
+        choose([tmp_path / "one", tmp_path / "one"], SelectionRule(group=2))
 
 
 def test_a_record_that_is_twice_in_its_folder_is_learned_from_once(tmp_path: Path) -> None:
     path = folder_of(tmp_path, [evaluated(0)]) / "a.jsonl"
-    once = choose([tmp_path], Choice())
+    once = choose([tmp_path], SelectionRule())
     path.write_text(path.read_text() * 2)
     shutil.copy(path, path.with_name("b.jsonl"))
-    chosen = choose([tmp_path], Choice())
+    chosen = choose([tmp_path], SelectionRule())
     assert chosen.groups == once.groups
     assert [fault.partition(": ")[2] for fault in chosen.faults] == [
         "a conversation is left out, that of request 'aaaa-0-0' first: it has them twice",

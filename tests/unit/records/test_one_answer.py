@@ -17,21 +17,21 @@ from tests.support.sample_records import BEGAN, sample_record, sample_run_file
 from verl_multiturn.cli.main import app
 from verl_multiturn.evaluation.compare import compare
 from verl_multiturn.evaluation.endings import ended_in
-from verl_multiturn.evaluation.plan import Asked
+from verl_multiturn.evaluation.plan import SampleId
 from verl_multiturn.evaluation.probe import probe
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.observe.convert.parquet import write_parquet
-from verl_multiturn.observe.convert.source import Source
+from verl_multiturn.observe.convert.source import RunSource
 from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.explain.facts import read_facts
 from verl_multiturn.observe.explain.groups import groups_of
 from verl_multiturn.observe.metrics import aggregate
 from verl_multiturn.observe.pass_at_k import passed_shares
-from verl_multiturn.observe.show.documents import Shown
+from verl_multiturn.observe.show.documents import ShowDocuments
 from verl_multiturn.records.read import joins
 from verl_multiturn.records.read.fates import fates_of
 from verl_multiturn.records.read.joins import JoinedRow
-from verl_multiturn.records.read.learning import Choice, choose
+from verl_multiturn.records.read.learning import SelectionRule, choose
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.write.records import RecordWriter
 from verl_multiturn.records.write.run_file import path_of
@@ -167,7 +167,7 @@ def is_one(request_id: str) -> bool:
 
 
 def by_show(folder: Path) -> Answers:
-    shown = Shown(folder)
+    shown = ShowDocuments(folder)
     groups = [shown.group(uid) for uid in {fate.uid for fate in fates_of(Records(folder))}]
     members = [each for group in groups for each in group["conversations"] if is_one(each["request_id"])]
     return {place(each["uid"], each["number"]): each["score"] for each in members}, None
@@ -192,7 +192,7 @@ def by_explain(folder: Path) -> Answers:
 
 
 def by_convert(folder: Path) -> Answers:
-    write_parquet(Source(Records(folder)), folder / "converted")
+    write_parquet(RunSource(Records(folder)), folder / "converted")
     rows = [row for row in pq.read_table(folder / "converted").to_pylist() if is_one(row["transcript_id"])]
     places = {row["transcript_id"]: place(row["uid"], row["task_repeat"]) for row in rows}
     assert all(row["success"] is None for row in rows if row["score_value"] is None)
@@ -220,7 +220,9 @@ def test_the_same_of_an_evaluation_by_its_own_readers(evaluation: Path, tmp_path
     samples = {(row.number, each.number): each for row in results.rows for each in row.samples}
     assert {at: each.score for at, each in samples.items()} == SCORES
     assert {at for at, each in samples.items() if each.right} == RIGHT
-    assert ended_in(evaluation / "records") == {Asked(*at): score for at, score in SCORES.items() if score is not None}
+    assert ended_in(evaluation / "records") == {
+        SampleId(*at): score for at, score in SCORES.items() if score is not None
+    }
 
     found = probe(results)  # of whole rows
     assert (found.right.mean, 1 - found.signal.mean, found.all_right) == (7 / 12, 5 / 6, 3)
@@ -243,9 +245,9 @@ def test_the_same_of_an_evaluation_by_its_own_readers(evaluation: Path, tmp_path
 
 
 def test_the_groups_of_the_step_that_counts(training: Path) -> None:
-    [shown] = [line for line in Shown(training).run()["steps"] if line["event"] == "step"]
+    [shown] = [line for line in ShowDocuments(training).run()["steps"] if line["event"] == "step"]
     assert (shown["conversations"], shown["equal_groups"], shown["score"]) == (16, 5, pytest.approx(MEAN))
-    groups = Shown(training).step(1)["parts"][0]["groups"]
+    groups = ShowDocuments(training).step(1)["parts"][0]["groups"]
     assert {place(group["uid"], 0)[0] for group in groups if group["equal"]} == EQUAL
 
     documents = Documents([training])
@@ -269,7 +271,7 @@ def test_the_groups_of_the_step_that_counts(training: Path) -> None:
 
 
 def test_what_is_learned_from_has_the_same_rewards(training: Path) -> None:
-    found = choose([training], Choice())
+    found = choose([training], SelectionRule())
     chosen = {place(each.uid, each.number): each.score for each in found.conversations if is_one(each.request_id)}
     # A record of two rows that are the same is not what the engine returned.
     assert chosen == {at: score for at, score in SCORES.items() if score is not None and at[0] != 0}

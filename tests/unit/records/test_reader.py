@@ -72,7 +72,7 @@ def test_a_whole_folder(tmp_path: Path) -> None:
 def test_all_that_is_written_fits_the_schema(folder: Path) -> None:
     for path, model in (
         ("run-*.json", schema.RunFile),
-        ("*.lines.jsonl", schema.Line),
+        ("*.lines.jsonl", schema.ConversationLine),
         ("steps.jsonl", schema.StepLine),
     ):
         for line in one(folder, path).read_text().splitlines():

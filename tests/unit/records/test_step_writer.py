@@ -105,7 +105,7 @@ def test_a_step_leaves_its_join_and_then_its_line(tmp_path: Path) -> None:
     validation, step, end = lines(folder)
     assert schema.StepLine.model_validate(step).join == names[0]
     assert (step["rows"], validation["rows"], validation["join"]) == (2, 1, names[1])
-    assert schema.End.model_validate(end).error == ""
+    assert schema.RunEnd.model_validate(end).error == ""
     assert json.loads((folder / f"run-{START}.json").read_text())["token"] == "\ufffd"
 
 
@@ -220,7 +220,7 @@ def test_how_far_a_clock_is() -> None:
 def settle(writer: StepWriter) -> None:
     """Wait until the thread has done all that it was handed."""
     done = threading.Event()
-    writer._background.put(step_writer._Task(done.set), large=False)
+    writer._background.put(step_writer._WriteTask(done.set), large=False)
     assert done.wait(60)
 
 

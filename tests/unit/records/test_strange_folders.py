@@ -24,11 +24,11 @@ from tests.support.sample_records import sample_record, sample_run
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.observe.convert.parquet import write_parquet
-from verl_multiturn.observe.convert.source import Source
+from verl_multiturn.observe.convert.source import RunSource
 from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.observe.explain.facts import read_facts
-from verl_multiturn.observe.show.documents import Shown
+from verl_multiturn.observe.show.documents import ShowDocuments
 from verl_multiturn.records.index.index import Index
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.read import lines as record_lines
@@ -51,18 +51,18 @@ def counted(folder: Path) -> dict[str, int]:
     """Return how many conversations each reader finds."""
     index = Index(Records(folder))
     index.refresh()
-    fates = Shown(folder).run()["fates"]
+    fates = ShowDocuments(folder).run()["fates"]
     facts = read_facts(Records(folder))
     return {
         "records": len(list(Records(folder).records())),
-        "convert": len(list(Source(Records(folder)).records())),
+        "convert": len(list(RunSource(Records(folder)).records())),
         "verify": sum(verdict.verified is not None for verdict in verify_files([folder])),
         "show": sum(sum(each.values()) for each in fates.values()),
         "view": len(index),
         "lines": len({line["request_id"] for line in Records(folder).lines()}),
         "begun": sum(line["event"] == "begin" for line in Records(folder).lines()),
-        "open": Shown(folder).run()["open"],
-        "rows": sum(step["rows"] for step in Shown(folder).run()["steps"]),
+        "open": ShowDocuments(folder).run()["open"],
+        "rows": sum(step["rows"] for step in ShowDocuments(folder).run()["steps"]),
         "joined": len(Records(folder).joined()),
         "starts": len(Records(folder).runs),
         "explain": len(facts.training) + len(facts.validation),
@@ -116,7 +116,7 @@ def test_a_copy_counts_once_wherever_it_is_counted_and_is_named(what: str, run: 
     assert counted(run) == before
     records = Records(run)
     list(records.records())
-    document = Shown(run).run()
+    document = ShowDocuments(run).run()
     assert any("left out" in fault for fault in document["faults"]), document["faults"]
 
 
@@ -188,7 +188,7 @@ def test_what_is_no_plain_file_is_named_and_nothing_waits(
     put(kind, path, run.parent / "private")
     records = Records(run.parent)
     records.require()
-    shown = Shown(run.parent).run()
+    shown = ShowDocuments(run.parent).run()
     list(records.records())
     index = Index(Records(run.parent))
     index.refresh()
@@ -320,14 +320,14 @@ def test_a_join_with_odd_rows_is_read_or_named_by_every_reader(what: str, run: P
     for each in path.parent.iterdir():
         pq.write_table(change(pq.read_table(each)), each)
     request_id = next(Records(run).records())["request_id"]
-    shown = [Shown(run), Shown(run), Shown(run)]
+    shown = [ShowDocuments(run), ShowDocuments(run), ShowDocuments(run)]
     shown[0].run(), shown[1].step(1), shown[2].conversation(request_id)
     documents = Documents([run])
     documents.refresh()
     documents.run(), documents.timeline(0, 1, False), documents.record(request_id)
     verify_files([run])
     explain(Records(run))
-    write_parquet(Source(Records(run)), tmp_path / "converted")
+    write_parquet(RunSource(Records(run)), tmp_path / "converted")
     named = [any(str(path) in fault for fault in faults) for faults in (shown[0].run()["faults"], documents.faults())]
     assert named == [what in UNPLACED] * 2, (shown[0].run()["faults"], documents.faults())
 
@@ -335,7 +335,7 @@ def test_a_join_with_odd_rows_is_read_or_named_by_every_reader(what: str, run: P
 def test_a_summary_that_its_record_contradicts_is_said(run: Path) -> None:
     path = one(run, "*.lines.jsonl")
     path.write_bytes(path.read_bytes().replace(b'"turns":2', b'"turns":9'))
-    document = Shown(run).group(f"{START}-t1-0")
+    document = ShowDocuments(run).group(f"{START}-t1-0")
     assert {each["turns"] for each in document["conversations"]} == {2}
     assert any("says turns 9 for 2; the record is taken" in fault for fault in document["faults"])
 
@@ -345,7 +345,7 @@ def test_what_lies_beside_the_records(kind: str, run: Path, monkeypatch: pytest.
     monkeypatch.chdir(run)
     (run.parent / "evaluations").mkdir()
     put(kind, run.parent / "evaluations" / "points.jsonl", run.parent.parent / "private")
-    assert any("points.jsonl' " in fault for fault in Shown(run.parent).run()["faults"])
+    assert any("points.jsonl' " in fault for fault in ShowDocuments(run.parent).run()["faults"])
     put(kind, run.parent / "evaluation.json", run.parent.parent / "private")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_results(run.parent)

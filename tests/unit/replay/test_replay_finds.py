@@ -12,9 +12,9 @@ from tests.agent_sessions import make_run, tiny_template
 from tests.long.tokens.replay_changes import CHANGES, finds
 from tests.support.replayed_sessions import program, replayed, with_engine
 from tests.unit.replay.test_replayed import CONVERSATIONS, ROOMY, call, record, replay
-from verl_multiturn.replay.calls import Difference, DivergedError
+from verl_multiturn.replay.calls import DivergedError, ReplayDifference
 from verl_multiturn.replay.comparison import differences
-from verl_multiturn.replay.engine import Stage
+from verl_multiturn.replay.engine import ReplayEngine
 from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.limits import Limits
 
@@ -35,14 +35,16 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
 }
 
 
-async def differing(records: dict[str, dict[str, Any]], sessions: list[dict[str, Any]]) -> dict[str, list[Difference]]:
+async def differing(
+    records: dict[str, dict[str, Any]], sessions: list[dict[str, Any]]
+) -> dict[str, list[ReplayDifference]]:
     found = {}
     for name, recorded in records.items():
         try:
             found[name] = differences(recorded, await replay(recorded, **CASES[name][1]))
         except DivergedError as diverged:
             found[name] = [diverged.difference]
-    stage = Stage()
+    stage = ReplayEngine()
     run = with_engine(make_run(lambda *_: [], prompt_length=65_536, response_length=65_536), stage, tiny_template())
     for recorded in sessions:
         found[recorded["request_id"]] = await replayed(recorded, run, stage)

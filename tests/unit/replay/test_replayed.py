@@ -24,7 +24,7 @@ from verl_multiturn.records.read.records import read_back
 from verl_multiturn.records.write.encode import record_of
 from verl_multiturn.replay.calls import DivergedError
 from verl_multiturn.replay.comparison import differences
-from verl_multiturn.replay.engine import RecordedTurns, Stage
+from verl_multiturn.replay.engine import RecordedTurns, ReplayEngine
 from verl_multiturn.replay.tools import RecordedGate
 from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.conversation import Conversation
@@ -86,7 +86,7 @@ def call(word: str) -> str:
 
 
 def conversation(
-    engine: Any, limits: Limits, stage: Stage | None = None, context: Context | None = None
+    engine: Any, limits: Limits, stage: ReplayEngine | None = None, context: Context | None = None
 ) -> Conversation:
     tokenizer = tiny_tokenizer()
     ends = [tokenizer.eos_token_id]
@@ -132,7 +132,7 @@ async def replay(
     context: Context | None = None,
     hides: bool = False,
 ) -> dict[str, Any]:
-    stage = Stage()
+    stage = ReplayEngine()
     engine = ReceiptingEngine(stage)
     outcome = Outcome.begun("r")
     stage.begin(recorded, outcome, RecordedTurns(recorded))

@@ -10,7 +10,7 @@ import pytest
 
 import verl_multiturn.rollout.cache.holding as module
 from verl_multiturn.rollout.cache.holding import Holding
-from verl_multiturn.rollout.cache.need import CacheNeed, Told
+from verl_multiturn.rollout.cache.need import CacheNeed, CacheReport
 from verl_multiturn.rollout.life import Life, live
 
 
@@ -25,11 +25,13 @@ def own(life: Life, tokens: int) -> list[int]:
 
 def test_the_oldest_conversations_that_fit_are_let_in() -> None:
     need = CacheNeed(1000)
-    assert need.tell("a", [(1.0, 300), (4.0, 250)], 0.9) == Told(0.55, math.inf, 350)
-    assert need.tell("b", [(2.0, 300), (3.0, 250)], 0.9) == Told(1.1, 3.0, 25)  # that of 4.0 waits in the other worker
+    assert need.tell("a", [(1.0, 300), (4.0, 250)], 0.9) == CacheReport(0.55, math.inf, 350)
+    assert need.tell("b", [(2.0, 300), (3.0, 250)], 0.9) == CacheReport(
+        1.1, 3.0, 25
+    )  # that of 4.0 waits in the other worker
     assert need.tell("a", [(1.0, 950), (4.0, 300)], 0.9).youngest == 1.0
     assert need.tell("a", [(1.0, 2000)], 0.9).youngest == 1.0  # the oldest is let in whatever it needs
-    assert need.tell("a", [], 0.9) == Told(0.55, math.inf, 350)
+    assert need.tell("a", [], 0.9) == CacheReport(0.55, math.inf, 350)
 
 
 def test_a_client_that_has_died_does_not_count() -> None:
@@ -37,7 +39,7 @@ def test_a_client_that_has_died_does_not_count() -> None:
     need = CacheNeed(1000, lambda: now[0])
     need.tell("dead", [(1.0, 2000)], 0.9)
     now[0] = 31.0
-    assert need.tell("a", [(2.0, 500)], 0.9) == Told(0.5, math.inf, 400)
+    assert need.tell("a", [(2.0, 500)], 0.9) == CacheReport(0.5, math.inf, 400)
 
 
 async def test_a_prompt_that_siblings_share_counts_once() -> None:
@@ -170,7 +172,7 @@ class Server:
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def ask(self, conversations: Sequence[tuple[float, int]]) -> Told:
+    async def ask(self, conversations: Sequence[tuple[float, int]]) -> CacheReport:
         self.asked += 1
         told = self.need.tell("client", conversations, 0.9)
         await self.answers.wait()
@@ -380,7 +382,7 @@ async def test_a_server_that_does_not_tell_its_use_is_not_waited_for() -> None:
     async def nothing(_: Any) -> None:
         return None
 
-    async def dead(_: Any) -> Told:
+    async def dead(_: Any) -> CacheReport:
         raise RuntimeError("the actor has died")
 
     for ask in (nothing, dead):

@@ -14,7 +14,7 @@ from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.parsing.turns import HEADER, AssistantTurn, MalformedCall, ToolCall
 from verl_multiturn.errors import ConfigError, EngineError
 from verl_multiturn.rollout.engines import http_engine
-from verl_multiturn.rollout.engines.chat_engine import ChatEngine, Said, TurnWriter
+from verl_multiturn.rollout.engines.chat_engine import ChatEngine, ChatTurn, TurnWriter
 from verl_multiturn.rollout.engines.protocol import Ask, Generation
 
 FAMILIES = ["quickstart", "qwen3", "smollm2", "llama3.1", "mistral", "gemma3"]
@@ -241,7 +241,7 @@ async def test_what_was_said_is_what_is_read(name: str, attack: str) -> None:
     ):
         if not attack and not calls:
             continue
-        ids = await writer.write(Said(attack, calls, "stop"), [])
+        ids = await writer.write(ChatTurn(attack, calls, "stop"), [])
         turn = await parser.parse(ids, [], 0)
         is_whole = "\ud800" not in attack  # JSON with half a character is no JSON that a tool could get
         first = ("lookup", {"key": attack, attack: [attack]}) if is_whole else "malformed"
@@ -256,6 +256,6 @@ async def test_what_was_said_is_what_is_read(name: str, attack: str) -> None:
 async def test_reasoning_that_the_prompt_opened_is_closed() -> None:
     tokenizer, parser, writer = parts_of("qwen3")
     before = tokenizer.encode("<|im_start|>assistant\n<think>\n", add_special_tokens=False)[-HEADER:]
-    ids = await writer.write(Said("It is 4.", [("lookup", "{}")], "stop"), before)
+    ids = await writer.write(ChatTurn("It is 4.", [("lookup", "{}")], "stop"), before)
     turn = await parser.parse(ids, [], 0, before)
     assert (turn.content, named(turn)) == ("<think></think>\n\nIt is 4.", [("lookup", {})])

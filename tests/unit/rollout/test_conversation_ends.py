@@ -21,7 +21,7 @@ from verl_multiturn import (
 )
 from verl_multiturn.rollout import limits as limits_module
 from verl_multiturn.rollout.life import stopped
-from verl_multiturn.rollout.limits import Progress
+from verl_multiturn.rollout.limits import ConversationProgress
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ async def test_stop_reasons(turns: list[str], limits: dict[str, Any], reason: St
 )
 def test_the_order_of_limits_is_locked(changes: dict[str, Any], reason: StopReason | None) -> None:
     limits = Limits(10, response_length=5, max_assistant_turns=1, max_user_turns=1, max_malformed_turns=1)
-    all_reached = Progress(
+    all_reached = ConversationProgress(
         response_tokens=5,
         assistant_turns=1,
         user_turns=1,

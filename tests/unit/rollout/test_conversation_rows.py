@@ -12,7 +12,7 @@ from tests.long.tokens.row_conversations import CONVERSATION_FAULTS, honest, tri
 from tests.support.sample_records import sample_record
 from tests.support.samples import Sample
 from verl_multiturn.certificate.conversations import gaps, shared, unjoined
-from verl_multiturn.certificate.receipts import CAUSES, Place, Receipt, Receipts
+from verl_multiturn.certificate.receipts import CAUSES, GenerationPlace, Receipt, Receipts
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.rows import row_of
@@ -102,7 +102,7 @@ def relist(rows: dict[RowKey, Receipts], number: int, where: int | str) -> None:
     """List a generation with another place, in all rows of the first conversation."""
     for key, row in [(key, row) for key, row in rows.items() if key.conversation == "u_0"]:
         places = row.ledger
-        places[number] = Place(places[number].digest, where)
+        places[number] = GenerationPlace(places[number].digest, where)
         rows[key] = replace(row, places=places)
 
 

@@ -16,7 +16,7 @@ from tests.unit.rollout.test_outage_ends import Remote, Run
 from verl_multiturn import StopReason
 from verl_multiturn.calls.outages.guarded_call import GuardedCall
 from verl_multiturn.calls.outages.process import HOLD_S, REPORT_S, Watch
-from verl_multiturn.calls.outages.store import OutageKeeper
+from verl_multiturn.calls.outages.store import OutageStore
 
 
 class Slow(Service):
@@ -46,7 +46,7 @@ async def begin(watches: list[Watch], service: Slow, count: int, repeat: bool = 
 @pytest.mark.parametrize("processes", [1, 8])
 @pytest.mark.parametrize("down_s", [1.0, 60.0])
 async def test_every_call_of_a_burst_that_fails_is_made_again(processes: int, down_s: float) -> None:
-    keeper, service = OutageKeeper(), Slow(0.01, 0.5)
+    keeper, service = OutageStore(), Slow(0.01, 0.5)
     watches = [process(keeper) for _ in range(processes)]
     calls = await begin(watches, service, 128)
     await asyncio.sleep(0.5 + down_s)
@@ -58,7 +58,7 @@ async def test_every_call_of_a_burst_that_fails_is_made_again(processes: int, do
 
 
 async def test_answers_of_calls_that_began_before_a_failure_say_nothing_of_it() -> None:
-    keeper, service = OutageKeeper(), Slow(0.01, 0.5)
+    keeper, service = OutageStore(), Slow(0.01, 0.5)
     watch = process(keeper)
 
     async def early(_: str) -> str:
@@ -75,7 +75,7 @@ async def test_answers_of_calls_that_began_before_a_failure_say_nothing_of_it() 
 
 
 async def test_calls_that_fail_after_all_go_on_again_are_made_again() -> None:
-    keeper, service = OutageKeeper(), Slow(0.01, 0.5)
+    keeper, service = OutageStore(), Slow(0.01, 0.5)
     watch = process(keeper)
     release = asyncio.Event()
 
@@ -97,7 +97,7 @@ async def test_calls_that_fail_after_all_go_on_again_are_made_again() -> None:
 
 
 async def test_a_burst_of_calls_that_may_not_be_repeated_is_as_it_was() -> None:
-    keeper, service = OutageKeeper(), Slow(0.01, 0.5)
+    keeper, service = OutageStore(), Slow(0.01, 0.5)
     watch = process(keeper)
     calls = await begin([watch], service, 64, repeat=False)
     said = Counter(await asyncio.gather(*calls))
@@ -274,6 +274,6 @@ async def test_a_cancelled_call_whose_failure_is_held_leaves_nothing_behind() ->
     assert not watch._held
 
 
-async def _itself(keeper: object) -> OutageKeeper:
-    assert isinstance(keeper, OutageKeeper)
+async def _itself(keeper: object) -> OutageStore:
+    assert isinstance(keeper, OutageStore)
     return keeper

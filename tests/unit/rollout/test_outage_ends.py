@@ -14,7 +14,7 @@ from tests.scripted import CALL
 from verl_multiturn import Conversation, Interaction, Limits, Outcome, Reply, Request, ScriptedEngine, StopReason
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.process import Outages
-from verl_multiturn.calls.outages.store import OutageKeeper
+from verl_multiturn.calls.outages.store import OutageStore
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
@@ -61,7 +61,7 @@ class Run:
 
     def __init__(self, tool: EchoTool | None = None, user: Interaction | None = None, **settings: Any) -> None:
         skip_waits()
-        self.keeper = OutageKeeper()
+        self.keeper = OutageStore()
         self.outages = Outages(OutageSettings(**settings), lambda: self.keeper, stopped)
         self.gates = Gates(Gate, 5.0, outages=self.outages)
         self.interactions = Gates(InteractionGate, 5.0, outages=self.outages)

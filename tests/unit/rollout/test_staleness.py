@@ -9,21 +9,21 @@ import pytest
 
 from verl_multiturn.config import read_settings
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rollout.groups.staleness import Bound, earliest, may_take, to_reroll, too_old
+from verl_multiturn.rollout.groups.staleness import StalenessBound, earliest, may_take, to_reroll, too_old
 
 
 def test_the_deadline_follows_from_the_oldest_token() -> None:
-    assert Bound(2, "wait").deadline(dispatched=5) == 7  # its tokens have the version 4 or a later one
-    assert Bound(2, "wait").deadline(dispatched=5, oldest=6) == 9  # it waited for its first token
-    assert Bound(0, "wait").deadline(dispatched=1) == 1
+    assert StalenessBound(2, "wait").deadline(dispatched=5) == 7  # its tokens have the version 4 or a later one
+    assert StalenessBound(2, "wait").deadline(dispatched=5, oldest=6) == 9  # it waited for its first token
+    assert StalenessBound(0, "wait").deadline(dispatched=1) == 1
 
 
 def test_the_age_of_a_trained_token_is_bounded() -> None:
     versions = np.array([-1, 0, 2, 3, 4, 5, -1])
-    assert too_old(versions, 6, Bound(2, "mask")).tolist() == [True, True, True, False, False, False, True]
-    assert too_old(versions, 6, Bound(0, "mask")).tolist() == [True, True, True, True, True, False, True]
+    assert too_old(versions, 6, StalenessBound(2, "mask")).tolist() == [True, True, True, False, False, False, True]
+    assert too_old(versions, 6, StalenessBound(0, "mask")).tolist() == [True, True, True, True, True, False, True]
     # Before there can be old tokens, those of an unknown version are still too old.
-    assert too_old(np.array([-1, 0]), 1, Bound(4, "mask")).tolist() == [True, False]
+    assert too_old(np.array([-1, 0]), 1, StalenessBound(4, "mask")).tolist() == [True, False]
 
 
 def test_the_earliest_deadlines_go_first() -> None:
@@ -89,7 +89,7 @@ def test_late_groups_are_begun_anew_three_times() -> None:
         "failed": tag("failure", 1),
         "slow every time": tag("running", 1, rerolls=3),
     }
-    assert to_reroll(tags, step=6, bound=Bound(2, "reroll")) == ["late", "later"]
+    assert to_reroll(tags, step=6, bound=StalenessBound(2, "reroll")) == ["late", "later"]
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, 1.0, True, "2"])

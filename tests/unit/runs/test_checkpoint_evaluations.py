@@ -13,10 +13,10 @@ from tests.support.evaluation_samples import write_evaluation
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.points import FOLDER, Point, add_point, read_points
 from verl_multiturn.runs import checkpoint_evaluations as evaluations
-from verl_multiturn.runs.checkpoint_evaluations import Wanted, has_left, put, started_as, work
+from verl_multiturn.runs.checkpoint_evaluations import CheckpointOptions, has_left, put, started_as, work
 
 pytestmark = pytest.mark.slow  # it starts processes
-WANTED = Wanted("recipes/quickstart", ["smoke=cpu"], ["rows.parquet"], 4, None, 600.0)
+WANTED = CheckpointOptions("recipes/quickstart", ["smoke=cpu"], ["rows.parquet"], 4, None, 600.0)
 RIGHT = "import shutil, sys; shutil.copytree(sys.argv[1] + '/../../made', sys.argv[1], dirs_exist_ok=True)"
 """A child that evaluates: two rows, two samples of each, three of four right."""
 
@@ -38,10 +38,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def child(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Let the child of each evaluation be a program, which gets the folder of the evaluation."""
     command = [sys.executable, "-I", "-S", "-c", program]
-    monkeypatch.setattr(Wanted, "command", lambda self, held, out: [*command, str(out)])
+    monkeypatch.setattr(CheckpointOptions, "command", lambda self, held, out: [*command, str(out)])
 
 
-def place(run: Path, *steps: int, wanted: Wanted = WANTED) -> None:
+def place(run: Path, *steps: int, wanted: CheckpointOptions = WANTED) -> None:
     for step in steps:
         assert put(run, step, run / "checkpoints" / f"global_step_{step}", wanted).wait() == 0
 
@@ -82,7 +82,7 @@ def test_the_newest_comes_first_and_those_before_it_are_named(run: Path, monkeyp
 def test_one_that_comes_meanwhile_is_the_next(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
 
-    def began(wanted: Wanted, held: Path, out: Path, meanwhile: Any) -> str:
+    def began(wanted: CheckpointOptions, held: Path, out: Path, meanwhile: Any) -> str:
         ran.append(held.name)
         assert work(run) == 0  # a second worker leaves at once
         if held.name == "global_step_5":
@@ -141,7 +141,7 @@ def test_a_child_that_fails_is_a_point(run: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_child_that_hangs_is_ended_and_the_next_one_has_its_turn(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluations, "_END_S", 0.1)
     child(monkeypatch, "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)")
-    place(run, 5, wanted=Wanted(**{**WANTED.__dict__, "timeout_s": 0.5}))
+    place(run, 5, wanted=CheckpointOptions(**{**WANTED.__dict__, "timeout_s": 0.5}))
     work(run)
     child(monkeypatch, RIGHT)
     place(run, 10)
@@ -205,7 +205,7 @@ def test_the_command_asks_as_the_run_was_started(tmp_path: Path) -> None:
     (hydra / "overrides.yaml").write_text(yaml.safe_dump(words))
     sources = [{"path": "hydra.conf", "provider": "hydra"}, {"path": "/r/recipes/q", "provider": "main"}]
     (hydra / "hydra.yaml").write_text(yaml.safe_dump({"hydra": {"runtime": {"config_sources": sources}}}))
-    wanted = Wanted(*started_as(tmp_path), ["v.parquet"], 4, None, 60.0)
+    wanted = CheckpointOptions(*started_as(tmp_path), ["v.parquet"], 4, None, 60.0)
     assert wanted.command(Path("held"), Path("out"))[2:] == [
         "verl_multiturn.cli", "eval", "held", "--recipe", "/r/recipes/q", "--out", "out", "--trust", "--rows",
         "v.parquet",

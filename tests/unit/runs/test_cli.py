@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 from tests.unit.tools import broken_tools
 from verl_multiturn.cli import main as cli
 from verl_multiturn.config import check_place
-from verl_multiturn.runs.doctor import Finding
+from verl_multiturn.runs.doctor import DoctorFinding
 
 TOOLS = str(ROOT / "tool_configs" / "gsm8k.yaml")
 
@@ -50,7 +50,9 @@ def test_what_was_tried_and_failed_ends_with_1(tmp_path: Path, monkeypatch: pyte
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": [{"role": "user", "content": "?"}], "extra_info": {"tools_kwargs": 3}}))
     assert runner.invoke(cli.app, ["validate", TOOLS, "--dataset", str(rows)]).exit_code == 1
-    monkeypatch.setattr("verl_multiturn.cli.doctor.examine_environment", lambda gpu: [Finding("disk", False, "full")])
+    monkeypatch.setattr(
+        "verl_multiturn.cli.doctor.examine_environment", lambda gpu: [DoctorFinding("disk", False, "full")]
+    )
     assert runner.invoke(cli.app, ["doctor"]).exit_code == 1
     monkeypatch.setattr("verl_multiturn.cli.run.run_recipe", lambda plan, **options: 1)
     assert runner.invoke(cli.app, ["run", "gsm8k_multiturn"]).exit_code == 1

@@ -12,7 +12,7 @@ from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.models.location import find_model
 from verl_multiturn.trust import rule
-from verl_multiturn.trust.rule import Given
+from verl_multiturn.trust.rule import UserFiles
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
@@ -133,8 +133,8 @@ def test_the_adapter_alone_needs_its_base(
     with pytest.raises(ConfigError, match="is not here, or not of a run of yours; name its folder with --base"):
         export(find_model(run), tmp_path / "model", None, quiet)
     with pytest.raises(ConfigError, match="is a checkpoint; name a Hugging Face folder"):
-        export(find_model(run), tmp_path / "model", None, quiet, Given(base=actor))
-    given = export(find_model(run), tmp_path / "given", None, quiet, Given(base=tmp_path / "base"))
+        export(find_model(run), tmp_path / "model", None, quiet, UserFiles(base=actor))
+    given = export(find_model(run), tmp_path / "given", None, quiet, UserFiles(base=tmp_path / "base"))
     monkeypatch.setattr(rule, "own_outputs", lambda: tmp_path)
     done = export(find_model(run), tmp_path / "model", None, quiet)
     assert given.model == done.model

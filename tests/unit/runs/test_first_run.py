@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.sample_records import sample_record
-from verl_multiturn.runs.doctor import Finding, cuda_compiler, judge_gpu
+from verl_multiturn.runs.doctor import DoctorFinding, cuda_compiler, judge_gpu
 from verl_multiturn.runs.first_run import judge_run, overrides, run_whole_path
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ def write_run(out: Path, versions: dict[int, list[int]], **changes: Any) -> None
     (out / "trajectories.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def bad(findings: list[Finding]) -> list[str]:
+def bad(findings: list[DoctorFinding]) -> list[str]:
     assert all(finding.ok != bool(finding.remedy) for finding in findings)
     return [finding.what for finding in findings if not finding.ok]
 
@@ -120,19 +120,19 @@ def test_the_cuda_compiler_is_looked_for_where_sglang_looks(monkeypatch: pytest.
     monkeypatch.setenv("PATH", str(nvcc.parent))
     monkeypatch.delenv("CXX", raising=False)
     (nvcc.parent / "g++").touch(mode=0o755)  # alone it is not asked for
-    assert cuda_compiler() == Finding(
+    assert cuda_compiler() == DoctorFinding(
         "CUDA compiler",
         False,
         f"{nvcc}, but no C++ compiler 'c++'",
         "install g++, which brings c++; or set CXX to the compiler that there is",
     )
     monkeypatch.setenv("CXX", "g++ -m64")
-    assert cuda_compiler() == Finding("CUDA compiler", True, str(nvcc))
+    assert cuda_compiler() == DoctorFinding("CUDA compiler", True, str(nvcc))
     monkeypatch.setenv("CXX", "clang++")
     assert cuda_compiler().found == f"{nvcc}, but no C++ compiler 'clang++'"
     monkeypatch.delenv("CXX")
     (nvcc.parent / "c++").touch(mode=0o755)
-    assert cuda_compiler() == Finding("CUDA compiler", True, str(nvcc))
+    assert cuda_compiler() == DoctorFinding("CUDA compiler", True, str(nvcc))
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    assert cuda_compiler() == Finding("CUDA compiler", True, str(nvcc))
+    assert cuda_compiler() == DoctorFinding("CUDA compiler", True, str(nvcc))

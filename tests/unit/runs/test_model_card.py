@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import ROOT
 from verl_multiturn.models.card import write_card
-from verl_multiturn.models.export_result import Exported
+from verl_multiturn.models.export_result import ExportReport
 from verl_multiturn.models.location import Model
 from verl_multiturn.trust import rule
 
@@ -33,8 +33,8 @@ METRICS = [
 ]
 
 
-def exported(folder: Path) -> Exported:
-    return Exported(folder, "00ff", "float32", 2, 1234, 10, None, 1.5e-6, 1e-4, None, 9.87, "aa00", [])
+def exported(folder: Path) -> ExportReport:
+    return ExportReport(folder, "00ff", "float32", 2, 1234, 10, None, 1.5e-6, 1e-4, None, 9.87, "aa00", [])
 
 
 @pytest.fixture

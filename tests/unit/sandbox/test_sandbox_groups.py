@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from verl_multiturn.sandbox import control_groups as groups
-from verl_multiturn.sandbox.control_groups import Group, find_parent, make_group
+from verl_multiturn.sandbox.control_groups import ControlGroup, find_parent, make_group
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.settings import SandboxSettings
 
@@ -128,7 +128,7 @@ def test_a_group_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(groups, "find_parent", lambda: tmp_path / "gone")
     assert make_group(SETTINGS) is None
     with pytest.raises(FileNotFoundError):
-        Group(tmp_path / "gone", SETTINGS)
+        ControlGroup(tmp_path / "gone", SETTINGS)
 
 
 async def test_a_sandbox_joins_its_group_and_obeys_its_figures(made_tree: Path) -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from verl_multiturn.sandbox.output import Output
+from verl_multiturn.sandbox.output import BoundedOutput
 
 
 def test_short_output_is_kept_as_it_is() -> None:
-    output = Output(100)
+    output = BoundedOutput(100)
     output.add(b"one ")
     output.add("zwölf\n".encode())
     assert output.take() == "one zwölf\n"
@@ -16,7 +16,7 @@ def test_short_output_is_kept_as_it_is() -> None:
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_long_output_keeps_its_ends(size: int) -> None:
     text = "".join(f"{i:06}" for i in range(1000)).encode()
-    output = Output(100)
+    output = BoundedOutput(100)
     for start in range(0, len(text), size):
         output.add(text[start : start + size])
     kept = output.take()
@@ -24,7 +24,7 @@ def test_long_output_keeps_its_ends(size: int) -> None:
 
 
 def test_it_is_cut_by_characters_not_bytes() -> None:
-    output = Output(100)
+    output = BoundedOutput(100)
     output.add(("é" * 100).encode())
     assert output.take() == "é" * 100
     output.add(("é" * 101).encode())
@@ -32,13 +32,13 @@ def test_it_is_cut_by_characters_not_bytes() -> None:
 
 
 def test_bytes_that_are_no_text() -> None:
-    output = Output(100)
+    output = BoundedOutput(100)
     output.add(b"a\xff\x80b\xed\xa0\x80")
     assert output.take() == "a\ufffd\ufffdb\ufffd\ufffd\ufffd"
 
 
 def test_a_flood_is_not_kept() -> None:
-    output = Output(100)
+    output = BoundedOutput(100)
     for _ in range(1000):
         output.add(b"x" * 65536)
     assert output.total == 65_536_000

@@ -18,11 +18,18 @@ from verl_multiturn import Limits, Outcome, scripted_rollout
 from verl_multiturn.errors import ConfigError, ToolContractError
 from verl_multiturn.runs.data import tool_call
 from verl_multiturn.task_sets.bfcl import package
-from verl_multiturn.task_sets.bfcl.episode import Episode
-from verl_multiturn.task_sets.bfcl.package import CATEGORIES, Call, dialogue_of, dialogues, read_call, read_dialogue
+from verl_multiturn.task_sets.bfcl.episode import DialogueEpisode
+from verl_multiturn.task_sets.bfcl.package import (
+    CATEGORIES,
+    WorldCall,
+    dialogue_of,
+    dialogues,
+    read_call,
+    read_dialogue,
+)
 from verl_multiturn.task_sets.bfcl.tools import bfcl_tools
 from verl_multiturn.task_sets.bfcl.user import EPISODES, BfclUser, own_dialogue
-from verl_multiturn.task_sets.bfcl.worlds import Worlds
+from verl_multiturn.task_sets.bfcl.worlds import DialogueWorlds
 
 FILES = {
     "GorillaFileSystem": {
@@ -47,8 +54,8 @@ ENTRY = {
 OWN = json.dumps(ENTRY)
 
 
-def files() -> Worlds:
-    return Worlds(["GorillaFileSystem"], FILES)
+def files() -> DialogueWorlds:
+    return DialogueWorlds(["GorillaFileSystem"], FILES)
 
 
 def rollout(turns: list[str], config: dict[str, Any], dialogue: str = OWN) -> Outcome:
@@ -68,8 +75,8 @@ def rollout(turns: list[str], config: dict[str, Any], dialogue: str = OWN) -> Ou
 
 
 def test_gold_calls_are_read_and_never_evaluated() -> None:
-    assert read_call("sort('log.txt')") == Call("sort", {}, ("log.txt",))
-    assert read_call("add(a=-1.5, b=[1, None])") == Call("add", {"a": -1.5, "b": [1, None]})
+    assert read_call("sort('log.txt')") == WorldCall("sort", {}, ("log.txt",))
+    assert read_call("add(a=-1.5, b=[1, None])") == WorldCall("add", {"a": -1.5, "b": [1, None]})
     for text in ("sort(__import__('os'))", "a.sort()", "sort", "sort(", "(lambda: 1)()"):
         with pytest.raises(ConfigError, match="write it as name"):
             read_call(text)
@@ -101,7 +108,7 @@ def test_a_wrong_dialogue_is_refused(change: dict[str, Any], said: str) -> None:
 def test_a_state_in_which_no_world_can_be_is_refused(state: Any) -> None:
     entry = {**ENTRY, "initial_config": {"GorillaFileSystem": state}}
     with pytest.raises(ConfigError, match="'mine_0': initial_config: GorillaFileSystem cannot be in the state"):
-        Episode(own_dialogue(json.dumps(entry)))
+        DialogueEpisode(own_dialogue(json.dumps(entry)))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "7"])
@@ -141,22 +148,22 @@ def test_the_data_are_those_of_the_leaderboard() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        Call("cd", {"folder": "docs"}),
-        Call("cd", {"folder": "nowhere"}),
-        Call("cd", {"folder": 5}),
-        Call("cd", {}),
-        Call("cd", {"folder": "docs", "deep": True}),
-        Call("mkdir", {"dir_name": "new"}),
-        Call("rmdir", {"dir_name": None}),
-        Call("wc", {"file_name": "log.txt", "mode": "w"}),
-        Call("touch", {"file_name": ["a"]}),
-        Call("_load_scenario", {"scenario": {}}),
-        Call("__init__", {}),
-        Call("no_such_function", {"a": 1}),
+        WorldCall("cd", {"folder": "docs"}),
+        WorldCall("cd", {"folder": "nowhere"}),
+        WorldCall("cd", {"folder": 5}),
+        WorldCall("cd", {}),
+        WorldCall("cd", {"folder": "docs", "deep": True}),
+        WorldCall("mkdir", {"dir_name": "new"}),
+        WorldCall("rmdir", {"dir_name": None}),
+        WorldCall("wc", {"file_name": "log.txt", "mode": "w"}),
+        WorldCall("touch", {"file_name": ["a"]}),
+        WorldCall("_load_scenario", {"scenario": {}}),
+        WorldCall("__init__", {}),
+        WorldCall("no_such_function", {"a": 1}),
     ],
     ids=lambda call: f"{call.name}-{len(call.arguments)}",
 )
-def test_a_result_has_the_words_of_the_packages_executor(call: Call) -> None:
+def test_a_result_has_the_words_of_the_packages_executor(call: WorldCall) -> None:
     listed = [f"{name}={value!r}" for name, value in call.arguments.items()]
     theirs_, _ = multi_turn_utils.execute_multi_turn_func_call(
         [f"{call.name}({', '.join(listed)})"], FILES, ["GorillaFileSystem"], "words", f"x{id(call)}"
@@ -188,7 +195,7 @@ def test_no_two_worlds_share_what_may_change() -> None:
     # Eight dialogues with all eight classes. The package's own TravelAPI shares its cards in long_context.
     for name in ("long_context", "base"):
         for dialogue in list(dialogues(name).values())[::25]:
-            made = [Worlds(dialogue.classes, dialogue.config, dialogue.long_context) for _ in range(2)]
+            made = [DialogueWorlds(dialogue.classes, dialogue.config, dialogue.long_context) for _ in range(2)]
             first, second = (reachable(worlds._objects, {}) for worlds in made)
             assert not [first[each] for each in first.keys() & second.keys()]
             given = reachable(dict(dialogue.config), {})
@@ -197,7 +204,7 @@ def test_no_two_worlds_share_what_may_change() -> None:
 
 def test_a_call_keeps_nothing_of_its_arguments() -> None:
     dialogue = next(each for each in dialogues("base").values() if "TwitterAPI" in each.classes)
-    worlds, tags = Worlds(dialogue.classes, dialogue.config), ["#a"]
+    worlds, tags = DialogueWorlds(dialogue.classes, dialogue.config), ["#a"]
     worlds.call("authenticate_twitter", {"username": worlds._objects["TwitterAPI"].username, "password": "x"})
     worlds._objects["TwitterAPI"].authenticated = True
     worlds.call("post_tweet", {"content": "hello", "tags": tags})
@@ -216,13 +223,13 @@ def test_a_call_keeps_nothing_of_its_arguments() -> None:
     ],
 )
 def test_what_python_would_compute_for_hours_is_refused(name: str, arguments: dict[str, Any]) -> None:
-    said = Worlds(["MathAPI"], {}).call(name, arguments)
+    said = DialogueWorlds(["MathAPI"], {}).call(name, arguments)
     assert said == "Error during execution: at most 10000 digits are computed"
 
 
 def test_mathematics_leaves_the_precision_of_the_process() -> None:
     before = decimal.getcontext().prec, mpmath.mp.dps
-    worlds = Worlds(["MathAPI"], {})
+    worlds = DialogueWorlds(["MathAPI"], {})
     assert worlds.call("square_root", {"number": 2, "precision": 5}) == "{'result': Decimal('1.4142')}"
     assert worlds.call("logarithm", {"value": 8, "base": 2, "precision": 40}).startswith("{'result': mpf('3.0")
     assert worlds.call("power", {"base": 2, "exponent": 10}) == '{"result": 1024}'
@@ -231,7 +238,7 @@ def test_mathematics_leaves_the_precision_of_the_process() -> None:
 
 
 def test_a_folder_that_is_put_into_itself_is_a_wrong_state_and_no_crash() -> None:
-    episode = Episode(own_dialogue(OWN))
+    episode = DialogueEpisode(own_dialogue(OWN))
     episode.call("cp", {"source": "docs", "destination": "docs"})
     assert episode.call("find", {}) == "Error during execution: the file system has become too large"
     assert [episode.end_turn().wrong, episode.end_turn().wrong] == ["state", "no call"]
@@ -240,7 +247,7 @@ def test_a_folder_that_is_put_into_itself_is_a_wrong_state_and_no_crash() -> Non
     for worlds in (ours, others):
         worlds.call("cp", {"source": "docs", "destination": "docs"})
     assert ours.same(others) == {"GorillaFileSystem": False}  # nobody compares them
-    moved = Episode(own_dialogue(OWN))
+    moved = DialogueEpisode(own_dialogue(OWN))
     moved.call("mv", {"source": "docs", "destination": "docs"})  # the package loses the folder
     assert json.loads(moved.call("find", {})) == {"matches": ["./log.txt"]}
     assert moved.end_turn().wrong == "state"
@@ -251,7 +258,7 @@ def test_a_folder_that_is_put_into_itself_is_a_wrong_state_and_no_crash() -> Non
 
 def test_the_verdict_on_a_turn() -> None:
     def verdicts(*turns: list[tuple[str, dict[str, Any]]]) -> list[str]:
-        episode = Episode(own_dialogue(OWN))
+        episode = DialogueEpisode(own_dialogue(OWN))
         for calls in turns:
             for name, arguments in calls:
                 episode.call(name, arguments)
@@ -269,7 +276,7 @@ def test_the_verdict_on_a_turn() -> None:
 
 def test_rewards_and_what_is_cut() -> None:
     dialogue = own_dialogue(OWN)
-    episode = Episode(dialogue)
+    episode = DialogueEpisode(dialogue)
     episode.call("mkdir", {"dir_name": "old"})
     episode.end_turn()
     assert {name: episode.score(name) for name in ("turns", "all", "paper")} == {"turns": 0.5, "all": 0, "paper": 0.25}
@@ -277,7 +284,7 @@ def test_rewards_and_what_is_cut() -> None:
     episode.end_turn()
     assert [episode.score(name) for name in ("turns", "all", "paper")] == [1, 1, 1]
     assert episode.call("ls", {}) == "Error during execution: the dialogue is over"
-    silent = Episode(dialogue)
+    silent = DialogueEpisode(dialogue)
     silent.end_turn()
     silent.end_turn()
     assert [silent.score(name) for name in ("turns", "all", "paper")] == [0, 0, 0]

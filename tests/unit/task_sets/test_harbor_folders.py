@@ -12,7 +12,7 @@ from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.harnesses.harbor.tasks.check import check_folders
 from verl_multiturn.harnesses.harbor.tasks.folder import folders_below, read_folder
 from verl_multiturn.harnesses.harbor.tasks.tool import TaskBash
-from verl_multiturn.harnesses.harbor.tasks.write import Written, write_folder
+from verl_multiturn.harnesses.harbor.tasks.write import HarborTask, write_folder
 from verl_multiturn.verdicts.task import UnguardedError
 from verl_multiturn.workspaces.settings import WorkspaceSettings
 
@@ -30,12 +30,12 @@ def written(
     tests: Mapping[str, str] | None = None,
     solution: str = "#!/bin/bash\necho $WORD > /app/answer.txt\n",
     artifacts: tuple[str, ...] = ("/app/answer.txt",),
-) -> Written:
+) -> HarborTask:
     files = {"Dockerfile": dockerfile, "a.txt": "one\n", "src/run.sh": "#!/bin/bash\necho ran\n"}
-    return Written("Say two.", files, tests or {"test.sh": HONEST}, solution, artifacts)
+    return HarborTask("Say two.", files, tests or {"test.sh": HONEST}, solution, artifacts)
 
 
-def made(path: Path, task: Written | None = None, replaced: tuple[str, str] = ("", "")) -> Path:
+def made(path: Path, task: HarborTask | None = None, replaced: tuple[str, str] = ("", "")) -> Path:
     write_folder(path, task or written())
     settings = path / "task.toml"
     settings.write_text(settings.read_text().replace(*replaced) if replaced[0] else settings.read_text())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.harnesses.harbor.tasks.write import Written, write_folder
+from verl_multiturn.harnesses.harbor.tasks.write import HarborTask, write_folder
 from verl_multiturn.task_sets.swe.grade import grade
 from verl_multiturn.task_sets.swe.images import task_of_row
 from verl_multiturn.verdicts import import_places
@@ -154,7 +154,7 @@ def image(workspace: ThreadWorkspace) -> None:
     assert done.exit_code == 0, done.output
 
 
-def play(task: Written, command: str, patch: str | None = None) -> tuple[str, dict[str, bytes]]:
+def play(task: HarborTask, command: str, patch: str | None = None) -> tuple[str, dict[str, bytes]]:
     """Play a task's scripts around a command of an agent; return what its git knows, and the files of the reward.
 
     A patch is that of an agent whose git is its own.

@@ -32,7 +32,7 @@ from verl_multiturn.task_sets.tau2.package import (
 )
 from verl_multiturn.task_sets.tau2.tools import domain_tools
 from verl_multiturn.task_sets.tau2.user import Customer, CustomerSettings, TauUser
-from verl_multiturn.task_sets.tau2.world_process import Loaded, serve
+from verl_multiturn.task_sets.tau2.world_process import DomainData, serve
 from verl_multiturn.task_sets.tau2.worlds import World, close_worlds, world_of, worlds_of
 
 # The tests share a zygote, which takes two seconds to start.
@@ -206,7 +206,7 @@ async def test_a_child_that_a_call_forked_answers_nothing() -> None:
     if (process := os.fork()) == 0:
         ours.close()
         try:
-            serve(theirs, Loaded("retail", [Forking()], {}, messages, {}))
+            serve(theirs, DomainData("retail", [Forking()], {}, messages, {}))
         finally:
             os._exit(0)
     theirs.close()

@@ -297,14 +297,14 @@ def test_the_tests_own_tool_is_told_from_a_hanging_one() -> None:
 def test_a_call_has_as_long_as_its_entry_says(limit: float, given: float | None, called: float, ended: float) -> None:
     tool = Sound()
     attach_limits(tool, {"timeout_s": limit}, "tools[0].limits")
-    probe = contract_probe.Probe(tool, {}, given)
+    probe = contract_probe.ToolProbe(tool, {}, given)
     assert (probe.timeout_s, probe.end_s) == (called, ended)
 
 
 def test_the_end_of_a_conversation_has_no_longer_for_it() -> None:
     tool = ReleaseHangs()
     attach_limits(tool, {"timeout_s": 900}, "tools[0].limits")
-    probe = contract_probe.Probe(tool, {}, None)
+    probe = contract_probe.ToolProbe(tool, {}, None)
     probe.end_s = 0.1
     assert str(asyncio.run(probe.call("release", "a")).error) == "no answer within 0.1 s"
 

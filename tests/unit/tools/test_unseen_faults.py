@@ -18,7 +18,7 @@ from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.images import CANNOT_BE_SHOWN
 from verl_multiturn.chat.parsing.formats import make_call_parser
 from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
-from verl_multiturn.chat.rendering import UNEXPLAINED, Difference
+from verl_multiturn.chat.rendering import UNEXPLAINED, RenderingDifference
 from verl_multiturn.rollout.outcome import ConversationRow
 from verl_multiturn.rollout.trajectory import Trajectory
 from verl_multiturn.tools.running.gate import Gate
@@ -134,7 +134,7 @@ async def test_what_a_chat_renders_goes_through_the_firewall(role: str) -> None:
 class Compared:
     """A stand-in for the comparison with the template's rendering that keeps its arguments."""
 
-    def __init__(self, *found: Difference) -> None:
+    def __init__(self, *found: RenderingDifference) -> None:
         self.given: list[Any] = []
         self.found = list(found)
 

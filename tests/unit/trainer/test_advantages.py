@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from tests.long.interactions import interaction_advantages as benchmark
-from verl_multiturn.advantages.turns import Advantages, Played, of_conversations, of_states, of_turns
+from verl_multiturn.advantages.turns import Advantages, GroupMember, of_conversations, of_states, of_turns
 from verl_multiturn.rollout.turn import Turn
 
 
-def played(*rewards: float, states: str = "", valid: bool = True) -> Played:
+def played(*rewards: float, states: str = "", valid: bool = True) -> GroupMember:
     names = [*states, *[None] * len(rewards)]
-    return Played([Turn(number, reward, names[number]) for number, reward in enumerate(rewards)], valid)
+    return GroupMember([Turn(number, reward, names[number]) for number, reward in enumerate(rewards)], valid)
 
 
 GROUP = [played(0.0, 1.0), played(0.0, 0.0, 0.0), played(0.5)]
@@ -74,13 +74,13 @@ def test_invalid_conversations_are_left_out(estimate: benchmark.Estimator) -> No
 @pytest.mark.parametrize("estimate", [of_conversations, of_turns, of_states])
 def test_only_the_numbers_of_turns_say_their_order(estimate: benchmark.Estimator) -> None:
     group = [played(0.1, 1.0, states="ab"), played(0.2, 0.0, 0.5, states="aba")]
-    turned = [Played(each.turns[::-1]) for each in group]
+    turned = [GroupMember(each.turns[::-1]) for each in group]
     assert [own[::-1] for own in estimate(turned)] == estimate(group)
 
 
 def test_a_missing_turn_keeps_its_distance() -> None:
     """A turn whose row was left out still lies between the others."""
-    with_a_gap = Played([Turn(0), Turn(2, 1.0)])
+    with_a_gap = GroupMember([Turn(0), Turn(2, 1.0)])
     assert of_turns([with_a_gap, played(0.0)], gamma=0.5)[0] == [0.25 / 2, 0.5]
 
 
@@ -106,11 +106,11 @@ def test_the_gradient_is_exact_where_the_policy_decides_when_to_stop() -> None:
     assert benchmark.gradient_error(of_conversations_without_a_deviation) < 1e-6
 
 
-def of_conversations_without_a_deviation(group: Sequence[Played]) -> Advantages:
+def of_conversations_without_a_deviation(group: Sequence[GroupMember]) -> Advantages:
     return of_conversations(group, std=False)
 
 
-def of_those_still_there(group: Sequence[Played]) -> Advantages:
+def of_those_still_there(group: Sequence[GroupMember]) -> Advantages:
     """Compare a return to go with the mean of those alone that reached the turn."""
     returns = [[sum(turn.earned or 0.0 for turn in each.turns[k:]) for k in range(len(each.turns))] for each in group]
     reached: dict[int, list[float]] = defaultdict(list)

@@ -11,7 +11,7 @@ from verl_multiturn import ConfigError, Conversation, Limits, Outcome, Request, 
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, ToolCall
-from verl_multiturn.chat.rendering import Difference
+from verl_multiturn.chat.rendering import RenderingDifference
 from verl_multiturn.config import read_settings
 from verl_multiturn.interactions.running.replies import CheckedReply
 from verl_multiturn.observe.metrics import (
@@ -138,7 +138,7 @@ def test_what_engines_read_again() -> None:
 def test_conversations() -> None:
     found = metrics_of(
         outcome(turns=1, generate_s=1.0, tools_s=0.0),
-        outcome(turns=4, user_turns=3, generate_s=2.0, tools_s=1.0, differences=[Difference.WHITESPACE]),
+        outcome(turns=4, user_turns=3, generate_s=2.0, tools_s=1.0, differences=[RenderingDifference.WHITESPACE]),
         outcome(turns=3, user_turns=3, stop=StopReason.RESPONSE_LENGTH, generate_s=3.0, tools_s=2.0),
         outcome(turns=0, stop=StopReason.PROMPT_TOO_LONG),
     )

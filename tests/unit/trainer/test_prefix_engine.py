@@ -114,7 +114,7 @@ def test_an_update_may_come_first(kit: Any, classes: tuple[type, type, type], mo
 def test_a_thousand_twigs_are_few_calls() -> None:
     import numpy as np
 
-    from verl_multiturn.verl_bridge.prefix_tree.attention import Layout, gathered
+    from verl_multiturn.verl_bridge.prefix_tree.attention import ForestLayout, gathered
     from verl_multiturn.verl_bridge.prefix_tree.forest import grow
 
     rows = [np.array([*range(300), 1000 + i, i], dtype=np.int64) for i in range(1000)]
@@ -124,7 +124,7 @@ def test_a_thousand_twigs_are_few_calls() -> None:
     assert sum(len(part) for part in parts) == 1000
     assert len(parts) < 100
     forest = grow(rows[:3])
-    (block,) = Layout(forest, "cpu").blocks
+    (block,) = ForestLayout(forest, "cpu").blocks
     added = block.mask(torch.float32)
     assert added is not None
     assert added.shape == (306, 306)

@@ -7,7 +7,7 @@ import pytest
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.prefix_tree import packing
-from verl_multiturn.verl_bridge.prefix_tree.forest import Forest, grow, sort_rows
+from verl_multiturn.verl_bridge.prefix_tree.forest import PrefixForest, grow, sort_rows
 
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
@@ -16,7 +16,7 @@ def arrays(*rows: list[int]) -> list[np.ndarray]:
     return [np.array(row, dtype=np.int64) for row in rows]
 
 
-def paths(forest: Forest) -> list[list[int]]:
+def paths(forest: PrefixForest) -> list[list[int]]:
     """Return the ids that lead to the last token of each row, by the parents alone."""
     found = []
     for end, begin in zip(forest.ends, [0, *forest.ends[:-1]], strict=True):
@@ -28,7 +28,7 @@ def paths(forest: Forest) -> list[list[int]]:
     return found
 
 
-def seen(forest: Forest) -> list[list[int]]:
+def seen(forest: PrefixForest) -> list[list[int]]:
     """Return for each token those that its segment lets it see: ancestors, and its own up to it."""
     return [
         [*each.ancestors.tolist(), *range(each.start, token + 1)]

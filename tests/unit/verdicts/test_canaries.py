@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.workspace_attacks import FILES, TESTS, VERDICTS, task
-from verl_multiturn.verdicts.canaries import Layout, changed, lay_out, lots, shared
-from verl_multiturn.verdicts.changes import Left
+from verl_multiturn.verdicts.canaries import SuiteLayout, changed, lay_out, lots, shared
+from verl_multiturn.verdicts.changes import WorkChanges
 from verl_multiturn.verdicts.task import PytestVerdict, read_task
 from verl_multiturn.verdicts.verdict import Tree, judged_outcomes
 
@@ -89,7 +89,7 @@ def test_the_values_of_a_kept_test_name_those_of_another_one_in_one_case_of_four
 def test_what_an_agent_adds_to_the_tree_says_nothing() -> None:
     """Words of the tree decide whether there are decoys, so they are those of the row's own."""
     judged = read_task(task("pytest"), "row")
-    tree = Tree.of(judged, Left({"calc/more.py": b"every other word"}))
+    tree = Tree.of(judged, WorkChanges({"calc/more.py": b"every other word"}))
     assert "calc/more.py" not in tree.own
     assert "calc/more.py" in tree.files
 
@@ -178,7 +178,7 @@ def test_tests_of_classes_are_named_as_pytest_names_them() -> None:
     assert changed("def test_(: pass", None) == ("def test_(: pass", set())
 
 
-def outcomes(layout: Layout) -> dict[str, str]:
+def outcomes(layout: SuiteLayout) -> dict[str, str]:
     return {name: "passed" if must_pass else "failed" for name, must_pass in layout.passes.items()}
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.support.workspace_attacks import FILES, FIXED, VERDICTS, task
 from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.verdicts import changes as of_agents
-from verl_multiturn.verdicts.changes import Left
+from verl_multiturn.verdicts.changes import WorkChanges
 from verl_multiturn.verdicts.task import Task, read_task
 from verl_multiturn.verdicts.task_check import check_task
 from verl_multiturn.verdicts.verdict import Judge
@@ -37,7 +37,7 @@ def hidden_in(*paths: str, tree: Mapping[str, bytes] = TREE, roots: Sequence[str
     return one(**{"files": files, "verdict": verdict, "allowed": ["**/*.py"], "gold": {}, **more})
 
 
-def changes(judged: Task, found: TarFiles) -> Left:
+def changes(judged: Task, found: TarFiles) -> WorkChanges:
     return of_agents.changes(judged, found, ("pytest",))
 
 
@@ -143,7 +143,7 @@ def test_a_package_is_not_made_a_folder_that_imports_begin_in() -> None:
     tree = TREE | {"calc/json/__init__.py": b"", "calc/json/io.py": b"", "calc/tests/__init__.py": b""}
     judged = hidden_in("calc/tests/test_ops.py", "calc/json/tests/test_io.py", tree=tree)
 
-    def left(deleted: set[str], *made: str) -> Left:
+    def left(deleted: set[str], *made: str) -> WorkChanges:
         found = {path: text for path, text in tree.items() if path not in deleted}
         return changes(judged, TarFiles(found | dict.fromkeys(made, b"x")))
 
@@ -212,7 +212,7 @@ def test_a_package_is_not_made_where_imports_would_begin_above_it() -> None:
     judged = hidden_in("app/spec/deep/test_a.py", tree=tree)
     inner, own, outer = "app/spec/deep/__init__.py", "app/spec/__init__.py", "app/__init__.py"
 
-    def left(*made: str) -> Left:
+    def left(*made: str) -> WorkChanges:
         return changes(judged, TarFiles(tree | dict.fromkeys(("app/calendar.py", *made), b"x")))
 
     reason = "'app/calendar' would shadow the module 'calendar'"
@@ -366,7 +366,7 @@ async def test_a_verdict_that_waits_for_others_loses_none_of_its_own_time(monkey
         return 0.0, "no"
 
     async def judged() -> str:
-        return (await judge.judge_left(one(), Left())).why
+        return (await judge.judge_left(one(), WorkChanges())).why
 
     judge = Judge(at_once=1, verdict_s=0.01)
     monkeypatch.setattr(judge, "attempt", attempt)

@@ -64,7 +64,7 @@ class Outage(NamedTuple):
     """Whether its conversation has not seen it yet. If it does, the outage is told once more, as one that hung."""
 
 
-class _Calls(NamedTuple):
+class _ReportedCalls(NamedTuple):
     """Calls that were reported together; those that were answered come first."""
 
     at: float
@@ -92,7 +92,7 @@ class Breaker:
         self._clear()
 
     def _clear(self) -> None:
-        self._window: deque[_Calls] = deque()
+        self._window: deque[_ReportedCalls] = deque()
         self._answered = 0.0
         self._failed = 0
         self._beside: dict[str, tuple[float, int]] = {}
@@ -161,7 +161,7 @@ class Breaker:
             self._row.clear()
         self._row += [(now, conversation) for conversation in counted]
         if answers or counted or seen:
-            self._window.append(_Calls(now, answers, counted, seen))
+            self._window.append(_ReportedCalls(now, answers, counted, seen))
             self._answered += answers
             self._failed += len(counted)
             self._forget(now)

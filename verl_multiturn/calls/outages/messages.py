@@ -51,7 +51,7 @@ class Sums:
     """True when that probe was answered; None: it failed by the model's mistake."""
 
 
-class KeeperAnswer(NamedTuple):
+class StoreAnswer(NamedTuple):
     """Answer of the keeper to a process."""
 
     keeper: str
@@ -93,24 +93,24 @@ class OutageState:
     """Text of the last outage; "" without one."""
 
 
-class Keeper(Protocol):
+class RemoteOutageStore(Protocol):
     """Serve the processes of a run, which reach it through Ray; `process.py` calls it."""
 
-    async def report(self, sums: Mapping[str, Sums], process: str = "") -> KeeperAnswer:
-        """Note calls that have ended; see `OutageKeeper.report`."""
+    async def report(self, sums: Mapping[str, Sums], process: str = "") -> StoreAnswer:
+        """Note calls that have ended; see `OutageStore.report`."""
 
-    async def changes(self, keeper: str, seen: int, process: str = "") -> KeeperAnswer:
-        """Wait for a change; see `OutageKeeper.changes`."""
+    async def changes(self, keeper: str, seen: int, process: str = "") -> StoreAnswer:
+        """Wait for a change; see `OutageStore.changes`."""
 
     async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> CallAdmission:
-        """Wait at a breaker; see `OutageKeeper.enter`."""
+        """Wait at a breaker; see `OutageStore.enter`."""
 
     async def leave(self, name: str, waiter: str) -> None:
-        """Wait no longer; see `OutageKeeper.leave`."""
+        """Wait no longer; see `OutageStore.leave`."""
 
     async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
-        """Take over what a process knows; see `OutageKeeper.recall`."""
+        """Take over what a process knows; see `OutageStore.recall`."""
 
 
-class KeeperLostError(Exception):
+class StoreLostError(Exception):
     """The keeper has died, or cannot be reached."""

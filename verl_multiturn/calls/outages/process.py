@@ -20,8 +20,15 @@ from weakref import WeakKeyDictionary
 
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.breaker import WINDOW_S
-from verl_multiturn.calls.outages.messages import CallAdmission, Keeper, KeeperAnswer, KeeperLostError, Sums, Waiting
-from verl_multiturn.calls.outages.store import OutageKeeper
+from verl_multiturn.calls.outages.messages import (
+    CallAdmission,
+    RemoteOutageStore,
+    StoreAnswer,
+    StoreLostError,
+    Sums,
+    Waiting,
+)
+from verl_multiturn.calls.outages.store import OutageStore
 from verl_multiturn.calls.tasks import keep
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.config import OutageSettings
@@ -243,15 +250,15 @@ class Outages:
     def __init__(
         self,
         settings: OutageSettings | None = None,
-        connect: Callable[[], Keeper] | None = None,
+        connect: Callable[[], RemoteOutageStore] | None = None,
         stopped: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.settings = settings or OutageSettings()
         self.stopped = stopped
         self.process = uuid4().hex if connect is not None else ""
-        own = OutageKeeper()
-        self._connect: Callable[[], Keeper] = connect or (lambda: own)
-        self._keeper: Keeper | None = None
+        own = OutageStore()
+        self._connect: Callable[[], RemoteOutageStore] = connect or (lambda: own)
+        self._keeper: RemoteOutageStore | None = None
         self._watches: dict[str, Watch] = {}
         self._judged: OrderedDict[str, None] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -301,16 +308,16 @@ class Outages:
         """Report calls, and wait until the keeper has judged them; return whether it could be reached."""
         try:
             self._learn(await self.ask(lambda keeper: keeper.report(sums, self.process), TOLD_S))
-        except KeeperLostError as error:
+        except StoreLostError as error:
             logger.error("the keeper of outages cannot be reached, what is known of %s is lost: %s", list(sums), error)
             return False
         return True
 
-    async def ask(self, question: Callable[[Keeper], Awaitable[T]], patience_s: float = inf) -> T:
+    async def ask(self, question: Callable[[RemoteOutageStore], Awaitable[T]], patience_s: float = inf) -> T:
         """Return the keeper's answer; where it has died, that of the next one.
 
         Raises:
-            KeeperLostError: There was none within `patience_s`.
+            StoreLostError: There was none within `patience_s`.
         """
         loop = asyncio.get_running_loop()
         until, pause_s = loop.time() + patience_s, _AGAIN_S[0]
@@ -324,7 +331,7 @@ class Outages:
                         await asked.recall(epochs, list(self._judged))
                     self._keeper = asked
                 return await question(asked)
-            except KeeperLostError as error:
+            except StoreLostError as error:
                 if asked is not None and self._keeper is asked:
                     self._keeper = None
                     logger.warning("the keeper of outages has died, the next one is told what is known: %s", error)
@@ -340,7 +347,7 @@ class Outages:
             self._learn(told)
             keeper, seen = told.keeper, told.version
 
-    def _learn(self, told: KeeperAnswer) -> None:
+    def _learn(self, told: StoreAnswer) -> None:
         for name, epoch in told.epochs.items():
             if (watch := self._watches.get(name)) is not None:
                 watch.learn(epoch)

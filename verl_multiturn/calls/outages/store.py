@@ -1,4 +1,4 @@
-"""`OutageKeeper`: the breakers of a run, kept in one place. It uses asyncio and no Ray.
+"""`OutageStore`: the breakers of a run, kept in one place. It uses asyncio and no Ray.
 
     worker  `report`   sums of calls, twice a second, and at once at an outage  ──▶  the epochs of the breakers
     worker  `changes`  long poll                                                ──▶  epochs and judged conversations
@@ -33,7 +33,7 @@ from typing import Literal
 from uuid import uuid4
 
 from verl_multiturn.calls.outages.breaker import Breaker
-from verl_multiturn.calls.outages.messages import CallAdmission, KeeperAnswer, OutageState, Sums, Waiting
+from verl_multiturn.calls.outages.messages import CallAdmission, OutageState, StoreAnswer, Sums, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ MOST_JUDGED = 100_000
 
 
 @dataclass
-class _Waiter:
+class _QueuedCall:
     kind: Waiting
     lease_s: float
     process: str
@@ -62,7 +62,7 @@ class _Name:
     outages: int = 0
     bugs: int = 0
     error: str = ""
-    waiting: dict[str, _Waiter] = field(default_factory=dict)
+    waiting: dict[str, _QueuedCall] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
     probe: tuple[str, str] = ("", "")
     """The last probe, and its process."""
@@ -92,7 +92,7 @@ class _Name:
             logger.warning("%s: the outage is over; it was out for %.0f s in all", name, self.breaker.open_total_s(now))
 
 
-class OutageKeeper:
+class OutageStore:
     """The breakers of a run; all methods are called on one event loop."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class OutageKeeper:
         self._heard: dict[str, float] = {}
         """When a word of each process came last."""
 
-    async def report(self, sums: Mapping[str, Sums], process: str = "") -> KeeperAnswer:
+    async def report(self, sums: Mapping[str, Sums], process: str = "") -> StoreAnswer:
         """Note calls that have ended in one process, and judge.
 
         Args:
@@ -141,9 +141,9 @@ class OutageKeeper:
             self._admit(kept)
         self._judge(judged)
         epochs = {name: self._of(name).breaker.epoch for name in sums}
-        return KeeperAnswer(self._id, version, epochs, tuple(judged))
+        return StoreAnswer(self._id, version, epochs, tuple(judged))
 
-    async def changes(self, keeper: str, seen: int, process: str = "") -> KeeperAnswer:
+    async def changes(self, keeper: str, seen: int, process: str = "") -> StoreAnswer:
         """Wait until there is a change, at most for `POLL_S`, and return what has changed, the oldest first.
 
         Args:
@@ -167,7 +167,7 @@ class OutageKeeper:
                 break
             judged.append(conversation)
         epochs = {name: kept.breaker.epoch for name, kept in self._names.items()}
-        return KeeperAnswer(self._id, self._version, epochs, tuple(reversed(judged)))
+        return StoreAnswer(self._id, self._version, epochs, tuple(reversed(judged)))
 
     async def enter(self, name: str, waiter: str, kind: Waiting, lease_s: float, process: str = "") -> CallAdmission:
         """Wait at a breaker until it is closed, or the caller is let through.
@@ -189,7 +189,7 @@ class OutageKeeper:
         loop = asyncio.get_running_loop()
         admitted: asyncio.Future[CallAdmission] = loop.create_future()
         kept.ask(loop.time())
-        kept.waiting[waiter] = _Waiter(kind, lease_s, process, admitted)
+        kept.waiting[waiter] = _QueuedCall(kind, lease_s, process, admitted)
         self._admit(kept)
         try:
             return await admitted

@@ -35,7 +35,7 @@ _MOST_SINGLE = 16
 
 
 @dataclass(frozen=True)
-class _Value:
+class _TextValue:
     """Meaning of a text that is not read as it stands."""
 
     core: Any
@@ -69,7 +69,7 @@ def read_arguments(texts: Mapping[str, str], schema: Mapping[str, Any]) -> dict[
     values = {key: value for key, text in texts.items() if (value := _value(text)) is not None}
     if not values:
         return dict(texts)
-    reader = _Reader(texts, values, validator_of(json.dumps(schema)))
+    reader = _ArgumentReader(texts, values, validator_of(json.dumps(schema)))
     try:
         return reader.arguments(reader.kept())
     except (ValueError, RecursionError):  # the validator allows less nesting than the JSON parser
@@ -81,7 +81,7 @@ def _json(text: str) -> Any:
     return _PYTHON_WORDS[word] if word in _PYTHON_WORDS else read_whole_json(word)
 
 
-def _value(text: str) -> _Value | None:
+def _value(text: str) -> _TextValue | None:
     """Return what a text means beside itself; None if it can only be read as it stands."""
     try:
         core = read = _json(text)
@@ -89,10 +89,10 @@ def _value(text: str) -> _Value | None:
             core = _json(core)
     except (ValueError, RecursionError):
         return None
-    return _Value(core, read)
+    return _TextValue(core, read)
 
 
-class _Reader:
+class _ArgumentReader:
     """The reading of one call's arguments.
 
     Args:
@@ -101,7 +101,7 @@ class _Reader:
         validator: The validator of all arguments; None: each of them may be anything.
     """
 
-    def __init__(self, texts: Mapping[str, str], values: Mapping[str, _Value], validator: Validator | None) -> None:
+    def __init__(self, texts: Mapping[str, str], values: Mapping[str, _TextValue], validator: Validator | None) -> None:
         self._texts = texts
         self._values = values
         self._validator = validator

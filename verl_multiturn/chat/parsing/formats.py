@@ -16,7 +16,7 @@ from verl_multiturn.chat.parsing.json_calls import HERMES, JsonForm, JsonParser
 from verl_multiturn.chat.parsing.llama import LlamaParser
 from verl_multiturn.chat.parsing.pythonic import PythonForm, PythonParser
 from verl_multiturn.chat.parsing.tags import TagForm, TagParser
-from verl_multiturn.chat.parsing.turns import CallParser, Tokenizer
+from verl_multiturn.chat.parsing.turns import CallParser, ParserTokenizer
 
 
 def _function_tags(tag: str, newline: str = r"\n?", escaped: bool = False) -> TagForm:
@@ -202,7 +202,7 @@ FORMATS = sorted([*_FORMS, "gpt-oss"])
 
 
 def make_call_parser(
-    name: str, tokenizer: Tokenizer, end_ids: Sequence[int], marks: Sequence[tuple[str, str]]
+    name: str, tokenizer: ParserTokenizer, end_ids: Sequence[int], marks: Sequence[tuple[str, str]]
 ) -> CallParser:
     """Make the parser of a format.
 

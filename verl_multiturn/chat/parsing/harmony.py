@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from verl_multiturn.chat.parsing.call_json import UnreadableCallError, as_json, read_json
-from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, Tokenizer, ToolCall, turn_text
+from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, ParserTokenizer, ToolCall, turn_text
 
 _CALL, _END = "<|call|>", "<|end|>"
 _WRITTEN = "write its JSON after <|message|> and end it with <|call|>"
@@ -43,7 +43,7 @@ class HarmonyParser:
     _BODY_END = re.compile(r"<\|call\|>|<\|end\|>|<\|return\|>|(?=<\|start\|>)|\Z")
     _SPACE = re.compile(r"\s*")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: ParserTokenizer) -> None:
         self._tokenizer = tokenizer
 
     async def parse(

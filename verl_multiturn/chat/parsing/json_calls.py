@@ -10,7 +10,7 @@ from typing import Any
 from verl_multiturn.chat.parsing.call_json import NamedCall, UnreadableCallError, as_json, named_calls, read_json
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.chat.parsing.text_parser import TextParser
-from verl_multiturn.chat.parsing.turns import Tokenizer
+from verl_multiturn.chat.parsing.turns import ParserTokenizer
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class JsonParser(TextParser):
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: ParserTokenizer,
         end_ids: Sequence[int],
         form: JsonForm = HERMES,
         marks: Sequence[tuple[str, str]] = (THINK,),

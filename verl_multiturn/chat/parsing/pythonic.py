@@ -24,7 +24,7 @@ from verl_multiturn.chat.parsing.call_json import (
     read_whole_json,
 )
 from verl_multiturn.chat.parsing.text_parser import NoCallError, TextParser
-from verl_multiturn.chat.parsing.turns import Tokenizer
+from verl_multiturn.chat.parsing.turns import ParserTokenizer
 from verl_multiturn.syntax import parse_expression
 
 # Llama 4 sometimes writes this after a list of calls.
@@ -76,7 +76,7 @@ class PythonParser(TextParser):
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, end_ids: Sequence[int], form: PythonForm, marks: Sequence[tuple[str, str]]
+        self, tokenizer: ParserTokenizer, end_ids: Sequence[int], form: PythonForm, marks: Sequence[tuple[str, str]]
     ) -> None:
         super().__init__(tokenizer, end_ids, marks, form.begun, form.close)
         # Strings are matched first, because a mark within a string closes nothing.
@@ -143,7 +143,7 @@ _CHANGED = frozenset({*_JsonWords._WORDS, "__debug__"})
 
 
 def _python_calls(source: str, schemas: Sequence[dict[str, Any]]) -> list[NamedCall]:
-    names = _Names(source, schemas)
+    names = _CallNames(source, schemas)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns about style in the model's code
         tree = _JsonWords().visit(parse_expression(names.source))
@@ -161,7 +161,7 @@ def _python_calls(source: str, schemas: Sequence[dict[str, Any]]) -> list[NamedC
     return calls
 
 
-class _Names:
+class _CallNames:
     """The names of calls and arguments in a list of calls, those that Python would not keep replaced.
 
     Args:

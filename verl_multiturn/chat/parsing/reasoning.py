@@ -20,7 +20,7 @@ REASONING_MARKS = (
 )
 
 
-class Reasoning:
+class ReasoningFinder:
     """A finder of the reasoning sections in a turn's text.
 
     Args:

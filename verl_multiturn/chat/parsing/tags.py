@@ -11,7 +11,7 @@ from typing import Any
 from verl_multiturn.chat.parsing.arguments import read_arguments, read_value
 from verl_multiturn.chat.parsing.call_json import NamedCall, UnreadableCallError, as_json, read_json
 from verl_multiturn.chat.parsing.text_parser import TextParser
-from verl_multiturn.chat.parsing.turns import Tokenizer
+from verl_multiturn.chat.parsing.turns import ParserTokenizer
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TagParser(TextParser):
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, end_ids: Sequence[int], form: TagForm, marks: Sequence[tuple[str, str]]
+        self, tokenizer: ParserTokenizer, end_ids: Sequence[int], form: TagForm, marks: Sequence[tuple[str, str]]
     ) -> None:
         super().__init__(tokenizer, end_ids, marks, form.begun, form.close, form.closing)
         self._form = form

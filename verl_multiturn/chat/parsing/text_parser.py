@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_multiturn.chat.parsing.call_json import NamedCall, UnreadableCallError
-from verl_multiturn.chat.parsing.reasoning import Reasoning
-from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, Tokenizer, ToolCall, turn_text
+from verl_multiturn.chat.parsing.reasoning import ReasoningFinder
+from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, ParserTokenizer, ToolCall, turn_text
 
 
 class NoCallError(Exception):
@@ -27,7 +27,7 @@ class NoCallError(Exception):
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _TurnPiece:
     """A part of a turn: reasoning, calls, a call that cannot be read, or text."""
 
     text: str
@@ -61,7 +61,7 @@ class TextParser(ABC):
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: ParserTokenizer,
         end_ids: Sequence[int],
         marks: Sequence[tuple[str, str]],
         begun: str,
@@ -70,7 +70,7 @@ class TextParser(ABC):
     ) -> None:
         self._tokenizer = tokenizer
         self._end_ids = frozenset(end_ids)
-        self._reasoning = Reasoning(marks)
+        self._reasoning = ReasoningFinder(marks)
         self._begun = re.compile(begun)
         self._next = re.compile(f"{self._reasoning.openings}|(?P<call>{begun})")
         self._close = close
@@ -98,22 +98,22 @@ class TextParser(ABC):
         content = "".join(piece.text for piece in pieces if not (piece.calls or piece.problem))
         return AssistantTurn(content.strip(), calls)
 
-    def _pieces(self, text: str, opened: str | None, schemas: Sequence[dict[str, Any]]) -> list[_Piece]:
+    def _pieces(self, text: str, opened: str | None, schemas: Sequence[dict[str, Any]]) -> list[_TurnPiece]:
         """Split a turn into pieces, in their order."""
-        pieces: list[_Piece] = []
+        pieces: list[_TurnPiece] = []
         if opened:
             end = self._reasoning.end(text, opened, 0)
-            pieces.append(_Piece(opened + text[:end], thought=True))
+            pieces.append(_TurnPiece(opened + text[:end], thought=True))
             text = text[end:]
         position, blank = 0, True
         while found := self._next.search(text, position):
             start = found.start()
             before = text[position:start]
-            pieces.append(_Piece(before))
+            pieces.append(_TurnPiece(before))
             blank = blank and not before.strip()
             if found["call"] is None:
                 position = self._reasoning.end(text, found[0], found.end())
-                pieces.append(_Piece(text[start:position], thought=True))
+                pieces.append(_TurnPiece(text[start:position], thought=True))
                 if blank:  # a call after the reasoning is at the turn's beginning, where some formats expect it
                     text, position = text[position:], 0
                 continue
@@ -124,14 +124,14 @@ class TextParser(ABC):
                 # would stand between the two marks.
                 if again := self._closed_twice.match(text, position):
                     position = again.end()
-                pieces.append(_Piece(text[start:position], calls=calls))
+                pieces.append(_TurnPiece(text[start:position], calls=calls))
             except NoCallError:
                 position = max(found.end(), start + 1)
-                pieces.append(_Piece(text[start:position]))
+                pieces.append(_TurnPiece(text[start:position]))
             except UnreadableCallError as error:
                 position = self._unread_to(text, found.end())
-                pieces.append(_Piece(text[start:position], problem=str(error)[:300]))
-        pieces.append(_Piece(text[position:]))
+                pieces.append(_TurnPiece(text[start:position], problem=str(error)[:300]))
+        pieces.append(_TurnPiece(text[position:]))
         return pieces
 
     def _unread_to(self, text: str, position: int) -> int:
@@ -141,7 +141,7 @@ class TextParser(ABC):
             return len(text)
         return closed + len(self._close)
 
-    def _without_strays(self, pieces: list[_Piece]) -> list[_Piece]:
+    def _without_strays(self, pieces: list[_TurnPiece]) -> list[_TurnPiece]:
         """Return the pieces, from the first call on as one malformed call if a tag closes what no call opened.
 
         Pieces of reasoning stay apart.
@@ -158,10 +158,10 @@ class TextParser(ABC):
                 )
                 unclear = "".join(piece.text for piece in pieces[start:] if not piece.thought)
                 thoughts = [piece for piece in pieces[start:] if piece.thought]
-                return [*pieces[:start], *thoughts, _Piece(unclear, problem=problem)]
+                return [*pieces[:start], *thoughts, _TurnPiece(unclear, problem=problem)]
         return pieces
 
-    def _end_alone(self, piece: _Piece, calls: bool) -> str:
+    def _end_alone(self, piece: _TurnPiece, calls: bool) -> str:
         """Return the tag in a piece before the first call that ends a call without a beginning; "" without one.
 
         In a turn without calls, only a call's own end counts, and not the end of a part of one.
@@ -171,7 +171,7 @@ class TextParser(ABC):
         found = (self._ends_part_of_one if calls else self._ends_one).search(piece.text)
         return found["tag"] if found else ""
 
-    def _stray(self, piece: _Piece) -> str:
+    def _stray(self, piece: _TurnPiece) -> str:
         """Return the first tag in a piece after the first call that closes nothing; "" without one.
 
         Reasoning is searched, too: the rest of an argument that was cut may look like it. In a JSON format, reasoning

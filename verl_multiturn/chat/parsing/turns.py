@@ -67,7 +67,7 @@ class CallParser(Protocol):
         ...
 
 
-class Tokenizer(Protocol):
+class ParserTokenizer(Protocol):
     """The part of a tokenizer that the parsers use."""
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
@@ -75,7 +75,7 @@ class Tokenizer(Protocol):
         ...
 
 
-def turn_text(tokenizer: Tokenizer, ids: Sequence[int], end_ids: Collection[int]) -> str:
+def turn_text(tokenizer: ParserTokenizer, ids: Sequence[int], end_ids: Collection[int]) -> str:
     """Return the text of a turn without the end tokens at its end."""
     kept = list(ids)
     while kept and kept[-1] in end_ids:

@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.observe.convert.messages import Asked, asked_of, parts_of
-from verl_multiturn.observe.convert.source import Source
+from verl_multiturn.observe.convert.messages import MessageCall, asked_of, parts_of
+from verl_multiturn.observe.convert.source import RunSource
 from verl_multiturn.records.json_text import dumps, plain
 from verl_multiturn.records.rows import columns
 
@@ -24,7 +24,7 @@ OURS = "verl_multiturn"
 """Name under which everything of ours stands in an `extra`."""
 
 
-def write_atif(source: Source, folder: Path) -> int:
+def write_atif(source: RunSource, folder: Path) -> int:
     """Write a file for each conversation into a folder, and return their number.
 
     Args:
@@ -47,7 +47,7 @@ def file_name(request_id: str) -> str:
     return hashlib.blake2b(request_id.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
-def trajectory(record: dict[str, Any], source: Source) -> dict[str, Any]:
+def trajectory(record: dict[str, Any], source: RunSource) -> dict[str, Any]:
     """Return a conversation in ATIF.
 
     Args:
@@ -123,7 +123,7 @@ def _said(message: dict[str, Any], calls: dict[Any, dict[str, Any]]) -> dict[str
     return found
 
 
-def _call(asked: Asked, made: dict[str, Any] | None) -> dict[str, Any]:
+def _call(asked: MessageCall, made: dict[str, Any] | None) -> dict[str, Any]:
     found: dict[str, Any] = {"tool_call_id": asked.id, "function_name": asked.name, "arguments": asked.arguments}
     if made is not None:
         kept = ("status", "attempts", "cached", "truncated", "queue_s", "seconds", "reward", "metrics")

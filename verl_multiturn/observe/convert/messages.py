@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from verl_multiturn.records.json_text import dumps, plain
 
 
-class Asked(NamedTuple):
+class MessageCall(NamedTuple):
     """A call that a message of the model has."""
 
     id: str
@@ -16,13 +16,13 @@ class Asked(NamedTuple):
     arguments: dict[str, Any]
 
 
-def asked_of(message: dict[str, Any]) -> list[Asked]:
+def asked_of(message: dict[str, Any]) -> list[MessageCall]:
     """Return the calls of a message. Arguments that are no object stand under `arguments`."""
     calls = message.get("tool_calls")
     return [_asked(call, number) for number, call in enumerate(calls if isinstance(calls, list) else [])]
 
 
-def _asked(call: Any, number: int) -> Asked:
+def _asked(call: Any, number: int) -> MessageCall:
     call = call if isinstance(call, dict) else {}
     function = call.get("function") if isinstance(call.get("function"), dict) else {}
     arguments = function.get("arguments")
@@ -32,7 +32,7 @@ def _asked(call: Any, number: int) -> Asked:
         except (ValueError, RecursionError):
             read = None
         arguments = read if isinstance(read, dict) else arguments
-    return Asked(
+    return MessageCall(
         str(call.get("id") or number),
         str(function.get("name") or ""),
         arguments if isinstance(arguments, dict) else {} if arguments is None else {"arguments": arguments},

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.observe.convert.messages import as_json, asked_of, parts_of
-from verl_multiturn.observe.convert.source import Source
+from verl_multiturn.observe.convert.source import RunSource
 from verl_multiturn.observe.spans import TraceSpan, tree_of
 from verl_multiturn.records.json_text import dumps, plain
 
@@ -32,7 +32,7 @@ _LARGEST = range(-(1 << 63), 1 << 63)
 _ASKED = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k"}
 
 
-def write_otel(source: Source, path: Path) -> int:
+def write_otel(source: RunSource, path: Path) -> int:
     """Write a file with a line for each conversation, and return their number.
 
     Args:
@@ -49,7 +49,7 @@ def write_otel(source: Source, path: Path) -> int:
     return count
 
 
-def _request(record: dict[str, Any], source: Source) -> dict[str, Any]:
+def _request(record: dict[str, Any], source: RunSource) -> dict[str, Any]:
     resource = {
         "service.name": "verl-multiturn",
         "service.version": source.version,
@@ -64,7 +64,7 @@ def _request(record: dict[str, Any], source: Source) -> dict[str, Any]:
     }
 
 
-def _spans(record: dict[str, Any], source: Source) -> list[dict[str, Any]]:
+def _spans(record: dict[str, Any], source: RunSource) -> list[dict[str, Any]]:
     offset = source.offset_s(record["request_id"])
     timeline = tree_of(record).timeline
     ended = max([float(record["ended"]), *(float(wait["end"]) for wait, _ in timeline)])
@@ -86,7 +86,7 @@ def _spans(record: dict[str, Any], source: Source) -> list[dict[str, Any]]:
     return spans
 
 
-def _of_conversation(record: dict[str, Any], source: Source) -> dict[str, Any]:
+def _of_conversation(record: dict[str, Any], source: RunSource) -> dict[str, Any]:
     reward = source.reward(record)
     sample, asked = record.get("sample") or {}, int(record.get("asked") or 0)
     messages = record.get("messages") or []
@@ -114,7 +114,7 @@ def _of_conversation(record: dict[str, Any], source: Source) -> dict[str, Any]:
     }
 
 
-def _span(wait: Mapping[str, Any], span: TraceSpan, record: dict[str, Any], source: Source) -> dict[str, Any]:
+def _span(wait: Mapping[str, Any], span: TraceSpan, record: dict[str, Any], source: RunSource) -> dict[str, Any]:
     kind, name, turn = wait["kind"], wait.get("name") or "", wait.get("turn")
     attributes: dict[str, Any] = {"verl_multiturn.kind": kind, "verl_multiturn.turn": turn}
     status: dict[str, Any] = {"code": _OK}
@@ -151,7 +151,7 @@ def _span(wait: Mapping[str, Any], span: TraceSpan, record: dict[str, Any], sour
     }
 
 
-def _of_generation(record: dict[str, Any], span: TraceSpan, source: Source) -> dict[str, Any]:
+def _of_generation(record: dict[str, Any], span: TraceSpan, source: RunSource) -> dict[str, Any]:
     common = {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "sglang",

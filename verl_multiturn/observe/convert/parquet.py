@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_multiturn.observe.convert.messages import as_json, asked_of, parts_of
-from verl_multiturn.observe.convert.source import Source
+from verl_multiturn.observe.convert.source import RunSource
 from verl_multiturn.records.json_text import plain
 from verl_multiturn.records.rows import columns
 from verl_multiturn.rollout.limits import INVALID, StopReason
@@ -65,7 +65,7 @@ COLUMNS = pa.schema(
 _LIMITS = frozenset(StopReason) - INVALID - {StopReason.FINISHED, StopReason.ENVIRONMENT_DONE, StopReason.AGENT_ERROR}
 
 
-def write_parquet(source: Source, folder: Path) -> int:
+def write_parquet(source: RunSource, folder: Path) -> int:
     """Write `transcripts.parquet` into a folder, and return the number of conversations.
 
     Args:
@@ -83,7 +83,7 @@ def write_parquet(source: Source, folder: Path) -> int:
     return count
 
 
-def _batches(source: Source) -> Iterator[list[dict[str, Any]]]:
+def _batches(source: RunSource) -> Iterator[list[dict[str, Any]]]:
     rows: list[dict[str, Any]] = []
     for record in source.records():
         rows.append(_row(record, source))
@@ -94,7 +94,7 @@ def _batches(source: Source) -> Iterator[list[dict[str, Any]]]:
         yield rows
 
 
-def _row(record: dict[str, Any], source: Source) -> dict[str, Any]:
+def _row(record: dict[str, Any], source: RunSource) -> dict[str, Any]:
     reward = source.reward(record)
     sample = record.get("sample") or {}
     stop = str(record.get("stop_reason") or "")

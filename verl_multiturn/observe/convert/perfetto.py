@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.observe.convert.source import Source
+from verl_multiturn.observe.convert.source import RunSource
 from verl_multiturn.observe.spans import tree_of
 from verl_multiturn.records.json_text import dumps, plain
 
 _TRAINER = 0
 
 
-def write_perfetto(source: Source, path: Path) -> int:
+def write_perfetto(source: RunSource, path: Path) -> int:
     """Write the trace, and return the number of conversations in it.
 
     Args:
@@ -64,7 +64,7 @@ def _named(what: str, process: int, thread: int | None, name: str) -> dict[str, 
     return event if thread is None else {**event, "tid": thread}
 
 
-def _of_steps(source: Source, began: float) -> Iterator[dict[str, Any]]:
+def _of_steps(source: RunSource, began: float) -> Iterator[dict[str, Any]]:
     for number, step in enumerate(source.steps):
         event = {"cat": "trainer", "name": f"{step['event']} {step['step']}", "id": f"trainer/{number}"}
         args = {"phases": step.get("phases"), "rows": step.get("rows")}
@@ -72,7 +72,7 @@ def _of_steps(source: Source, began: float) -> Iterator[dict[str, Any]]:
 
 
 def _of_conversation(
-    record: dict[str, Any], source: Source, process: int, thread: int, began: float
+    record: dict[str, Any], source: RunSource, process: int, thread: int, began: float
 ) -> Iterator[dict[str, Any]]:
     offset = source.offset_s(record["request_id"]) - began
     request = record["request_id"]

@@ -1,4 +1,4 @@
-"""`Source`: a run as the converters read it: its records, what the trainer made of them, and one clock for all."""
+"""`RunSource`: a run as the converters read it: its records, what the trainer made of them, and one clock for all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.scores import Reward, is_right, ranges_of, rewards_of
 
 
-class Source:
+class RunSource:
     """A run to be converted.
 
     Args:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from verl_multiturn.observe.explain.courses import course
-from verl_multiturn.observe.explain.facts import Facts, Talk
+from verl_multiturn.observe.explain.facts import ConversationFacts, Facts
 from verl_multiturn.observe.explain.finding import Finding, examples, percent
 from verl_multiturn.rollout.limits import StopReason
 
@@ -38,5 +38,5 @@ def find(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _failed(talk: Talk) -> bool:
+def _failed(talk: ConversationFacts) -> bool:
     return talk.agent_end in _FAILED or talk.stop in _STOPS

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from verl_multiturn.observe.explain.courses import FEWEST, windows
-from verl_multiturn.observe.explain.facts import Facts, Talk
+from verl_multiturn.observe.explain.facts import ConversationFacts, Facts
 from verl_multiturn.observe.explain.finding import Finding, examples, percent
 
 _ROWS = 8
@@ -39,7 +39,7 @@ def _one_answer(facts: Facts) -> Iterator[Finding]:
     if sum(talk.answer == talk.truth for talk in with_truth) < _ANSWERS * len(with_truth):
         with_truth = [talk for talk in with_truth if talk.marked]
     last = windows(with_truth)[-1] if with_truth else []
-    by_row: dict[str, list[Talk]] = defaultdict(list)
+    by_row: dict[str, list[ConversationFacts]] = defaultdict(list)
     for talk in last:
         by_row[talk.row].append(talk)
     if len(by_row) < _ROWS:
@@ -107,6 +107,6 @@ def _guesses(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _share(talks: Sequence[Talk], guesses: bool) -> float:
+def _share(talks: Sequence[ConversationFacts], guesses: bool) -> float:
     hits = sum(talk.attempts >= _GUESSES if guesses else talk.identical >= _AGAIN for talk in talks)
     return round(hits / len(talks), 4)

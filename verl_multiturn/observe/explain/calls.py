@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from verl_multiturn.config import PATH
 from verl_multiturn.observe.explain.courses import FEWEST, course, windows
-from verl_multiturn.observe.explain.facts import Facts, Talk, setting
+from verl_multiturn.observe.explain.facts import ConversationFacts, Facts, setting
 from verl_multiturn.observe.explain.finding import Finding, examples, percent
 from verl_multiturn.tools.running.results import CallStatus
 
@@ -79,7 +79,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _bad(facts: Facts, bad: _Bad) -> Iterator[Finding]:
-    def count(talk: Talk) -> tuple[int, int]:
+    def count(talk: ConversationFacts) -> tuple[int, int]:
         return sum(call.status in bad.statuses for call in talk.calls), len(talk.calls)
 
     found = course(facts.played, count)
@@ -105,7 +105,7 @@ def _bad(facts: Facts, bad: _Bad) -> Iterator[Finding]:
 
 
 def _waiting(facts: Facts) -> Iterator[Finding]:
-    def count(talk: Talk) -> tuple[int, int]:
+    def count(talk: ConversationFacts) -> tuple[int, int]:
         waited = max((call.queue_s for call in talk.calls), default=0.0)
         overloaded = any(call.status == CallStatus.OVERLOADED for call in talk.calls)
         return int(overloaded or waited > _WAITS * max(talk.ended - talk.began, 1e-3)), int(bool(talk.calls))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from verl_multiturn.evaluation.estimates import wilson
-from verl_multiturn.observe.explain.facts import Talk
+from verl_multiturn.observe.explain.facts import ConversationFacts
 from verl_multiturn.observe.explain.finding import Kind
 
 WINDOWS = 4
@@ -22,14 +22,14 @@ SOMETIMES = 2.5
 """A service's fault that is over is an alarm from so many times the share on that is one at the end."""
 
 
-def windows(talks: Iterable[Talk], most: int = WINDOWS) -> list[list[Talk]]:
+def windows(talks: Iterable[ConversationFacts], most: int = WINDOWS) -> list[list[ConversationFacts]]:
     """Return conversations in up to `most` windows of about as many steps each, in order.
 
     Args:
         talks: The conversations.
         most: The most windows.
     """
-    by_step: dict[int, list[Talk]] = defaultdict(list)
+    by_step: dict[int, list[ConversationFacts]] = defaultdict(list)
     for talk in talks:
         by_step[talk.step].append(talk)
     steps = sorted(by_step)
@@ -91,7 +91,7 @@ class Course:
         return "note" if self.last >= note or self.worst >= alarm else None
 
 
-def course(talks: Iterable[Talk], count: Callable[[Talk], tuple[int, int]]) -> Course:
+def course(talks: Iterable[ConversationFacts], count: Callable[[ConversationFacts], tuple[int, int]]) -> Course:
     """Return the course of a share.
 
     Args:

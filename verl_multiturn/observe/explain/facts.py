@@ -1,7 +1,7 @@
 """`Facts`: what the symptoms are looked for in, read from a run's records in one pass.
 
 A run may have a million conversations of thousands of tokens. So of each conversation only sums and short texts are
-kept (`Talk`), and its tokens are let go.
+kept (`ConversationFacts`), and its tokens are let go.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from verl_multiturn.certificate.check import SAMPLED
 from verl_multiturn.observe.explain.lateness import critical_path
-from verl_multiturn.observe.join_columns import Joined
+from verl_multiturn.observe.join_columns import JoinTable
 from verl_multiturn.observe.spans import spans_of
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.scores import Reward, is_right, ranges_of, rewards_of
@@ -40,7 +40,7 @@ class CallFacts:
 
 
 @dataclass(slots=True)
-class Talk:
+class ConversationFacts:
     """One conversation, or one session of an agent."""
 
     request_id: str
@@ -124,8 +124,8 @@ class Facts:
     runs: list[dict[str, Any]]
     steps: list[dict[str, Any]]
     """Steps of the trainer, without validations."""
-    training: list[Talk]
-    validation: list[Talk]
+    training: list[ConversationFacts]
+    validation: list[ConversationFacts]
     drift: dict[tuple[int, int, int], Drift]
     """By step, turn and weight version."""
     entropy: dict[int, Drift]
@@ -140,7 +140,7 @@ class Facts:
     """Whether timelines were recorded."""
 
     @property
-    def played(self) -> list[Talk]:
+    def played(self) -> list[ConversationFacts]:
         """Return the conversations to look at: those of the training, or of an evaluation that trains nothing."""
         return self.training or self.validation
 
@@ -169,7 +169,7 @@ def read_facts(records: Records) -> Facts:
     Args:
         records: Its records.
     """
-    joined, rewards = Joined(records.joined()), rewards_of(records)
+    joined, rewards = JoinTable(records.joined()), rewards_of(records)
     ranges = ranges_of(rewards.values())
     scored: dict[str, float] = {}
     ends: dict[str, list[str]] = defaultdict(list)
@@ -204,7 +204,7 @@ def read_facts(records: Records) -> Facts:
     return facts
 
 
-def _talk(record: dict[str, Any], scored: float | None) -> Talk:
+def _talk(record: dict[str, Any], scored: float | None) -> ConversationFacts:
     sample = record.get("sample") or {}
     generations = record.get("generations") or []
     session = record.get("session")
@@ -223,7 +223,7 @@ def _talk(record: dict[str, Any], scored: float | None) -> Talk:
     calls = record.get("calls") or []
     asked = [str(call.get("name")) + _as_text(call.get("arguments")) for call in calls]
     said = [_text(message) for message in messages if message.get("role") == "assistant" and not calls]
-    return Talk(
+    return ConversationFacts(
         request_id=record["request_id"],
         uid=record.get("uid") or "",
         validation=bool(record.get("validation")),
@@ -251,7 +251,7 @@ def _talk(record: dict[str, Any], scored: float | None) -> Talk:
     )
 
 
-def _join(talk: Talk, record: dict[str, Any], joined: Joined, facts: Facts) -> None:
+def _join(talk: ConversationFacts, record: dict[str, Any], joined: JoinTable, facts: Facts) -> None:
     """Add what the trainer made of a conversation's rows."""
     advantages: list[Any] = []
     for number_of_row, row in enumerate(record.get("rows") or []):
@@ -284,7 +284,7 @@ def _join(talk: Talk, record: dict[str, Any], joined: Joined, facts: Facts) -> N
 
 
 def _add_drift(
-    talk: Talk, differences: Any, turns: Any, versions: Any, drift: dict[tuple[int, int, int], Drift]
+    talk: ConversationFacts, differences: Any, turns: Any, versions: Any, drift: dict[tuple[int, int, int], Drift]
 ) -> None:
     is_number = np.isfinite(differences)
     keys = np.stack([turns, versions])

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from verl_multiturn.observe.explain.facts import Facts, Talk
+from verl_multiturn.observe.explain.facts import ConversationFacts, Facts
 from verl_multiturn.observe.explain.finding import Finding, Kind, percent
 from verl_multiturn.rows.reward_numbers import are_equal
 
@@ -16,9 +16,9 @@ _NOTE = 0.2
 
 
 @dataclass(frozen=True)
-class _Group:
+class _GroupFacts:
     step: int
-    talks: Sequence[Talk]
+    talks: Sequence[ConversationFacts]
     equal: bool
     right: bool
 
@@ -46,9 +46,9 @@ def find(facts: Facts) -> Iterator[Finding]:
     yield from _right(groups, early, end, resumed)
 
 
-def groups_of(talks: Sequence[Talk]) -> list[_Group]:
+def groups_of(talks: Sequence[ConversationFacts]) -> list[_GroupFacts]:
     """Return the groups of two or more scored conversations; one is right where each of them is."""
-    by_uid: dict[str, list[Talk]] = defaultdict(list)
+    by_uid: dict[str, list[ConversationFacts]] = defaultdict(list)
     for talk in talks:
         by_uid[talk.uid].append(talk)
     found = []
@@ -57,11 +57,11 @@ def groups_of(talks: Sequence[Talk]) -> list[_Group]:
         if len(own) < 2:
             continue
         right = all(talk.right for talk in group)
-        found.append(_Group(max(talk.step for talk in group), group, are_equal(own), right))
+        found.append(_GroupFacts(max(talk.step for talk in group), group, are_equal(own), right))
     return found
 
 
-def _first(groups: Sequence[_Group], steps: Sequence[int]) -> list[_Group]:
+def _first(groups: Sequence[_GroupFacts], steps: Sequence[int]) -> list[_GroupFacts]:
     """Return the groups of the run's first tenth, and of so many steps that there are enough."""
     for count in range(max(1, len(steps) // 10), len(steps) + 1):
         found = [group for group in groups if group.step <= steps[count - 1]]
@@ -70,7 +70,7 @@ def _first(groups: Sequence[_Group], steps: Sequence[int]) -> list[_Group]:
     return list(groups)
 
 
-def _wrong(groups: Sequence[_Group], late: Sequence[_Group]) -> Iterator[Finding]:
+def _wrong(groups: Sequence[_GroupFacts], late: Sequence[_GroupFacts]) -> Iterator[Finding]:
     share, all_of = _share(late, "wrong"), _share(groups, "wrong")
     kind: Kind | None = "alarm" if share >= _ALARM else "note" if max(share, all_of) >= _NOTE else None
     if kind is None:
@@ -90,7 +90,7 @@ def _wrong(groups: Sequence[_Group], late: Sequence[_Group]) -> Iterator[Finding
 
 
 def _right(
-    groups: Sequence[_Group], early: Sequence[_Group], end: Sequence[_Group], resumed: bool
+    groups: Sequence[_GroupFacts], early: Sequence[_GroupFacts], end: Sequence[_GroupFacts], resumed: bool
 ) -> Iterator[Finding]:
     begin, share = _share(early, "equal_right"), _share(end, "equal_right")
     if begin >= _ALARM and not resumed:
@@ -119,6 +119,6 @@ def _right(
     )
 
 
-def _share(groups: Sequence[_Group], what: str) -> float:
+def _share(groups: Sequence[_GroupFacts], what: str) -> float:
     hits = sum(group.equal and group.right == (what == "equal_right") for group in groups)
     return hits / max(1, len(groups))

@@ -60,7 +60,7 @@ def critical_path(spans: Sequence[Mapping[str, Any]], began: float, ended: float
 
 
 @dataclass(frozen=True)
-class Late:
+class Straggler:
     """The last conversation of a step, compared with the median one."""
 
     step: int
@@ -75,7 +75,7 @@ class Late:
     """Of the seconds that it lost in the engine, those that its larger number of tokens explains."""
 
 
-def late_of_step(step: int, talks: Sequence[Any]) -> Late | None:
+def late_of_step(step: int, talks: Sequence[Any]) -> Straggler | None:
     """Return who made a step late; None: fewer than four conversations have a timeline.
 
     Args:
@@ -94,4 +94,4 @@ def late_of_step(step: int, talks: Sequence[Any]) -> Late | None:
     pace = [talk.parts_s.get("engine", 0.0) / talk.generated for talk in timed if talk.generated]
     more = last.generated - median(talk.generated for talk in timed)
     by_length = max(0.0, min(lost[part], more * median(pace))) if part == "engine" and pace else 0.0
-    return Late(step, last.request_id, part, lost[part], last.ended - last.began - usual, by_length)
+    return Straggler(step, last.request_id, part, lost[part], last.ended - last.began - usual, by_length)

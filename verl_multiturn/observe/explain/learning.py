@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from verl_multiturn.observe.explain.courses import windows
-from verl_multiturn.observe.explain.facts import Facts, Talk, optional
+from verl_multiturn.observe.explain.facts import ConversationFacts, Facts, optional
 from verl_multiturn.observe.explain.finding import Finding, examples, percent
 
 _ROSE = 0.1
@@ -32,7 +32,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _validation(facts: Facts) -> Iterator[Finding]:
-    validated: dict[int, list[Talk]] = defaultdict(list)
+    validated: dict[int, list[ConversationFacts]] = defaultdict(list)
     for talk in facts.validation:
         if talk.score is not None:
             validated[talk.step].append(talk)
@@ -138,12 +138,12 @@ def _entropy(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _mean(talks: Sequence[Talk]) -> float:
+def _mean(talks: Sequence[ConversationFacts]) -> float:
     scores = [talk.score for talk in talks if talk.score is not None]
     return math.fsum(scores) / max(1, len(scores))
 
 
-def _error(talks: Sequence[Talk], single: bool = False) -> float:
+def _error(talks: Sequence[ConversationFacts], single: bool = False) -> float:
     """Return the standard error of the mean score; conversations of one group stand for one, unless `single`."""
     groups: dict[str, list[float]] = defaultdict(list)
     for talk in talks:

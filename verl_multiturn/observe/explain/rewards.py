@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from verl_multiturn.observe.explain.facts import Facts, Talk, setting
+from verl_multiturn.observe.explain.facts import ConversationFacts, Facts, setting
 from verl_multiturn.observe.explain.finding import Finding, Kind, examples, level, percent
 from verl_multiturn.rows.reward_numbers import are_equal
 
@@ -66,7 +66,7 @@ def _drowned(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _within_groups(talks: Sequence[Talk], values: Sequence[float]) -> np.ndarray:
+def _within_groups(talks: Sequence[ConversationFacts], values: Sequence[float]) -> np.ndarray:
     """Return values less their group's mean: what advantages are made of."""
     groups: dict[str, list[int]] = defaultdict(list)
     for at, talk in enumerate(talks):
@@ -91,11 +91,11 @@ def _contradictions(facts: Facts) -> Iterator[Finding]:
             "no advantages were recorded, so they cannot be compared with the scores",
         )
         return
-    groups: dict[str, list[Talk]] = defaultdict(list)
+    groups: dict[str, list[ConversationFacts]] = defaultdict(list)
     for talk in talks:
         if talk.advantage is not None:
             groups[talk.uid].append(talk)
-    against: list[list[Talk]] = []
+    against: list[list[ConversationFacts]] = []
     compared = 0
     for group in groups.values():
         scores = np.array([talk.score for talk in group], float)

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
-from verl_multiturn.observe.explain.facts import Facts, Talk
+from verl_multiturn.observe.explain.facts import ConversationFacts, Facts
 from verl_multiturn.observe.explain.finding import Finding, Kind, examples, percent
-from verl_multiturn.observe.explain.lateness import Late, late_of_step
+from verl_multiturn.observe.explain.lateness import Straggler, late_of_step
 
 _NOTE, _ALARM = 0.1, 0.25
 """Part of all steps' seconds."""
@@ -31,7 +31,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     if not facts.timeline:
         yield Finding("stragglers", "unknown", "no timelines were recorded, so it is not known what steps waited for")
         return
-    by_step: dict[int, list[Talk]] = defaultdict(list)
+    by_step: dict[int, list[ConversationFacts]] = defaultdict(list)
     for talk in facts.training:
         by_step[talk.began_step].append(talk)
     late = [one for step, talks in sorted(by_step.items()) if (one := late_of_step(step, talks))]
@@ -42,7 +42,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         step: recorded.get(step) or max(talk.ended for talk in talks) - min(talk.began for talk in talks)
         for step, talks in by_step.items()
     }
-    by_part: dict[str, list[Late]] = defaultdict(list)
+    by_part: dict[str, list[Straggler]] = defaultdict(list)
     for each in late:
         by_part[each.part].append(each)
     waits = facts.mode in ("", "sync")
@@ -51,7 +51,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield finding
 
 
-def _of_part(part: str, found: list[Late], steps_s: dict[int, float], waits: bool) -> Finding | None:
+def _of_part(part: str, found: list[Straggler], steps_s: dict[int, float], waits: bool) -> Finding | None:
     total = sum(steps_s.values())
     lost = sum(max(0.0, each.part_s) for each in found)
     slow = sum(max(0.0, each.part_s - each.by_length) for each in found)

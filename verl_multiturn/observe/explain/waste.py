@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from verl_multiturn.observe.explain.courses import FEWEST, course
-from verl_multiturn.observe.explain.facts import Facts, Talk, optional
+from verl_multiturn.observe.explain.facts import ConversationFacts, Facts, optional
 from verl_multiturn.observe.explain.finding import Finding, examples, level, percent
 from verl_multiturn.records.schema import SPARED
 
@@ -118,7 +118,7 @@ def _in_no_row(facts: Facts) -> Iterator[Finding]:
     # Those that are too old are in `stale`; of several answers to one prompt, `not_selected` ones were not wanted.
     lost = {cause: count for cause, count in causes.items() if cause != "too_old"}
 
-    def unwanted(talk: Talk) -> int:
+    def unwanted(talk: ConversationFacts) -> int:
         return sum(count for cause, count in talk.unplaced.items() if cause not in ("too_old", "not_selected"))
 
     found = course(valid, lambda talk: (unwanted(talk), talk.generated))
@@ -158,7 +158,7 @@ def _rows(facts: Facts) -> Iterator[Finding]:
         for uid in step.get(key) or ()
     }  # fmt: skip
     last = max(talk.step for talk in facts.training if talk.joined)
-    by_row: dict[str, list[Talk]] = defaultdict(list)
+    by_row: dict[str, list[ConversationFacts]] = defaultdict(list)
     for talk in facts.training:
         in_flight = not talk.joined and talk.began_step > last - _IN_FLIGHT and facts.mode != "sync"
         if talk.uid not in left_out and not in_flight and talk.untrained not in SPARED:
@@ -188,7 +188,7 @@ def _rows(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _cause(talks: Sequence[Talk]) -> str:
+def _cause(talks: Sequence[ConversationFacts]) -> str:
     causes = Counter(
         talk.untrained
         or ("not joined" if not talk.joined else "invalid" if not talk.valid else "without a trained token")

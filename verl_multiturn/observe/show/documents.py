@@ -24,7 +24,7 @@ _OF_STEP = ("event", "step", "start", "began", "ended", "phases", "join", "rows"
             "rerolled")  # fmt: skip
 
 
-class Shown:
+class ShowDocuments:
     """A run's folder, as `verl-multiturn show` reads it.
 
     Args:

@@ -54,7 +54,7 @@ from verl_multiturn.processes.zygote import WATCH, problem_of, seed_process
 from verl_multiturn.proxy.agents.agent import Agent, SessionAddress, load_agent
 from verl_multiturn.proxy.agents.end import read_result
 from verl_multiturn.proxy.agents.folder import read_result_file, remove_folder
-from verl_multiturn.sandbox.output import Output
+from verl_multiturn.sandbox.output import BoundedOutput
 
 ENDED, NOTED = b" ", b"noted\n"
 """The keeper's word that the agent has returned or ended, and the worker's that the session is closed."""
@@ -128,7 +128,7 @@ class _AgentProcess:
 
     def __init__(self, served: socket.socket, request: Mapping[str, Any], agent: Agent | None) -> None:
         self._served = served
-        self._output = Output(_OUTPUT_CHARACTERS)
+        self._output = BoundedOutput(_OUTPUT_CHARACTERS)
         self._report = bytearray()
         self._leaves_at: float | None = None
         self._output_fd, output_end = os.pipe()

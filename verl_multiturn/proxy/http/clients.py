@@ -21,7 +21,7 @@ MOST_UNAUTHENTICATED = 4096
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
 
 
-class Connection(web.RequestHandler):
+class ClientConnection(web.RequestHandler):
     """One connection of a client.
 
     Args:
@@ -32,7 +32,11 @@ class Connection(web.RequestHandler):
     """
 
     def __init__(
-        self, unauthenticated: Unauthenticated, manager: web.Server, loop: asyncio.AbstractEventLoop, **options: Any
+        self,
+        unauthenticated: UnauthenticatedConnections,
+        manager: web.Server,
+        loop: asyncio.AbstractEventLoop,
+        **options: Any,
     ) -> None:
         super().__init__(manager, loop=loop, **options)
         self._unauthenticated = unauthenticated
@@ -123,7 +127,7 @@ class Connection(web.RequestHandler):
         """Log nothing: aiohttp would show the request. What goes wrong in a handler is logged by the server."""
 
 
-class Unauthenticated:
+class UnauthenticatedConnections:
     """The connections that have shown no key yet, the oldest first.
 
     Args:
@@ -132,9 +136,9 @@ class Unauthenticated:
 
     def __init__(self, files: int) -> None:
         self._most = max(1, min(MOST_UNAUTHENTICATED, files // 4))
-        self._timers: dict[Connection, asyncio.TimerHandle] = {}
+        self._timers: dict[ClientConnection, asyncio.TimerHandle] = {}
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         """Add a connection. If there are too many, the oldest is closed."""
         if len(self._timers) >= self._most:
             self.push_out()
@@ -149,7 +153,7 @@ class Unauthenticated:
         oldest.abort()
         return True
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: ClientConnection) -> None:
         """Remove a connection, if it is there."""
         if (timer := self._timers.pop(connection, None)) is not None:
             timer.cancel()

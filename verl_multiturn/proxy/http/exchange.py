@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import orjson
 from aiohttp import HttpVersion11, web
 
-from verl_multiturn.proxy.http.clients import Connection, has_ended, was_reset
+from verl_multiturn.proxy.http.clients import ClientConnection, has_ended, was_reset
 from verl_multiturn.proxy.protocols import Protocol
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
 
@@ -178,7 +178,7 @@ class Exchange:
             ConnectionError: The client has gone.
         """
         connection = self._request.protocol
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, ClientConnection)
         loop = asyncio.get_running_loop()
         until = math.inf if seconds is None else loop.time() + seconds
         while not (self._ready.done() or connection.lost.done()) and (left := until - loop.time()) > 0:

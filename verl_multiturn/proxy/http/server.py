@@ -37,7 +37,7 @@ from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.http.bodies import RequestReader
-from verl_multiturn.proxy.http.clients import Connection, Unauthenticated
+from verl_multiturn.proxy.http.clients import ClientConnection, UnauthenticatedConnections
 from verl_multiturn.proxy.http.exchange import Exchange
 from verl_multiturn.proxy.http.listener import Listener, raise_open_files
 from verl_multiturn.proxy.http.paths import COUNT_TOKENS, check_served, is_models, route_of
@@ -78,13 +78,13 @@ class _OpenSession:
     most: int
     """The most connections."""
     reader: RequestReader
-    handlers: dict[asyncio.Task[Any], Connection] = field(default_factory=dict)
+    handlers: dict[asyncio.Task[Any], ClientConnection] = field(default_factory=dict)
     """The tasks that answer its requests."""
-    connections: dict[Connection, None] = field(default_factory=dict)
+    connections: dict[ClientConnection, None] = field(default_factory=dict)
     """The connections that it was the last to use, the last used one last."""
     failed: bool = False
 
-    def use(self, connection: Connection) -> None:
+    def use(self, connection: ClientConnection) -> None:
         """Note that a request came by a connection."""
         connection.authenticated()
         if isinstance(connection.owner, _OpenSession):
@@ -125,7 +125,7 @@ class _OpenSession:
             connection.abort()
 
 
-def _let_go(connection: Connection) -> None:
+def _let_go(connection: ClientConnection) -> None:
     assert isinstance(connection.owner, _OpenSession)
     connection.owner.connections.pop(connection, None)
 
@@ -187,11 +187,11 @@ class ProxyServer:
                 f"proxy.host={self._host!r}: cannot listen there ({error}); name an address of this machine"
             ) from None
         self._files = raise_open_files()
-        unauthenticated = Unauthenticated(self._files)
+        unauthenticated = UnauthenticatedConnections(self._files)
         http = self._http = web.Server(self._handle)
         self._listener = Listener(
             listening,
-            lambda: Connection(unauthenticated, http, loop, **_OPTIONS),
+            lambda: ClientConnection(unauthenticated, http, loop, **_OPTIONS),
             lambda: unauthenticated.push_out() or self._push_out_idle(),
         )
         host, port = listening.getsockname()[:2]
@@ -206,7 +206,7 @@ class ProxyServer:
         for task in ending:
             task.cancel()
         for connection in self._http.connections if self._http is not None else ():
-            if isinstance(connection, Connection):
+            if isinstance(connection, ClientConnection):
                 connection.abort()
         self._threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.gather(*ending, return_exceptions=True)
@@ -254,7 +254,7 @@ class ProxyServer:
         secret, route, protocol = route_of(request)
         opened = None
         connection = request.protocol
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, ClientConnection)
         try:
             connection.begin(request)
             check_served(route, request.method)

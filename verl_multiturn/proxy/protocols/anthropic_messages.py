@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Tag
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.proxy.protocols import events as sse
 from verl_multiturn.proxy.protocols import fields
-from verl_multiturn.proxy.protocols.fields import ABSENT, Content, Fields, Other, Part, Text
+from verl_multiturn.proxy.protocols.fields import ABSENT, Content, ContentPart, Fields, Other, Text
 from verl_multiturn.proxy.protocols.requests import (
     ChatRequest,
     Completion,
@@ -85,7 +85,7 @@ class _Message(Fields):
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         messages: list[Message] = []
-        parts: list[Part] = []
+        parts: list[ContentPart] = []
         for block in self.content or ():
             if not isinstance(block, _ToolResult):
                 parts.append(block)

@@ -51,13 +51,13 @@ class Fields(BaseModel):
     model_config = ConfigDict(strict=True, validate_default=True)
 
 
-class Choice(Discriminator):
+class UnionChoice(Discriminator):
     """Tells the models of a union apart; a union of such unions needs their hash."""
 
     __hash__ = object.__hash__
 
 
-def choice(tag: Callable[[Any], str | None], expected: str, todo: str = "send that", field: str = "") -> Choice:
+def choice(tag: Callable[[Any], str | None], expected: str, todo: str = "send that", field: str = "") -> UnionChoice:
     """Return what tells the members of a union apart.
 
     Args:
@@ -67,12 +67,12 @@ def choice(tag: Callable[[Any], str | None], expected: str, todo: str = "send th
         field: The field that it names, if the value is an object; "": the value itself.
     """
     said: dict[str, str | int | float] = {"expected": expected, "todo": todo}
-    return Choice(tag, "wrong", "{expected}; {todo}", {**said, "field": field} if field else said)
+    return UnionChoice(tag, "wrong", "{expected}; {todo}", {**said, "field": field} if field else said)
 
 
 def by(
     field: str, kinds: Mapping[str, str], expected: str, todo: str = "send that", other: str | None = None
-) -> Choice:
+) -> UnionChoice:
     """Return what tells the models of a union apart by the name of a kind.
 
     Args:
@@ -108,7 +108,7 @@ def _not_empty(messages: list[Item]) -> list[Item]:
 class StopAtFirst(FailFast):
     """Ends the reading of a list with the first wrong item, or a body of millions would give as many errors."""
 
-    __hash__ = object.__hash__  # as of `Choice`
+    __hash__ = object.__hash__  # as of `UnionChoice`
 
 
 NULL_IS_EMPTY = BeforeValidator(lambda value: [] if value is None else value)
@@ -241,7 +241,7 @@ class Other(Fields):
     type: object = None
 
 
-class Part(Protocol):
+class ContentPart(Protocol):
     """A part of a content."""
 
     def part(self) -> str | dict[str, Any]:
@@ -303,7 +303,7 @@ def image(url: str) -> dict[str, Any]:
     return {"type": "image", "image": url}
 
 
-def content_of(given: str | Sequence[Part] | None) -> str | list[dict[str, Any]]:
+def content_of(given: str | Sequence[ContentPart] | None) -> str | list[dict[str, Any]]:
     """Return the content of a message from its texts and images, as `joined_texts` does."""
     if given is None or isinstance(given, str):
         return given or ""

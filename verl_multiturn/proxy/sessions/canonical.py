@@ -23,7 +23,7 @@ _MOST_EXACT = 20_000
 """Commas in arguments beyond which their numbers are not looked at: a million of them would take half a second."""
 
 
-class Compared(NamedTuple):
+class CanonicalMessage(NamedTuple):
     """A message as it is compared."""
 
     key: Hashable
@@ -33,12 +33,12 @@ class Compared(NamedTuple):
     reasoning: str = ""
     """Text of the reasoning; "" where it was not sent."""
 
-    def fits(self, other: Compared) -> bool:
+    def fits(self, other: CanonicalMessage) -> bool:
         """Return whether two messages with equal keys can be the same one, but for their ids."""
         return not self.reasoning or not other.reasoning or self.reasoning == other.reasoning
 
 
-def compared(message: Message) -> Compared:
+def compared(message: Message) -> CanonicalMessage:
     """Return a message of a request as it is compared."""
     role, text = message["role"], content_key(message.get("content"))
     if role == "assistant":
@@ -46,11 +46,13 @@ def compared(message: Message) -> Compared:
         functions = [call["function"] for call in calls]
         named = tuple((function["name"], arguments_key(function.get("arguments", ""))) for function in functions)
         ids = tuple(call.get("id") or "" for call in calls)
-        return Compared((role, text, named), ids if all(ids) else (), (message.get("reasoning_content") or "").strip())
+        return CanonicalMessage(
+            (role, text, named), ids if all(ids) else (), (message.get("reasoning_content") or "").strip()
+        )
     if role == "tool":
         answered = message.get("tool_call_id")
-        return Compared((role, text), (answered,) if answered else ())
-    return Compared(("system" if role in SYSTEM_ROLES else role, text))
+        return CanonicalMessage((role, text), (answered,) if answered else ())
+    return CanonicalMessage(("system" if role in SYSTEM_ROLES else role, text))
 
 
 def content_key(content: Any) -> Hashable:

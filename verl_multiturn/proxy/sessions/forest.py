@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.proxy.sessions.canonical import compared
-from verl_multiturn.proxy.sessions.nodes import CompletionNode, Entry, PromptNode, TrieNode
+from verl_multiturn.proxy.sessions.nodes import CompletionNode, PromptNode, SampledGeneration, TrieNode
 from verl_multiturn.proxy.sessions.renaming import AS_WRITTEN, Renaming
 
 # How many requests are remembered whole. A session with more branches at once looks at each message again.
@@ -45,7 +45,7 @@ class _Place(NamedTuple):
 
 
 @dataclass(eq=False, repr=False, frozen=True, slots=True)
-class _History:
+class _KnownHistory:
     """The messages of an earlier request, and the places to which they lead."""
 
     tools: str
@@ -68,7 +68,7 @@ class Match:
     messages: Sequence[Message]
     """All of them, with the ids that the session gave."""
     renaming: Renaming
-    history: _History | None
+    history: _KnownHistory | None
 
 
 class Forest:
@@ -76,14 +76,14 @@ class Forest:
 
     def __init__(self) -> None:
         self.roots: list[PromptNode] = []
-        self.ledger: list[Entry] = []
+        self.ledger: list[SampledGeneration] = []
         """All generations, in the order in which the engine returned them."""
         self.completions: dict[str, CompletionNode] = {}
         """Completions by their id, in the same order."""
         self.called: dict[str, CompletionNode] = {}
         """Completions by the ids of their calls."""
         self._starts: dict[str, TrieNode] = {}
-        self._histories: list[_History] = []
+        self._histories: list[_KnownHistory] = []
         self._returned = 0
 
     @property
@@ -225,9 +225,9 @@ class Forest:
         node.delivered |= delivered
         node.returned = self._returned if returned or node.delivered else 0
 
-    def _history(self, messages: Sequence[Message], tools: str) -> _History | None:
+    def _history(self, messages: Sequence[Message], tools: str) -> _KnownHistory | None:
         """Return the longest earlier request with which the messages begin; None without one."""
-        found: _History | None = None
+        found: _KnownHistory | None = None
         for each in self._histories:
             known = len(each.messages)
             if each.tools != tools or known > len(messages) or (found and known <= len(found.messages)):
@@ -238,7 +238,7 @@ class Forest:
         return found
 
     def _remember(
-        self, messages: Sequence[Message], tools: str, places: list[_Place], longer_than: _History | None
+        self, messages: Sequence[Message], tools: str, places: list[_Place], longer_than: _KnownHistory | None
     ) -> None:
         """Remember a request in the place of the one that it continues."""
         if not messages:
@@ -248,7 +248,7 @@ class Forest:
         else:
             known = [*longer_than.messages, *messages[len(longer_than.messages) :]]
             self._histories.remove(longer_than)
-        self._histories = [*self._histories[1 - _MOST_HISTORIES :], _History(tools, known, places)]
+        self._histories = [*self._histories[1 - _MOST_HISTORIES :], _KnownHistory(tools, known, places)]
 
 
 def _rank(node: CompletionNode | None) -> tuple[int, int, int]:

@@ -23,7 +23,7 @@ _MOST = 10_000
 
 
 @dataclass(eq=False)
-class Noted:
+class JournalEntry:
     """A request, as far as it got."""
 
     at: float
@@ -50,39 +50,39 @@ class Journal:
     """
 
     def __init__(self, generations: Callable[[], int] = int) -> None:
-        self._noted: list[Noted] = []
+        self._noted: list[JournalEntry] = []
         self._answered = 0
         self._generations = generations
         self.events: list[tuple[str, int, int]] = []
         """What happened in which order, as `schema.Session.events` has it."""
 
-    def begin(self, request: ChatRequest, protocol: str) -> Noted:
+    def begin(self, request: ChatRequest, protocol: str) -> JournalEntry:
         """Note a request that came."""
-        noted = Noted(time.time(), protocol, request.tools, _wishes(request), number=len(self._noted))
+        noted = JournalEntry(time.time(), protocol, request.tools, _wishes(request), number=len(self._noted))
         if len(self._noted) < _MOST:
             self._noted.append(noted)
         self._happened("request", noted)
         return noted
 
-    def samples(self, noted: Noted) -> None:
+    def samples(self, noted: JournalEntry) -> None:
         """Note that a request, whose prompt is there, takes or begins its samples."""
         self._happened("samples", noted)
 
-    def told(self, noted: Noted, got: bool) -> None:
+    def told(self, noted: JournalEntry, got: bool) -> None:
         """Note whether a request's client got its answer, or had left before."""
         noted.delivered |= got
         self._happened("delivered" if got else "left", noted)
 
-    def _happened(self, what: str, noted: Noted) -> None:
+    def _happened(self, what: str, noted: JournalEntry) -> None:
         if noted.number < _MOST:
             self.events.append((what, noted.number, self._generations()))
 
     def refuse(self, protocol: str, code: str) -> None:
         """Note a request that could not be read."""
         if len(self._noted) < _MOST:
-            self._noted.append(Noted(time.time(), protocol, refused=code))
+            self._noted.append(JournalEntry(time.time(), protocol, refused=code))
 
-    def answer(self, noted: Noted, nodes: Sequence[CompletionNode]) -> None:
+    def answer(self, noted: JournalEntry, nodes: Sequence[CompletionNode]) -> None:
         """Note that the completions go to the request's client."""
         noted.answers, noted.order = list(nodes), self._answered
         self._answered += 1
@@ -108,7 +108,7 @@ def _wishes(request: ChatRequest) -> dict[str, Any]:
     return {name: wish for name, wish in wishes.items() if wish not in (None, False, []) and (name, wish) != ("n", 1)}
 
 
-def _request(noted: Noted, lengths: dict[int, int]) -> SessionRequest:
+def _request(noted: JournalEntry, lengths: dict[int, int]) -> SessionRequest:
     prompt = noted.prompt
     parent = None if prompt is None else prompt.parent
     return SessionRequest(

@@ -13,7 +13,7 @@ from typing import Any
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.parsing.turns import AssistantTurn
 from verl_multiturn.proxy.protocols.requests import Completion
-from verl_multiturn.proxy.sessions.canonical import Compared
+from verl_multiturn.proxy.sessions.canonical import CanonicalMessage
 from verl_multiturn.rollout.engines.protocol import Generation
 
 
@@ -151,7 +151,7 @@ class CompletionNode:
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class Entry:
+class SampledGeneration:
     """A generation that the engine returned. Its receipt is number `index` of its lane."""
 
     lane: Lane
@@ -181,6 +181,6 @@ class TrieNode:
     """How many they are."""
     above: CompletionNode | None
     """The last completion among them."""
-    steps: dict[Hashable, list[tuple[Compared, TrieNode]]] = field(default_factory=dict)
+    steps: dict[Hashable, list[tuple[CanonicalMessage, TrieNode]]] = field(default_factory=dict)
     """The messages that may follow, by their key."""
     prompt: PromptNode | None = None

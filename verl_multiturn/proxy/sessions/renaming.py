@@ -18,7 +18,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from verl_multiturn.chat.codec import Message
-from verl_multiturn.proxy.sessions.canonical import Compared
+from verl_multiturn.proxy.sessions.canonical import CanonicalMessage
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -31,7 +31,12 @@ class Renaming:
     """The same, the other way round."""
 
     def reads(
-        self, message: Message, one: Compared, other: Compared, given: Container[str], before: Iterable[Message]
+        self,
+        message: Message,
+        one: CanonicalMessage,
+        other: CanonicalMessage,
+        given: Container[str],
+        before: Iterable[Message],
     ) -> Renaming | None:
         """Return this with the ids of a message that is read as another one with an equal key; None if it cannot be.
 

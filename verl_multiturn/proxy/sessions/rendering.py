@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from verl_multiturn.calls.tasks import keep
 from verl_multiturn.chat.codec import ChatCodec, Increment, Message
 from verl_multiturn.chat.control_tokens import text_parts
-from verl_multiturn.chat.first_prompts import Check
+from verl_multiturn.chat.first_prompts import RequiredPart
 from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, load_images
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.proxy.protocols.requests import RefusedError
@@ -112,7 +112,7 @@ class PromptRenderer:
 
         def render() -> tuple[list[int], Sequence[dict[str, Any]]]:
             shown = self._codec.trusted_schemas(tools)
-            return self._codec.initial(self._codec.trusted(written), shown, Check.OTHERS), shown
+            return self._codec.initial(self._codec.trusted(written), shown, RequiredPart.OTHERS), shown
 
         ids, shown = await self._in_thread(render)
         return RenderedPrompt(ids, shown, images_of(written))

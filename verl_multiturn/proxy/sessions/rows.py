@@ -22,7 +22,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.processes.zygote import problem_of
 from verl_multiturn.proxy.protocols.requests import Completion
 from verl_multiturn.proxy.sessions.forest import Forest
-from verl_multiturn.proxy.sessions.nodes import CompletionNode, Entry
+from verl_multiturn.proxy.sessions.nodes import CompletionNode, SampledGeneration
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome
 from verl_multiturn.rollout.trajectory import Source, Trajectory
@@ -213,7 +213,7 @@ def _row(end: CompletionNode, index: int, turns: Sequence[Turn]) -> Conversation
 
 
 def _turn(
-    number: int, entry: Entry, chosen: Collection[CompletionNode], trained_in: Mapping[CompletionNode, int]
+    number: int, entry: SampledGeneration, chosen: Collection[CompletionNode], trained_in: Mapping[CompletionNode, int]
 ) -> Turn:
     """Return the turn of a generation, without the place of its tokens."""
     node = entry.node

@@ -17,7 +17,7 @@ from verl_multiturn.describe import message_of
 from verl_multiturn.errors import EngineError
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, FinishReason, RefusedError
 from verl_multiturn.proxy.sessions.forest import Forest
-from verl_multiturn.proxy.sessions.nodes import CompletionNode, Entry, Lane, PromptNode
+from verl_multiturn.proxy.sessions.nodes import CompletionNode, Lane, PromptNode, SampledGeneration
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.turn_reading import CallIds, as_message
 from verl_multiturn.rollout.engines.protocol import Ask, CacheUse, Generation
@@ -110,7 +110,7 @@ class Sampler:
             seconds = time.perf_counter() - started
             self.seconds += seconds
         made = sampled.generation
-        entry = Entry(lane, lane.generations, prompt.parent, given=prompt.messages, seconds=seconds)
+        entry = SampledGeneration(lane, lane.generations, prompt.parent, given=prompt.messages, seconds=seconds)
         entry.finish, entry.cached = made.finish, made.cached
         lane.generations += 1
         self._forest.ledger.append(entry)

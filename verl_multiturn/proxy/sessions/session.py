@@ -28,7 +28,7 @@ from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, ContextLengthError, RefusedError
 from verl_multiturn.proxy.sessions.forest import Forest
-from verl_multiturn.proxy.sessions.journal import COUNT, Journal, Noted
+from verl_multiturn.proxy.sessions.journal import COUNT, Journal, JournalEntry
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, PromptNode
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rows import selected, session_outcome
@@ -43,7 +43,7 @@ _OVER = ("session_over", "engine_failed")
 
 
 @dataclass(eq=False)
-class _Sample:
+class _PendingCompletion:
     """A completion that is being sampled, or that is there."""
 
     task: asyncio.Task[CompletionNode]
@@ -66,11 +66,11 @@ class Delivery:
 
     session: AgentSession
     request: ChatRequest
-    noted: Noted
+    noted: JournalEntry
     completions: Sequence[Completion] = ()
     """The completions, once `ready` has returned."""
     gone: bool = False
-    samples: list[_Sample] = field(default_factory=list)
+    samples: list[_PendingCompletion] = field(default_factory=list)
     prompt: PromptNode | None = None
     task: asyncio.Task[None] | None = None
 
@@ -297,7 +297,7 @@ class AgentSession:
             self._asked += missing
             samples = delivery.samples = [
                 *delivery.samples,
-                *(_Sample(self._start(self._sampler.sample(prompt, request))) for _ in range(missing)),
+                *(_PendingCompletion(self._start(self._sampler.sample(prompt, request))) for _ in range(missing)),
             ]
             tasks = [sample.task for sample in samples]
             await asyncio.wait(tasks)
@@ -379,7 +379,7 @@ class AgentSession:
 
 
 @contextmanager
-def _noting(noted: Noted, request: ChatRequest) -> Iterator[None]:
+def _noting(noted: JournalEntry, request: ChatRequest) -> Iterator[None]:
     """Note why a request is refused; its messages, too, where it became no prompt."""
     try:
         yield

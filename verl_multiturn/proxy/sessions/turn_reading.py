@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl_multiturn.chat.parsing.call_json import object_of
-from verl_multiturn.chat.parsing.reasoning import Reasoning
+from verl_multiturn.chat.parsing.reasoning import ReasoningFinder
 from verl_multiturn.chat.parsing.turns import (
     HEADER,
     AssistantTurn,
     CallParser,
     MalformedCall,
-    Tokenizer,
+    ParserTokenizer,
     ToolCall,
     turn_text,
 )
@@ -36,12 +36,12 @@ class TurnReader:
     """
 
     def __init__(
-        self, parser: CallParser, tokenizer: Tokenizer, end_ids: Sequence[int], marks: Sequence[tuple[str, str]]
+        self, parser: CallParser, tokenizer: ParserTokenizer, end_ids: Sequence[int], marks: Sequence[tuple[str, str]]
     ) -> None:
         self._parser = parser
         self._tokenizer = tokenizer
         self._end_ids = frozenset(end_ids)
-        self._reasoning = Reasoning(marks)
+        self._reasoning = ReasoningFinder(marks)
         self._marks = [mark for pair in marks for mark in pair]
         self._token_texts: dict[int, str] = {}
 

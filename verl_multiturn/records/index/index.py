@@ -61,7 +61,7 @@ from verl_multiturn.records.read.joins import (
 )
 from verl_multiturn.records.read.lines import read_object
 from verl_multiturn.records.read.oddities import score_fault
-from verl_multiturn.records.read.records import Placed, Records
+from verl_multiturn.records.read.records import Records, StoredRecord
 from verl_multiturn.records.read.repeats import repeat_fault
 from verl_multiturn.records.read.scores import each_once
 
@@ -347,7 +347,7 @@ class Index:
                 enter_record(changed, placed, number)
             self._put(changed)
 
-    def _behind(self, file: RecordFile, number: int) -> list[Placed]:
+    def _behind(self, file: RecordFile, number: int) -> list[StoredRecord]:
         last = (-1, -1)
         for part in self._parts.tables:
             own = part.filter(pc.and_(pc.equal(part["file"], number), pc.is_valid(part["offset"])))

@@ -16,7 +16,7 @@ from verl_multiturn.describe import show
 from verl_multiturn.records import schema
 from verl_multiturn.records.read.fates import Fate
 from verl_multiturn.records.read.lines import defaults
-from verl_multiturn.records.read.records import Placed
+from verl_multiturn.records.read.records import StoredRecord
 from verl_multiturn.records.read.scores import LARGEST
 from verl_multiturn.records.summaries import summary_of
 
@@ -49,7 +49,7 @@ _WIDTH = len(COLUMNS)
 _AT = {name: at for at, (name, _) in enumerate(COLUMNS)}
 _NAMES = [name for name, _ in LINES[:6]]
 # A line has no entry that has its default.
-_OF_LINE, _OF_SUMMARY = defaults(schema.Line), defaults(schema.Summary)
+_OF_LINE, _OF_SUMMARY = defaults(schema.ConversationLine), defaults(schema.Summary)
 """Columns that every line has."""
 _FIRST, _SUMMARY = 10, [name for name, _ in LINES[10:25]]
 """Columns of a summary, and where they begin."""
@@ -60,7 +60,7 @@ _INDEX, _SCORE, _FILE, _OFFSET, _PLACE, _JOIN, _FATE, _FATE_STEP = (
     _AT[name] for name in ("index", "score", "file", "offset", "place", "join", "fate", "fate_step")
 )
 _OVER = ("end", "drop", "cancel")
-_EVENTS = frozenset(get_args(schema.Line.model_fields["event"].annotation))
+_EVENTS = frozenset(get_args(schema.ConversationLine.model_fields["event"].annotation))
 
 
 def fate_row(fate: Fate) -> Row:
@@ -182,7 +182,7 @@ def _number(line: Mapping[str, Any], name: str, bits: int) -> int | None:
     return value
 
 
-def enter_record(changed: dict[str, Row], placed: Placed, file: int) -> None:
+def enter_record(changed: dict[str, Row], placed: StoredRecord, file: int) -> None:
     """Enter a record without a line among changed conversations."""
     record = placed.record
     row = changed[record["request_id"]] = [None] * _WIDTH

@@ -72,7 +72,7 @@ class Fate(NamedTuple):
 
 
 @dataclass
-class _Conversation:
+class _ConversationEvents:
     request_id: str
     uid: str = ""
     number: int = 0
@@ -122,7 +122,7 @@ def fates(
 
     Args:
         lines: The workers' lines, with `file`, the stem of the file that has the line; it begins with the start.
-        steps: The lines of `steps.jsonl` (`StepLine`, `End`).
+        steps: The lines of `steps.jsonl` (`StepLine`, `RunEnd`).
         joined: The rows of all joins, with `start`; their lists are not read.
         runs: The runs' files.
         other_starts: Starts that are known of the conversations of other groups.
@@ -209,13 +209,13 @@ def start_of(stem: str, named: Iterable[str]) -> str:
     return next((name for name in named if name and stem.startswith(f"{name}-")), stem.partition("-")[0])
 
 
-def _conversations(lines: Iterable[Mapping[str, Any]], named: Iterable[str]) -> dict[str, _Conversation]:
-    known: dict[str, _Conversation] = {}
+def _conversations(lines: Iterable[Mapping[str, Any]], named: Iterable[str]) -> dict[str, _ConversationEvents]:
+    known: dict[str, _ConversationEvents] = {}
     for line in lines:
         request_id = str(line.get("request_id", ""))
         if not request_id:
             continue
-        each = known.setdefault(request_id, _Conversation(request_id))
+        each = known.setdefault(request_id, _ConversationEvents(request_id))
         each.events[str(line.get("event"))] = line
         each.uid = str(line.get("uid") or each.uid)
         each.number = int(line.get("number") or each.number)
@@ -258,7 +258,9 @@ def _starts(
     return starts
 
 
-def _join(known: dict[str, _Conversation], joined: Iterable[Mapping[str, Any]], starts: dict[str, _Start]) -> None:
+def _join(
+    known: dict[str, _ConversationEvents], joined: Iterable[Mapping[str, Any]], starts: dict[str, _Start]
+) -> None:
     """Enter the rows of joins into the conversations that they are of."""
     rows: dict[str, dict[tuple[int, str, int], list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for row in joined:
@@ -272,15 +274,15 @@ def _join(known: dict[str, _Conversation], joined: Iterable[Mapping[str, Any]], 
         each = known.get(request_id)
         if each is None:  # its lines are not there
             first = by_step[last][0]
-            each = known[request_id] = _Conversation(
+            each = known[request_id] = _ConversationEvents(
                 request_id, str(first["uid"]), int(first["number"]), bool(first["validation"]), last[2], last[1]
             )
         each.rows = [{**row, "start": last[1]} for row in by_step[last]]
 
 
 def _fate(
-    each: _Conversation,
-    last: _Conversation,
+    each: _ConversationEvents,
+    last: _ConversationEvents,
     starts: Mapping[str, _Start],
     joined_groups: Mapping[str, int],
     has_joins: bool,
@@ -324,7 +326,7 @@ def _fate(
     return _without_a_trace(each, starts, has_joins, fate)
 
 
-def _joined(each: _Conversation, starts: Mapping[str, _Start], fate: Any) -> Fate:
+def _joined(each: _ConversationEvents, starts: Mapping[str, _Start], fate: Any) -> Fate:
     first = each.rows[0]
     step, causes = int(first["step"]), [row.get("untrained") for row in each.rows]
     named = next((str(cause) for cause in causes if cause), "")
@@ -361,7 +363,7 @@ def undone_joins(
     return {name for name in names if not name.validation and _is_undone(name.start, name.step, starts)}
 
 
-def _of_group(each: _Conversation, starts: Mapping[str, _Start], where: str) -> tuple[str, int] | None:
+def _of_group(each: _ConversationEvents, starts: Mapping[str, _Start], where: str) -> tuple[str, int] | None:
     """Return what a start says of the conversation's group: its own, or a later one, which took the group over."""
     order = starts[each.start].order if each.start in starts else 0
     for start in sorted(starts.values(), key=lambda start: start.order):
@@ -370,7 +372,7 @@ def _of_group(each: _Conversation, starts: Mapping[str, _Start], where: str) -> 
     return None
 
 
-def _without_a_trace(each: _Conversation, starts: Mapping[str, _Start], has_joins: bool, fate: Any) -> Fate:
+def _without_a_trace(each: _ConversationEvents, starts: Mapping[str, _Start], has_joins: bool, fate: Any) -> Fate:
     """Return the fate of a conversation that nothing else says anything of."""
     start = starts.get(each.start, _Start())
     later = any(other.order > start.order for other in starts.values())

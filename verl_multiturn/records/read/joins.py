@@ -70,7 +70,7 @@ class JoinedRow:
     untrained_tokens: NDArray[np.int32] | None = None
 
 
-class Figures(NamedTuple):
+class StepFigures(NamedTuple):
     """What verl's metrics say of the same step: `critic/score/mean` and `critic/advantages/…`; NaN without any."""
 
     score_mean: float
@@ -326,7 +326,7 @@ def no_join(error: Exception) -> str:
     return f"it is left out, it is no join: {said}"
 
 
-def figures(table: pa.Table) -> Figures:
+def figures(table: pa.Table) -> StepFigures:
     """Return what verl's metrics say of a training step, from the step's join."""
     scores = table["score"].drop_null().to_numpy()
     advantages = [np.empty(0, np.float32)]
@@ -338,5 +338,5 @@ def figures(table: pa.Table) -> Figures:
     flat = np.concatenate(advantages).astype(np.float64)
     mean = float(scores.mean()) if len(scores) else np.nan
     if not len(flat):
-        return Figures(mean, np.nan, np.nan, np.nan)
-    return Figures(mean, float(flat.mean()), float(flat.min()), float(flat.max()))
+        return StepFigures(mean, np.nan, np.nan, np.nan)
+    return StepFigures(mean, float(flat.mean()), float(flat.min()), float(flat.max()))

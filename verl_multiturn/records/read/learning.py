@@ -1,4 +1,4 @@
-"""Which recorded conversations are learned from, and where each of them lies: `choose`, and `Shelf.take` later.
+"""Which recorded conversations are learned from, and where each of them lies: `choose`, and `RecordLoader.take` later.
 
     folders of records ─▶ choose ─▶ rows of a parquet file, lineage.jsonl ─▶ Shelf.take ─▶ record ─▶ trainer
 
@@ -23,14 +23,14 @@ from typing import Any
 from verl_multiturn.describe import show
 from verl_multiturn.errors import CertificateError, ConfigError
 from verl_multiturn.records.read.origin import refuse_other
-from verl_multiturn.records.read.records import Placed, Records
+from verl_multiturn.records.read.records import Records, StoredRecord
 from verl_multiturn.records.read.scores import Reward, joined_rewards
 from verl_multiturn.records.verify.record import verify_record
 from verl_multiturn.rollout.trajectory import NO_VERSION
 
 
 @dataclass(frozen=True)
-class Choice:
+class SelectionRule:
     """What is learned from; None: no such bound."""
 
     min_score: float | None = None
@@ -66,7 +66,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedRecord:
     """A conversation that is learned from, and where its record lies."""
 
     path: str
@@ -92,7 +92,7 @@ class Chosen:
 
     @property
     def pointer(self) -> dict[str, Any]:
-        """Return what `Shelf.take` needs, in plain types."""
+        """Return what `RecordLoader.take` needs, in plain types."""
         return {"path": self.path, "offset": self.offset, "place": self.place, "request_id": self.request_id}
 
     def lineage(self, row: int, index: int) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Chosen:
 class Selection:
     """What was chosen."""
 
-    groups: tuple[tuple[Chosen, ...], ...]
+    groups: tuple[tuple[SelectedRecord, ...], ...]
     """The conversations of each data row, in the order of their numbers."""
     left_out: Counter[str]
     """Conversations that were left out, by cause."""
@@ -130,7 +130,7 @@ class Selection:
     """What could not be read, and which records are not what the engine returned: one sentence each."""
 
     @property
-    def conversations(self) -> list[Chosen]:
+    def conversations(self) -> list[SelectedRecord]:
         """Return all chosen conversations."""
         return [each for group in self.groups for each in group]
 
@@ -142,7 +142,7 @@ class Selection:
         return text + (f"; left out: {', '.join(parts)}" if parts else "")
 
 
-def choose(folders: Sequence[str | Path], choice: Choice) -> Selection:
+def choose(folders: Sequence[str | Path], choice: SelectionRule) -> Selection:
     """Choose conversations to learn from.
 
     Args:
@@ -154,7 +154,7 @@ def choose(folders: Sequence[str | Path], choice: Choice) -> Selection:
     """
     if not folders:
         raise ConfigError("no records are named; name folders of runs or evaluations: recipe.records=[DIR,…]")
-    found: dict[tuple[Any, ...], list[Chosen]] = {}
+    found: dict[tuple[Any, ...], list[SelectedRecord]] = {}
     left_out: Counter[str] = Counter()
     faults: list[str] = []
     seen: dict[str, str] = {}
@@ -208,12 +208,12 @@ def check_vocabulary(folders: Sequence[str | Path], vocabulary: Mapping[str, int
             refuse_other(run, {"tokenizer": remedy}, vocabulary=vocabulary, model=repr(name))
 
 
-def _placed(records: Records) -> Iterator[Placed]:
+def _placed(records: Records) -> Iterator[StoredRecord]:
     for file in records.files:
         yield from records.placed(file)
 
 
-def _refusal(record: Mapping[str, Any], score: float | None, choice: Choice) -> tuple[str, str]:
+def _refusal(record: Mapping[str, Any], score: float | None, choice: SelectionRule) -> tuple[str, str]:
     """Return why a conversation is left out, and what is wrong with its record; "" and "" for one that can be used."""
     try:
         check(record)
@@ -259,9 +259,9 @@ def check(record: Mapping[str, Any]) -> None:
         raise CertificateError(f"{found[0]}{more}")
 
 
-def _chosen(placed: Placed, score: float) -> Chosen:
+def _chosen(placed: StoredRecord, score: float) -> SelectedRecord:
     record = placed.record
-    return Chosen(
+    return SelectedRecord(
         str(placed.path.absolute()),
         placed.offset,
         placed.place,
@@ -277,14 +277,16 @@ def _chosen(placed: Placed, score: float) -> Chosen:
     )
 
 
-def _row_of(chosen: Chosen) -> tuple[Any, ...]:
+def _row_of(chosen: SelectedRecord) -> tuple[Any, ...]:
     """Return what conversations of one data row have in common: what the row says and the model, or a trainer's uid."""
     if chosen.data_row is not None:
         return chosen.data_row["digest"], chosen.model
     return str(Path(chosen.path).parent), chosen.uid
 
 
-def _grouped(found: Iterable[list[Chosen]], choice: Choice, left_out: Counter[str]) -> Iterator[tuple[Chosen, ...]]:
+def _grouped(
+    found: Iterable[list[SelectedRecord]], choice: SelectionRule, left_out: Counter[str]
+) -> Iterator[tuple[SelectedRecord, ...]]:
     for group in found:
         group.sort(key=lambda each: each.number)
         most = choice.group or choice.per_row or len(group)
@@ -297,14 +299,14 @@ def _grouped(found: Iterable[list[Chosen]], choice: Choice, left_out: Counter[st
         yield tuple(sorted(kept[:most], key=lambda each: each.number))
 
 
-def _wider(choice: Choice) -> str:
+def _wider(choice: SelectionRule) -> str:
     if choice.models is not None:
         return f"models={list(choice.models)} names the weights that may have sampled them"
     return "name other records, or set a wider choice"
 
 
-class Shelf:
-    """Takes records from their files, by the pointers that `Chosen.pointer` made."""
+class RecordLoader:
+    """Takes records from their files, by the pointers that `SelectedRecord.pointer` made."""
 
     def __init__(self) -> None:
         self._records: dict[str, Records] = {}

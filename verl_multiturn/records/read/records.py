@@ -51,7 +51,7 @@ _OF_A_RUN = ("run-*.json", f"*{LINES}", STEPS, "join/*.parquet")
 """What a folder may hold of a run beside files of records."""
 
 
-class Placed(NamedTuple):
+class StoredRecord(NamedTuple):
     """A record, and where it is."""
 
     record: dict[str, Any]
@@ -156,11 +156,11 @@ class Records:
             for placed in self.placed(file):
                 yield placed.record
 
-    def placed(self, file: RecordFile) -> Iterator[Placed]:
+    def placed(self, file: RecordFile) -> Iterator[StoredRecord]:
         """Yield the records of a file with their places, and compare each with the summary in its line."""
         ends = ends_of(self._lines_of(file.lines)) if file.lines.exists() else None
         alone: list[int] = []
-        differing: list[Placed] = []
+        differing: list[StoredRecord] = []
         seen: set[str] = set()
         for placed in self._finished(file):
             request_id = placed.record["request_id"]
@@ -193,7 +193,7 @@ class Records:
         if ends is None and file.is_packed:
             self._fault(file.path, None, f"{file.lines.name} is missing; conversations that left no record are unknown")
 
-    def placed_from(self, file: RecordFile, start: int) -> Iterator[Placed]:
+    def placed_from(self, file: RecordFile, start: int) -> Iterator[StoredRecord]:
         """Yield the records of a file from a member's offset on, but those that other files have."""
         for placed in self._finished(file, start):
             if not self._repeats.is_again(placed.record["request_id"], file.path, file.stem):
@@ -256,7 +256,7 @@ class Records:
 
     def ends(self) -> list[dict[str, Any]]:
         """Return the ends of starts, dictionaries as `schema.End`; a start that was killed has none."""
-        return [line for _, _, line in self._step_lines(("end",), schema.End)]
+        return [line for _, _, line in self._step_lines(("end",), schema.RunEnd)]
 
     def clocks(self) -> list[dict[str, Any]]:
         """Return how far the workers' clocks are from the trainer's, dictionaries as `schema.Clock`."""
@@ -365,11 +365,11 @@ class Records:
     def _lines_of(self, path: Path) -> Iterator[dict[str, Any]]:
         for offset, value in self._objects(path):
             try:
-                yield fitted(schema.Line, value)
+                yield fitted(schema.ConversationLine, value)
             except CertificateError as error:
                 # A wrong summary does not make the conversation unknown.
                 try:
-                    line = fitted(schema.Line, {**value, "summary": None})
+                    line = fitted(schema.ConversationLine, {**value, "summary": None})
                 except CertificateError:
                     self._fault(path, offset, f"a line is left out: {error}")
                 else:
@@ -388,11 +388,11 @@ class Records:
                 except CertificateError as error:
                     self._fault(path, offset, f"a line is left out: {error}")
 
-    def _finished(self, file: RecordFile, start: int = 0) -> Iterator[Placed]:
+    def _finished(self, file: RecordFile, start: int = 0) -> Iterator[StoredRecord]:
         """Yield the records of a file, from an offset on, but those of cancelled conversations."""
         return (placed for placed in self._read(file, start) if placed.record["status"] == "finished")
 
-    def _read(self, file: RecordFile, start: int = 0) -> Iterator[Placed]:
+    def _read(self, file: RecordFile, start: int = 0) -> Iterator[StoredRecord]:
         """Yield the records of a file from an offset on."""
         try:
             if file.is_packed:
@@ -404,7 +404,7 @@ class Records:
         except (CertificateError, OSError) as error:
             self._fault(file.path, None, f"it cannot be read to its end: {error}")
 
-    def _at(self, file: RecordFile, offset: int) -> Iterator[Placed]:
+    def _at(self, file: RecordFile, offset: int) -> Iterator[StoredRecord]:
         """Yield the records of one member, or the record of one line."""
         if not file.is_packed:
             yield from (placed for placed in self._read(file, offset) if placed.offset == offset)
@@ -414,7 +414,7 @@ class Records:
         except OSError as error:
             self._fault(file.path, offset, f"it cannot be read: {error}")
 
-    def _of_member(self, path: Path, member: Member) -> Iterator[Placed]:
+    def _of_member(self, path: Path, member: Member) -> Iterator[StoredRecord]:
         if member.text is None:
             what = (
                 f"a gzip member cannot be read: {member.problem}; its {member.end - member.offset} bytes are left out"
@@ -424,13 +424,13 @@ class Records:
         for place, text in enumerate(filter(None, member.text.split(b"\n"))):
             yield from self._of_text(path, member.offset, place, text)
 
-    def _of_text(self, path: Path, offset: int, place: int, text: bytes) -> Iterator[Placed]:
+    def _of_text(self, path: Path, offset: int, place: int, text: bytes) -> Iterator[StoredRecord]:
         try:
             record = _in_form(read_object(text))
         except CertificateError as error:
             self._fault(path, offset, f"record {place} is left out: {error}")
         else:
-            yield Placed(record, path, offset, place)
+            yield StoredRecord(record, path, offset, place)
 
 
 def read_back(record: Mapping[str, Any]) -> dict[str, Any]:

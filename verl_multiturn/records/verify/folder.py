@@ -19,14 +19,14 @@ from verl_multiturn.records.read.members import Member, read_members
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.repeats import Repeats
 from verl_multiturn.records.summaries import ends_of
-from verl_multiturn.records.verify.joins import Beside
+from verl_multiturn.records.verify.joins import JoinCheck
 from verl_multiturn.records.verify.record import VerifiedRecord, verify_record
 
 _TORN = "a torn line, as a process leaves that is killed or finds the disk full"
 _EXPECTED = "expected a file of records, or a folder of them"
 
 
-class Verdict(NamedTuple):
+class RecordCheck(NamedTuple):
     """What became of one record of a file."""
 
     file: Path
@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
     """Whether its conversation was there already: in another file of the folder, or in this one."""
 
 
-def verify_files(paths: Iterable[Path]) -> Iterator[Verdict]:
+def verify_files(paths: Iterable[Path]) -> Iterator[RecordCheck]:
     """Verify files of records, one by one.
 
     Args:
@@ -59,15 +59,15 @@ def verify_files(paths: Iterable[Path]) -> Iterator[Verdict]:
         files = record_files(folder)
         if not files:
             raise CertificateError(f"{str(path)!r} holds no *{PACKED} and no *{PLAIN}; {_EXPECTED}")
-        beside = Beside(folder)
+        beside = JoinCheck(folder)
         for fault in beside.faults:
-            yield Verdict(folder, "join", None, fault)
+            yield RecordCheck(folder, "join", None, fault)
         repeats = Repeats()
         for file in sorted(files, key=lambda each: not RecordFile(each).has_lines):
             yield from verify_file(file, beside, repeats)
 
 
-def verify_file(path: Path, beside: Beside | None = None, repeats: Repeats | None = None) -> Iterator[Verdict]:
+def verify_file(path: Path, beside: JoinCheck | None = None, repeats: Repeats | None = None) -> Iterator[RecordCheck]:
     """Verify a file of records; see `verify_files`.
 
     Args:
@@ -76,7 +76,7 @@ def verify_file(path: Path, beside: Beside | None = None, repeats: Repeats | Non
         repeats: The conversations of the folder's other files; None: they are not looked at.
     """
     found = False
-    beside, repeats = beside or Beside(path), repeats or Repeats()
+    beside, repeats = beside or JoinCheck(path), repeats or Repeats()
     seen: set[str] = set()
     try:
         if path.exists() and not path.is_file():  # a pipe or a device may have no end
@@ -87,7 +87,7 @@ def verify_file(path: Path, beside: Beside | None = None, repeats: Repeats | Non
         for place, at, text in _texts(path):
             if isinstance(text, Member):
                 what = f"a gzip member of {text.end - text.offset} bytes: {text.problem}"
-                yield Verdict(path, place, None, what, is_torn=text.end == path.stat().st_size)
+                yield RecordCheck(path, place, None, what, is_torn=text.end == path.stat().st_size)
                 ends = {key: line for key, line in ends.items() if not text.offset <= key[0] < text.end}
                 continue
             try:
@@ -99,19 +99,19 @@ def verify_file(path: Path, beside: Beside | None = None, repeats: Repeats | Non
             name = "" if record is None else str(record.get("request_id", ""))
             line = ends.pop(at, None)
             if verified is not None and (repeats.is_again(name, path, RecordFile(path).stem) or name in seen):
-                yield Verdict(path, place, None, f"request {name!r} is there already", name, is_repeated=True)
+                yield RecordCheck(path, place, None, f"request {name!r} is there already", name, is_repeated=True)
                 continue
             seen.add(name)
             if verified is not None and record is not None:
                 verified.violations.extend(beside.violations(fitted(schema.Record, record), line, scores.get(name)))
-            yield Verdict(path, place, verified, "" if verified else _TORN, name, verified is None)
+            yield RecordCheck(path, place, verified, "" if verified else _TORN, name, verified is None)
     except OSError as error:
         raise CertificateError(f"{str(path)!r} cannot be read: {error}") from error
     if not found:
         raise CertificateError(f"{str(path)!r} holds no record; expected one a line, as JSON")
     for (offset, number), line in ends.items():
         what = f"there is no record; by a line one of request {line['request_id']!r} is here"
-        yield Verdict(path, f"offset {offset}:{number + 1}", None, what, line["request_id"])
+        yield RecordCheck(path, f"offset {offset}:{number + 1}", None, what, line["request_id"])
 
 
 def _lines_of(path: Path) -> tuple[dict[tuple[int, int], Mapping[str, Any]], dict[str, float]]:

@@ -26,7 +26,7 @@ _COLUMNS = ["request_id", "row", "uid", "number", "validation", "score", "otc_fa
             "untrained"]  # fmt: skip
 
 
-class _Joined(NamedTuple):
+class _JoinEntry(NamedTuple):
     """A row of a join."""
 
     row: int
@@ -40,7 +40,7 @@ class _Joined(NamedTuple):
     untrained: str | None
 
 
-class Beside:
+class JoinCheck:
     """The joins of a folder of records.
 
     Args:
@@ -50,7 +50,7 @@ class Beside:
     def __init__(self, folder: Path) -> None:
         self.folder = folder if folder.is_dir() else None
         """The folder; None: it is a file."""
-        self._rows: dict[str, list[_Joined]] = defaultdict(list)
+        self._rows: dict[str, list[_JoinEntry]] = defaultdict(list)
         records = Records(folder)
         for _, table in records.joins() if self.folder else []:
             if not {*_COLUMNS} <= {*table.column_names}:
@@ -59,7 +59,7 @@ class Beside:
             lengths = pc.list_value_length(table["advantages"])
             table = table.set_column(_COLUMNS.index("advantages"), "advantages", lengths)
             for request_id, *row in zip(*(column.to_pylist() for column in table.columns), strict=True):
-                self._rows[request_id].append(_Joined(*row))
+                self._rows[request_id].append(_JoinEntry(*row))
         self.faults = [fault for fault in records.faults if f"{joins.FOLDER}/" in fault and "left out" in fault]
         """Which joins are left out."""
 
@@ -97,7 +97,7 @@ def _of_line(record: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[str
             yield f"its {name} is {show(summary[name], 60)}, by the line of its end {show(value, 60)}"
 
 
-def _of_join(record: Mapping[str, Any], row: _Joined) -> Iterator[str]:
+def _of_join(record: Mapping[str, Any], row: _JoinEntry) -> Iterator[str]:
     where = f"row {row.row}"
     for name in ("uid", "number", "validation"):
         if record[name] != getattr(row, name):

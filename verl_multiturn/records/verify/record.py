@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 import numpy as np
 from pydantic import ValidationError
 
-from verl_multiturn.certificate.check import Row, Violation, verify
+from verl_multiturn.certificate.check import CertificateRow, Violation, verify
 from verl_multiturn.certificate.conversations import unjoined
-from verl_multiturn.certificate.receipts import CAUSES, Place, Receipt, Receipts
+from verl_multiturn.certificate.receipts import CAUSES, GenerationPlace, Receipt, Receipts
 from verl_multiturn.describe import show
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.records import schema
@@ -88,7 +88,7 @@ class _Verification:
         self._rows = [self._row(index, row) for index, row in enumerate(self._record["rows"])]
         each = [self._receipt(number) for number, _ in enumerate(self._record["generations"])]
         places = [
-            Place(receipt.digest, generation["cause"] if generation["row"] is None else generation["row"])
+            GenerationPlace(receipt.digest, generation["cause"] if generation["row"] is None else generation["row"])
             for receipt, generation in zip(each, self._record["generations"], strict=True)
         ]
         self.receipts = [self._receipts(index, each, places) for index, _ in enumerate(self._rows)]
@@ -116,7 +116,7 @@ class _Verification:
     def _add(self, turn: int | None, what: str) -> None:
         self._found.append(Violation(self._name, turn, None, what))
 
-    def _row(self, index: int, row: Mapping[str, Any]) -> Row:
+    def _row(self, index: int, row: Mapping[str, Any]) -> CertificateRow:
         """Return a row with its full columns.
 
         Raises:
@@ -132,7 +132,7 @@ class _Verification:
         except ValueError as error:
             raise CertificateError(f"row {index} of request {self._name} cannot be read: {error}") from None
         ids, mask, versions, turn_ids, sources = (np.array(full[name], np.int64) for name in _INTEGERS)
-        return Row(
+        return CertificateRow(
             prompt_ids=ids[:length],
             response_ids=ids[length:],
             mask=mask,
@@ -193,7 +193,7 @@ class _Verification:
             self._add(number, f"{what}by its receipt {show(generation['digest'], 60)}")
         return receipt
 
-    def _placed(self, row: Row, start: int, count: int) -> tuple[Any, Any, Any]:
+    def _placed(self, row: CertificateRow, start: int, count: int) -> tuple[Any, Any, Any]:
         assert row.logprobs is not None
         assert row.versions is not None
         here = slice(start, start + count)
@@ -212,7 +212,7 @@ class _Verification:
     def _refuse(self, number: int, why: str) -> NoReturn:
         raise CertificateError(f"generation {number} of request {self._name} cannot be read: {why}")
 
-    def _receipts(self, index: int, receipts: Sequence[Receipt], places: Sequence[Place]) -> Receipts:
+    def _receipts(self, index: int, receipts: Sequence[Receipt], places: Sequence[GenerationPlace]) -> Receipts:
         record = self._record
         return Receipts(
             self._name,

@@ -336,7 +336,7 @@ def _lean(line: Line) -> Line:
 
 
 _NONE = object()
-_DEFAULTS, _SUMMARY = defaults(schema.Line), defaults(schema.Summary)
+_DEFAULTS, _SUMMARY = defaults(schema.ConversationLine), defaults(schema.Summary)
 
 
 def in_share(uid: str, share: float) -> bool:

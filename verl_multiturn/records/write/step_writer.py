@@ -30,7 +30,7 @@ _MOST_JOINS = 3
 """So many joins wait, besides the one that is being written."""
 
 
-class _Task(NamedTuple):
+class _WriteTask(NamedTuple):
     """Something to write."""
 
     write: Callable[[], None]
@@ -51,13 +51,13 @@ class StepWriter:
         """Number of rows of each join that was written and has no line yet."""
         self._losses = Losses("joins and steps", self.folder)
         self._lines = LineFile(self.folder / STEPS, "steps")
-        self._background: BackgroundWriter[_Task] = BackgroundWriter(
+        self._background: BackgroundWriter[_WriteTask] = BackgroundWriter(
             "steps", self._write, self._losses, most=_MOST_JOINS, last=self._lines.end
         )
 
     def run(self, make: Callable[[], dict[str, Any]]) -> None:
         """Write the run's file anew; `make` is called in the thread and returns a `schema.RunFile`."""
-        self._hand(_Task(partial(self._write_run, make)))
+        self._hand(_WriteTask(partial(self._write_run, make)))
 
     def join(self, validation: bool, step: int, make: Callable[[], pa.Table]) -> None:
         """Write the join of a step or a validation; `make` is called in the thread.
@@ -68,25 +68,25 @@ class StepWriter:
             make: Function that returns a table of `schema.JOINED`. Nothing that it reads may be changed any more.
         """
         name = joins.name_of(validation, step, self.start)
-        self._hand(_Task(partial(self._write_join, name, make), is_join=True))
+        self._hand(_WriteTask(partial(self._write_join, name, make), is_join=True))
 
     def line(self, line: dict[str, Any]) -> None:
         """Append a `StepLine`, without its `start`, `join` and `rows`."""
         name = joins.name_of(line["event"] == "validation", line["step"], self.start)
-        self._hand(_Task(lambda: self._write_line(self._with_join(line, name))))
+        self._hand(_WriteTask(lambda: self._write_line(self._with_join(line, name))))
 
     def other(self, line: dict[str, Any]) -> None:
-        """Append a line of another kind (`Clock`, `End`)."""
-        self._hand(_Task(partial(self._write_line, line)))
+        """Append a line of another kind (`Clock`, `RunEnd`)."""
+        self._hand(_WriteTask(partial(self._write_line, line)))
 
     def close(self) -> None:
         """Write what was handed over, and stop, within `background.CLOSE_S`."""
         self._background.close()
 
-    def _hand(self, task: _Task) -> None:
+    def _hand(self, task: _WriteTask) -> None:
         self._background.put(task, large=task.is_join)
 
-    def _write(self, tasks: Sequence[_Task]) -> None:
+    def _write(self, tasks: Sequence[_WriteTask]) -> None:
         for task in tasks:
             try:
                 task.write()

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 
 from verl_multiturn.describe import describe
 from verl_multiturn.rollout.cache.blocks import Blocks, Prompt
-from verl_multiturn.rollout.cache.need import AWAY_S, REMINDED_S, Conversations, Told
+from verl_multiturn.rollout.cache.need import AWAY_S, REMINDED_S, CacheReport, Conversations
 from verl_multiturn.rollout.life import Life, stopped
 
 logger = logging.getLogger(__name__)
@@ -46,12 +46,12 @@ _EVERY_S = 0.5
 _ANSWER_S = 5.0
 STAYS = 4
 """Turns for which one that waits has to have room."""
-_NOTHING = Told(math.nan, math.inf, math.inf)
+_NOTHING = CacheReport(math.nan, math.inf, math.inf)
 """What is known of a server that says nothing: nothing waits for it."""
 
 
 @dataclass(eq=False)
-class _Request:
+class _HeldRequest:
     """What a request has at a server."""
 
     first: Prompt
@@ -70,14 +70,14 @@ class _Request:
 class _Stay:
     """What a conversation that goes on has at a server."""
 
-    requests: dict[str, _Request] = field(default_factory=dict)
+    requests: dict[str, _HeldRequest] = field(default_factory=dict)
     turns: set[str] = field(default_factory=set)
     """Requests that have a turn."""
     growth: int | None = None
     """Tokens by which a prompt was longer than the request's last one; None: none was yet."""
     since: float = 0.0
     """When its last turn ended."""
-    inside: list[_Request] = field(default_factory=list)
+    inside: list[_HeldRequest] = field(default_factory=list)
     """Requests for whose first prompts room is kept; none where it waits or does not count."""
     taken: int = 0
     """Tokens of the room that are kept for it beside those prompts."""
@@ -88,7 +88,7 @@ class _Stay:
         """Return whether the others have to leave room for it."""
         return bool(self.turns) or now - self.since <= AWAY_S
 
-    def needed(self) -> list[_Request]:
+    def needed(self) -> list[_HeldRequest]:
         """Return the requests it comes back for: of an agent's requests without a turn, the longest.
 
         Of the others most are over, as those of a subagent or of a history that was made shorter.
@@ -108,7 +108,7 @@ class Holding:
     """
 
     def __init__(
-        self, ask: Callable[[Conversations], Awaitable[Told | None]], clock: Callable[[], float] = time.monotonic
+        self, ask: Callable[[Conversations], Awaitable[CacheReport | None]], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.use = math.nan
         """What the server last said."""
@@ -140,7 +140,7 @@ class Holding:
             life.at_last.append(self.leave)
         request = stay.requests.get(request_id)
         if request is None or len(prompt) < request.length:
-            request = stay.requests[request_id] = _Request(self._blocks.prompt(prompt), len(prompt), 0)
+            request = stay.requests[request_id] = _HeldRequest(self._blocks.prompt(prompt), len(prompt), 0)
         elif len(prompt) > request.length:
             self._usual = stay.growth = len(prompt) - request.length
         request.length, request.tokens = len(prompt), len(prompt) + sampled

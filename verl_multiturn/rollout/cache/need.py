@@ -3,7 +3,7 @@
 Each client tells its conversations, in every question, and is told the use and the youngest conversation that fits:
 
     client  (when it began, its tokens) of each conversation  ──▶  server, which knows those of all clients
-    client  holds the turns of what began later               ◀──  `Told`: use, youngest, room
+    client  holds the turns of what began later               ◀──  `CacheReport`: use, youngest, room
 
 A conversation counts as long as it has turns, also in the seconds between them: it comes back for its tokens, and for
 what its next turn adds. What the engine itself calls its use counts the running requests alone, and calls a cache free
@@ -34,7 +34,7 @@ REMINDED_S = 5.0
 _LATE_S = 30.0
 
 
-class Told(NamedTuple):
+class CacheReport(NamedTuple):
     """What a server says of its cache."""
 
     use: float
@@ -60,7 +60,7 @@ class CacheNeed:
         self._told: dict[str, tuple[float, Conversations]] = {}
         """When each client told its conversations last, and what it told."""
 
-    def tell(self, client: str, conversations: Conversations, full: float) -> Told:
+    def tell(self, client: str, conversations: Conversations, full: float) -> CacheReport:
         """Take a client's conversations, and return what it has to know.
 
         Args:
@@ -74,7 +74,7 @@ class CacheNeed:
         every = sorted(one for _, its in self._told.values() for one in its)
         needed = sum(tokens for _, tokens in every)
         youngest, left = _youngest(every, full * self._tokens) if needed else (math.inf, full * self._tokens)
-        return Told(needed / self._tokens, youngest, left / max(1, len(self._told)))
+        return CacheReport(needed / self._tokens, youngest, left / max(1, len(self._told)))
 
 
 def require_room(tokens: int, rollout: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.call_json import NamedCall, UnreadableCallError, as_json, read_whole_json
-from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, Reasoning
+from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, ReasoningFinder
 from verl_multiturn.chat.parsing.turns import HEADER, CallParser, ToolCall
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError, EngineError
@@ -37,7 +37,7 @@ _MARK = re.compile(r"[<\[]")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
-class Said(NamedTuple):
+class ChatTurn(NamedTuple):
     """What an endpoint said in one turn."""
 
     text: str
@@ -62,10 +62,10 @@ class TurnWriter:
         self._tokenizer = tokenizer
         self._firewall = firewall
         self._parser = parser
-        self._reasoning = Reasoning(REASONING_MARKS)
+        self._reasoning = ReasoningFinder(REASONING_MARKS)
         self._end_id = end_id
 
-    async def write(self, said: Said, before: Sequence[int]) -> list[int]:
+    async def write(self, said: ChatTurn, before: Sequence[int]) -> list[int]:
         """Return the ids of a turn.
 
         Args:
@@ -165,7 +165,7 @@ class ChatEngine(HttpEngine):
         ids = ids[: ask.max_new_tokens]
         return Generation(ids, [0.0] * len(ids), [NO_VERSION] * len(ids), finish)
 
-    def _said(self, answer: Mapping[str, Any]) -> Said:
+    def _said(self, answer: Mapping[str, Any]) -> ChatTurn:
         where = f"{self.url}{CHAT}"
         try:
             choice = answer["choices"][0]
@@ -184,7 +184,7 @@ class ChatEngine(HttpEngine):
             raise EngineError(f"{where} ended the turn by 'tool_calls', and there are none")
         if not text.strip() and not calls and finish != "length":
             raise EngineError(f"{where} answered with neither text nor calls")
-        return Said(text, calls, finish)
+        return ChatTurn(text, calls, finish)
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`sample`: one question to an engine. Whoever wants tokens asks here: conversations, sessions of agents, `PolicyText`.
 
-The first two note what came back, since the engine has a receipt for it, and then call `Sampled.whole`. The last one,
-whose tokens are never trained, needs only a text.
+The first two note what came back, since the engine has a receipt for it, and then call `SamplingResult.whole`. The last
+one, whose tokens are never trained, needs only a text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from verl_multiturn.rollout.trajectory import flaw
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SamplingResult:
     """What an engine returned for an `Ask`, be it sound or not."""
 
     generation: Generation
@@ -41,7 +41,7 @@ class Sampled:
         return self.generation
 
 
-async def sample(engine: Engine, ask: Ask) -> Sampled:
+async def sample(engine: Engine, ask: Ask) -> SamplingResult:
     """Ask an engine, and check what it returns.
 
     A cancellation is passed on to the engine, whose end is waited for.
@@ -57,7 +57,7 @@ async def sample(engine: Engine, ask: Ask) -> Sampled:
     if (error := generating.exception()) is not None:
         raise cancelled or error
     generation = generating.result()
-    return Sampled(generation, _fault(generation, ask.max_new_tokens), cancelled)
+    return SamplingResult(generation, _fault(generation, ask.max_new_tokens), cancelled)
 
 
 def _fault(generation: Generation, budget: int) -> str:

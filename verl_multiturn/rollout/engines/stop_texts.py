@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from verl_multiturn.chat.images import Vision
-from verl_multiturn.chat.parsing.turns import Tokenizer
+from verl_multiturn.chat.parsing.turns import ParserTokenizer
 from verl_multiturn.errors import EngineError
 from verl_multiturn.rollout.engines.protocol import Ask, Engine, Generation, cut
 
@@ -28,7 +28,7 @@ class StopTexts:
         tokenizer: Decodes them.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+    def __init__(self, engine: Engine, tokenizer: ParserTokenizer) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
 

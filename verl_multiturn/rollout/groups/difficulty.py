@@ -33,7 +33,7 @@ _OLDER = 0.5
 
 
 @dataclass
-class Seen:
+class RowDifficulty:
     """What is known of a data row."""
 
     right: float = 0.0
@@ -65,7 +65,7 @@ class Pools:
     def __init__(self, group_size: int) -> None:
         self._group_size = group_size
         self._turn = 0
-        self.seen: dict[int, Seen] = {}
+        self.seen: dict[int, RowDifficulty] = {}
         """What is known of each row whose group was taken, by position."""
         self.drawn: dict[str, int] = {}
         """Positions of the rows of groups that were not taken yet, by uid."""
@@ -148,7 +148,7 @@ class Pools:
         """
         if (position := self.drawn.pop(uid, None)) is None:
             return
-        seen = self.seen.setdefault(position, Seen())
+        seen = self.seen.setdefault(position, RowDifficulty())
         seen.right, seen.of = right + _OLDER * seen.right, of + _OLDER * seen.of
         seen.signal, seen.step = signal, step
 
@@ -163,7 +163,7 @@ class Pools:
         Raises:
             LookupError, TypeError, ValueError: It is something else.
         """
-        seen = {int(position): Seen(**each) for position, each in state["seen"].items()}
+        seen = {int(position): RowDifficulty(**each) for position, each in state["seen"].items()}
         drawn = {str(uid): int(position) for uid, position in state["drawn"].items()}
         self._turn, self.seen, self.drawn = int(state["turn"]), seen, drawn
 

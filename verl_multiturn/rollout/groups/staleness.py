@@ -24,7 +24,7 @@ MOST_REROLLS = 3
 
 
 @dataclass(frozen=True)
-class Bound:
+class StalenessBound:
     """The bound of the ages, and what happens to a group that would exceed it."""
 
     max_staleness: int
@@ -85,7 +85,7 @@ def may_take(
     return True
 
 
-def to_reroll(prompts: Mapping[str, Mapping[str, Any]], step: int, bound: Bound) -> list[str]:
+def to_reroll(prompts: Mapping[str, Mapping[str, Any]], step: int, bound: StalenessBound) -> list[str]:
     """Return the names of the unfinished groups that are begun anew: their deadline has passed.
 
     Args:
@@ -103,7 +103,7 @@ def to_reroll(prompts: Mapping[str, Mapping[str, Any]], step: int, bound: Bound)
     ]
 
 
-def too_old(versions: NDArray[Any], step: int, bound: Bound) -> NDArray[np.bool_]:
+def too_old(versions: NDArray[Any], step: int, bound: StalenessBound) -> NDArray[np.bool_]:
     """Return for each token whether a step must not train it, by its age; a version of -1 is not known.
 
     Args:

@@ -1,4 +1,4 @@
-"""`Episode`: one dialogue that is played, and the verdict on each turn of the user.
+"""`DialogueEpisode`: one dialogue that is played, and the verdict on each turn of the user.
 
 The rule is BFCL's, written anew (`benchmarks.bfcl` compares it with the package's checker, turn by turn). A turn is
 right if the model made at least one call in it, all worlds are in the state of the gold worlds after the gold calls of
@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.task_sets.bfcl.package import Call, Dialogue
-from verl_multiturn.task_sets.bfcl.worlds import Worlds
+from verl_multiturn.task_sets.bfcl.package import Dialogue, WorldCall
+from verl_multiturn.task_sets.bfcl.worlds import DialogueWorlds
 
 Wrong = Literal["", "no call", "state", "results"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TurnVerdict:
     """The verdict on one turn.
 
     Attributes:
@@ -46,7 +46,7 @@ class Verdict:
         return not self.wrong
 
 
-class Episode:
+class DialogueEpisode:
     """A dialogue that is played.
 
     Args:
@@ -62,14 +62,14 @@ class Episode:
 
     def __init__(self, dialogue: Dialogue) -> None:
         self.dialogue = dialogue
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[TurnVerdict] = []
         state = dialogue.classes, dialogue.config, dialogue.long_context
         try:
-            self._model, self._gold = Worlds(*state), Worlds(*state)
+            self._model, self._gold = DialogueWorlds(*state), DialogueWorlds(*state)
         except ConfigError as error:
             raise ConfigError(f"dialogue {dialogue.id!r}: {error}") from error
         self._results: Counter[str] = Counter()
-        self._made: list[Call] = []
+        self._made: list[WorldCall] = []
 
     @property
     def turn(self) -> int:
@@ -85,12 +85,12 @@ class Episode:
         """Make a call of the model, and return its result."""
         if self.over:
             return "Error during execution: the dialogue is over"
-        self._made.append(Call(name, arguments))
+        self._made.append(WorldCall(name, arguments))
         result = self._model.call(name, arguments)
         self._results[result] += 1
         return result
 
-    def end_turn(self) -> Verdict:
+    def end_turn(self) -> TurnVerdict:
         """End the turn that is played, and return the verdict on it."""
         gold = self.dialogue.gold[self.turn]
         expected = Counter(self._gold.call(call.name, call.arguments) for call in gold)
@@ -103,12 +103,12 @@ class Episode:
                 wrong = "state"
             elif expected - self._results:
                 wrong = "results"
-        verdict = Verdict(wrong, same, len(gold), self._matched(gold))
+        verdict = TurnVerdict(wrong, same, len(gold), self._matched(gold))
         self.verdicts.append(verdict)
         self._made = []
         return verdict
 
-    def _matched(self, gold: Sequence[Call]) -> int:
+    def _matched(self, gold: Sequence[WorldCall]) -> int:
         left = [(call.name, call.arguments) for call in self._made]
         matched = 0
         for call in gold:

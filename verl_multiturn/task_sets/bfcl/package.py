@@ -42,7 +42,7 @@ _SOURCE = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code"
 
 
 @dataclass(frozen=True)
-class Call:
+class WorldCall:
     """A call of a function of a world.
 
     Attributes:
@@ -75,7 +75,7 @@ class Dialogue:
     id: str
     turns: tuple[str, ...]
     gold_text: tuple[tuple[str, ...], ...]
-    gold: tuple[tuple[Call, ...], ...]
+    gold: tuple[tuple[WorldCall, ...], ...]
     classes: tuple[str, ...]
     config: Mapping[str, Any]
     hidden: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
@@ -136,7 +136,7 @@ def parameters_of(classes: tuple[str, ...], name: str) -> tuple[str, ...]:
     return tuple(inspect.signature(getattr(world_class(owners[-1]), name)).parameters)[1:] if owners else ()
 
 
-def named(classes: tuple[str, ...], call: Call) -> Call:
+def named(classes: tuple[str, ...], call: WorldCall) -> WorldCall:
     """Return a gold call with all its arguments by name, as a model makes it.
 
     Raises:
@@ -151,7 +151,7 @@ def named(classes: tuple[str, ...], call: Call) -> Call:
         raise ConfigError(
             f"gold call of {call.name!r}: it takes {list(names)}, got {list(call.positional)}; mend the call"
         )
-    return Call(call.name, dict(zip(names, call.positional, strict=False)) | dict(call.arguments))
+    return WorldCall(call.name, dict(zip(names, call.positional, strict=False)) | dict(call.arguments))
 
 
 @functools.cache
@@ -174,7 +174,7 @@ def functions_shown() -> str:
     return str(prompts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC)
 
 
-def read_call(text: str) -> Call:
+def read_call(text: str) -> WorldCall:
     """Read a gold call, such as `cd(folder='document')`.
 
     Raises:
@@ -188,7 +188,7 @@ def read_call(text: str) -> Call:
         positional = tuple(ast.literal_eval(each) for each in node.args)
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"gold call {text!r:.200}: {error}; write it as name(argument='value')") from None
-    return Call(node.func.id, {name: value for name, value in named.items() if name is not None}, positional)
+    return WorldCall(node.func.id, {name: value for name, value in named.items() if name is not None}, positional)
 
 
 def read_dialogue(entry: Mapping[str, Any], gold: Sequence[Sequence[str]]) -> Dialogue:

@@ -19,10 +19,10 @@ from verl_multiturn.config import read_model
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction, Reply
-from verl_multiturn.task_sets.bfcl.episode import Episode
+from verl_multiturn.task_sets.bfcl.episode import DialogueEpisode
 from verl_multiturn.task_sets.bfcl.package import Dialogue, data_folder, dialogue_of, read_dialogue
 
-EPISODES: dict[str, Episode] = {}
+EPISODES: dict[str, DialogueEpisode] = {}
 """The dialogues that are played in this process, by the id of the conversation; the tools make their calls in them."""
 
 
@@ -75,7 +75,7 @@ class BfclUser(Interaction):
             raise ConfigError(
                 f"interaction_kwargs of BfclUser: expected 'id' or 'dialogue', got {show([id, dialogue])}"
             )
-        episode = Episode(dialogue_of(id) if id else own_dialogue(dialogue))
+        episode = DialogueEpisode(dialogue_of(id) if id else own_dialogue(dialogue))
         EPISODES[instance_id] = episode
         return Reply(text=episode.dialogue.turns[0])
 

@@ -27,7 +27,7 @@ MOST_ENTRIES = 20_000
 _STATELESS = ("MathAPI",)
 
 
-class Worlds:
+class DialogueWorlds:
     """The objects of a dialogue's classes.
 
     Args:
@@ -82,7 +82,7 @@ class Worlds:
         with decimal.localcontext(), mpmath.workdps(mpmath.mp.dps):  # it sets the precision of the whole process
             return _made(method, arguments)
 
-    def same(self, other: Worlds) -> dict[str, bool]:
+    def same(self, other: DialogueWorlds) -> dict[str, bool]:
         """Return for each class whether its object is in the same state as the other worlds' one.
 
         The state are the public attributes.

@@ -24,7 +24,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.task_sets.swe.mutations import Mutation, drawn_mutations
 from verl_multiturn.task_sets.swe.packages import Package
 from verl_multiturn.task_sets.swe.tasks import SweTask, installed
-from verl_multiturn.task_sets.swe.trials import Outcome, needed_packages, run_tests
+from verl_multiturn.task_sets.swe.trials import TrialOutcome, needed_packages, run_tests
 from verl_multiturn.verdicts.task import PytestVerdict, UnguardedError
 from verl_multiturn.verdicts.task_check import check_task
 from verl_multiturn.verdicts.verdict import Judge
@@ -179,7 +179,7 @@ class Draw:
         runs = [await self._run(self._package.files, near) or {} for _ in range(2)]
         return {name for name in runs[0] if all(name in run and run[name].kind == "passed" for run in runs)}
 
-    async def _run(self, tree: Mapping[str, bytes], tests: Sequence[str]) -> dict[str, Outcome] | None:
+    async def _run(self, tree: Mapping[str, bytes], tests: Sequence[str]) -> dict[str, TrialOutcome] | None:
         async with await self._pool.open() as workspace:
             return await run_tests(workspace, tree, tests, _TRIAL_S)
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.harnesses.harbor.tasks.write import Written
+from verl_multiturn.harnesses.harbor.tasks.write import HarborTask
 from verl_multiturn.verdicts import import_places
 from verl_multiturn.verdicts.changes import NEVER, RUNNERS
 
@@ -113,7 +113,7 @@ class DataSet:
     parts: Callable[[Mapping[str, Any]], tuple[str, str, dict[str, str]]]
 
 
-def task_of_row(kind: str, row: Mapping[str, Any], where: str) -> tuple[str, Written]:
+def task_of_row(kind: str, row: Mapping[str, Any], where: str) -> tuple[str, HarborTask]:
     """Return the name and the content of a row's task.
 
     Args:
@@ -144,7 +144,7 @@ def task_of_row(kind: str, row: Mapping[str, Any], where: str) -> tuple[str, Wri
     if issue := re.search(r"\[ISSUE\](.*)\[/ISSUE\]", statement, re.DOTALL):
         statement = issue[1]
     names = {"modules": sorted(sys.stdlib_module_names), "runners": sorted(RUNNERS), "never": _NEVER}
-    return name, Written(
+    return name, HarborTask(
         instruction=_INSTRUCTION % statement.strip(),
         environment={
             "Dockerfile": f"FROM {image}\nCOPY one_commit.sh /var/tmp/one_commit.sh\n"

@@ -42,7 +42,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """What became of one test."""
 
     kind: str
@@ -53,7 +53,7 @@ class Outcome:
 
 async def run_tests(
     workspace: Workspace, files: Mapping[str, bytes], tests: Sequence[str], timeout_s: float
-) -> dict[str, Outcome] | None:
+) -> dict[str, TrialOutcome] | None:
     """Run tests on a tree, and return their outcomes by their names in pytest.
 
     Args:
@@ -74,7 +74,7 @@ async def run_tests(
     report = read_tar(await workspace.get("outcomes.json", path=_FOLDER)).files.get("outcomes.json")
     if report is None:
         return None
-    return {name: Outcome(kind, _ADDRESS.sub("0x…", said)) for name, (kind, said) in json.loads(report).items()}
+    return {name: TrialOutcome(kind, _ADDRESS.sub("0x…", said)) for name, (kind, said) in json.loads(report).items()}
 
 
 def needed_packages(name: str) -> tuple[str, ...]:

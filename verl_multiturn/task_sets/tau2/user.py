@@ -63,7 +63,7 @@ class TauUserSettings(CustomerSettings, LlmUserSettings):
 
 
 @dataclass
-class _Conversation:
+class _TaskState:
     task: str
     world: World
     do_nothing: float | None
@@ -88,7 +88,7 @@ class Customer(SimulatedUser):
     def __init__(self, config: dict[str, Any], settings: CustomerSettings) -> None:
         self._domain = check_domain(settings.domain, f"{type(self).__name__}: config.domain")
         self._tasks = tasks_of(self._domain)  # imports τ² here, and not in the first conversation
-        self._conversations: dict[str, _Conversation] = {}
+        self._conversations: dict[str, _TaskState] = {}
         super().__init__(config, settings)
 
     def part(self, texts: Sequence[str]) -> str:
@@ -115,7 +115,7 @@ class Customer(SimulatedUser):
                 f"'0' to {list(self._tasks)[-1]!r}, got {show(task)}; mend the row"
             )
         await super().start(instance_id, persona=user_prompt(self._domain, task))
-        self._conversations[instance_id] = _Conversation(task, await open_world(instance_id, self._domain), do_nothing)
+        self._conversations[instance_id] = _TaskState(task, await open_world(instance_id, self._domain), do_nothing)
         left, text = await self.say(instance_id, [{"role": "assistant", "content": GREETING}])
         if left or not text:
             raise EnvironmentFailedError(

@@ -29,7 +29,7 @@ _EVALUATORS = {
 
 
 @dataclass(frozen=True)
-class Loaded:
+class DomainData:
     """What a domain's zygote has loaded.
 
     Attributes:
@@ -47,7 +47,7 @@ class Loaded:
     evaluators: Mapping[str, Any]
 
 
-def load(spec: Mapping[str, Any]) -> Loaded:
+def load(spec: Mapping[str, Any]) -> DomainData:
     """Import τ², and parse a domain's data base twice.
 
     Args:
@@ -58,10 +58,10 @@ def load(spec: Mapping[str, Any]) -> Loaded:
     evaluators = {
         judged: getattr(import_tau2(f"evaluator.evaluator_{judged}"), name) for judged, name in _EVALUATORS.items()
     }
-    return Loaded(domain, [make(), make()], tasks_of(domain), import_tau2("data_model.message"), evaluators)
+    return DomainData(domain, [make(), make()], tasks_of(domain), import_tau2("data_model.message"), evaluators)
 
 
-def serve(served: socket.socket, loaded: Loaded) -> None:
+def serve(served: socket.socket, loaded: DomainData) -> None:
     """Answer requests, a line of JSON each, until the worker closes the socket.
 
     Args:
@@ -85,7 +85,7 @@ def serve(served: socket.socket, loaded: Loaded) -> None:
     answer_lines(served, answer)
 
 
-def call(loaded: Loaded, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def call(loaded: DomainData, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Make a call in the world, and return the `content` that τ² shows, and whether it is an `error`.
 
     Args:
@@ -101,7 +101,7 @@ def call(loaded: Loaded, name: str, arguments: Mapping[str, Any]) -> dict[str, A
     return {"content": shown.content, "error": shown.error}
 
 
-def lasting(loaded: Loaded, calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def lasting(loaded: DomainData, calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the calls that read or write the data base.
 
     A calculation changes nothing, and one that a model chose may take long.
@@ -112,8 +112,10 @@ def lasting(loaded: Loaded, calls: Sequence[Mapping[str, Any]]) -> list[Mapping[
     ]
 
 
-def judge(loaded: Loaded, task_id: str, calls: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> dict[str, float]:
-    """Judge a conversation that its user ended, and return the fields of a `Verdict`.
+def judge(
+    loaded: DomainData, task_id: str, calls: Sequence[Mapping[str, Any]], texts: Sequence[str]
+) -> dict[str, float]:
+    """Judge a conversation that its user ended, and return the fields of a `TauScore`.
 
     Args:
         loaded: The domain, with worlds in which nothing has been done yet.

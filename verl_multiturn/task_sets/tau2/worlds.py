@@ -32,7 +32,7 @@ _ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TauScore:
     """What τ² says of a conversation.
 
     Attributes:
@@ -48,7 +48,7 @@ class Verdict:
     actions: float
 
 
-class Worlds:
+class DomainWorlds:
     """The worlds of one domain, for one event loop.
 
     Args:
@@ -70,7 +70,7 @@ class Worlds:
         """
         return await self._processes.fork()
 
-    async def judge(self, task: str, calls: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> Verdict:
+    async def judge(self, task: str, calls: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> TauScore:
         """Return the verdict on a conversation that its user ended.
 
         Args:
@@ -85,7 +85,7 @@ class Worlds:
         async with self._judging:
             process = await self.fork()
             try:
-                return Verdict(**await process.ask(request))
+                return TauScore(**await process.ask(request))
             finally:
                 process.kill()
                 await process.close()
@@ -107,7 +107,7 @@ class World:
         errors: Number of calls that failed.
     """
 
-    def __init__(self, worlds: Worlds) -> None:
+    def __init__(self, worlds: DomainWorlds) -> None:
         self.domain = worlds.domain
         self.calls: list[dict[str, Any]] = []
         self.errors = 0
@@ -157,8 +157,8 @@ class World:
         finally:
             self.errors += failed
 
-    async def judge(self, task: str, texts: Sequence[str]) -> Verdict:
-        """Return the verdict on the conversation so far, as `Worlds.judge` does."""
+    async def judge(self, task: str, texts: Sequence[str]) -> TauScore:
+        """Return the verdict on the conversation so far, as `DomainWorlds.judge` does."""
         return await self._worlds.judge(task, self.calls, texts)
 
     async def close(self) -> None:
@@ -179,13 +179,13 @@ class World:
         return self._process
 
 
-_worlds: PerLoop[Worlds] = PerLoop(Worlds.aclose)
+_worlds: PerLoop[DomainWorlds] = PerLoop(DomainWorlds.aclose)
 _open: dict[str, World] = {}
 
 
-def worlds_of(domain: str) -> Worlds:
+def worlds_of(domain: str) -> DomainWorlds:
     """Return the worlds of a domain, for the running event loop."""
-    return _worlds.get(lambda: Worlds(domain), domain)
+    return _worlds.get(lambda: DomainWorlds(domain), domain)
 
 
 async def close_worlds(domain: str) -> None:

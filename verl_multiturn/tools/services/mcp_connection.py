@@ -166,7 +166,7 @@ def list_tools(settings: McpSettings, where: str) -> ToolListing:
             ) from error
 
 
-class Server:
+class McpServer:
     """A server that all conversations of one worker share, with a connection for each event loop."""
 
     def __init__(self, settings: McpSettings, where: str) -> None:
@@ -242,7 +242,7 @@ class _Connection:
         return not self._retired and not self._over.is_set()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """Call a tool, as `Server.call` does."""
+        """Call a tool, as `McpServer.call` does."""
         self._calls += 1
         loop = asyncio.get_running_loop()
         started = loop.time()

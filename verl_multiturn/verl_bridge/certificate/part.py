@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from verl_multiturn.certificate.check import Row, Violation, verify
+from verl_multiturn.certificate.check import CertificateRow, Violation, verify
 from verl_multiturn.certificate.conversations import MembershipNote, shared, uncaused, unjoined
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.rows.keys import RowKey
@@ -37,7 +37,7 @@ class Rules(NamedTuple):
     """Version of the oldest weights whose tokens are trained; None: all tokens are."""
 
 
-class KnownRow(NamedTuple):
+class TrainerRow(NamedTuple):
     """Holds the trainer's knowledge of a row that is checked."""
 
     key: RowKey
@@ -68,7 +68,7 @@ class RowVerdict(NamedTuple):
 
 
 def check_rows(
-    rows: Sequence[KnownRow], partition_id: str, rules: Rules, further: Sequence[str] = ()
+    rows: Sequence[TrainerRow], partition_id: str, rules: Rules, further: Sequence[str] = ()
 ) -> tuple[list[RowVerdict], list[Fields]]:
     """Fetch rows of a batch, and check each of them.
 
@@ -86,7 +86,7 @@ def check_rows(
     return [check_row(row, fields, rules) for row, fields in zip(rows, columns, strict=True)], kept
 
 
-def check_row(row: KnownRow, fields: Fields, rules: Rules) -> RowVerdict:
+def check_row(row: TrainerRow, fields: Fields, rules: Rules) -> RowVerdict:
     """Check one row by its columns."""
     receipts = Receipts("", [])
     if not row.padding:
@@ -123,8 +123,8 @@ def violations_of(verdicts: Sequence[RowVerdict], left_out: Mapping[str, str]) -
     return found or unjoined(notes)  # a row whose receipts cannot be read joins no others
 
 
-def _row(row: KnownRow, fields: Mapping[str, Any], rules: Rules) -> Row:
-    return Row(
+def _row(row: TrainerRow, fields: Mapping[str, Any], rules: Rules) -> CertificateRow:
+    return CertificateRow(
         prompt_ids=fields["prompts"],
         response_ids=fields["responses"],
         mask=fields["response_mask"],

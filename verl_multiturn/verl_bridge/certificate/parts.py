@@ -27,7 +27,7 @@ from ray.exceptions import RayError
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.rows.keys import RowKey
-from verl_multiturn.verl_bridge.certificate.part import Fields, KnownRow, RowVerdict, Rules, check_rows
+from verl_multiturn.verl_bridge.certificate.part import Fields, RowVerdict, Rules, TrainerRow, check_rows
 
 LARGE = 1024
 """Rows from which a batch is checked in parts. A smaller one takes the trainer itself some tenths of a second."""
@@ -53,7 +53,7 @@ class CertificatePart:
         self._kept: list[Fields] = []
 
     def check(
-        self, rows: Sequence[KnownRow], partition_id: str, rules: Rules, further: Sequence[str]
+        self, rows: Sequence[TrainerRow], partition_id: str, rules: Rules, further: Sequence[str]
     ) -> list[RowVerdict]:
         """Check rows as `check_rows` does, and keep their columns for `columns`."""
         verdicts, self._kept = check_rows(rows, partition_id, rules, further)
@@ -90,7 +90,7 @@ class Parts:
         return rows >= LARGE and self._count > 1 and ray.is_initialized()
 
     def check(
-        self, rows: Sequence[KnownRow], partition_id: str, rules: Rules, further: Sequence[str]
+        self, rows: Sequence[TrainerRow], partition_id: str, rules: Rules, further: Sequence[str]
     ) -> tuple[list[RowVerdict], FetchedColumns]:
         """Check rows as `check_rows` does, in parts.
 
@@ -118,7 +118,7 @@ class Parts:
 
         return [verdict for own in given for verdict in own], FetchedColumns(frozenset(keys), columns)
 
-    def _wait(self, answers: Sequence[Any], asked: Sequence[Sequence[KnownRow]]) -> list[list[RowVerdict]]:
+    def _wait(self, answers: Sequence[Any], asked: Sequence[Sequence[TrainerRow]]) -> list[list[RowVerdict]]:
         """Return the verdicts of all parts, once each has given them."""
         given: dict[Any, list[RowVerdict]] = {}
         until = time.monotonic() + self._hung_s
@@ -138,7 +138,7 @@ class Parts:
         return [given[answer] for answer in answers]
 
 
-def _difference(asked: Sequence[KnownRow], given: Any) -> str | None:
+def _difference(asked: Sequence[TrainerRow], given: Any) -> str | None:
     """Return how an answer differs from one verdict on each row, in order; None: it does not."""
     keys = [row.key for row in asked]
     if not isinstance(given, list) or not all(isinstance(verdict, RowVerdict) for verdict in given):
@@ -151,7 +151,7 @@ def _difference(asked: Sequence[KnownRow], given: Any) -> str | None:
     )
 
 
-def _fault(number: int, asked: Sequence[Sequence[KnownRow]], what: str) -> CertificateError:
+def _fault(number: int, asked: Sequence[Sequence[TrainerRow]], what: str) -> CertificateError:
     rows = asked[number]
     return CertificateError(
         f"part {number + 1} of {len(asked)} of the certificate, with the {len(rows)} rows from {rows[0].key} to "

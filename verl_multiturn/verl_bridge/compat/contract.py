@@ -51,7 +51,7 @@ _PACKAGES = {"transfer_queue": "TransferQueue"}
 
 
 @dataclass(frozen=True)
-class Line:
+class ContractLine:
     """A line of the contract."""
 
     name: str
@@ -73,13 +73,13 @@ class Line:
         return self.parameters.partition("=")[0] if self.kind in _OF_MODULES else self.names[0]
 
 
-def read() -> list[Line]:
+def read() -> list[ContractLine]:
     """Return the contract's lines."""
     lines = (text.split("\t") for text in TABLE.read_text(encoding="utf-8").splitlines() if not text.startswith("#"))
-    return [Line(*line) for line in lines]
+    return [ContractLine(*line) for line in lines]
 
 
-def check(lines: list[Line] | None = None) -> list[str]:
+def check(lines: list[ContractLine] | None = None) -> list[str]:
     """Compare the contract with what is installed.
 
     Args:
@@ -117,7 +117,7 @@ def describe(name: str) -> tuple[str, str]:
     return f"{'async ' if inspect.iscoroutinefunction(value) else ''}{kind}", _parameters(value)
 
 
-def _fault(line: Line) -> str:
+def _fault(line: ContractLine) -> str:
     """Return what is wrong with a line's name; empty where nothing is."""
     if line.kind in _OF_MODULES:
         return _OF_MODULES[line.kind](line)
@@ -145,11 +145,11 @@ def _fault(line: Line) -> str:
     return ""
 
 
-def _needs(line: Line, fault: str) -> str:
+def _needs(line: ContractLine, fault: str) -> str:
     return f"{fault}, which {line.needed_by} {'need' if ', ' in line.needed_by else 'needs'}"
 
 
-def _fault_of_text(line: Line) -> str:
+def _fault_of_text(line: ContractLine) -> str:
     for name in line.names:
         try:
             if line.parameters in inspect.getsource(_find(name)[1]):
@@ -159,7 +159,7 @@ def _fault_of_text(line: Line) -> str:
     return _needs(line, f"{_version(line.name)} has no {line.parameters!r} in {line.names[0]}")
 
 
-def _fault_of_source(line: Line) -> str:
+def _fault_of_source(line: ContractLine) -> str:
     inner, _, digest = line.parameters.partition("=")
     name = f"{line.names[0]}.{inner}"
     try:

@@ -14,13 +14,13 @@ from verl_multiturn.calls.slots import Gates
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
 from verl_multiturn.chat.images import Vision, load_images
 from verl_multiturn.chat.parsing.turns import CallParser
-from verl_multiturn.chat.rendering import Difference
+from verl_multiturn.chat.rendering import RenderingDifference
 from verl_multiturn.chat.tir import STOP_PATTERN, TIR
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
-from verl_multiturn.replay.engine import Stage
+from verl_multiturn.replay.engine import ReplayEngine
 from verl_multiturn.replay.tools import RecordedGate
 from verl_multiturn.rollout.context import Context
 from verl_multiturn.rollout.conversation import Conversation
@@ -173,15 +173,15 @@ class Runner:
 
 
 @dataclass(frozen=True)
-class Staged:
+class ReplayParts:
     """What a replay has in the place of what a run loads."""
 
-    stage: Stage
+    stage: ReplayEngine
     tools: dict[str, Any]
     interactions: dict[str, Interaction]
 
 
-def build_runner(config: Any, model: LoadedModel, engine: Engine, staged: Staged | None = None) -> Runner:
+def build_runner(config: Any, model: LoadedModel, engine: Engine, staged: ReplayParts | None = None) -> Runner:
     """Build everything that requests share.
 
     The engine is wrapped, so that what `Conversation` sees is already what may be trained:
@@ -202,7 +202,7 @@ def build_runner(config: Any, model: LoadedModel, engine: Engine, staged: Staged
     rollout = config.actor_rollout_ref.rollout
     settings, multi_turn = settings_of(rollout), rollout.multi_turn
     mode = multi_turn.get("tokenization_sanity_check_mode", "strict")
-    ignored = {Difference.WHITESPACE} if mode == "ignore_strippable" else set()
+    ignored = {RenderingDifference.WHITESPACE} if mode == "ignore_strippable" else set()
     text_mode = multi_turn.format == TIR
     if text_mode and rollout.get("skip_tokenizer_init"):
         raise ConfigError(

@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from verl import DataProto
 from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter
 
-from verl_multiturn.certificate.check import Row, Violation, verify
+from verl_multiturn.certificate.check import CertificateRow, Violation, verify
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import CertificateError, ConfigError, EngineError
@@ -274,7 +274,7 @@ def _verify(batch: TensorDict, outputs: list[CertifiedOutput]) -> None:
         here = columns["attention_mask"][i] == 1
         prompt, response = here[:width], here[width:]
         receipts = Receipts.from_bytes(output.receipts)
-        row = Row(
+        row = CertificateRow(
             prompt_ids=columns["prompts"][i][prompt],
             response_ids=columns["responses"][i][response],
             mask=columns["response_mask"][i][response],

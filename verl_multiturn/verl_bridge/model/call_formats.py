@@ -15,7 +15,7 @@ from typing import Any
 
 from verl_multiturn.chat.parsing.call_json import read_whole_json
 from verl_multiturn.chat.parsing.formats import FORMATS, make_call_parser
-from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, THINK, Reasoning
+from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS, THINK, ReasoningFinder
 from verl_multiturn.chat.parsing.turns import AssistantTurn, CallParser, MalformedCall, ToolCall, turn_text
 from verl_multiturn.chat.tir import TIR, TirParser
 from verl_multiturn.describe import describe
@@ -74,7 +74,7 @@ def make_parser(name: str, tokenizer: Any, end_ids: Sequence[int]) -> CallParser
     marks = reasoning_marks(tokenizer)
     if name in FORMATS:
         return make_call_parser(name, tokenizer, end_ids, marks)
-    return _VerlParser(name, tokenizer, end_ids, Reasoning(marks))
+    return _VerlParser(name, tokenizer, end_ids, ReasoningFinder(marks))
 
 
 def reasoning_marks(tokenizer: Any) -> list[tuple[str, str]]:
@@ -92,7 +92,7 @@ def stop_ids(name: str, tokenizer: Any) -> list[int]:
     return list(ToolParser.get_tool_parser(name, tokenizer).stop_token_ids)
 
 
-class _Given:
+class _FixedTextTokenizer:
     """A stand-in for a tokenizer that always decodes to one given text.
 
     verl's parsers decode the sampled ids themselves; this makes them read a text that was cut before.
@@ -114,7 +114,7 @@ class _Given:
 class _VerlParser:
     """A `CallParser` around a parser that is registered with verl."""
 
-    def __init__(self, name: str, tokenizer: Any, end_ids: Sequence[int], reasoning: Reasoning) -> None:
+    def __init__(self, name: str, tokenizer: Any, end_ids: Sequence[int], reasoning: ReasoningFinder) -> None:
         self._name = name
         self._tokenizer = tokenizer
         self._end_ids = frozenset(end_ids)
@@ -145,7 +145,7 @@ class _VerlParser:
         """Return what verl's parser reads: the text, and each call's name and arguments (as JSON text)."""
         from verl.experimental.agent_loop.tool_parser import ToolParser
 
-        parser = ToolParser.get_tool_parser(self._name, _Given(text, self._tokenizer))
+        parser = ToolParser.get_tool_parser(self._name, _FixedTextTokenizer(text, self._tokenizer))
         content, calls = await parser.extract_tool_calls([], tools)
         return content, [(call.name, call.arguments) for call in calls]
 

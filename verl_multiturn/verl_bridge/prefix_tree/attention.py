@@ -27,7 +27,7 @@ from transformers import AttentionInterface
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.compat.kernels import varlen_attention
-from verl_multiturn.verl_bridge.prefix_tree.forest import Forest, Segment
+from verl_multiturn.verl_bridge.prefix_tree.forest import PrefixForest, Segment
 
 ATTENTION = "verl_multiturn_prefix_tree"
 FOREST = "prefix_forest"
@@ -65,10 +65,10 @@ class Block:
         return self._added
 
 
-class Layout:
+class ForestLayout:
     """What the attention needs of a forest, on one device; shared by all layers of one forward pass."""
 
-    def __init__(self, forest: Forest, device: torch.device | str) -> None:
+    def __init__(self, forest: PrefixForest, device: torch.device | str) -> None:
         self._forest, self._device = forest, device
         self._blocks: list[Block] | None = None
         self._packed: tuple[Tensor, Tensor, Tensor, int, int] | None = None
@@ -146,7 +146,7 @@ def attend(
         key: `(1, key heads, tokens, size)`.
         value: The same as `key`.
         attention_mask: Not used; the forest says what is seen.
-        **kwargs: `FOREST` has the `Layout`; the others are those of transformers' attention functions.
+        **kwargs: `FOREST` has the `ForestLayout`; the others are those of transformers' attention functions.
 
     Returns:
         The output, `(1, tokens, heads, size)`, and no weights.
@@ -154,7 +154,7 @@ def attend(
     Raises:
         ConfigError: The forest did not come.
     """
-    layout: Layout | None = kwargs.pop(FOREST, None)
+    layout: ForestLayout | None = kwargs.pop(FOREST, None)
     if layout is None:
         raise ConfigError(f"prefix trees cannot be used with {NOT_HANDED_DOWN}; set custom.multiturn.prefix_tree=off")
     layout.layers.add(id(module))

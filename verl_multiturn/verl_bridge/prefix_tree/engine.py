@@ -42,7 +42,7 @@ from verl.workers.engine.utils import postprocess_batch_func
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.names import ENGINE_VENDOR, STRICT_ENGINE_VENDOR
 from verl_multiturn.verl_bridge.prefix_tree import packing
-from verl_multiturn.verl_bridge.prefix_tree.attention import FOREST, NOT_HANDED_DOWN, Layout, in_forest
+from verl_multiturn.verl_bridge.prefix_tree.attention import FOREST, NOT_HANDED_DOWN, ForestLayout, in_forest
 from verl_multiturn.verl_bridge.prefix_tree.forest import Ints, grow, sort_rows
 from verl_multiturn.verl_bridge.prefix_tree.support import unfit_batch, unfit_engine, unfit_loss, unfit_model
 
@@ -133,7 +133,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
             inputs: tuple[dict[str, Any], dict[str, Any]] = super().prepare_model_inputs(micro_batch)
             return inputs
         forest, device = grow(*_rows_of(micro_batch)), micro_batch["input_ids"].device
-        layout = Layout(forest, device)
+        layout = ForestLayout(forest, device)
 
         def row(values: Ints) -> Tensor:
             return torch.from_numpy(values).to(device).unsqueeze(0)
@@ -282,7 +282,7 @@ def _jagged(rows: Sequence[Ints]) -> Tensor:
     return torch.nested.as_nested_tensor([torch.from_numpy(row) for row in rows], layout=torch.jagged)
 
 
-def _left_out(layout: Layout, config: Any) -> str | None:
+def _left_out(layout: ForestLayout, config: Any) -> str | None:
     """Return what of the attention was not computed in the forest; None: nothing."""
     layers = int(config.get_text_config().num_hidden_layers)
     if len(layout.layers) != layers:

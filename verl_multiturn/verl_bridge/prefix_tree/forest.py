@@ -1,4 +1,4 @@
-"""`Forest`: rows of tokens, with each common prefix once.
+"""`PrefixForest`: rows of tokens, with each common prefix once.
 
 Example: the rows `[1, 2, 3, 4]` and `[1, 2, 5]` have seven tokens. Their forest has five, in segments:
 
@@ -97,7 +97,7 @@ def _common(one: Ints, other: Ints) -> int:
 
 
 @dataclass(frozen=True)
-class Forest:
+class PrefixForest:
     """Rows with each common prefix once.
 
     Args:
@@ -141,7 +141,7 @@ class Forest:
 
 def grow(
     ids: Sequence[Ints], positions: Sequence[Ints] | None = None, temperatures: Sequence[float] | None = None
-) -> Forest:
+) -> PrefixForest:
     """Return the forest of rows; the arguments are those of `sort_rows`."""
     rows = sort_rows(ids, positions, temperatures)
     paths: list[Ints] = [np.zeros(0, dtype=np.int64)] * len(rows.keys)
@@ -165,7 +165,7 @@ def grow(
         parents.append(parent)
         size += len(fresh)
     keys = _joined(new_keys)
-    return Forest(
+    return PrefixForest(
         keys >> _POSITION_BITS,
         keys & ((1 << _POSITION_BITS) - 1),
         _joined(parents),

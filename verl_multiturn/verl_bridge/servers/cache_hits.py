@@ -47,12 +47,12 @@ class CacheHits:
     def generate_request(self, asked: Any, request: Any = None) -> AsyncIterator[dict[str, Any]]:
         """Generate as SGLang does, and note what it says of the cache."""
         if asked.rid not in self._watched:
-            return _Noted(self._manager.generate_request(asked, request), self._cached, asked.rid)
+            return _CountedOutputs(self._manager.generate_request(asked, request), self._cached, asked.rid)
         # SGLang tells the first token of a request that is streamed alone. It streams the next one never.
         asked.stream = True
         asked.sampling_params = {**asked.sampling_params, "stream_interval": _NEVER}
         read = self._reads.setdefault(asked.rid, asyncio.Event())
-        return _Noted(_whole(self._manager.generate_request(asked, request), read), self._cached, asked.rid)
+        return _CountedOutputs(_whole(self._manager.generate_request(asked, request), read), self._cached, asked.rid)
 
     def watch(self, request_id: str) -> None:
         """Note when the prompt of a request will have been read, which is about to be sent; `take` ends it.
@@ -97,7 +97,7 @@ async def _whole(outputs: AsyncIterator[dict[str, Any]], read: asyncio.Event) ->
         yield output
 
 
-class _Noted(AsyncIterator[dict[str, Any]]):
+class _CountedOutputs(AsyncIterator[dict[str, Any]]):
     """SGLang's outputs of one request; `cached` gets what the last one says."""
 
     def __init__(self, outputs: AsyncIterator[dict[str, Any]], cached: dict[str, int], request_id: str) -> None:

@@ -22,7 +22,7 @@ from verl_multiturn.config import CacheSettings
 from verl_multiturn.describe import describe
 from verl_multiturn.rollout.cache.holding import Holding
 from verl_multiturn.rollout.cache.leads import Lead, Leads
-from verl_multiturn.rollout.cache.need import Conversations, Told
+from verl_multiturn.rollout.cache.need import CacheReport, Conversations
 from verl_multiturn.rollout.life import Life, current
 from verl_multiturn.verl_bridge.servers.admission import PAUSED
 
@@ -37,7 +37,7 @@ LEADS = "leads"
 
 
 @dataclass
-class _Server:
+class _CacheServer:
     """What the client knows of a server."""
 
     handle: Any
@@ -49,13 +49,13 @@ class _Server:
 
 
 @dataclass
-class _Turn:
+class _ServerTurn:
     """A generation that goes on."""
 
     life: Life
     waited: tuple[float, float]
     """`held_s` and `led_s` of the conversation when it began."""
-    server: _Server | None = None
+    server: _CacheServer | None = None
     lead: Lead | None = None
     prompt: Sequence[int] = ()
     is_cold: bool = False
@@ -71,8 +71,8 @@ class Caches:
 
     def __init__(self, settings: CacheSettings) -> None:
         self._settings = settings
-        self._servers: dict[str, _Server] = {}
-        self._turns: dict[str, _Turn] = {}
+        self._servers: dict[str, _CacheServer] = {}
+        self._turns: dict[str, _ServerTurn] = {}
         self._name = ""
 
     async def before(
@@ -91,7 +91,7 @@ class Caches:
         life = current()
         if life is None or not life.group or life.asks_no_more:
             return
-        turn = self._turns.setdefault(request_id, _Turn(life, (life.held_s, life.led_s)))
+        turn = self._turns.setdefault(request_id, _ServerTurn(life, (life.held_s, life.led_s)))
         server = self._server(server_id, handle)
         turn.server, turn.prompt, turn.lead = server, prompt, None
         is_first = life.servers.get(request_id) != server_id
@@ -158,20 +158,20 @@ class Caches:
     def _bound_s(self) -> float:
         return self._settings.lead_ms / 1000
 
-    def _server(self, server_id: str, handle: Any) -> _Server:
+    def _server(self, server_id: str, handle: Any) -> _CacheServer:
         server = self._servers.get(server_id)
         if server is None or server.handle != handle:  # a new one may have the address of one that has died
             full = self._settings.full
             holding = None if full is None else Holding(self._asking(handle, full))
-            server = self._servers[server_id] = _Server(handle, holding, Leads(self._bound_s))
+            server = self._servers[server_id] = _CacheServer(handle, holding, Leads(self._bound_s))
         return server
 
-    def _asking(self, handle: Any, full: float) -> Callable[[Conversations], Awaitable[Told | None]]:
+    def _asking(self, handle: Any, full: float) -> Callable[[Conversations], Awaitable[CacheReport | None]]:
         self._name = self._name or uuid4().hex  # in the worker: the trainer's client is copied into each
 
-        async def ask(conversations: Conversations) -> Told | None:
+        async def ask(conversations: Conversations) -> CacheReport | None:
             try:
-                told: Told | None = await handle.cache_need.remote(self._name, conversations, full)
+                told: CacheReport | None = await handle.cache_need.remote(self._name, conversations, full)
             except ActorUnavailableError as error:  # it may be there again in a moment
                 raise TimeoutError(describe(error)) from None
             return told

@@ -28,7 +28,7 @@ from sglang.srt.managers.io_struct import ContinueGenerationReqInput
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 
-from verl_multiturn.rollout.cache.need import CacheNeed, Conversations, Told, require_room
+from verl_multiturn.rollout.cache.need import CacheNeed, CacheReport, Conversations, require_room
 from verl_multiturn.verl_bridge.compat.engine import cache_tokens
 from verl_multiturn.verl_bridge.servers.admission import PAUSED, Admission
 from verl_multiturn.verl_bridge.servers.cache_hits import CACHED, CacheHits
@@ -116,7 +116,7 @@ class AsyncSGLangServer(SGLangHttpServer):
         """
         return self._hits is not None and await self._hits.prefilled(request_id, wait_s)
 
-    async def cache_need(self, client: str, conversations: Conversations, full: float) -> Told | None:
+    async def cache_need(self, client: str, conversations: Conversations, full: float) -> CacheReport | None:
         """Return what a client has to know of the cache, as `CacheNeed.tell` does; None where that is not known.
 
         A server that leaves lets all turns in, to send them elsewhere.

@@ -23,7 +23,7 @@ from typing import Any
 from omegaconf import OmegaConf, open_dict
 
 from verl_multiturn.verl_bridge.names import MEASURED_ROWS, NUMBERED_ROWS
-from verl_multiturn.verl_bridge.startup.table import Row
+from verl_multiturn.verl_bridge.startup.table import RefusalRow
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 NEVER = 1e9
@@ -65,15 +65,15 @@ class Need:
     keys: Sequence[str] = ()
     """The settings that are compared with the run's own; of the others `values` keeps what the user wrote."""
     why: str = ""
-    """Reason, as in a `Row`; it may name `{found[needed]}`, the value that is needed, and `{found[other]}`."""
+    """Reason, as in a `RefusalRow`; it may name `{found[needed]}`, the value that is needed, and `{found[other]}`."""
     remedy: str = ""
     other: Callable[[RunView, str], str] = lambda run, key: ""
     """Return the value of our setting with which the user's value of a setting may stay."""
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[RefusalRow]:
         """Return a row for each setting that a run may have with another value."""
         return [
-            Row(key, lambda run, key=key: self._against(run, key), self.why, self.remedy)  # type: ignore[misc]
+            RefusalRow(key, lambda run, key=key: self._against(run, key), self.why, self.remedy)  # type: ignore[misc]
             for key in self.keys
         ]
 

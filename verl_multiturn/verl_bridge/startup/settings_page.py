@@ -14,7 +14,7 @@ from pathlib import Path
 
 from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, LAST, OWN_CODE, SETTINGS, VALUES
-from verl_multiturn.verl_bridge.startup.table import Row, Section, fill, named
+from verl_multiturn.verl_bridge.startup.table import RefusalRow, Section, fill, named
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "refusals.md"
 BEGIN = "<!-- Written by verl_multiturn/verl_bridge/startup/settings_page.py from the start-up check's table. -->"
@@ -26,13 +26,13 @@ _NAMES = ("verl", "pip ")
 """Beginnings of texts that are names, which keep their small letter."""
 
 
-class Value:
+class AnyValue:
     """Stands for whatever a run has, in a text for all runs."""
 
-    def __getattr__(self, name: str) -> Value:
+    def __getattr__(self, name: str) -> AnyValue:
         return self
 
-    def __getitem__(self, key: object) -> Value:
+    def __getitem__(self, key: object) -> AnyValue:
         return self
 
     def __repr__(self) -> str:
@@ -55,8 +55,8 @@ def _refused() -> str:
 
 
 def _lines(section: Section) -> Iterator[str]:
-    rows = [check for check in section.checks if isinstance(check, Row)]
-    functions = [check for check in section.checks if not isinstance(check, Row)]
+    rows = [check for check in section.checks if isinstance(check, RefusalRow)]
+    functions = [check for check in section.checks if not isinstance(check, RefusalRow)]
     yield f"\n## {section.title}\n"
     for function in functions:
         yield f"- {(function.__doc__ or '').splitlines()[0]}"
@@ -87,7 +87,7 @@ def _sentence(template: str) -> str:
 
 
 def _text(template: str) -> str:
-    return _SETTING.sub(r"`\g<0>`", _short(fill(template, run=Value(), found=Value())))
+    return _SETTING.sub(r"`\g<0>`", _short(fill(template, run=AnyValue(), found=AnyValue())))
 
 
 def _short(text: str) -> str:

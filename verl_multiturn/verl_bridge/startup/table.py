@@ -20,7 +20,7 @@ _NAMES = {"PATH": PATH, "AGENT_LOOP": AGENT_LOOP, "PROXY_LOOP": PROXY_LOOP, "EST
 
 
 @dataclass(frozen=True)
-class Row:
+class RefusalRow:
     """Settings with which a run cannot work, or not as one would think.
 
     `why`, `remedy` and `given` are templates of `str.format`. They may name attributes of the run (`{run.estimator}`),
@@ -60,7 +60,7 @@ class Row:
         return f"{given}: {fill(self.why, **shown)}; {fill(self.remedy, **shown)}"
 
 
-Check = Row | Callable[[RunView], None]
+Check = RefusalRow | Callable[[RunView], None]
 
 
 @dataclass(frozen=True)
@@ -96,24 +96,24 @@ def fill(template: str, **shown: Any) -> str:
     return template.format(**_NAMES, **shown)
 
 
-def named(row: Row, form: Callable[[str], str]) -> str:
+def named(row: RefusalRow, form: Callable[[str], str]) -> str:
     """Return the settings of a row, each in a form: "the first", or "the first with the second and the third"."""
     first, *others = map(form, [row.key] if isinstance(row.key, str) else row.key)
     return f"{first} with {' and '.join(others)}" if others else first
 
 
-def set_beside(keys: Iterable[str], when: Callable[[RunView], Any], why: str, remedy: str) -> list[Row]:
+def set_beside(keys: Iterable[str], when: Callable[[RunView], Any], why: str, remedy: str) -> list[RefusalRow]:
     """Return a row for each of several settings that must keep their defaults, `when` one reason holds for a run."""
 
-    def row(key: str) -> Row:
-        return Row(key, lambda run: when(run) and run.is_set(key), why, remedy)
+    def row(key: str) -> RefusalRow:
+        return RefusalRow(key, lambda run: when(run) and run.is_set(key), why, remedy)
 
     return [row(key) for key in keys]
 
 
-def needs_our_trainer(key: str, when: Callable[[RunView], Any], otherwise: str) -> Row:
+def needs_our_trainer(key: str, when: Callable[[RunView], Any], otherwise: str) -> RefusalRow:
     """Return the row of a setting that only our trainers take; `otherwise` is the remedy without such a trainer."""
-    return Row(
+    return RefusalRow(
         key,
         when=lambda run: run.our_trainer is None and when(run),
         why="only verl's own V1 trainers take it, got trainer.use_v1={run.config.trainer.use_v1!r} and "

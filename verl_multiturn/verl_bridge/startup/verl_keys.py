@@ -60,7 +60,7 @@ _NAMED = re.compile(r"\.([A-Za-z_]\w*)|[\"']([A-Za-z_][\w.-]*)[\"']")
 
 
 @dataclass(frozen=True)
-class Entry:
+class VerlKey:
     """A line of the table."""
 
     pattern: str
@@ -88,16 +88,16 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 @functools.cache
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[VerlKey, ...]:
     """Return the lines of the table in their order."""
     found = []
     for line in filter(None, TABLE.read_text(encoding="utf-8").splitlines()):
         pattern, kind, places, *why = [*line.split("\t"), ""][:6]
-        found.append(Entry(pattern, kind, tuple(places.split()), *filter(None, why)))
+        found.append(VerlKey(pattern, kind, tuple(places.split()), *filter(None, why)))
     return tuple(found)
 
 
-def entry_of(key: str) -> Entry | None:
+def entry_of(key: str) -> VerlKey | None:
     """Return the line of readers that holds for a setting; None without one."""
     return next((entry for entry in reversed(entries()) if entry.kind != TYPE and entry.fits(key)), None)
 
@@ -148,7 +148,7 @@ def without_entry() -> list[str]:
 
 def faults() -> list[str]:
     """Return what is wrong with the table beside the installed verl, a sentence each; empty where all is well."""
-    used: dict[Entry, list[str]] = {entry: [] for entry in entries()}
+    used: dict[VerlKey, list[str]] = {entry: [] for entry in entries()}
     told = [f"{key}: no line of the table fits it" for key in without_entry()]
     for key in all_keys():
         if (entry := entry_of(key)) is not None:
@@ -164,7 +164,7 @@ def faults() -> list[str]:
     return told
 
 
-def _unused(entry: Entry, keys: list[str]) -> Iterator[str]:
+def _unused(entry: VerlKey, keys: list[str]) -> Iterator[str]:
     """Yield the patterns that an entry stands for, and that fit none of the settings."""
     for each in entry.settings():
         if not any(_expression(each).fullmatch(key) for key in keys):
@@ -196,7 +196,7 @@ def trace_faults(reads: Iterable[tuple[str, str]]) -> list[str]:
     return told
 
 
-def _reader_faults(entry: Entry, keys: list[str]) -> Iterator[str]:
+def _reader_faults(entry: VerlKey, keys: list[str]) -> Iterator[str]:
     if entry.kind not in ("always", "read"):
         yield f"{entry.pattern}: unknown kind {entry.kind!r}"
     needed = set()
@@ -210,7 +210,7 @@ def _reader_faults(entry: Entry, keys: list[str]) -> Iterator[str]:
         yield f"{entry.pattern}: nothing that it holds for stands in {place}"
 
 
-def _unread_faults(entry: Entry, keys: list[str]) -> Iterator[str]:
+def _unread_faults(entry: VerlKey, keys: list[str]) -> Iterator[str]:
     if entry.places == ("*",):
         return
     for key in keys:

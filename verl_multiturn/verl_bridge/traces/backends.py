@@ -25,7 +25,7 @@ _MLFLOW_TYPES = {"agent": "AGENT", "turn": "CHAIN", "generation": "LLM", "tool":
 _TRACKIO_KINDS = {"generation": "generation", "tool": "tool"}
 
 
-class _Opened(RolloutTraceConfig):
+class _BackendConfig(RolloutTraceConfig):
     """verl's settings of a backend that is open.
 
     A class of its own is another singleton: verl's decorators, which ask for that of `RolloutTraceConfig`, stay off.
@@ -52,9 +52,9 @@ class _Backend:
 
     def open(self) -> None:
         """Let verl open it, in this thread."""
-        _Opened.reset()  # what was half opened
-        _Opened.init(self._trace.project_name, self._trace.experiment_name, self._trace.backend)
-        self.client = _Opened.get_client()
+        _BackendConfig.reset()  # what was half opened
+        _BackendConfig.init(self._trace.project_name, self._trace.experiment_name, self._trace.backend)
+        self.client = _BackendConfig.get_client()
 
 
 class Mlflow(_Backend):

@@ -61,7 +61,7 @@ from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.errors import RewardContractError
 from verl_multiturn.models.checkpoints import checkpoint_folder, mend_tracker
 from verl_multiturn.observe.metrics import Stats, conversations
-from verl_multiturn.rollout.groups.staleness import Bound
+from verl_multiturn.rollout.groups.staleness import StalenessBound
 from verl_multiturn.rows.reward_numbers import ScoreRange
 from verl_multiturn.runs.stop_request import StopRequest
 from verl_multiturn.verl_bridge.closing import close_workers
@@ -80,7 +80,7 @@ from verl_multiturn.verl_bridge.trainer.groups.custom_sampler import CustomSampl
 from verl_multiturn.verl_bridge.trainer.groups.history import History
 from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import Sleep, replay_buffer_from
 from verl_multiturn.verl_bridge.trainer.groups.rerolls import Rerolls
-from verl_multiturn.verl_bridge.trainer.outages import KeeperClient, OutageLasts, Scored, TrainerOutages
+from verl_multiturn.verl_bridge.trainer.outages import OutageLasts, OutageStoreClient, StepOutages, ValidationScores
 from verl_multiturn.verl_bridge.trainer.report import (
     PREFIX,
     cut_metrics,
@@ -93,7 +93,7 @@ from verl_multiturn.verl_bridge.trainer.rows.engine_log_probs import EngineLogPr
 from verl_multiturn.verl_bridge.trainer.rows.otc import OtcScores
 from verl_multiturn.verl_bridge.trainer.rows.rank_parts import deal, has_our_engine
 from verl_multiturn.verl_bridge.trainer.rows.row_weights import weigh_conversations
-from verl_multiturn.verl_bridge.trainer.rows.skipped_rows import SparedRows
+from verl_multiturn.verl_bridge.trainer.rows.skipped_rows import SkippedRows
 from verl_multiturn.verl_bridge.trainer.rows.token_ages import TokenAges
 from verl_multiturn.verl_bridge.trainer.rows.updates import (
     ACTOR,
@@ -106,12 +106,12 @@ from verl_multiturn.verl_bridge.trainer.rows.updates import (
 from verl_multiturn.verl_bridge.trainer.rows.valid_groups import compute_advantages
 from verl_multiturn.verl_bridge.trainer.servers import (
     ANSWER_S,
-    Listing,
+    BalancerEntries,
     ServerDied,
     require_alive,
     require_ours,
 )
-from verl_multiturn.verl_bridge.trainer.step_join import NEEDED, Joining
+from verl_multiturn.verl_bridge.trainer.step_join import NEEDED, StepJoin
 from verl_multiturn.verl_bridge.trainer.verify import BatchVerifier
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class MultiTurnHooks:
     """Source of the groups: our replay buffer, or a `CustomSampler` around the user's."""
     saved_step: int | None = None
     """Step whose weights lie in the run's own folder of checkpoints: this trainer saved or loaded them there."""
-    _joining: Joining | None = None
+    _joining: StepJoin | None = None
     """What records the rows of the trainer; None: the run keeps no records."""
     _surplus = 0
     """Groups of a loaded checkpoint that later steps need not submit."""
@@ -156,15 +156,15 @@ class MultiTurnHooks:
         self._bound = bound = _bound_of(settings, self.mode)  # verl's constructor builds the replay buffer
         super().__init__(config)  # type: ignore[call-arg]
         self._rows = StepRows()
-        self._outages = TrainerOutages(KeeperClient(), settings.outage.stop_s)
-        self._scored = Scored(self._outages.causes)
+        self._outages = StepOutages(OutageStoreClient(), settings.outage.stop_s)
+        self._scored = ValidationScores(self._outages.causes)
         self._validation_scores = ScoreRange()
         self._masks_void_rows = settings.void_turn_pattern is not None
         self._otc = OtcScores(settings.otc)
         self._engines = EngineLogProbs(settings.old_log_prob_bound, config)
         self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows, bound)
         filters = settings.filter != "off"
-        self._spared = SparedRows(config) if filters and why_rows_stay(config) is None else None
+        self._spared = SkippedRows(config) if filters and why_rows_stay(config) is None else None
         self._updates = TrainedUpdates(config.actor_rollout_ref.rollout.n, self._spared)
         self._ages = None if self.mode == "sync" else TokenAges(bound)
         self._saves = config.trainer.save_freq > 0
@@ -180,7 +180,7 @@ class MultiTurnHooks:
         self._whole: int | None = None
         """Step that the trainer's weights have finished, which is then the engines' version; None within a step's
         updates."""
-        self._joining = Joining.of(config, settings, bound)
+        self._joining = StepJoin.of(config, settings, bound)
 
     def _build_replay_buffer(self) -> Any:
         verls = super()._build_replay_buffer()  # type: ignore[misc]
@@ -329,8 +329,8 @@ class MultiTurnHooks:
         return StopRequest(Path(self.config.trainer.default_local_dir))
 
     @cached_property
-    def _listing(self) -> Listing:
-        return Listing(self.llm_server_manager.global_load_balancer)
+    def _listing(self) -> BalancerEntries:
+        return BalancerEntries(self.llm_server_manager.global_load_balancer)
 
     def _require_colocated(self) -> None:
         try:
@@ -509,7 +509,7 @@ class MultiTurnHooks:
     def _validate(self) -> dict[str, Any]:
         """Run verl's validation, and add the metrics of its batches."""
         stats: list[Stats] = []
-        began, self._scored = time.time(), Scored(self._outages.causes)
+        began, self._scored = time.time(), ValidationScores(self._outages.causes)
         with observe_samples(self.replay_buffer, stats, self._look_at_validation):
             metrics: dict[str, Any] = super()._validate()  # type: ignore[misc]
         metrics |= validated(stats, self._validation_scores)
@@ -532,8 +532,8 @@ class MultiTurnHooks:
         return metrics
 
 
-def _bound_of(settings: MultiTurnSettings, mode: str) -> Bound | None:
+def _bound_of(settings: MultiTurnSettings, mode: str) -> StalenessBound | None:
     """Return the bound of the ages; None without one, and in `sync`, where all tokens have the age 0."""
     if settings.max_staleness is None or mode == "sync":
         return None
-    return Bound(settings.max_staleness, settings.staleness_strategy)
+    return StalenessBound(settings.max_staleness, settings.staleness_strategy)

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from verl_multiturn.calls.outages.messages import KeeperLostError, OutageState
+from verl_multiturn.calls.outages.messages import OutageState, StoreLostError
 from verl_multiturn.certificate.conversations import OUTAGE, REWARD_OUTAGE
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import OutageError
@@ -52,10 +52,10 @@ class OutageLasts(OutageError):
     """An outage has lasted for so long that the run ends."""
 
 
-class KeeperClient:
+class OutageStoreClient:
     """Asks the keeper of the run's outages, for the trainer. Where no worker has needed one yet, there was no outage.
 
-    Each method raises `KeeperLostError` where the keeper cannot say it any more.
+    Each method raises `StoreLostError` where the keeper cannot say it any more.
     """
 
     def __init__(self) -> None:
@@ -81,11 +81,11 @@ class KeeperClient:
             answer: T = ray.get(getattr(self._actor, method).remote(*arguments), timeout=_ANSWER_S)
         except (RayError, GetTimeoutError) as error:
             self._actor = None  # a worker that needs it starts another
-            raise KeeperLostError(f"the keeper of slots and outages does not answer: {describe(error)}") from None
+            raise StoreLostError(f"the keeper of slots and outages does not answer: {describe(error)}") from None
         return answer
 
 
-class TrainerOutages:
+class StepOutages:
     """The outages that a trainer meets.
 
     Metrics of a step, under `rollout/outage/`; none before the keeper knows a name:
@@ -101,7 +101,7 @@ class TrainerOutages:
         stop_s: Seconds for which an outage may last.
     """
 
-    def __init__(self, keeper: KeeperClient, stop_s: float) -> None:
+    def __init__(self, keeper: OutageStoreClient, stop_s: float) -> None:
         self._keeper = keeper
         self._stop_s = stop_s
         self._doubtful: set[str] = set()
@@ -170,7 +170,7 @@ class TrainerOutages:
             return []
         try:
             touched = self._keeper.touched(sorted(met.values()))
-        except KeeperLostError as error:
+        except StoreLostError as error:
             self._keeper_lost(error)
             # A new keeper, which knows nothing of them, is asked again; verl may no longer list their prompts then.
             self.doubt({name.rpartition("_")[0] for name in met})
@@ -184,14 +184,14 @@ class TrainerOutages:
     def _states(self) -> Mapping[str, OutageState]:
         try:
             states = self._keeper.outages()
-        except KeeperLostError as error:
+        except StoreLostError as error:
             self._keeper_lost(error)
             return {}
         self._waiting = max([self._waiting, *(state.waiting for state in states.values())])
         self._were_open.update(name for name, state in states.items() if state.is_open)
         return states
 
-    def _keeper_lost(self, error: KeeperLostError) -> None:
+    def _keeper_lost(self, error: StoreLostError) -> None:
         logger.error("%s; conversations that have begun and met a failure are left out", error)
         self._before.clear()
         for partition in (TRAIN, VALIDATION):
@@ -246,13 +246,13 @@ class TrainerOutages:
             logger.warning("%s (said once)", text)
 
 
-class Scored:
+class ValidationScores:
     """The conversations of a validation that are scored: an outage is counted, and not scored.
 
     verl scores one sample for each conversation, in the order of their last rows in each batch.
 
     Args:
-        causes: Says which conversations of a batch are left out, as `TrainerOutages.causes`.
+        causes: Says which conversations of a batch are left out, as `StepOutages.causes`.
     """
 
     def __init__(self, causes: Callable[[BatchRows], dict[str, str]]) -> None:

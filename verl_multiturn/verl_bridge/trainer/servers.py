@@ -84,7 +84,7 @@ def require_alive(replicas: Iterable[Any], wait_s: float = 0.0) -> None:
             )
 
 
-class Listing:
+class BalancerEntries:
     """The servers of a load balancer. A client also removes one that it could not reach for a moment.
 
     Args:
@@ -135,7 +135,7 @@ class StandaloneServers:
     def __init__(self, replicas: Iterable[Any], balancer: Any, restarts: bool = True) -> None:
         self._restarts = restarts
         self._replicas = [replica for replica in replicas if hasattr(replica, "look")]
-        self._listing = Listing(balancer)
+        self._listing = BalancerEntries(balancer)
         self._ids = {replica: replica.server_address for replica in self._replicas}
         self._starts: dict[Any, Future[None]] = {}
         """The running start of each dead replica; no replica serves while it is here."""

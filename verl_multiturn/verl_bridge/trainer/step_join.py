@@ -39,7 +39,7 @@ from verl_multiturn.records.read.joins import JoinedRow, table_of
 from verl_multiturn.records.read.scores import sum_of_rows
 from verl_multiturn.records.write.run_file import new_start
 from verl_multiturn.records.write.step_writer import StepWriter
-from verl_multiturn.rollout.groups.staleness import Bound, too_old
+from verl_multiturn.rollout.groups.staleness import StalenessBound, too_old
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.certificate.columns import VERSIONS, fetch_some
@@ -64,7 +64,7 @@ NEEDED = (VERSIONS, "response_mask", "rm_scores", *_LISTS)
 """Columns that the join needs."""
 
 
-class Joining:
+class StepJoin:
     """The joins of a trainer's steps and validations.
 
     Its metric of a step is `rollout/records/join_seconds`: time that the trainer itself spent on it.
@@ -75,7 +75,7 @@ class Joining:
         bound: The bound of the ages; None: there is none.
     """
 
-    def __init__(self, writer: StepWriter, masks_void_rows: bool, bound: Bound | None) -> None:
+    def __init__(self, writer: StepWriter, masks_void_rows: bool, bound: StalenessBound | None) -> None:
         self._writer, self._masks_void_rows, self._bound = writer, masks_void_rows, bound
         self._told = False
         self._validated: list[JoinedRow] = []
@@ -86,7 +86,7 @@ class Joining:
         self.begin_step()
 
     @classmethod
-    def of(cls, config: DictConfig, settings: MultiTurnSettings, bound: Bound | None) -> Joining | None:
+    def of(cls, config: DictConfig, settings: MultiTurnSettings, bound: StalenessBound | None) -> StepJoin | None:
         """Return what joins the rows of a run; None for one without records.
 
         Where the start-up check has not named the run's start, that is done here: the agent-loop workers get the
@@ -128,7 +128,7 @@ class Joining:
 
     def begin_step(self) -> None:
         """Forget the step before."""
-        self._batches: list[_Batch] = []
+        self._batches: list[_BatchFacts] = []
         self._updated: dict[RowKey, int | None] = {}
         self._spared: dict[RowKey, str] = {}
         self._updates = 0
@@ -158,7 +158,9 @@ class Joining:
                 others |= zip(keys, fetch_some(keys, rows.partition_id, NEEDED), strict=True)
         masks, bound = self._masks_void_rows, self._bound
         self._batches.append(
-            _Batch(rows.stats, rows.groups, dict(rows.left_out), fetched.get, others, dict(factors), step, masks, bound)
+            _BatchFacts(
+                rows.stats, rows.groups, dict(rows.left_out), fetched.get, others, dict(factors), step, masks, bound
+            )
         )
 
     def note_updates(self, numbers: Mapping[str, int | None]) -> None:
@@ -191,7 +193,7 @@ class Joining:
 
     def _made(
         self,
-        batches: Sequence[_Batch],
+        batches: Sequence[_BatchFacts],
         updated: Mapping[RowKey, int | None],
         spared: Mapping[RowKey, str],
     ) -> list[JoinedRow]:
@@ -283,7 +285,7 @@ class Joining:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class _BatchFacts:
     """Holds what the join needs of a batch before its update; nothing of it is changed any more."""
 
     stats: Mapping[RowKey, Stats]
@@ -296,7 +298,7 @@ class _Batch:
     factors: Mapping[RowKey, float]
     step: int
     masks_void_rows: bool
-    bound: Bound | None
+    bound: StalenessBound | None
 
     def rows(self) -> dict[RowKey, JoinedRow]:
         """Return what the join says of each row before its update."""

@@ -16,9 +16,9 @@ from omegaconf import DictConfig
 
 from verl_multiturn.certificate.conversations import gaps, repeated
 from verl_multiturn.errors import CertificateError
-from verl_multiturn.rollout.groups.staleness import Bound
+from verl_multiturn.rollout.groups.staleness import StalenessBound
 from verl_multiturn.rows.keys import RowKey
-from verl_multiturn.verl_bridge.certificate.part import KnownRow, RowVerdict, Rules, check_rows, violations_of
+from verl_multiturn.verl_bridge.certificate.part import RowVerdict, Rules, TrainerRow, check_rows, violations_of
 from verl_multiturn.verl_bridge.certificate.parts import FetchedColumns, Parts
 from verl_multiturn.verl_bridge.settings import only_our_loop, settings_of
 from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
@@ -48,7 +48,7 @@ class BatchVerifier:
     """
 
     def __init__(
-        self, config: DictConfig, use_critic: bool, masks_void_rows: bool = False, bound: Bound | None = None
+        self, config: DictConfig, use_critic: bool, masks_void_rows: bool = False, bound: StalenessBound | None = None
     ) -> None:
         self._share = settings_of(config.actor_rollout_ref.rollout).certificate_share
         correction = config.algorithm.get("rollout_correction") or {}
@@ -144,7 +144,7 @@ class BatchVerifier:
         return fetched
 
     def _check(
-        self, rows: Sequence[KnownRow], partition_id: str, rules: Rules, further: Sequence[str]
+        self, rows: Sequence[TrainerRow], partition_id: str, rules: Rules, further: Sequence[str]
     ) -> tuple[list[RowVerdict], FetchedColumns]:
         if self._parts.are_worth(len(rows)):
             return self._parts.check(rows, partition_id, rules, further)
@@ -160,10 +160,10 @@ class BatchVerifier:
         self._tally["unsampled"] += sum(verdict.note is not None and not verdict.generations for verdict in verified)
 
 
-def _known(rows: BatchRows, key: RowKey, causes: Mapping[str, str], engines: Collection[RowKey]) -> KnownRow:
+def _known(rows: BatchRows, key: RowKey, causes: Mapping[str, str], engines: Collection[RowKey]) -> TrainerRow:
     tag = rows.tags[key]
     marks = key in rows.padding, key.conversation in causes, key in engines
-    return KnownRow(key, tag["min_global_steps"], tag["max_global_steps"], *marks)
+    return TrainerRow(key, tag["min_global_steps"], tag["max_global_steps"], *marks)
 
 
 def _draw(keys: Sequence[RowKey], share: float, seed: str) -> list[RowKey]:

@@ -242,7 +242,7 @@ class MultiTurnWorker(_VerlWorker):
 
 
 @dataclass
-class _Group:
+class _OpenGroup:
     """A group that was given to a worker and has not ended, as far as the manager knows."""
 
     worker: int
@@ -281,7 +281,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(MultiTurnWorker)
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _OpenGroup] = {}
         self._seen: dict[int, int] = {}
         """Number of ended groups of each worker that are known."""
         self._polls: dict[int, Any] = {}
@@ -299,7 +299,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
         self._collect()
         self._poll()  # nobody may ever call `wait`, as with a replay buffer of the user's
         for index, chunk in enumerate(prompts.chunk(len(self.agent_loop_workers))):
-            self._groups |= {uid: _Group(index, chunk, place) for place, uid in enumerate(chunk["uid"])}
+            self._groups |= {uid: _OpenGroup(index, chunk, place) for place, uid in enumerate(chunk["uid"])}
         try:
             super().generate_sequences(prompts)
         except RayActorError:  # found again by the poll, which replaces the worker

@@ -45,7 +45,7 @@ class SharedPuts:
     """The puts of one agent-loop worker."""
 
     def __init__(self) -> None:
-        self._lanes: dict[Hashable, _Lane] = {}
+        self._lanes: dict[Hashable, _PutQueue] = {}
 
     async def put(self, rows: Sequence[NewRow], partition_id: str) -> None:
         """Write rows, and return when all of them are there.
@@ -70,13 +70,13 @@ class SharedPuts:
         if error := next(filter(None, errors), None):
             raise error
 
-    def _lane(self, partition_id: str, row: NewRow) -> _Lane:
+    def _lane(self, partition_id: str, row: NewRow) -> _PutQueue:
         key = partition_id, row.form()
         self._lanes = {known: lane for known, lane in self._lanes.items() if lane.is_used or known == key}
-        return self._lanes.setdefault(key, _Lane(partition_id))
+        return self._lanes.setdefault(key, _PutQueue(partition_id))
 
 
-class _Lane:
+class _PutQueue:
     """The puts of the rows of one form, one under way at a time."""
 
     def __init__(self, partition_id: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.harnesses.harbor.tasks.folder import HarborFolder, for_tests, read_folder
-from verl_multiturn.verdicts.changes import Left, collect
+from verl_multiturn.verdicts.changes import WorkChanges, collect
 from verl_multiturn.verdicts.task import Task
 from verl_multiturn.verdicts.task_check import check_task
 from verl_multiturn.verdicts.verdict import Judge
@@ -83,7 +83,7 @@ async def check_folder(folder: HarborFolder, pool: WorkspacePool, judge: Judge) 
     return await check_task(folder.task, judge, await _play(folder, pool, judge.packages))
 
 
-async def _play(folder: HarborFolder, pool: WorkspacePool, packages: bool | tuple[str, ...]) -> Left:
+async def _play(folder: HarborFolder, pool: WorkspacePool, packages: bool | tuple[str, ...]) -> WorkChanges:
     """Return what the solution leaves."""
     async with await pool.open() as workspace:
         try:

@@ -12,7 +12,7 @@ from verl_multiturn.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Written:
+class HarborTask:
     """What a task's folder holds.
 
     Attributes:
@@ -40,7 +40,7 @@ class Written:
     source: Mapping[str, str] = field(default_factory=dict)
 
 
-def write_folder(path: Path, task: Written) -> None:
+def write_folder(path: Path, task: HarborTask) -> None:
     """Write a task's folder, in the place of one that is there.
 
     Args:
@@ -68,7 +68,7 @@ def write_folder(path: Path, task: Written) -> None:
         raise ConfigError(f"the task {str(path)!r} cannot be written: {error}; name a new folder") from None
 
 
-def _settings(name: str, task: Written) -> str:
+def _settings(name: str, task: HarborTask) -> str:
     lines = [
         'schema_version = "1.4"',
         f"artifacts = [{', '.join(map(_text, task.artifacts))}]",

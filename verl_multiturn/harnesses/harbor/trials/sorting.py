@@ -34,7 +34,7 @@ EndKind = Literal["reward", "failed", "unjudged", "outage"]
 
 
 @dataclass(frozen=True)
-class Story:
+class TrialEvents:
     """What happened in a trial.
 
     Attributes:
@@ -59,7 +59,7 @@ class Story:
 
 
 @dataclass(frozen=True)
-class End:
+class TrialEnd:
     """How a session with a trial ends.
 
     Attributes:
@@ -76,29 +76,29 @@ class End:
     needs_control: bool = False
 
 
-def end_of(story: Story) -> End:
+def end_of(story: TrialEvents) -> TrialEnd:
     """Return whose it is, as the module says."""
     lost = story.agent_lost or story.verifier_lost
     if lost == "engine":
-        return End("outage", problem=f"the container engine does not answer: {story.error}")
+        return TrialEnd("outage", problem=f"the container engine does not answer: {story.error}")
     if story.phase in ("environment", "setup"):
         of = "environment" if story.phase == "environment" else "harness in it"
         why = "was not there within the session's time" if story.late else "could not be set up"
-        return End("unjudged", problem=f"the {of} {why}: {story.not_started or story.error}")
+        return TrialEnd("unjudged", problem=f"the {of} {why}: {story.not_started or story.error}")
     if story.agent_lost == "outside":
-        return End("unjudged", problem=f"the agent's environment was ended from outside: {story.error}")
+        return TrialEnd("unjudged", problem=f"the agent's environment was ended from outside: {story.error}")
     if story.phase == "agent" or story.agent_failed or story.agent_lost:
         what = "ended its own environment" if story.agent_lost else "was late" if story.late else "failed"
-        return End("failed", problem=f"the agent {what}: {story.error}")
+        return TrialEnd("failed", problem=f"the agent {what}: {story.error}")
     if story.not_started:
-        return End("unjudged", problem=f"the verifier's environment did not start: {story.not_started}")
+        return TrialEnd("unjudged", problem=f"the verifier's environment did not start: {story.not_started}")
     if story.verifier_lost == "outside":
-        return End("unjudged", problem=f"the verifier's environment was ended from outside: {story.error}")
+        return TrialEnd("unjudged", problem=f"the verifier's environment was ended from outside: {story.error}")
     reward = _reward_in(story.rewards)
     if reward is None:
         given = f"it gave {dict(story.rewards)!r}" if story.rewards is not None else story.error
-        return End("failed", problem=f"the verifier came to no reward: {given}", needs_control=True)
-    return End("reward", reward)
+        return TrialEnd("failed", problem=f"the verifier came to no reward: {given}", needs_control=True)
+    return TrialEnd("reward", reward)
 
 
 def _reward_in(rewards: Mapping[str, float] | None) -> float | None:

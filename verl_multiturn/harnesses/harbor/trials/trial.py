@@ -6,7 +6,7 @@ The row is `{"task": …, "trial": name, "settings": …, "folder": …}`, which
 `TrialConfig.task` of Harbor has it, and the settings of `HarborSettings`. Address and key of the model are those of the
 session. They reach the harness by its environment alone, where Harbor looks for them, also inside a container.
 
-What happened is noted while the trial runs (`_Watch`), and `sorting.py` says whose it is.
+What happened is noted while the trial runs (`_TrialLog`), and `sorting.py` says whose it is.
 
 Imports the standard library, Harbor, and modules of this package that need no more than the standard library.
 """
@@ -36,7 +36,7 @@ from harbor.trial.trial import Trial
 
 from verl_multiturn.errors import OutageError, UnjudgedError
 from verl_multiturn.harnesses.harbor.trials.engines import disk_problem, ensure_image, kill_container, lost_container
-from verl_multiturn.harnesses.harbor.trials.sorting import WORKSPACE, End, Lost, Phase, Story, end_of
+from verl_multiturn.harnesses.harbor.trials.sorting import WORKSPACE, Lost, Phase, TrialEnd, TrialEvents, end_of
 
 _CLEANING_S = 6.0
 """Seconds before the session's end in which a trial that is late removes its environments."""
@@ -76,7 +76,7 @@ def run(row: Mapping[str, Any], session: Any) -> float:
     raise {"outage": OutageError, "unjudged": UnjudgedError, "failed": AgentFailedError}[end.kind](end.problem)
 
 
-async def judge(row: Mapping[str, Any], addresses: Mapping[str, str], deadline: float | None) -> End:
+async def judge(row: Mapping[str, Any], addresses: Mapping[str, str], deadline: float | None) -> TrialEnd:
     """Run one trial, and where that is needed the control of its verifier; return how the session ends.
 
     Args:
@@ -96,7 +96,9 @@ async def judge(row: Mapping[str, Any], addresses: Mapping[str, str], deadline: 
         story = await _story(control, deadline)
         if story.late or not end_of(story).needs_control:
             return end
-        return End("unjudged", problem=f"{end.problem}; nor does it where no agent has been: {end_of(story).problem}")
+        return TrialEnd(
+            "unjudged", problem=f"{end.problem}; nor does it where no agent has been: {end_of(story).problem}"
+        )
     finally:
         if not row["settings"].get("keep_trials"):
             shutil.rmtree(folder, ignore_errors=True)
@@ -126,9 +128,9 @@ def trial_config(row: Mapping[str, Any], addresses: Mapping[str, str]) -> TrialC
     )
 
 
-async def _story(config: TrialConfig, deadline: float | None) -> Story:
+async def _story(config: TrialConfig, deadline: float | None) -> TrialEvents:
     """Run a trial, and return what happened in it."""
-    watch = _Watch()
+    watch = _TrialLog()
     left_s = None if deadline is None else max(0.0, deadline - time.monotonic() - _CLEANING_S)
     late, error, result = False, "", None
     try:
@@ -148,7 +150,7 @@ async def _story(config: TrialConfig, deadline: float | None) -> Story:
     if result is not None and (info := result.exception_info) is not None:
         error = f"{info.exception_type}: {info.exception_message}"
     verified = result.verifier_result if result is not None else None
-    return Story(
+    return TrialEvents(
         phase="over" if result is not None and not error else watch.phase,
         error=error[-2_000:],
         agent_failed=watch.agent_failed,
@@ -160,7 +162,7 @@ async def _story(config: TrialConfig, deadline: float | None) -> Story:
     )
 
 
-class _Watch:
+class _TrialLog:
     """Notes what happens in a trial: its phases, whether environments start, and in which state they are stopped.
 
     Harbor reports one error and not where it arose. So the methods `start`, `stop` and `stop_service` of the

@@ -28,7 +28,7 @@ from verl_multiturn.clients.chat_endpoint import key_of
 from verl_multiturn.errors import ConfigError, EngineError
 from verl_multiturn.evaluation import plan as plans
 from verl_multiturn.evaluation.endings import ended_in
-from verl_multiturn.evaluation.plan import Asked, DataRow, Plan, Progress
+from verl_multiturn.evaluation.plan import DataRow, EvaluationProgress, Plan, SampleId
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.read import joins
 from verl_multiturn.records.read.joins import JoinedRow
@@ -36,7 +36,7 @@ from verl_multiturn.records.write import run_file
 from verl_multiturn.rollout.engines.http_engine import CompletionsEngine, GenerateEngine, HttpEngine
 from verl_multiturn.verl_bridge.model.loading import LoadedModel, load_model
 from verl_multiturn.verl_bridge.offline.evaluate import chat_level
-from verl_multiturn.verl_bridge.offline.evaluate.conversations import Conversations, Judged
+from verl_multiturn.verl_bridge.offline.evaluate.conversations import Conversations, ConversationScore
 from verl_multiturn.verl_bridge.offline.evaluate.server import SglangChild, free_port, server_arguments
 from verl_multiturn.verl_bridge.offline.evaluate.settings import (
     Job,
@@ -76,7 +76,7 @@ def evaluate(job: Job, say: Say, show: Say) -> bool:
     began = time.monotonic()
     start = run_file.new_start()
     config = config_of(job, start)
-    return asyncio.run(_Evaluation(job, config, start, say, show, began).run())
+    return asyncio.run(_EvaluationRun(job, config, start, say, show, began).run())
 
 
 class _Joins:
@@ -120,7 +120,7 @@ class _Joins:
             pause_s = max(_SAVE_S, (time.monotonic() - began) / _SAVE_SHARE)
 
 
-class _Evaluation:
+class _EvaluationRun:
     """One start of an evaluation."""
 
     def __init__(self, job: Job, config: DictConfig, start: str, say: Say, show: Say, began: float) -> None:
@@ -128,7 +128,7 @@ class _Evaluation:
         self._say, self._show, self._began = say, show, began
         self._records = job.out / "records"
         self._joins = _Joins(self._records, start)
-        self._met: dict[Asked, Judged] = {}
+        self._met: dict[SampleId, ConversationScore] = {}
         """Conversations with a score in which a call failed."""
         self._has_failed = False
         """Whether a reward function has raised."""
@@ -180,7 +180,7 @@ class _Evaluation:
                 chat_level.check_loops(loops)
             check_origin(self._job.origin, model, conversations.schemas)
             await self._begin(plan, engine, model, conversations.schemas)
-            progress = Progress(plan, ended_in(self._records))
+            progress = EvaluationProgress(plan, ended_in(self._records))
             self._joins.judge = partial(self._judge_outages, conversations, progress)
             if left := plan.left(progress.scores.keys()):
                 await self._ready(engine)
@@ -241,7 +241,7 @@ class _Evaluation:
         conversations: Conversations,
         engine: HttpEngine,
         left: list[tuple[DataRow, int]],
-        progress: Progress,
+        progress: EvaluationProgress,
     ) -> None:
         """Run what is left, in the rows' order; a mistake of an author ends it all."""
         waiting = iter(left)
@@ -267,7 +267,7 @@ class _Evaluation:
         conversations: Conversations,
         engine: HttpEngine,
         waiting: Iterator[tuple[DataRow, int]],
-        progress: Progress,
+        progress: EvaluationProgress,
     ) -> None:
         for row, sample in waiting:
             if engine.lost:
@@ -275,9 +275,9 @@ class _Evaluation:
             judged = await conversations.run(row, sample)
             self._joins.add(judged.rows)
             if judged.score is not None:
-                progress.scores[Asked(row.number, sample)] = judged.score
+                progress.scores[SampleId(row.number, sample)] = judged.score
                 if judged.has_met:
-                    self._met[Asked(row.number, sample)] = judged
+                    self._met[SampleId(row.number, sample)] = judged
             elif judged.is_failed:
                 progress.failed += 1
                 if not self._has_failed:
@@ -286,7 +286,7 @@ class _Evaluation:
             else:
                 progress.invalid += 1
 
-    def _judge_outages(self, conversations: Conversations, progress: Progress) -> None:
+    def _judge_outages(self, conversations: Conversations, progress: EvaluationProgress) -> None:
         """Take the scores from the conversations that met an outage; the judgement may come after their end."""
         for asked, judged in list(self._met.items()):
             if not conversations.is_judged(judged.rows[0].request_id or ""):
@@ -297,7 +297,7 @@ class _Evaluation:
             progress.invalid += 1
             del progress.scores[asked], self._met[asked]
 
-    async def _keep_showing(self, progress: Progress) -> None:
+    async def _keep_showing(self, progress: EvaluationProgress) -> None:
         while True:
             self._show(progress.line())
             await asyncio.sleep(_SAY_S)

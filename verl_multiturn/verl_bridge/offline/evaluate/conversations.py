@@ -31,11 +31,11 @@ from verl_multiturn.verl_bridge.loops.proxy_loop import build_endpoint
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.names import AGENT_LOOP, SAMPLING_LOOPS
-from verl_multiturn.verl_bridge.offline.evaluate.rewards import FAILED, INVALID, Judge
+from verl_multiturn.verl_bridge.offline.evaluate.rewards import FAILED, INVALID, EvaluationRewards
 
 
 @dataclass(frozen=True)
-class Judged:
+class ConversationScore:
     """What became of a conversation."""
 
     rows: list[JoinedRow]
@@ -76,7 +76,7 @@ class Conversations:
         self._rows, self._weights, self._suffix = rows, weights, start.rpartition("_")[2]
         rollout = config.actor_rollout_ref.rollout
         self.runner = build_runner(config, model, engine)
-        self._judge = Judge(config, model.tokenizer)
+        self._judge = EvaluationRewards(config, model.tokenizer)
         self._default_loop = str(rollout.agent.default_agent_loop)
         self._endpoint: Endpoint | None = None
         params = rollout.val_kwargs
@@ -109,7 +109,7 @@ class Conversations:
             )
         return name
 
-    async def run(self, row: DataRow, sample: int) -> Judged:
+    async def run(self, row: DataRow, sample: int) -> ConversationScore:
         """Roll a row out, judge it and hand its record over.
 
         Raises:
@@ -132,7 +132,7 @@ class Conversations:
             elif cause != INVALID:
                 note_score(list(outputs))
         score = sum_of_rows(each.score for each in joined) if cause is None else None
-        return Judged(joined, score, cause, bool(outputs[-1].stats.get("outages")), raised)
+        return ConversationScore(joined, score, cause, bool(outputs[-1].stats.get("outages")), raised)
 
     def is_judged(self, request_id: str) -> bool:
         """Tell whether a conversation met a failure that is judged to be an outage, as far as is known now."""

@@ -1,4 +1,4 @@
-"""`Judge`: the reward of a conversation, by verl's reward manager in this process, and its rows in the join.
+"""`EvaluationRewards`: compute a conversation's reward by verl's reward manager in this process, and join its rows.
 
 Invariant: what a row scores is what the same conversation would have scored in a validation of the trainer.
 """
@@ -25,7 +25,7 @@ INVALID, UNREWARDED, FAILED = "invalid", "reward_outage", "failed"
 """Causes in the join's column `untrained` for which a conversation has no score that counts."""
 
 
-class Judge:
+class EvaluationRewards:
     """The rewards of an evaluation.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.records.read.learning import Shelf
+from verl_multiturn.records.read.learning import RecordLoader
 from verl_multiturn.records.rows import columns
 from verl_multiturn.rows.files import read_rows
 
@@ -48,7 +48,7 @@ class RecordedRows(Dataset[dict[str, torch.Tensor]]):
         rows = [row for file in files for row in read_rows(Path(file), [".parquet"])]
         self._rows = rows if max_samples < 0 else rows[:max_samples]
         self._max_length = settings.get("max_length")
-        self._shelf = Shelf()
+        self._shelf = RecordLoader()
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -21,7 +21,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from verl_multiturn.config import ScoreSettings
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.records.read.learning import Shelf
+from verl_multiturn.records.read.learning import RecordLoader
 from verl_multiturn.records.rows import columns
 from verl_multiturn.records.verify.record import receipts_of
 from verl_multiturn.rollout.limits import StopReason
@@ -37,7 +37,7 @@ from verl_multiturn.verl_bridge.rows import row_name
 _NONE = ScoreSettings(mode="none")
 _READ = (Source.OBSERVATION, Source.INJECTED)
 
-_shelf = Shelf()
+_shelf = RecordLoader()
 
 
 class RecordedAgentLoop(AgentLoopBase):

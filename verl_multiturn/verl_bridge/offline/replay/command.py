@@ -17,9 +17,9 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.records.index.index import Index
 from verl_multiturn.records.index.query import one_of
 from verl_multiturn.records.read.records import Records
-from verl_multiturn.replay.calls import Difference
+from verl_multiturn.replay.calls import ReplayDifference
 from verl_multiturn.rows.reward_numbers import are_equal
-from verl_multiturn.verl_bridge.offline.replay.conversations import Played
+from verl_multiturn.verl_bridge.offline.replay.conversations import ReplayResult
 from verl_multiturn.verl_bridge.offline.replay.loading import Changes, load_replay
 from verl_multiturn.verl_bridge.offline.replay.scores import Scores, UnrepeatableError
 
@@ -27,7 +27,7 @@ _SHOWN = 80
 
 
 @dataclass
-class Tally:
+class ReplayTally:
     """What the replay of a folder found, for its last line."""
 
     conversations: int = 0
@@ -83,7 +83,7 @@ async def replay_folder(
     Raises:
         ConfigError: There is nothing to replay, a conversation is not there, or it cannot be replayed here.
     """
-    records, tally = Records(folder), Tally()
+    records, tally = Records(folder), ReplayTally()
     if not records.runs:
         raise ConfigError(
             f"{folder}: there is no file run-….json, which says how the run was made; name a run's folder or its "
@@ -135,8 +135,12 @@ def _records_of(records: Records, start: str, requests: Collection[str]) -> Iter
 
 
 async def _scored(
-    played: Played, record: Mapping[str, Any], scores: Scores | None, earned: Mapping[str, Any], tally: Tally
-) -> Played:
+    played: ReplayResult,
+    record: Mapping[str, Any],
+    scores: Scores | None,
+    earned: Mapping[str, Any],
+    tally: ReplayTally,
+) -> ReplayResult:
     """Compute the reward of a conversation again, and compare it."""
     recorded = earned.get(played.request_id)
     if scores is None or not played.outputs or played.skipped or recorded is None:
@@ -149,11 +153,11 @@ async def _scored(
     tally.scored += 1
     if are_equal((float(recorded), now)):
         return played
-    differences = [*played.differences, Difference(None, "reward", None, recorded, now)]
-    return Played(played.request_id, differences, outputs=played.outputs)
+    differences = [*played.differences, ReplayDifference(None, "reward", None, recorded, now)]
+    return ReplayResult(played.request_id, differences, outputs=played.outputs)
 
 
-def _count(played: Played, tally: Tally, say: Callable[[str], None], is_changed: bool) -> None:
+def _count(played: ReplayResult, tally: ReplayTally, say: Callable[[str], None], is_changed: bool) -> None:
     tally.conversations += 1
     if played.skipped:
         tally.skipped += 1
@@ -171,7 +175,7 @@ def _count(played: Played, tally: Tally, say: Callable[[str], None], is_changed:
         tally.from_turn[turn] += 1
 
 
-def shown(difference: Difference) -> str:
+def shown(difference: ReplayDifference) -> str:
     """Return a difference as a line, without the name of its conversation."""
     turn, name, token, recorded, now = difference
     opening = "the opening, " if name.startswith("replies.") else ""

@@ -1,6 +1,6 @@
 """`Replay`: recorded conversations, made again with today's code, and where they differ from their records.
 
-    record ─→ request ─→ Conversation or AgentSession, with a `Stage` for engine, tools and users ─→ record
+    record ─→ request ─→ Conversation or AgentSession, with a `ReplayEngine` for engine, tools and users ─→ record
        └──────────────────────────── differences ────────────────────────────────────────────────────┘
 
 Codec, parser, limits, context, tools' sessions, forest and trajectories are those of a run: `build_runner` and
@@ -23,16 +23,16 @@ from verl_multiturn.proxy.endpoint import session_end
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.records.read.records import read_back
 from verl_multiturn.records.write.encode import record_of
-from verl_multiturn.replay.calls import Difference, DivergedError
+from verl_multiturn.replay.calls import DivergedError, ReplayDifference
 from verl_multiturn.replay.comparison import differences
-from verl_multiturn.replay.engine import RecordedTurns, Stage, with_images
+from verl_multiturn.replay.engine import RecordedTurns, ReplayEngine, with_images
 from verl_multiturn.replay.sessions import RecordedSession
 from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.verl_bridge.loops.output import CertifiedOutput, to_outputs
 from verl_multiturn.verl_bridge.loops.proxy_loop import build_run
-from verl_multiturn.verl_bridge.loops.runner import Staged, build_runner
+from verl_multiturn.verl_bridge.loops.runner import ReplayParts, build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.settings import settings_of
 
@@ -41,11 +41,11 @@ _WHOLE_TEXT = 1_000_000
 
 
 @dataclass(frozen=True)
-class Played:
+class ReplayResult:
     """What the replay of a conversation found."""
 
     request_id: str
-    differences: Sequence[Difference] = ()
+    differences: Sequence[ReplayDifference] = ()
     """Where it differs from its record, in the order of its turns."""
     skipped: str = ""
     """Why it could not be replayed; "" if it was."""
@@ -76,21 +76,21 @@ class Replay:
 
     def __post_init__(self) -> None:
         OmegaConf.update(self.config, "actor_rollout_ref.rollout.custom.multiturn.record_dir", None, force_add=True)
-        self.stage = Stage(self.is_live)
-        staged = Staged(self.stage, dict(self.tools), dict(self.interactions))
+        self.stage = ReplayEngine(self.is_live)
+        staged = ReplayParts(self.stage, dict(self.tools), dict(self.interactions))
         self.runner = build_runner(self.config, self.model, self.stage, staged)
         self._run: ProxyRun | None = None
 
-    async def play(self, record: Mapping[str, Any]) -> Played:
+    async def play(self, record: Mapping[str, Any]) -> ReplayResult:
         """Replay one conversation or session."""
         request_id = str(record["request_id"])
         try:
             if why := self._unplayable(record):
-                return Played(request_id, skipped=why)
+                return ReplayResult(request_id, skipped=why)
             return await (self._conversation(record) if record.get("session") is None else self._session(record))
         except MultiTurnError as error:
             now = describe(error)
-            return Played(request_id, [Difference(None, "error", None, record["error"], now)])
+            return ReplayResult(request_id, [ReplayDifference(None, "error", None, record["error"], now)])
         finally:
             self.stage.end(request_id)
             self.runner.engine.take(request_id)
@@ -106,7 +106,7 @@ class Replay:
             return f"an answer has more than {_WHOLE_TEXT:,} characters, of which its record holds no more"
         return ""
 
-    async def _conversation(self, record: Mapping[str, Any]) -> Played:
+    async def _conversation(self, record: Mapping[str, Any]) -> ReplayResult:
         request_id, sample = str(record["request_id"]), record["sample"]
         request = Request(
             request_id,
@@ -129,10 +129,10 @@ class Replay:
         if diverged is None and script.left:
             number = script.asked
             recorded = f"{len(record['generations'])} turns"
-            diverged = Difference(number, "stop_reason", None, recorded, f"{outcome.stop_reason} after {number}")
+            diverged = ReplayDifference(number, "stop_reason", None, recorded, f"{outcome.stop_reason} after {number}")
         return self._found(record, outcome, diverged, request)
 
-    async def _session(self, record: Mapping[str, Any]) -> Played:
+    async def _session(self, record: Mapping[str, Any]) -> ReplayResult:
         if self._run is None:
             self._run = build_run(self.runner)
         session = RecordedSession(record, self._run, self.is_changed)
@@ -152,10 +152,10 @@ class Replay:
         self,
         record: Mapping[str, Any],
         outcome: Outcome,
-        diverged: Difference | None,
+        diverged: ReplayDifference | None,
         request: Request | None,
         generations: Sequence[Receipt] | None = None,
-    ) -> Played:
+    ) -> ReplayResult:
         """Compare what became of a conversation with its record."""
         receipts = self.runner.engine.take(outcome.request_id) if generations is None else generations
         step = int(record["step"])
@@ -171,4 +171,4 @@ class Replay:
             found.append(diverged)
         if self.is_changed:  # what follows from the change is no difference of the code
             found = [diverged] if diverged is not None else [each for each in found if each.field == "stop_reason"]
-        return Played(str(record["request_id"]), found, outputs=outputs)
+        return ReplayResult(str(record["request_id"]), found, outputs=outputs)

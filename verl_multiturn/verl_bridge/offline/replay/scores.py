@@ -48,7 +48,7 @@ class Scores:
             ) from None
 
     async def of(self, record: Mapping[str, Any], outputs: Sequence[CertifiedOutput]) -> float:
-        """Return the whole reward of a conversation, as `Line.score` has it.
+        """Return the whole reward of a conversation, as `ConversationLine.score` has it.
 
         Args:
             record: Its record, from which the reward function gets what the data set says.

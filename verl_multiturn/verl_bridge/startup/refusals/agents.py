@@ -11,7 +11,7 @@ from verl_multiturn.proxy.http.server import check_host
 from verl_multiturn.proxy.sessions.rows import load_select
 from verl_multiturn.verl_bridge.names import AGENT_LOOP
 from verl_multiturn.verl_bridge.settings import wall_clock_s
-from verl_multiturn.verl_bridge.startup.table import Check, Row, needs_our_trainer, set_beside
+from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow, needs_our_trainer, set_beside
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _KEY = f"{PATH}.proxy"
@@ -39,7 +39,7 @@ def _has_rows(run: RunView) -> bool:
     return run.settings.proxy.max_rows > 1
 
 
-def _unfit(names: Sequence[str], why: str, when: Callable[[RunView], Any] = lambda run: True) -> list[Row]:
+def _unfit(names: Sequence[str], why: str, when: Callable[[RunView], Any] = lambda run: True) -> list[RefusalRow]:
     """Return the rows of settings of conversations that would do harm in sessions, or do nothing."""
     return set_beside(
         [name if name.startswith(_MULTI_TURN) else f"{PATH}.{name}" for name in names],
@@ -49,7 +49,7 @@ def _unfit(names: Sequence[str], why: str, when: Callable[[RunView], Any] = lamb
     )
 
 
-def _idle(names: Sequence[str], why: str) -> list[Row]:
+def _idle(names: Sequence[str], why: str) -> list[RefusalRow]:
     return _unfit(names, why, lambda run: AGENT_LOOP not in run.loops)
 
 
@@ -57,53 +57,53 @@ _TOOLS, _ENVIRONMENT = "the tools are the agent's own", "the agent is the enviro
 
 AGENTS: list[Check] = [
     check_agent_settings,
-    Row(
+    RefusalRow(
         _ESTIMATOR,
         when=lambda run: run.is_our_estimator and run.estimator != "mt_grpo",
         why="it compares turns by their order, and with the agent loop {PROXY_LOOP} the branches of a session have "
         "none",
         remedy=f"set it to mt_grpo, with {_KEY}.credit",
     ),
-    Row(
+    RefusalRow(
         f"{_KEY}.max_rows",
         when=lambda run: not run.is_our_estimator and _has_rows(run),
         why="sessions have several rows, and algorithm.adv_estimator={run.estimator} counts each row as a session",
         remedy=f"set the estimator to mt_grpo, or {_KEY}.max_rows=1",
     ),
-    Row(
+    RefusalRow(
         f"{_KEY}.credit",
         when=lambda run: not run.is_our_estimator and run.settings.proxy.credit != "session",
         why="it has no effect with algorithm.adv_estimator={run.estimator}",
         remedy="set the estimator to mt_grpo, or the credit to session",
     ),
-    Row(
+    RefusalRow(
         f"{_KEY}.gamma",
         when=lambda run: run.settings.proxy.credit == "session" and run.settings.proxy.gamma != 1.0,
         why=f"it has no effect with {_KEY}.credit=session",
         remedy="set the credit to discounted or completion, or leave gamma out",
     ),
     needs_our_trainer(f"{_KEY}.max_rows", _has_rows, f"set {_KEY}.max_rows=1"),
-    Row(
+    RefusalRow(
         (f"{_KEY}.max_rows", "critic.enable"),
         when=lambda run: _has_rows(run) and run.asks_for_critic,
         why="{run.estimator} uses no critic, and its updates would be counted in rows",
         remedy="set critic.enable=False",
     ),
-    Row(
+    RefusalRow(
         "reward.reward_model.enable",
         when=lambda run: run.colocated_reward_model,
         given="the agent loop {PROXY_LOOP}",
         why="the scores of {found} without a resource pool of its own replace what the agent gives",
         remedy="set {found}.enable_resource_pool=True, or use the agent loop {AGENT_LOOP}",
     ),
-    Row(
+    RefusalRow(
         "algorithm.filter_groups.metric",
         when=lambda run: run.our_trainer is None and run.filter_metric not in (None, "reward"),
         why="a session whose agent failed has no such number, at which the trainer "
         "trainer.v1.trainer_mode={run.trainer_mode!r} would end the run",
         remedy="use one of verl's own V1 trainers, or set the metric to reward",
     ),
-    Row(
+    RefusalRow(
         f"{_MULTI_TURN}.format",
         when=lambda run: run.is_text_mode,
         why="in text mode a conversation is one text without the messages that the agent loop {PROXY_LOOP} needs",

@@ -16,7 +16,7 @@ import pyarrow.parquet
 from verl_multiturn.rows.files import read_rows
 from verl_multiturn.rows.scores import unscored
 from verl_multiturn.verl_bridge.names import PROXY_LOOP, RECORDED_LOOP
-from verl_multiturn.verl_bridge.startup.table import Check, Row
+from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _TRAIN, _VAL = "data.train_files", "data.val_files"
@@ -115,7 +115,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 DATA_ROWS: list[Check] = [
-    Row(
+    RefusalRow(
         (_TRAIN, "data.train_batch_size"),
         when=_too_few,
         given="data.train_files has {found[rows]} rows",
@@ -123,7 +123,7 @@ DATA_ROWS: list[Check] = [
         "would be full",
         remedy="lower data.train_batch_size, or write more rows",
     ),
-    Row(
+    RefusalRow(
         (_TRAIN, "data.val_files"),
         when=_unscored,
         given="{found}",

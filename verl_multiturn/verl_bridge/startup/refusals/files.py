@@ -18,7 +18,7 @@ from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.paths import at_home
 from verl_multiturn.rows.files import refuse_encoding, refuse_pointer
-from verl_multiturn.verl_bridge.startup.table import Check, Row
+from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _MODEL = "actor_rollout_ref.model"
@@ -158,7 +158,7 @@ def check_written(run: RunView) -> None:
 
 FILES: list[Check] = [
     check_models,
-    Row(
+    RefusalRow(
         _TEMPLATE,
         when=lambda run: run.is_set(_TEMPLATE) and "{" not in str(run.value(_TEMPLATE)),
         why="this is a path or a plain text, and verl takes the text of the template itself",
@@ -166,25 +166,25 @@ FILES: list[Check] = [
     ),
     check_data,
     check_resume_mode,
-    Row(
+    RefusalRow(
         _RESUME,
         when=lambda run: run.value(_MODE) == "auto" and run.value(_RESUME),
         why=f"it has no effect with {_MODE}=auto",
         remedy=f"set {_MODE}=resume_path, or leave it out",
     ),
-    Row(
+    RefusalRow(
         _RESUME,
         when=lambda run: (path := _resumes_from(run)) is not None and not _CHECKPOINT.fullmatch(path),
         why="expected the folder global_step_N of a checkpoint, without a slash at its end",
         remedy="write its path",
     ),
-    Row(
+    RefusalRow(
         _RESUME,
         when=lambda run: _is_missing(run, ""),
         why="there is no such folder",
         remedy="correct the path",
     ),
-    Row(
+    RefusalRow(
         _RESUME,
         when=lambda run: _is_missing(run, "actor"),
         why="it has no folder 'actor', so it has no weights",

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_multiturn.calls.limits import CallLimits, limits_of
 from verl_multiturn.chat.messages import check_last_speaker
 from verl_multiturn.chat.parsing.formats import FORMATS
-from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, Verdict, refusals
+from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, RuleEffect, refusals
 from verl_multiturn.chat.tir import TIR, takes_code
 from verl_multiturn.chat.tool_schemas import must_stay
 from verl_multiturn.config import DERIVED, PATH, MultiTurnSettings, check_place, why_not_derived
@@ -27,7 +27,7 @@ from verl_multiturn.tools.loading.registry import load_tools, schema_of
 from verl_multiturn.verl_bridge.names import LOOPS_OF_VERL, OUR_LOOPS, ROLLOUT
 from verl_multiturn.verl_bridge.settings import own_loops, settings_of
 from verl_multiturn.verl_bridge.startup.derive import IMAGES, OLD_KEY
-from verl_multiturn.verl_bridge.startup.table import Check, Row, set_beside
+from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow, set_beside
 from verl_multiturn.verl_bridge.startup.view import RunView, local_model
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -89,7 +89,7 @@ PLACES: list[Check] = [
     check_derived,
     tell_of_history,
     check_loop_names,
-    Row(
+    RefusalRow(
         OLD_KEY,
         when=lambda run: run.is_set(OLD_KEY) and run.value(_INTERACTIONS) not in (None, run.value(OLD_KEY)),
         why=f"{_INTERACTIONS}={{run.settings.interaction_config_path!r}} names another file",
@@ -98,13 +98,13 @@ PLACES: list[Check] = [
 ]
 
 LOOPS = [
-    Row(
+    RefusalRow(
         f"{_MULTI_TURN}.enable",
         when=lambda run: run.multi_turn.enable and run.knows_loops and run.loops <= _TOOL_LESS_LOOPS,
         why="the agent loop 'single_turn_agent' never calls a tool",
         remedy=f"set {_ROLLOUT}.agent.default_agent_loop={{AGENT_LOOP}}, or multi_turn.enable=False",
     ),
-    Row(
+    RefusalRow(
         f"{_ROLLOUT}.name",
         when=lambda run: (
             run.runs_our_server
@@ -122,10 +122,10 @@ LOOPS = [
 ]
 
 
-def _dead(name: str, remedy: str) -> Row:
+def _dead(name: str, remedy: str) -> RefusalRow:
     """Return the row of a key that verl's configuration still has and nothing reads any more."""
     key = f"{_MULTI_TURN}.{name}"
-    return Row(key, lambda run: run.value(key), "nothing in verl 0.9.1 reads it", remedy)
+    return RefusalRow(key, lambda run: run.value(key), "nothing in verl 0.9.1 reads it", remedy)
 
 
 def check_call_format(run: RunView) -> None:
@@ -150,7 +150,7 @@ def check_template(run: RunView) -> None:
         run.model, run.multi_turn.format, tools=bool(run.multi_turn.enable), **_template_settings(run.config)
     )
     check_user_turns(str(path), rules, run.settings)
-    known = [rule for rule in rules if rule.verdict is Verdict.KNOWN]
+    known = [rule for rule in rules if rule.verdict is RuleEffect.KNOWN]
     if known:
         listed = "; ".join(f"{rule.name}: {rule.found}" for rule in known)
         print(f"verl-multiturn: chat template of {str(path)!r}: {listed}", file=sys.stderr)
@@ -296,53 +296,53 @@ CONVERSATIONS: list[Check] = [
     check_call_format,
     _dead("use_inference_chat_template", "leave it out: the chat template of the model is always used"),
     _dead("num_repeat_rollouts", "leave it out, and set rollout.n"),
-    Row(
+    RefusalRow(
         IMAGES,
         when=lambda run: run.engine_images and run.value(IMAGES) and run.value(IMAGES) != run.engine_images,
         why="data.mm_processor_kwargs asks for {run.engine_images}, so that engine and trainer would see other images",
         remedy="leave the first out",
     ),
-    Row(
+    RefusalRow(
         _CHECK_MODE,
         when=lambda run: run.multi_turn.get("tokenization_sanity_check_mode", "strict") not in _CHECK_MODES,
         why=f"expected one of {list(_CHECK_MODES)}",
         remedy="choose one of them",
     ),
     check_template,
-    Row(
+    RefusalRow(
         f"{PATH}.interaction_reward.mode",
         when=lambda run: run.is_set(f"{PATH}.interaction_reward.mode") and not run.is_set(_INTERACTIONS),
         why="the run has no interactions",
         remedy=f"set {_INTERACTIONS}, or the mode to none",
     ),
-    Row(
+    RefusalRow(
         _INTERACTIONS,
         when=lambda run: run.is_set(_INTERACTIONS) and run.is_text_mode,
         why=f"in text mode (multi_turn.format={TIR}) a conversation is one text without turns that a user could answer",
         remedy="use another format, or leave the interactions out",
     ),
     check_interactions,
-    Row(
+    RefusalRow(
         f"{_MULTI_TURN}.enable",
         when=lambda run: _has_no_tools(run) and not run.has_agents,
         why="neither rollout.multi_turn.tool_config_path nor function_tool_path names tools, and "
         f"{_INTERACTIONS} no interactions",
         remedy="set one of them, or multi_turn.enable=False",
     ),
-    Row(
+    RefusalRow(
         f"{PATH}.turns_reminder",
         when=lambda run: run.settings.turns_reminder and run.multi_turn.max_assistant_turns is None,
         why="multi_turn.max_assistant_turns is null, so no turns can be counted down",
         remedy="set it, or leave the reminder out",
     ),
-    Row(
+    RefusalRow(
         f"{_MULTI_TURN}.format",
         when=_lacks_code_tool,
         why="none of the tools {found[tools]} requires a string `code` and nothing else",
         remedy="add one that runs code, as in tool_configs/python.yaml",
     ),
     check_tools,
-    Row(
+    RefusalRow(
         _RESPONSE_LENGTH,
         when=_cut_tools,
         why="{found}, of which the model sees no more than that",
@@ -358,5 +358,5 @@ _NOT_OURS = (
 )
 OTHER_LOOPS = [
     *set_beside([f"{PATH}.max_staleness", _INTERACTIONS], lambda run: True, *_NOT_OURS),
-    Row(_RATE, lambda run: run.runs_our_server and run.value(_RATE), *_NOT_OURS),
+    RefusalRow(_RATE, lambda run: run.runs_our_server and run.value(_RATE), *_NOT_OURS),
 ]

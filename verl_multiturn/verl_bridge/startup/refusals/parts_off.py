@@ -8,7 +8,7 @@ from typing import Any
 from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.names import EVALUATE_CHECKPOINTS
 from verl_multiturn.verl_bridge.startup.needs import has_weight
-from verl_multiturn.verl_bridge.startup.table import Row
+from verl_multiturn.verl_bridge.startup.table import RefusalRow
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -25,7 +25,7 @@ _EVALUATION = f"{PATH}.checkpoint_evaluation"
 _COUNTERPARTS = {"critic.model": _MODEL, "critic.fsdp": f"{_ACTOR}.fsdp_config", "critic": _ACTOR}
 
 
-def _off(patterns: str, switch: str, is_off: Callable[[RunView], Any]) -> Row:
+def _off(patterns: str, switch: str, is_off: Callable[[RunView], Any]) -> RefusalRow:
     """Return the row of a part that is off: it names all settings of the part that are not defaults."""
 
     def found(run: RunView) -> str:
@@ -36,7 +36,9 @@ def _off(patterns: str, switch: str, is_off: Callable[[RunView], Any]) -> Row:
         return ", ".join(f"{key}={run.value(key)!r}" for key in keys)
 
     key = ", ".join(patterns.split())
-    return Row(key, found, f"this has no effect without {switch}", "leave it out", given="{found}", is_refusal=False)
+    return RefusalRow(
+        key, found, f"this has no effect without {switch}", "leave it out", given="{found}", is_refusal=False
+    )
 
 
 def _is_as_the_actors(run: RunView, key: str) -> bool:
@@ -47,7 +49,7 @@ def _is_as_the_actors(run: RunView, key: str) -> bool:
     return False
 
 
-def _off_without(patterns: str, switch: str) -> Row:
+def _off_without(patterns: str, switch: str) -> RefusalRow:
     return _off(patterns, switch, lambda run: not run.value(switch))
 
 
@@ -55,12 +57,12 @@ def _without_adapters(run: RunView) -> bool:
     return not any(run.value(f"{_MODEL}.{name}") for name in ("lora_rank", "lora_adapter_path", "lora.rank"))
 
 
-def _of_loss(patterns: str, mode: str) -> Row:
+def _of_loss(patterns: str, mode: str) -> RefusalRow:
     key = f"{_ACTOR}.policy_loss.loss_mode"
     return _off(patterns, f"{key}={mode}", lambda run: run.value(key) != mode)
 
 
-def _of_mode(mode: str) -> Row:
+def _of_mode(mode: str) -> RefusalRow:
     key = "trainer.v1.trainer_mode"
     return _off(f"trainer.v1.{mode}.*", f"{key}={mode}", lambda run: not str(run.value(key)).endswith(mode))
 
@@ -122,7 +124,7 @@ PARTS_OFF = [
     _off_without(f"{_ROLLOUT}.prometheus.*", f"{_ROLLOUT}.prometheus.enable"),
     _off_without(f"{_ROLLOUT}.disaggregation.*", f"{_ROLLOUT}.disaggregation.enabled"),
     _off_without("skip.rollout_tq.*", "skip.rollout_tq.enable"),
-    Row(
+    RefusalRow(
         _EVALUATION,
         when=lambda run: run.is_set(_EVALUATION) and run.value(_CALLBACK) != EVALUATE_CHECKPOINTS,
         why=f"this has no effect without {_CALLBACK}={EVALUATE_CHECKPOINTS}",

@@ -12,7 +12,7 @@ from typing import Any
 from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.names import VENDOR_VARIABLE
 from verl_multiturn.verl_bridge.settings import OF_ROWS
-from verl_multiturn.verl_bridge.startup.table import Check, Row
+from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _KEY = f"{PATH}.prefix_tree"
@@ -21,8 +21,8 @@ _LOSS = f"{_ACTOR}.policy_loss.loss_mode"
 _REMEDY = f"set {_KEY}=auto, or "
 
 
-def _row(key: str, when: Callable[[RunView], Any], why: str, remedy: str) -> Row:
-    return Row((_KEY, key), when, why, _REMEDY + remedy)
+def _row(key: str, when: Callable[[RunView], Any], why: str, remedy: str) -> RefusalRow:
+    return RefusalRow((_KEY, key), when, why, _REMEDY + remedy)
 
 
 def is_on(run: RunView) -> bool:
@@ -62,7 +62,7 @@ PREFIX_TREE: list[Check] = [
         "such a loss may depend on the rows of a micro-batch, which are others then",
         f"{_LOSS}=vanilla",
     ),
-    Row(
+    RefusalRow(
         _KEY,
         when=lambda run: run.engine_vendor,
         why=f"{VENDOR_VARIABLE} chooses another training engine, {{run.engine_vendor!r}}",

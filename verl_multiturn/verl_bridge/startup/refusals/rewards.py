@@ -11,7 +11,7 @@ from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.names import STATELESS_MANAGERS
 from verl_multiturn.verl_bridge.settings import is_our_reward
-from verl_multiturn.verl_bridge.startup.table import Check, Row, needs_our_trainer
+from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow, needs_our_trainer
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _REWARDS = ("tool_reward", "interaction_reward")
@@ -20,23 +20,23 @@ _NEAR = f"{PATH}.near_rewards"
 _MANAGER = "reward.reward_manager.name"
 
 
-def _rows_of(name: str) -> list[Row]:
+def _rows_of(name: str) -> list[RefusalRow]:
     """Return the rows of rewards from outside `compute_score`."""
     key = f"{PATH}.{name}.mode"
     return [
-        Row(
+        RefusalRow(
             key,
             when=lambda run: run.is_set(key) and not run.is_v1,
             why="only verl's V1 trainer takes it",
             remedy="set trainer.use_v1=True, or the mode to none",
         ),
-        Row(
+        RefusalRow(
             key,
             when=lambda run: run.is_set(key) and run.colocated_reward_model,
             why="the scores of {found} without a resource pool of its own replace these rewards",
             remedy="set {found}.enable_resource_pool=True, or the mode to none",
         ),
-        Row(
+        RefusalRow(
             key,
             when=lambda run: run.value(key) == "replace" and run.filter_metric not in (None, "reward"),
             why="compute_score is not called, so that algorithm.filter_groups.metric={run.filter_metric!r} does not "
@@ -51,8 +51,8 @@ def scales(run: RunView) -> bool:
     return run.settings.otc.form != "none"
 
 
-def _row_of_replaced(name: str) -> Row:
-    return Row(
+def _row_of_replaced(name: str) -> RefusalRow:
+    return RefusalRow(
         _OTC,
         when=lambda run: run.value(f"{PATH}.{name}.mode") == "replace",
         why=f"it scales what compute_score gives, which {name}.mode=replace does not call",
@@ -75,13 +75,13 @@ def _manager_that_keeps(run: RunView) -> Any:
 
 
 NEAR = [
-    Row(
+    RefusalRow(
         (_NEAR, _MANAGER),
         when=_manager_that_keeps,
         why=f"only {' and '.join(STATELESS_MANAGERS)} keep nothing from one row to the next",
         remedy="set one of them, or leave near_rewards out",
     ),
-    Row(
+    RefusalRow(
         _NEAR,
         when=lambda run: (
             _judges_all_near(run) and (run.value("reward.reward_model.enable") or run.value("reward_model.enable"))
@@ -129,14 +129,14 @@ REWARDS: list[Check] = [
 OTC = [
     needs_our_trainer(_OTC, scales, "set the form to none"),
     *map(_row_of_replaced, _REWARDS),
-    Row(
+    RefusalRow(
         _OTC,
         when=lambda run: run.colocated_reward_model,
         why="it scales what compute_score gives, and the scores of {found} without a resource pool of its own replace "
         "that",
         remedy="set {found}.enable_resource_pool=True, or the form to none",
     ),
-    Row(
+    RefusalRow(
         _OTC,
         when=lambda run: run.settings.otc.form == "grpo" and run.rollout.n == 1,
         why="it compares the answers to one question, and actor_rollout_ref.rollout.n=1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verl_multiturn.config import PATH, AdvantageSettings
 from verl_multiturn.verl_bridge.settings import may_have_several_rows
-from verl_multiturn.verl_bridge.startup.table import Row, needs_our_trainer, set_beside
+from verl_multiturn.verl_bridge.startup.table import RefusalRow, needs_our_trainer, set_beside
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _CONTEXT = f"{PATH}.context"
@@ -22,13 +22,13 @@ SEVERAL_ROWS = [
         why="it has no effect with {PATH}.context.mode=append",
         remedy="set the mode to window or overflow, or leave it out",
     ),
-    Row(
+    RefusalRow(
         f"{_CONTEXT}.summary_prompt",
         when=lambda run: run.settings.context.mode == "window" and run.settings.context.summary_prompt is not None,
         why="it has no effect with {PATH}.context.mode=window, where nothing overflows",
         remedy="set the mode to overflow, or leave it out",
     ),
-    Row(
+    RefusalRow(
         f"{_CONTEXT}.mode",
         when=lambda run: _has_several(run) and not run.is_our_estimator,
         why="conversations have several rows, and algorithm.adv_estimator={run.estimator} counts each row as a "
@@ -36,19 +36,19 @@ SEVERAL_ROWS = [
         remedy="set it to one of {ESTIMATORS}, or the mode to append",
     ),
     needs_our_trainer(f"{_CONTEXT}.mode", _has_several, "set the mode to append"),
-    Row(
+    RefusalRow(
         f"{_CONTEXT}.mode",
         when=lambda run: _has_several(run) and run.settings.otc.form != "none",
         why="{PATH}.otc.form={run.settings.otc.form} scales the score of a single row",
         remedy="set the form to none, or the mode to append",
     ),
-    Row(
+    RefusalRow(
         f"{_CONTEXT}.mode",
         when=lambda run: _has_several(run) and run.is_text_mode,
         why="in text mode a conversation is one text, and no turn can be left out",
         remedy="set the mode to append",
     ),
-    Row(
+    RefusalRow(
         f"{_CONTEXT}.mode",
         when=lambda run: (
             _has_several(run) and run.multi_turn.max_assistant_turns is None and run.multi_turn.max_user_turns is None
@@ -64,13 +64,13 @@ SEVERAL_ROWS = [
 
 ESTIMATOR = [
     needs_our_trainer(_ESTIMATOR, lambda run: run.is_our_estimator, f"set {_ESTIMATOR}=grpo"),
-    Row(
+    RefusalRow(
         (_ESTIMATOR, "actor_rollout_ref.rollout.n"),
         when=lambda run: run.is_our_estimator and run.rollout.n < 2,
         why="it compares conversations of one prompt, and there is only one",
         remedy="set rollout.n to 2 or more",
     ),
-    Row(
+    RefusalRow(
         "algorithm.gamma",
         when=lambda run: run.is_our_estimator and run.value("algorithm.gamma") not in (None, 1.0),
         why="algorithm.adv_estimator={run.estimator} discounts turns, not tokens",
@@ -82,7 +82,7 @@ ESTIMATOR = [
         why="it has no effect with algorithm.adv_estimator={run.estimator}",
         remedy="set the estimator to one of {ESTIMATORS}, or leave it out",
     ),
-    Row(
+    RefusalRow(
         "distillation.enabled",
         when=lambda run: run.value("distillation.enabled") and may_have_several_rows(run.config, run.settings),
         why="conversations have several rows here, and verl 0.9.1 asks its teacher about the last one alone, so that "
@@ -90,7 +90,7 @@ ESTIMATOR = [
         remedy="set {PATH}.context.mode=append and, with the agent loop {PROXY_LOOP}, {PATH}.proxy.max_rows=1, or "
         "leave distillation out",
     ),
-    Row(
+    RefusalRow(
         (f"{_CONTEXT}.mode", "critic.enable"),
         when=lambda run: _has_several(run) and run.asks_for_critic,
         why="{run.estimator} uses no critic, and its updates would be counted in rows",

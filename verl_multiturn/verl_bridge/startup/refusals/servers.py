@@ -15,7 +15,7 @@ from verl_multiturn.verl_bridge.settings import (
     is_disaggregated,
     own_server,
 )
-from verl_multiturn.verl_bridge.startup.table import Check, Row
+from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -26,9 +26,9 @@ _MODEL_LEN = f"{_ROLLOUT}.max_model_len"
 _STALENESS, _RATE = f"{PATH}.max_staleness", f"{_ROLLOUT}.over_sample_rate"
 
 
-def _row_of_adapters(key: str) -> Row:
+def _row_of_adapters(key: str) -> RefusalRow:
     # verl sends what `get_per_tensor_param()` gives, which for an adapter is the frozen base (verl issue 7495).
-    return Row(
+    return RefusalRow(
         (key, "trainer.v1.trainer_mode"),
         when=lambda run: (
             run.our_trainer == "separate_async"
@@ -41,8 +41,8 @@ def _row_of_adapters(key: str) -> Row:
     )
 
 
-def _row_of_disaggregation(key: str, is_asked_for: Callable[[RunView], Any]) -> Row:
-    return Row(
+def _row_of_disaggregation(key: str, is_asked_for: Callable[[RunView], Any]) -> RefusalRow:
+    return RefusalRow(
         (key, _DISAGGREGATED),
         when=lambda run: is_disaggregated(run.rollout) and is_asked_for(run),
         why="servers that only read prompts, or only sample, are verl's own, and only ours take the first",
@@ -60,13 +60,13 @@ def _another_class(run: RunView) -> Any:
 
 
 SERVERS: list[Check] = [
-    Row(
+    RefusalRow(
         (OWN_SERVER, _NAME),
         when=lambda run: own_server(run.rollout) and run.rollout.name not in (SGLANG, ROLLOUT),
         why=f"our server is one of SGLang's. The start-up check sets {OWN_SERVER} where {_NAME}={ROLLOUT}",
         remedy=f"set {_NAME}={ROLLOUT}, or leave own_server out",
     ),
-    Row(
+    RefusalRow(
         (OWN_SERVER, _NAME),
         when=lambda run: own_server(run.rollout) is False and run.rollout.name == ROLLOUT,
         why=f"the name {ROLLOUT} asks for our server, and own_server for verl's",
@@ -75,7 +75,7 @@ SERVERS: list[Check] = [
     _row_of_disaggregation(OWN_SERVER, lambda run: run.is_set(OWN_SERVER)),
     _row_of_disaggregation(_STALENESS, lambda run: run.is_set(_STALENESS)),
     _row_of_disaggregation(_RATE, lambda run: run.value(_RATE)),
-    Row(
+    RefusalRow(
         _DISAGGREGATED,
         when=lambda run: is_disaggregated(run.rollout) and run.rollout.name == ROLLOUT,
         given=f"{_NAME}={ROLLOUT!r} with {_DISAGGREGATED}=True",
@@ -83,28 +83,28 @@ SERVERS: list[Check] = [
         remedy=f"{_NAME}={SGLANG} says the same",
         is_refusal=False,
     ),
-    Row(
+    RefusalRow(
         _STAGES,
         when=lambda run: run.runs_our_server and (run.value(_STAGES) or 1) > 1,
         why="verl 0.9.1 does not place SGLang's pipeline stages on its GPUs",
         remedy=f"leave it out, and set {_ROLLOUT}.tensor_model_parallel_size",
     ),
     *map(_row_of_adapters, ADAPTER_RANKS),
-    Row(
+    RefusalRow(
         _NAME,
         when=_another_class,
         given=f"{_NAME}={ROLLOUT!r}",
         why="our classes must stand under verl's name 'sglang', where {found.place} has {found.name}",
         remedy=f"derive yours from {{found.ours}}, or set {_NAME}={SGLANG} for verl's servers",
     ),
-    Row(
+    RefusalRow(
         _MODEL_LEN,
         when=lambda run: run.is_sglang and (run.rollout.max_model_len or 0) > (run.model_tokens or math.inf),
         why="verl's SGLang servers refuse more than the {run.model_tokens} tokens of the model's "
         "max_position_embeddings",
         remedy="lower it, or leave it out",
     ),
-    Row(
+    RefusalRow(
         _MODEL_LEN,
         when=lambda run: (
             run.has_our_loop
@@ -118,7 +118,7 @@ SERVERS: list[Check] = [
         remedy="lower one of these lengths, or take a model for longer texts",
         is_refusal=False,
     ),
-    Row(
+    RefusalRow(
         _MODEL_LEN,
         when=lambda run: run.has_our_loop and run.is_sglang and 0 < (run.rollout.max_model_len or 0) <= run.longest_row,
         why="a conversation may have {run.longest_row} tokens (data.max_prompt_length + data.max_response_length), and "

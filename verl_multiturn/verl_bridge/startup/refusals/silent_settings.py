@@ -14,7 +14,7 @@ from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.startup import verl_keys
 from verl_multiturn.verl_bridge.startup.refusals.parts_off import PARTS_OFF
-from verl_multiturn.verl_bridge.startup.table import Check, Row
+from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
 from verl_multiturn.verl_bridge.startup.verl_keys import REFUSE, TELL
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -32,11 +32,13 @@ def _always(run: RunView) -> bool:
     return True
 
 
-def _rows(keys: str | Iterable[str], why: str, remedy: str, refused: bool = False, when: When = _always) -> list[Row]:
+def _rows(
+    keys: str | Iterable[str], why: str, remedy: str, refused: bool = False, when: When = _always
+) -> list[RefusalRow]:
     """Return a row for each setting that must keep verl's default where `when` one reason holds for a run."""
 
-    def row(key: str) -> Row:
-        return Row(key, lambda run: when(run) and run.is_changed(key), why, remedy, is_refusal=refused)
+    def row(key: str) -> RefusalRow:
+        return RefusalRow(key, lambda run: when(run) and run.is_changed(key), why, remedy, is_refusal=refused)
 
     return [row(key) for key in ([keys] if isinstance(keys, str) else keys)]
 
@@ -86,7 +88,7 @@ _MEGATRON_LORA = (
 _FSDP_LORA = ("lora_rank", "lora_alpha", "exclude_modules", "lora_adapter_path")
 
 _LEARNING = [
-    Row(
+    RefusalRow(
         f"{_ACTOR}.clip_ratio",
         when=_ignored_clip_ratio,
         why="actor.clip_ratio_low and actor.clip_ratio_high hold, each with a default of its own",
@@ -100,7 +102,7 @@ _LEARNING = [
         "leave it out: no setting changes it",
         refused=True,
     ),
-    Row(
+    RefusalRow(
         "algorithm.adv_estimator",
         when=lambda run: run.estimator in _TOKEN_BASELINES,
         why="it needs the sum of squared probabilities, which verl's V1 trainer never asks the engine for",
@@ -147,7 +149,7 @@ _FSDP_SECTIONS: Mapping[str, When] = {
 """Sections of FSDP's engine, and whether a run has the model."""
 
 
-def _rows_of_strategy(strategy: str, names: Iterable[str], why: str) -> Iterator[Row]:
+def _rows_of_strategy(strategy: str, names: Iterable[str], why: str) -> Iterator[RefusalRow]:
     """Yield a row for each setting that the engine of one `strategy` does not read."""
     for section, is_there in _FSDP_SECTIONS.items():
         keys = [f"{section}.{name}" for name in names]
@@ -194,7 +196,7 @@ _OTHER_ENGINES: Mapping[str, str] = {
 _UNUSED_OF_ENGINES = ("do_sample", "n", "temperature", "top_k", "top_p", "layered_summon", "ignore_eos")
 
 
-def _rows_of_engines() -> Iterator[Row]:
+def _rows_of_engines() -> Iterator[RefusalRow]:
     why = "SGLang is not started with it"
     for name, own in _OTHER_ENGINES.items():
         yield from _rows(
@@ -211,7 +213,7 @@ def _rows_of_engines() -> Iterator[Row]:
 
 _COST = [
     *(
-        Row(
+        RefusalRow(
             f"critic.{name}",
             when=_ignored_lengths(f"critic.{name}"),
             why="the V1 trainer takes critic.ppo_infer_max_token_len_per_gpu, which verl's YAML does not have",
@@ -220,14 +222,14 @@ _COST = [
         )
         for name in _CLIP_LENGTHS
     ),
-    Row(
+    RefusalRow(
         (f"{_ROLLOUT}.val_kwargs.do_sample", f"{_ROLLOUT}.val_kwargs.temperature"),
         when=lambda run: run.rollout.val_kwargs.do_sample != ((run.rollout.val_kwargs.temperature or 0) > 0),
         why="nothing reads the first, and validation samples where the temperature is above 0",
         remedy="let the two agree",
         is_refusal=False,
     ),
-    Row(
+    RefusalRow(
         f"{_ROLLOUT}.calculate_log_probs",
         when=lambda run: run.has_our_loop and not run.rollout.calculate_log_probs,
         why="our agent loop asks for log-probabilities all the same, and verl only leaves out its comparison of them",
@@ -265,7 +267,7 @@ _COST = [
 ]
 
 
-def _rows_of_table(weight: str) -> Iterator[Row]:
+def _rows_of_table(weight: str) -> Iterator[RefusalRow]:
     """Yield a row for each setting to which `verl_keys.tsv` gives a reason of that weight, whatever else a run has."""
     for entry in verl_keys.entries():
         if entry.weight == weight:
@@ -292,7 +294,7 @@ def tell_all(run: RunView, rows: Sequence[Check]) -> None:
     """
     found: dict[bool, list[str]] = {True: [], False: []}
     for row in rows:
-        if isinstance(row, Row) and (message := row.message(run)) is not None:
+        if isinstance(row, RefusalRow) and (message := row.message(run)) is not None:
             found[row.is_refusal].append(f"\n  - {message}")
     refused, told = map("".join, (found[True], found[False]))
     begin = "settings of verl that do nothing here, or not what they say"

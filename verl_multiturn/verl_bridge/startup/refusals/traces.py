@@ -10,7 +10,7 @@ from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.names import TRACE_BACKENDS
 from verl_multiturn.verl_bridge.startup.own_code import has_other_environment
-from verl_multiturn.verl_bridge.startup.table import Check, Row
+from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _BACKEND = "actor_rollout_ref.rollout.trace.backend"
@@ -58,19 +58,19 @@ def _writes_none(run: RunView) -> bool:
 
 TRACES: list[Check] = [
     check_backend,
-    Row(
+    RefusalRow(
         _BACKEND,
         when=_missing,
         why="it needs packages that are not installed",
         remedy="pip install {found}, or leave it out",
     ),
-    Row(
+    RefusalRow(
         _LOGGER,
         when=_lacks_rl_insight,
         why="rl_insight needs a package that is not installed",
         remedy="pip install rl-insight, or leave it out",
     ),
-    Row(
+    RefusalRow(
         _BACKEND,
         when=_writes_none,
         why="it has no effect, since the workers of our agent-loop manager write the traces, and this run has another "

@@ -15,7 +15,7 @@ from verl_multiturn.config import PATH
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.settings import ADAPTER_RANKS
-from verl_multiturn.verl_bridge.startup.table import Check, Row, needs_our_trainer
+from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow, needs_our_trainer
 from verl_multiturn.verl_bridge.startup.verl_names import has_other_plugins
 from verl_multiturn.verl_bridge.startup.view import TRAINERS, RunView
 
@@ -49,9 +49,9 @@ def check_trainer_name(run: RunView) -> None:
 TRAINER: list[Check] = [check_trainer_name]
 
 
-def _row_of_steps(mode: str) -> Row:
+def _row_of_steps(mode: str) -> RefusalRow:
     key = f"trainer.v1.{mode}.parameter_sync_step"
-    return Row(
+    return RefusalRow(
         key,
         when=lambda run: run.our_trainer == mode and run.value(key) not in (None, 1),
         why="only the trainer separate_async makes several updates in a step. After the first one, the engines of "
@@ -87,7 +87,7 @@ def _engine_misfit(run: RunView) -> dict[str, Any] | None:
     return None
 
 
-def _rows_of_mini_batch(section: str) -> list[Row]:
+def _rows_of_mini_batch(section: str) -> list[RefusalRow]:
     """Return the rows of an actor's or a critic's mini-batch."""
     keys = (f"{section}.ppo_mini_batch_size", f"{_ROLLOUT}.n")
 
@@ -101,14 +101,14 @@ def _rows_of_mini_batch(section: str) -> list[Row]:
         return {"mini": mini, "micro": micro, "rows": rows, "ranks": ranks, "each": rows // ranks}
 
     return [
-        Row(
+        RefusalRow(
             keys,
             when=lambda run: (found := divided(run)) and found["rows"] % found["ranks"] and found,
             why="a mini-batch has {found[rows]} rows, which cannot be divided equally among {found[ranks]} "
             "data-parallel ranks",
             remedy="make {found[mini]} times {run.rollout.n} a multiple of {found[ranks]}",
         ),
-        Row(
+        RefusalRow(
             keys,
             when=lambda run: (found := divided(run)) and found["micro"] and found["each"] % found["micro"] and found,
             why="each of {found[ranks]} data-parallel ranks gets {found[each]} rows of a mini-batch, and "
@@ -159,7 +159,7 @@ def _ranks_of_a_row(part: Any) -> int:
     return 0
 
 
-def _parallel_misfit(section: str) -> Row:
+def _parallel_misfit(section: str) -> RefusalRow:
     """Return the row of parallel sizes of an actor or a critic that the trainer's GPUs are no multiple of."""
 
     def misfit(run: RunView) -> dict[str, int] | None:
@@ -168,7 +168,7 @@ def _parallel_misfit(section: str) -> Row:
         split, devices = _gpus_of_a_model(run.value(section)), _devices(run)
         return {"split": split, "devices": devices} if split and devices % split else None
 
-    return Row(
+    return RefusalRow(
         ("trainer.n_gpus_per_node", "trainer.nnodes"),
         when=misfit,
         why=f"the parallel sizes of {section} take {{found[split]}} GPUs, and {{found[devices]}} are no multiple of it",
@@ -182,7 +182,7 @@ def _row_of_micro_batches(
     switch: str = "use_dynamic_bsz",
     is_read: Callable[[RunView], Any] = lambda run: True,
     default: int | None = None,
-) -> Row:
+) -> RefusalRow:
     """Return the row of a micro-batch's tokens; verl asserts that each row of a batch fits into one.
 
     Args:
@@ -201,7 +201,7 @@ def _row_of_micro_batches(
         found = {"given": most, "most": most * _ranks_of_a_row(run.value(part)), "longest": run.longest_row}
         return found if 0 < found["most"] < found["longest"] else None
 
-    return Row(
+    return RefusalRow(
         key,
         when=too_few,
         given=f"{key}={{found[given]}}",
@@ -218,14 +218,14 @@ def _actor_is_reference(run: RunView) -> bool:
 
 
 BATCH_SIZES = [
-    Row(
+    RefusalRow(
         ("data.train_batch_size", _APART, _MINI),
         when=_steps_apart,
         why="the trainer separate_async needs the product of the last two, {found[product]}, as train_batch_size",
         remedy="change one of the three",
     ),
     *(_row_of_steps(mode) for mode in TRAINERS if mode != "separate_async"),
-    Row(
+    RefusalRow(
         tuple(f"{_ROLLOUT}.{name}" for name in _ENGINE_SIZES),
         when=_engine_misfit,
         given="{found[shown]}",
@@ -256,8 +256,8 @@ def _is_unverified(run: RunView) -> bool:
     return run.our_trainer is None and run.settings.certificate_share > 0
 
 
-def _warning_of_unverified(key: str, is_v1: bool) -> Row:
-    return Row(
+def _warning_of_unverified(key: str, is_v1: bool) -> RefusalRow:
+    return RefusalRow(
         key,
         when=lambda run: _is_unverified(run) and bool(run.config.trainer.use_v1) is is_v1,
         why="training batches are not verified against what the engine returned, and there are no rollout/* metrics "
@@ -268,7 +268,7 @@ def _warning_of_unverified(key: str, is_v1: bool) -> Row:
 
 
 OUTAGES = [
-    Row(
+    RefusalRow(
         f"{PATH}.outage.mode",
         when=lambda run: run.our_trainer is None and run.settings.outage.mode != "off",
         why="conversations that meet an outage end or wait, but only verl's own V1 trainers leave out those that had "
@@ -287,7 +287,7 @@ def _takes_engines(run: RunView) -> bool:
 
 OLD_LOG_PROBS = [
     needs_our_trainer(_BOUND, _takes_engines, "leave it out"),
-    Row(
+    RefusalRow(
         (_BOUND, _BYPASS),
         when=lambda run: _takes_engines(run) and run.value(_BYPASS),
         why="verl then takes the engine's log-probs for all tokens, compared or not",
@@ -296,7 +296,7 @@ OLD_LOG_PROBS = [
 ]
 
 CERTIFICATE = [
-    Row(
+    RefusalRow(
         "skip.rollout_tq.enable",
         when=lambda run: (
             run.our_trainer is not None and run.settings.certificate_share > 0 and run.value("skip.rollout_tq.enable")

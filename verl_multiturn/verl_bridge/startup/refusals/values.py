@@ -9,7 +9,7 @@ from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.names import ESTIMATORS
 from verl_multiturn.verl_bridge.startup import verl_names
-from verl_multiturn.verl_bridge.startup.table import Check, Row
+from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
 from verl_multiturn.verl_bridge.startup.value_types import check_value_types
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -34,8 +34,8 @@ _OF_ONES_OWN = (
 """Settings that name code of the user's own in the trainer's process, which may register algorithms there."""
 
 
-def _row_of_size(key: str) -> Row:
-    return Row(
+def _row_of_size(key: str) -> RefusalRow:
+    return RefusalRow(
         key,
         when=lambda run: isinstance(value := run.value(key), int) and value < 1,
         why="expected a whole number of at least 1",

@@ -149,7 +149,7 @@ def _reported(key: RowKey, field: Any, stats: Mapping[RowKey, Stats], metric: st
     )
 
 
-class Finished(NamedTuple):
+class FinishedGroups(NamedTuple):
     """The finished groups of training, as a replay buffer has listed them."""
 
     uids: Set[str]
@@ -208,7 +208,7 @@ class GroupFilter:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` of another filter returned: not at all."""
 
-    def filtered(self, finished: Finished) -> tuple[set[str], Counter[float]]:
+    def filtered(self, finished: FinishedGroups) -> tuple[set[str], Counter[float]]:
         """Return the groups that leave, and how many of the finished ones share each number.
 
         Args:
@@ -228,7 +228,7 @@ class GroupFilter:
         shared = {uid: number for uid, number in known.items() if number is not None and not math.isnan(number)}
         return {*shared, *replaced}, Counter(shared.values())
 
-    def replace(self, uids: Set[str], finished: Finished, step: int) -> None:
+    def replace(self, uids: Set[str], finished: FinishedGroups, step: int) -> None:
         """Count groups that `filtered` returned, and that leave now.
 
         Args:

@@ -24,10 +24,10 @@ from typing import Any, Protocol
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_multiturn.config import FilterMode
-from verl_multiturn.rollout.groups.staleness import Bound, earliest, may_take
+from verl_multiturn.rollout.groups.staleness import StalenessBound, earliest, may_take
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.compat.row_store import TRAIN, VALIDATION
-from verl_multiturn.verl_bridge.trainer.groups.group_filter import Finished, GroupFilter, LeftOut
+from verl_multiturn.verl_bridge.trainer.groups.group_filter import FinishedGroups, GroupFilter, LeftOut
 from verl_multiturn.verl_bridge.trainer.groups.signal_filter import SignalFilter
 from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX, PREFIX
 from verl_multiturn.verl_bridge.workers.group_end import GroupEnd
@@ -171,8 +171,8 @@ class BufferHooks:
             partition_id, selected_prompt_uids, partition_snapshot
         )
 
-    def _finished(self) -> Finished:
-        return Finished(self.finished_keys[TRAIN], self.partitions[TRAIN], self.prompt_global_steps[TRAIN])
+    def _finished(self) -> FinishedGroups:
+        return FinishedGroups(self.finished_keys[TRAIN], self.partitions[TRAIN], self.prompt_global_steps[TRAIN])
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
         return self.filter.filtered(self._finished()) if partition_id == TRAIN else (set(), Counter())
@@ -251,7 +251,7 @@ class MultiTurnReplayBufferAsync(BufferHooks, ReplayBufferAsync):
         arguments: Those of verl's class.
     """
 
-    def __init__(self, bound: Bound | None, filter: GroupFilter, batch_size: int, **arguments: Any) -> None:
+    def __init__(self, bound: StalenessBound | None, filter: GroupFilter, batch_size: int, **arguments: Any) -> None:
         super().__init__(filter, batch_size, **arguments)
         self._bound = bound
         self._taken = (0, 0)
@@ -268,7 +268,7 @@ class MultiTurnReplayBufferAsync(BufferHooks, ReplayBufferAsync):
         found = {f"{ASYNC_PREFIX}evicted": self._evicted, f"{ASYNC_PREFIX}prompts_lost": self._lost}
         return super().metrics() | found
 
-    def _deadlines(self, partition_id: str, bound: Bound) -> dict[str, int]:
+    def _deadlines(self, partition_id: str, bound: StalenessBound) -> dict[str, int]:
         """Return the deadline of every group; that of a finished one follows from its oldest token."""
         oldest: dict[str, list[int | None]] = {}
         for name, tag in self.partitions[partition_id].items():
@@ -339,7 +339,7 @@ class MultiTurnReplayBufferAsync(BufferHooks, ReplayBufferAsync):
 
 
 def replay_buffer_from(
-    verls: Any, bound: Bound | None, batch_size: int, mode: FilterMode = "off", group_size: int = 1
+    verls: Any, bound: StalenessBound | None, batch_size: int, mode: FilterMode = "off", group_size: int = 1
 ) -> Any:
     """Return our replay buffer with the arguments of verl's; None for one of the user's own class.
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from verl.utils.tensordict_utils import assign_non_tensor_data, assign_non_tensor_stack
 
-from verl_multiturn.rollout.groups.staleness import Bound, to_reroll
+from verl_multiturn.rollout.groups.staleness import StalenessBound, to_reroll
 from verl_multiturn.verl_bridge.compat.row_store import TRAIN, clear_groups, get_prompts, list_prompts, put_tags
 from verl_multiturn.verl_bridge.names import REROLLED_FROM
 from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX
@@ -38,7 +38,7 @@ class Rerolls:
         bound: The bound of the ages.
     """
 
-    def __init__(self, bound: Bound) -> None:
+    def __init__(self, bound: StalenessBound) -> None:
         self._bound = bound
         self.begin_step()
 

@@ -32,7 +32,7 @@ from verl_multiturn.rows.reward_numbers import ScoreRange
 from verl_multiturn.verl_bridge.compat.row_store import TRAIN, Batch
 from verl_multiturn.verl_bridge.trainer.groups.group_filter import (
     REWARD,
-    Finished,
+    FinishedGroups,
     GroupFilter,
     numbers_of,
     rows_of,
@@ -157,13 +157,13 @@ class SignalFilter(GroupFilter):
         self._counts.update(found)
         self.totals.update(found)
 
-    def filtered(self, finished: Finished) -> tuple[set[str], Counter[float]]:
+    def filtered(self, finished: FinishedGroups) -> tuple[set[str], Counter[float]]:
         """Return the groups without signal that are replaced, the oldest first; see `GroupFilter.filtered`."""
         uids, shared = super().filtered(finished)
         most = max(0, MOST_REPLACED * self._batch_size - self._counts["replaced"])
         return set(finished.oldest(uids)[:most]), shared
 
-    def replace(self, uids: Set[str], finished: Finished, step: int) -> None:
+    def replace(self, uids: Set[str], finished: FinishedGroups, step: int) -> None:
         """Count and judge groups that are replaced; see `GroupFilter.replace`."""
         super().replace(uids, finished, step)
         if not uids:

@@ -10,7 +10,7 @@ Invariants:
   also where a KL penalty was subtracted. So the settings that say which rewards count hold here, too;
 - the advantage of a turn goes to the same tokens, if they are trained;
 - verl's padding rows have advantages of 0. A row of another agent loop counts as one turn;
-- the reward of a whole session lies on the last token of its last row. It is not a turn's own (`Played.outcome`).
+- the reward of a whole session lies on the last token of its last row. It is not a turn's own (`GroupMember.outcome`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 from verl_multiturn.advantages.turns import (
     Advantages,
-    Played,
+    GroupMember,
     of_completions,
     of_conversations,
     of_discounted,
@@ -46,10 +46,10 @@ from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 
 _REST = sys.maxsize
 """The end of the last turn of a row, whose length is not known yet."""
-Estimator = Callable[[Sequence[Played]], Advantages]
+Estimator = Callable[[Sequence[GroupMember]], Advantages]
 
 
-class _KnownRow(NamedTuple):
+class _AdvantageRow(NamedTuple):
     uid: str
     conversation: str
     valid: bool
@@ -62,7 +62,7 @@ class _KnownRow(NamedTuple):
 
 
 class _Known(NamedTuple):
-    rows: list[_KnownRow | None]
+    rows: list[_AdvantageRow | None]
     """Values in the order of the batch; None for padding."""
     settings: MultiTurnSettings
 
@@ -86,17 +86,17 @@ def known_rows(rows: BatchRows, settings: MultiTurnSettings) -> Iterator[None]:
         _KNOWN.reset(token)
 
 
-def _known_row(key: RowKey, stats: dict[str, Any]) -> _KnownRow:
+def _known_row(key: RowKey, stats: dict[str, Any]) -> _AdvantageRow:
     turns = sorted(map(Turn.of_plain, stats.get("turns") or []), key=lambda turn: turn.start) or [Turn(key.number)]
     turns[0].start = 0
     for turn, following in pairwise(turns):
         turn.end = following.start
     turns[-1].end = _REST
-    row = _KnownRow(key.uid, key.conversation, stats.get("valid", True), turns)
+    row = _AdvantageRow(key.uid, key.conversation, stats.get("valid", True), turns)
     return _with_session(row, stats["session"]) if "session" in stats else row
 
 
-def _with_session(row: _KnownRow, session: dict[str, Any]) -> _KnownRow:
+def _with_session(row: _AdvantageRow, session: dict[str, Any]) -> _AdvantageRow:
     """Return the last row of a session with what belongs to no token of the session.
 
     The completions that are in no row have no tokens. Their rewards, and the session's, lie on the row's last token.
@@ -140,7 +140,7 @@ def _compute(
     advantages = torch.zeros_like(response_mask, dtype=torch.float32)
     for group in groups.values():
         played = [
-            Played(
+            GroupMember(
                 [turn for _, turn in turns],
                 conversation not in broken,
                 outcomes.get(conversation, 0.0),
@@ -155,7 +155,7 @@ def _compute(
     return advantages, advantages
 
 
-def _earning(row: _KnownRow, rewards: torch.Tensor) -> list[Turn]:
+def _earning(row: _AdvantageRow, rewards: torch.Tensor) -> list[Turn]:
     """Return the turns of a row with what their tokens earned; those without tokens keep their reward."""
     earned = [float(rewards[turn.start : turn.end].sum()) for turn in row.turns]
     return [

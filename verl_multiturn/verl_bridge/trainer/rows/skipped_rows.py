@@ -1,4 +1,4 @@
-"""`SparedRows`: rows that teach nothing leave the update, and groups without signal the old log-probabilities, too.
+"""`SkippedRows`: rows that teach nothing leave the update, and groups without signal the old log-probabilities, too.
 
 A row whose advantages are all 0 has a gradient of exactly 0 where the loss is proportional to the advantages. It costs
 a forward and a backward pass all the same. So it leaves the update:
@@ -53,7 +53,7 @@ _MICRO = "micro_batch_size_per_gpu"
 _OF_ROWS = ("seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 
 
-class Thinned(NamedTuple):
+class UpdateRows(NamedTuple):
     """What stays of a batch."""
 
     kept: list[int]
@@ -62,7 +62,7 @@ class Thinned(NamedTuple):
     """The update of each of them, counted from 0."""
 
 
-def thin(worth: Sequence[int], size: int, ranks: int, multiple: int, micro: int = 0) -> Thinned | None:
+def thin(worth: Sequence[int], size: int, ranks: int, multiple: int, micro: int = 0) -> UpdateRows | None:
     """Return which rows of a batch stay in its updates; None: all.
 
     verl gives each rank one contiguous part of the batch, and an update takes the next `size / ranks` rows of each.
@@ -95,10 +95,10 @@ def thin(worth: Sequence[int], size: int, ranks: int, multiple: int, micro: int 
         own = sorted(sorted(cell, key=lambda i: -worth[i])[:each])
         kept += own
         of_update += [update] * len(own)
-    return Thinned(kept, of_update)
+    return UpdateRows(kept, of_update)
 
 
-class SparedRows:
+class SkippedRows:
     """The rows that a trainer spares.
 
     Their metrics of a step, under `rollout/filter/`:
@@ -183,7 +183,7 @@ class SparedRows:
             found.append(TAUGHT if (own != 0).any() else TRAINED if len(own) else NEITHER)
         return found
 
-    def thin(self, worth: Sequence[int], size: int, ranks: int) -> Thinned | None:
+    def thin(self, worth: Sequence[int], size: int, ranks: int) -> UpdateRows | None:
         """Return which rows of a batch stay in its updates (`thin`); None: all."""
         return thin(worth, size, ranks, self._group_size, self._micro)
 
@@ -192,7 +192,9 @@ class SparedRows:
         self._rows += rows
 
     @contextmanager
-    def part_of(self, batch: Batch, names: Sequence[str], thinned: Thinned, size: int, ranks: int) -> Iterator[Batch]:
+    def part_of(
+        self, batch: Batch, names: Sequence[str], thinned: UpdateRows, size: int, ranks: int
+    ) -> Iterator[Batch]:
         """Yield the rows that stay as a batch, whose loss is divided by the counts of all, while the context lasts.
 
         Args:
@@ -216,7 +218,9 @@ class SparedRows:
         finally:
             put_columns(kept, batch.partition_id, advantages=nested(own))
 
-    def _factors(self, names: Sequence[str], thinned: Thinned, partition_id: str, size: int, ranks: int) -> list[float]:
+    def _factors(
+        self, names: Sequence[str], thinned: UpdateRows, partition_id: str, size: int, ranks: int
+    ) -> list[float]:
         """Return for each update what its loss has to be multiplied by."""
         updates = 1 + max(thinned.of_update)
         if self._mode in _OF_ROWS:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from verl_multiturn.rollout.groups.staleness import Bound, too_old
+from verl_multiturn.rollout.groups.staleness import StalenessBound, too_old
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.compat.row_store import get_columns, get_rows, nested, put_columns
 from verl_multiturn.verl_bridge.trainer.report import ASYNC_PREFIX
@@ -34,7 +34,7 @@ class TokenAges:
         bound: The bound of the ages; None: they are measured only.
     """
 
-    def __init__(self, bound: Bound | None) -> None:
+    def __init__(self, bound: StalenessBound | None) -> None:
         self._bound = bound
         self.begin_step()
 

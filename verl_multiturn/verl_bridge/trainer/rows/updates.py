@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 
 from verl_multiturn.verl_bridge.compat.row_store import Batch, trained_rows
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
-from verl_multiturn.verl_bridge.trainer.rows.skipped_rows import NEITHER, TAUGHT, SparedRows, Thinned
+from verl_multiturn.verl_bridge.trainer.rows.skipped_rows import NEITHER, TAUGHT, SkippedRows, UpdateRows
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class TrainedUpdates:
         spared: What spares rows without advantages in the actor's updates; None: nothing does.
     """
 
-    def __init__(self, group_size: int, spared: SparedRows | None = None) -> None:
+    def __init__(self, group_size: int, spared: SkippedRows | None = None) -> None:
         self._group_size, self._spared = group_size, spared
         self._skipped = 0
         self.numbers: dict[str, int | None] = {}
@@ -101,10 +101,10 @@ class TrainedUpdates:
 
     def _update_part(
         self,
-        spared: SparedRows,
+        spared: SkippedRows,
         batch: Batch,
         names: Sequence[str],
-        thinned: Thinned,
+        thinned: UpdateRows,
         metrics: dict[str, Any],
         update: Update,
         settings: DictConfig,
