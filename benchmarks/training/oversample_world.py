@@ -26,7 +26,7 @@ from verl_multiturn import BaseTool, ToolResponse
 from verl_multiturn.verl_bridge.compat import row_store
 from verl_multiturn.verl_bridge.loops import agent_loop
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
-from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker, _VerlWorker
+from verl_multiturn.verl_bridge.workers.worker import MultiTurnWorker, _VerlWorker
 
 CALL = '<tool_call>\n{"name": "wait", "arguments": {"call": %d}}\n</tool_call><|im_end|>'
 LAST = "Done.<|im_end|>"

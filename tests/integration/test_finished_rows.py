@@ -155,7 +155,7 @@ async def test_the_rows_are_verls(
     queue: Any, processors: dict[str, Any], count: int, images: bool, teacher: bool, validate: bool
 ) -> None:
     """200 rows in all. With images or a teacher a conversation has one row: verl can do no more."""
-    from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.workers.worker import MultiTurnWorker
 
     processor = processors[KIND] if images else None
     chance = random.Random(f"{images} {teacher}")
@@ -192,7 +192,7 @@ async def test_a_put_that_failed_half_way_is_done_again_and_leaves_each_row_once
 ) -> None:
     """First the rows are stored and TransferQueue's controller hears nothing of it, then all of a put is done."""
     from verl_multiturn.verl_bridge.compat import row_store
-    from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.workers.worker import MultiTurnWorker
 
     chance = random.Random(3)
     outputs = [outputs_of(chance, None) for _ in range(40)]

@@ -17,8 +17,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     from verl_multiturn.rows.keys import RowKey
     from verl_multiturn.verl_bridge.compat import row_store
-    from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker
     from verl_multiturn.verl_bridge.workers.shared_puts import SharedPuts
+    from verl_multiturn.verl_bridge.workers.worker import MultiTurnWorker
 
     class Worker(MultiTurnWorker):
         def __init__(self) -> None:
@@ -90,7 +90,7 @@ async def test_who_waits_is_woken_by_a_group_that_ends(worker: Any) -> None:
 
 
 async def test_a_group_tells_how_many_of_its_conversations_raised(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.workers.worker import MultiTurnWorker
 
     async def run(*_: Any, session_id: int, **__: Any) -> None:
         if session_id == 1:
@@ -106,7 +106,8 @@ async def test_a_group_tells_how_many_of_its_conversations_raised(worker: Any, m
 async def test_a_mistake_of_the_reward_function_is_told_at_once(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.errors import RewardContractError
     from verl_multiturn.verl_bridge.workers.group_end import GroupEnd
-    from verl_multiturn.verl_bridge.workers.manager import MultiTurnManager, MultiTurnWorker
+    from verl_multiturn.verl_bridge.workers.manager import MultiTurnManager
+    from verl_multiturn.verl_bridge.workers.worker import MultiTurnWorker
 
     async def run(*_: Any, session_id: int, **__: Any) -> None:
         if session_id == 1:
@@ -173,7 +174,7 @@ async def test_a_reward_that_does_not_come_holds_up_no_cancellation(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what TransferQueue is being given must be waited for, see above."""
-    from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.workers.worker import MultiTurnWorker
 
     scoring = asyncio.Event()
 
@@ -194,7 +195,7 @@ async def test_a_conversation_whose_reward_is_waited_for_takes_no_room_in_the_ca
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from verl_multiturn.rollout.life import Life, current, live
-    from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker
+    from verl_multiturn.verl_bridge.workers.worker import MultiTurnWorker
 
     over: list[bool] = []
 

@@ -80,8 +80,8 @@ async def roll_out(
     from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
     from verl_multiturn.verl_bridge.loops.runner import build_runner
     from verl_multiturn.verl_bridge.model.loading import LoadedModel
-    from verl_multiturn.verl_bridge.workers.manager import MultiTurnWorker
     from verl_multiturn.verl_bridge.workers.shared_puts import SharedPuts
+    from verl_multiturn.verl_bridge.workers.worker import MultiTurnWorker
 
     config = make_config(500)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
