@@ -279,7 +279,7 @@ def test_the_verifier_knows_nothing_of_what_builds_a_row() -> None:
             elif isinstance(node, ast.Import):
                 todo += [alias.name for alias in node.names]
     allowed = {"certificate.conversations", "certificate.check", "certificate.receipts"}
-    allowed |= {"rollout.engines.protocol", "describe", "errors", "row_keys"}
+    allowed |= {"rollout.engines.protocol", "describe", "errors", "rows.keys"}
     assert seen == {f"verl_multiturn.{name}" for name in allowed}
 
 
