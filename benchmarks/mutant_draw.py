@@ -68,7 +68,7 @@ COVERED: dict[str, list[str]] = {
         f"{UNIT}rollout/test_conversation_ends",
         f"{UNIT}chat/test_images",
     ],
-    "reward_numbers": [f"{UNIT}rewards/test_reward_numbers"],
+    "rows/reward_numbers": [f"{UNIT}rewards/test_reward_numbers"],
     "records/read/scores": [f"{UNIT}records/test_scores", f"{UNIT}records/test_one_answer"],
     "rollout/turn_rewards": [f"{UNIT}trainer/test_metrics", f"{UNIT}rollout/test_context"],
     "rollout/trajectory": [

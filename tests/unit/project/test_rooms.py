@@ -15,6 +15,16 @@ PACKAGE = ROOT / "verl_multiturn"
 ORDER = order_of(ROOT)
 STACK = ["verl_bridge", "cpu", "plugin", "cli"]
 HEAVY = {"verl", "ray", "sglang"}
+NO_NOUNS = {
+    "alike", "compiled", "counted", "disturbed", "ended", "evaluated", "expected", "exported", "failed", "following",
+    "joined", "joining", "judging", "left", "lost", "probed", "recorded", "recording", "registered", "scripted",
+    "shared", "silent", "spared", "spawned",
+}  # fmt: skip
+"""Participles and adjectives that name no module."""
+NO_NOUN_BEFORE = {
+    "certified", "finished", "kept", "lost", "numbered", "said", "scored", "shown", "stored", "verified",
+}  # fmt: skip
+"""Participles with which the name of no module begins."""
 HARBORS = {f"harnesses.harbor.{name}" for name in ("mini_swe", "trials.environment", "trials.trial")}
 """Imported by Harbor's own Python alone (requirements/harbor.lock)."""
 
@@ -71,6 +81,12 @@ def test_setup_names_what_is_imported() -> None:
 def test_no_module_hides_one_of_python() -> None:
     # A file that is run as a script has its folder before the standard library.
     assert not {path.stem for path in PACKAGE.rglob("*.py")} & sys.stdlib_module_names
+
+
+def test_modules_are_named_by_nouns() -> None:
+    words = {name: name.rpartition(".")[2] for name in modules()}
+    wrong = [name for name, word in words.items() if word in NO_NOUNS or word.partition("_")[0] in NO_NOUN_BEFORE]
+    assert not wrong, f"{wrong}: name a module by what it holds, not by what was done to it (`records`, not `recorded`)"
 
 
 def test_importing_the_package_needs_neither_torch_nor_verl() -> None:
