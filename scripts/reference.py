@@ -73,15 +73,6 @@ SETTINGS = {
 }
 """Settings of this package by the question of a user, each with the guides that explain them."""
 
-COMMANDS = {
-    "Before a run: write and check": ["recipe", "check-tool", "check-interaction", "validate", "serve", "doctor"],
-    "Train": ["run"],
-    "Look at a run": ["show", "view", "explain", "verify", "replay", "convert"],
-    "Evaluate and hand over": ["eval", "probe", "compare", "rows", "export"],
-    "Search": ["index", "retrieval-server"],
-}
-"""The commands by the time at which one needs them."""
-
 API = {
     "Tools": [
         *(
@@ -253,18 +244,14 @@ def _values(annotation: str) -> str:
 
 
 def _commands() -> Iterator[str]:
-    from verl_multiturn.cli.commands import COMMANDS as known
-    from verl_multiturn.cli.commands import command_of
+    from verl_multiturn.cli.commands import GROUPS, command_of
 
-    listed = [name for names in COMMANDS.values() for name in names]
-    if sorted(listed) != sorted(known):
-        raise SystemExit(f"COMMANDS: {set(listed) ^ set(known)} is not listed once")
-    for when, names in COMMANDS.items():
+    for when, places in GROUPS.items():
         yield from ["", f"## {when}"]
-        for name in names:
+        for name, place in places.items():
             command: Any = command_of(name)
             inner = getattr(command, "commands", {})
-            yield from ["", f"### `verl-multiturn {name}`", "", known[name].help]
+            yield from ["", f"### `verl-multiturn {name}`", "", place.help]
             for own, each in ({f" {key}": each for key, each in inner.items()} or {"": command}).items():
                 if own:
                     yield from ["", f"#### `verl-multiturn {name}{own}`", "", _sentence(inspect.cleandoc(each.help))]

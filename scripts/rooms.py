@@ -1,6 +1,6 @@
 """Print how the rooms of the package import each other: `python -m scripts.rooms [CHECKOUT]`.
 
-A room is a package or a module directly under `verl_multiturn/`; `docs/understand/architecture.md` has the rooms in
+A room is a package or a module directly under `verl_multiturn/`; `docs/reference/rooms.md` has the rooms in
 their order, and those of `verl_bridge` in a table of their own. A room may import those above it. Printed are the
 arrows of each room, those that run up, and files that import each other in a circle; the last line is one JSON object.
 """
@@ -17,11 +17,18 @@ ROOT = Path(__file__).resolve().parents[1]
 BRIDGE = "verl_bridge"
 
 
-def order_of(root: Path, heading: str = "## The rooms") -> list[str]:
-    """Return the rooms of a table of `architecture.md`, in the order of its rows."""
-    page = (root / "docs" / "understand" / "architecture.md").read_text(encoding="utf-8")
+def order_of(root: Path, inside: str = "") -> list[str]:
+    """Return the rooms of the package, or those inside of one, in their order; none without such a table."""
+    page = _page(root)
+    heading = f"# The rooms of `{inside}`" if inside else "# The rooms"
     table = page.partition(f"{heading}\n")[2].partition("\n#")[0]
     return re.findall(r"^\| `(\w+)(?:/|\.py)` \|", table, re.MULTILINE)
+
+
+def _page(root: Path) -> str:
+    """Return the page that has the tables; before it there was one, they were in `architecture.md`."""
+    page = root / "docs" / "reference" / "rooms.md"
+    return (page if page.is_file() else root / "docs" / "understand" / "architecture.md").read_text(encoding="utf-8")
 
 
 @functools.cache
@@ -86,7 +93,7 @@ def arrows(root: Path = ROOT, inside: str = "") -> dict[tuple[str, str], list[st
 
 def upward(root: Path = ROOT, inside: str = "") -> list[str]:
     """Return the imports that run up: from a room to one that comes behind it."""
-    order = order_of(root, f"### The rooms of `{inside}`" if inside else "## The rooms")
+    order = order_of(root, inside)
     return [
         line
         for (room, other), lines in arrows(root, inside).items()
@@ -116,7 +123,7 @@ def main(root: Path) -> None:
         "arrows": len(arrows(root)),
         "up": upward(root),
         "arrows_in_bridge": len(arrows(root, BRIDGE)),
-        "up_in_bridge": upward(root, BRIDGE) if order_of(root, f"### The rooms of `{BRIDGE}`") else None,
+        "up_in_bridge": upward(root, BRIDGE) if order_of(root, BRIDGE) else None,
         "circle": circle(root),
     }
     print(json.dumps(found))
