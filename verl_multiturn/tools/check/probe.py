@@ -67,7 +67,7 @@ class World(Protocol):
         """Close the world of a conversation."""
 
     async def aclose(self) -> None:
-        """Close what is left."""
+        """Close what remains."""
 
 
 class Probe(CallProbe):
