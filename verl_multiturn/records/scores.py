@@ -127,7 +127,7 @@ def rewards_in(rows: pa.Table) -> pa.Table:
     """Return what the conversations of a join earned by it.
 
     Args:
-        rows: Rows of a join; a column of `COLUMNS` that is missing is null. Of a row that stands there twice, as in a
+        rows: Rows of a join; a column of `COLUMNS` that is missing is null. Of a row that occurs twice, as in a
             stranger's join, the last counts.
 
     Returns:
@@ -138,7 +138,7 @@ def rewards_in(rows: pa.Table) -> pa.Table:
 
 
 def rewards_in_each(rows: pa.Table) -> pa.Table:
-    """Return what `rewards_in` does, of rows that stand in the join once each, with all of `COLUMNS`."""
+    """Return what `rewards_in` does, of rows that occur in the join once each, with all of `COLUMNS`."""
     rows = _named(rows).sort_by([("row", "ascending")])
     said = pc.invert(pc.is_in(rows["untrained"], pa.array(NO_SCORE)))
     counts = pc.and_(said, pc.fill_null(pc.less_equal(pc.abs(rows["score"]), LARGEST), False))
@@ -164,7 +164,7 @@ def _named(rows: pa.Table) -> pa.Table:
 
 
 def each_once(rows: pa.Table) -> pa.Table:
-    """Return rows of a join without those that stand there again later, as in a stranger's: of each the last counts.
+    """Return rows of a join without those that occur again later, as in a stranger's: of each the last counts.
 
     Args:
         rows: Rows with the columns that name a row: `request_id`, `uid`, `number`, `row`.
