@@ -1,4 +1,4 @@
-"""`Stage`: the engine, the tools and the users of replayed conversations, whose answers are those of the records.
+"""`Stage`: engine, tools and users of replayed conversations, whose answers are those of the records.
 
     Conversation ─→ ReceiptingEngine ─→ Stage ─→ the next recorded generation
          │                                └─ other ids or another budget: DivergedError, the end of its replay
