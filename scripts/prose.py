@@ -80,7 +80,8 @@ def count(root: Path, under: list[str]) -> Iterator[tuple[str, str, int, str]]:
     Texts of tests that are neither docstrings nor comments are data. The CHANGELOG and vendored files are left out.
     """
     listed = ["git", "-C", str(root), "ls-files", "--", *(under or ["."])]
-    for name in subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines():
+    done = subprocess.run(listed, capture_output=True, text=True, check=True, encoding="utf-8")
+    for name in done.stdout.splitlines():
         if not name.endswith((".py", ".md", ".yaml")) or name == "CHANGELOG.md" or "results/" in name:
             continue
         for place, text, line in texts(root / name):

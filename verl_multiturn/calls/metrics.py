@@ -40,7 +40,7 @@ def plain_metrics(name: str, metrics: Mapping[Any, Any], kind: str = "tool") -> 
     """Return a copy of a tool's metrics that can be written as JSON.
 
     A value becomes what `json_value` makes of it, but a Decimal becomes a number, and what JSON has no form for becomes
-    text. Metrics beyond `METRICS_CHARACTERS` in all are left out, and the log says so.
+    text. Metrics beyond `METRICS_CHARACTERS` in all are omitted, and the log says so.
 
     Args:
         name: The tool's name, for the log.
@@ -112,11 +112,11 @@ _warned: set[tuple[str, str]] = set()
 
 
 def warn_once(whose: str, what: str, detail: str) -> None:
-    """Warn that something of an author's object is left out, once for each object and each such thing.
+    """Warn that something of an author's object is omitted, once for each object and each such thing.
 
     Args:
         whose: The object, for example `tool 'search'`.
-        what: What is left out, and why.
+        what: What is omitted, and why.
         detail: More about this first time.
     """
     if (whose, what) not in _warned:

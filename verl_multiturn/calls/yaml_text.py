@@ -1,7 +1,7 @@
 """Our YAML files, read by the core schema of YAML 1.2.
 
 PyYAML reads YAML 1.1, where `no`, `off` and `on` are booleans, `12:30` is 750, `014` is 12 and `2024-05-01` is a date.
-Here they are what they look like: texts, and the number 14. A key that stands twice, and a value that holds itself, are
+Here they are what they look like: texts, and the number 14. A key that occurs twice, and a value that holds itself, are
 refused.
 """
 
@@ -64,7 +64,7 @@ def read_yaml(text: str) -> Any:
     """Return the content of a YAML text.
 
     Raises:
-        yaml.YAMLError: It is no YAML, a key stands twice in a mapping, or a value holds itself.
+        yaml.YAMLError: It is no YAML, a key occurs twice in a mapping, or a value holds itself.
         RecursionError: It is nested too deeply.
     """
     return yaml.load(text, _CoreLoader)

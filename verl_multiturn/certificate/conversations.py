@@ -8,7 +8,7 @@ In a batch without violations
 - all rows of a conversation say the same of it: its request, whether it is invalid or void, the outages that it met,
   whether its reward could not be judged, and the place of each of its generations;
 - what the trainer has left out has a cause (`OUTAGE`, `REWARD_OUTAGE`) that its receipts bear out, and a conversation
-  whose reward could not be judged is left out;
+  whose reward could not be judged is excluded;
 - each generation of a conversation is in exactly the row that it is listed with, in order; or it is listed with a cause
   (`receipts.CAUSES`) and is in no row. A conversation of several rows has a generation in each of them.
 """
@@ -24,7 +24,7 @@ from verl_multiturn.certificate.receipts import CAUSES, GenerationPlace, Receipt
 from verl_multiturn.rows.keys import RowKey
 
 OUTAGE, REWARD_OUTAGE = "outage", "reward_outage"
-"""Causes for which a trainer leaves out a conversation that had ended well: a call of it met an outage, or its reward
+"""Causes for which a trainer leaves out a conversation that had ended well: a call of it hit an outage, or its reward
 could not be judged for a cause of ours."""
 
 
@@ -111,7 +111,7 @@ def uncaused(receipts: Mapping[RowKey, Membership], left_out: Mapping[str, str])
 
     Args:
         receipts: Receipts, or their notes, of all rows of each conversation that is looked at, by the row's name.
-        left_out: The cause for which each conversation was left out, by its name (`RowKey.conversation`).
+        left_out: The cause for which each conversation was excluded, by its name (`RowKey.conversation`).
     """
     found = []
     for name, keys in _by_conversation(receipts).items():

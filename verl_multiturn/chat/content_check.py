@@ -27,7 +27,7 @@ _OTHER_TEMPLATE = "or use another chat template"
 class ShownText:
     """A prompt as the template wrote it, in which texts are looked for from the beginning to the end.
 
-    A text that is said twice must stand in it twice.
+    A text that the messages have twice must be in it twice.
 
     Args:
         text: The prompt.

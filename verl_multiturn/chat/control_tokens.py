@@ -151,7 +151,7 @@ class Firewall:
     def _clean(self, text: str, role: str) -> str:
         tokens = self._tokens(role)
         broken = text if text.isascii() else text.encode("utf-8", "replace").decode()
-        # Breaking a control token may leave another one that was hidden inside it. Repeat until none is left.
+        # Breaking a control token may leave another one that was hidden inside it. Repeat until none remains.
         while (again := tokens.pattern.sub(lambda found: found[0][0] + _BREAK + found[0][1:], broken)) != broken:
             broken = again
         if not self._forged(broken, tokens):
@@ -198,7 +198,7 @@ class Firewall:
     def joins(self, content: Any, following: Any) -> bool:
         """Return whether two contents form a control token where a template writes them side by side.
 
-        White space at the junction is left out, since some templates trim the contents.
+        White space at the junction is omitted, since some templates trim the contents.
 
         Args:
             content: A message's content: text, or a list of blocks.

@@ -288,7 +288,7 @@ def _bare(text: str) -> str:
 
 
 def _find(whole: str, piece: str, position: int) -> tuple[int, int, set[RenderingDifference]] | None:
-    """Return where a piece of context stands in the template's text; None when it is not there.
+    """Return where a piece of context is in the template's text; None when it is not there.
 
     Returns:
         Its beginning, its end, and `{WHITESPACE}` if only white space differs.

@@ -58,7 +58,7 @@ async def examine_template(template: Template, tools: bool = True, prompt_only: 
 
     Args:
         template: The template to examine.
-        tools: Whether the run calls tools. Otherwise the rules about tools are left out.
+        tools: Whether the run calls tools. Otherwise the rules about tools are omitted.
         prompt_only: Whether the template writes only the prompt, as in text mode, where no turn follows another.
     """
     probe = _ProbeRendering(template, tools)
@@ -173,7 +173,7 @@ class _ProbeRendering:
         )
 
     def separator(self) -> Rule:
-        """Check what stands between the end token and the next message. The model does not sample it."""
+        """Check what is between the end token and the next message. The model does not sample it."""
         ids = self._turn_ids()
         increment = self._observe(ids, [{"role": "user", "content": _NEXT}])
         if isinstance(increment, str):

@@ -87,7 +87,7 @@ class TirParser:
 
     Args:
         tokenizer: Decodes what was sampled.
-        end_ids: Token ids that end a message. They are left out of its text.
+        end_ids: Token ids that end a message. They are removed from its text.
     """
 
     def __init__(self, tokenizer: ParserTokenizer, end_ids: Sequence[int]) -> None:

@@ -273,7 +273,7 @@ def run_examination(make: Callable[[ExaminationWatch, Path], Examination], timeo
             except BaseException as error:  # raised again in the caller's thread
                 failures.append(error)
 
-        # Run the loop in a thread of its own: it is watched from outside, and the author's code may block it for ever.
+        # Run the loop in a thread of its own: it is watched from outside, and the author's code may block it forever.
         thread = threading.Thread(target=run, daemon=True, name="check")
         thread.start()
         while thread.is_alive() and not examination.done:

@@ -2,7 +2,7 @@
 
 They come from a data set, or are made: a number becomes the next one, a text that is a number, too, another text gets
 `-2` at its end, and so do the items of a list and the values of a mapping. What the author's code refuses of what was
-made is left out.
+made is omitted.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class ProbeWorld(Protocol):
         """Close the world of a conversation."""
 
     async def aclose(self) -> None:
-        """Close what is left."""
+        """Close what remains."""
 
 
 class ToolProbe(CallProbe):

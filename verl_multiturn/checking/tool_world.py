@@ -56,7 +56,7 @@ class ToolWorld:
             await session.__aexit__()
 
     async def aclose(self) -> None:
-        """Close what is left."""
+        """Close what remains."""
         for instance_id in list(self._sessions):
             await self.close(instance_id)
         returned = await asyncio.to_thread(self._interaction.aclose)

@@ -170,7 +170,7 @@ def evaluate_model(
         plan: The recipe; its `out` is the folder of the evaluation.
         model: The model.
         rows: Files of rows; None: those of the recipe's validation.
-        asked: What else was asked for.
+        asked: What else was requested.
         runs_code: Whether the model's own Python files run; None: as the recipe says.
 
     Raises:

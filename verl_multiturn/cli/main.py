@@ -1,6 +1,6 @@
 """The command line `verl-multiturn`. Each command lies in a module of its own, which `commands.py` names.
 
-Exit statuses: 0, all is well; 1, what was asked for was tried and failed, or a check found something; 2, what was asked
+Exit statuses: 0, all is well; 1, what was requested was tried and failed, or a check found something; 2, what was asked
 for cannot be done: a word of the command line, a file that it names or a setting is wrong; 130, interrupted.
 """
 

@@ -50,7 +50,7 @@ def keep(
 
 
 def _said(choice: RowChoice, results: Results) -> list[str]:
-    """Return what was left out, and how sure that is."""
+    """Return what was omitted, and how sure that is."""
     model, samples = results.evaluation.model, results.evaluation.samples
     lines = [f"kept {len(choice.kept)} of {choice.rows} rows, by what {model.path} ({model.hash}) made of them"]
     lines += [

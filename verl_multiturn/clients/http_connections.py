@@ -237,7 +237,7 @@ def past_proxy(environment: Mapping[str, str], host: str) -> dict[str, str]:
         host: The host.
     """
     named = [part.strip() for name in _NO_PROXY for part in environment.get(name, "").split(",")]
-    # "*" counts only where it stands alone.
+    # "*" counts only where it is alone.
     value = "*" if "*" in named else ",".join(dict.fromkeys(part for part in (*named, host) if part))
     return {**environment, **dict.fromkeys(_NO_PROXY, value)}
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def wanted() -> bool:
-    """Return whether this process belongs to a CPU run: it was asked for, or no accelerator was found."""
+    """Return whether this process belongs to a CPU run: it was requested, or no accelerator was found."""
     asked = os.environ.get("VERL_PLATFORM", "").strip().lower()
     if asked:
         return asked == "cpu"

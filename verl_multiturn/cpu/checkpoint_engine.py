@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.rollout.sglang_rollout.utils import get_named_tensor_buckets
 
-# A transfer of a CPU run takes seconds. When a server dies meanwhile, the trainer fails instead of waiting for ever.
+# A transfer of a CPU run takes seconds. When a server dies meanwhile, the trainer fails instead of waiting forever.
 _TIMEOUT = timedelta(minutes=5)
 _meeting_point: Any = distributed.TCPStore
 

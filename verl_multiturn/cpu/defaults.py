@@ -35,7 +35,7 @@ ATTENTION = {
 }
 """Names of `cpu/attention.py` in SGLang's registry, by the setting that gets one.
 
-They are two, and beside `attention_backend`: SGLang would take a name that stands in both settings for the backend
+They are two, and beside `attention_backend`: SGLang would take a name that is in both settings for the backend
 itself, and runs Triton's kernels with every backend that it does not know.
 """
 _CHECKPOINT_ENGINE = "verl_multiturn.cpu.checkpoint_engine"

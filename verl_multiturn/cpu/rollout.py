@@ -43,7 +43,7 @@ class CpuAsyncSGLangRollout(AsyncSGLangRollout):
             kwargs: Further arguments of verl's; only `peft_config` is looked at.
 
         Raises:
-            ConfigError: There are LoRA adapters to send, or another wire format is asked for.
+            ConfigError: There are LoRA adapters to send, or another wire format is requested.
         """
         if kwargs.get("peft_config"):
             raise ConfigError(

@@ -19,7 +19,7 @@ class ChatAddress(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What stands in the place of the hash of weights, which nobody knows."""
+        """What is in the place of the hash of weights, which nobody knows."""
         return f"{self.model} at {self.url}"
 
 

@@ -1,7 +1,7 @@
 """What of an evaluation has ended, read from its folder of records: where a start goes on that a kill has ended.
 
 Invariant: a conversation has ended when its record and its score are both on disk, and can be read. What a kill or a
-damaged file took of either is asked for again, and the half that stayed counts nowhere.
+damaged file took of either is requested again, and the half that stayed counts nowhere.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Estimate(NamedTuple):
 
     mean: float
     interval: Interval | None
-    """None: nothing tells the spread of the rows; `no_interval` says why."""
+    """None: nothing tells the spread of the rows; `no_interval` gives the reason."""
     rows: int
     no_interval: str = ""
     """Why there is no interval; empty where there is one."""
@@ -51,7 +51,7 @@ class PairedDifference(NamedTuple):
 
     mean: float
     interval: Interval | None
-    """None: nothing tells the spread of the differences; `no_interval` says why."""
+    """None: nothing tells the spread of the differences; `no_interval` gives the reason."""
     p: float
     """Probability of a difference at least as large as this one between models that are equal."""
     rows: int

@@ -1,7 +1,7 @@
 """What an evaluation asks: rows × samples, of which those are left that have no valid, judged conversation yet.
 
 Invariants:
-- a conversation has one name for ever, `ROW-SAMPLE`, the row's number in its file and the sample's. So what is left
+- a conversation has one name forever, `ROW-SAMPLE`, the row's number in its file and the sample's. So what remains
   after a kill is a difference of sets;
 - a folder belongs to one question. Another model, other rows or other settings in the same folder are refused.
 """

@@ -75,7 +75,7 @@ def read_points(run: Path, fault: Callable[[str], None] = lambda what: None) -> 
 
     Args:
         run: Folder of the run.
-        fault: It is called with why there are none, where something stands in the place of their file.
+        fault: It is called with why there are none, where something is in the place of their file.
     """
     try:
         text = read_regular(run / FOLDER / _POINTS, within=run)

@@ -185,7 +185,7 @@ class Results:
 
     @property
     def is_over(self) -> bool:
-        """Whether every conversation that was asked for has ended."""
+        """Whether every conversation that was requested has ended."""
         asked = self.evaluation.rows * self.evaluation.samples
         return sum(len(row.samples) for row in self.rows) >= asked
 

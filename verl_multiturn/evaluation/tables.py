@@ -48,7 +48,7 @@ def summary_of(results: Results, price: Price | None = None) -> dict[str, Any]:
     """Return the object of the last line.
 
     `rows` are those that the figures are made of, `asked` all, `whole` those that are whole. An interval is a list of
-    two numbers, or null; then `avg_no_interval` says why.
+    two numbers, or null; then `avg_no_interval` gives the reason.
     """
     evaluation = results.evaluation
     shown = figures_of(results.shown, evaluation.samples, price)
@@ -96,7 +96,7 @@ def interval_json(found: Estimate | PairedDifference) -> list[float] | None:
 
 
 def interval_notes(named: Mapping[str, Estimate | PairedDifference]) -> list[Text]:
-    """Return a line for each figure without an interval, which says why.
+    """Return a line for each figure without an interval, which gives the reason.
 
     Args:
         named: The figures by the first cell of their line in the table.

@@ -19,7 +19,7 @@ class UnreadableError(ValueError):
 def read_action(text: str, actions: Sequence[str] | None, space: Any) -> Any:
     """Return the action that a turn gives.
 
-    An action stands in the turn's last `<action>…</action>`, or is its last line. An environment that has neither a
+    An action is in the turn's last `<action>…</action>`, or is its last line. An environment that has neither a
     list of names nor a `Discrete` space reads text: it gets the content of the tag, or the whole turn.
 
     Args:

@@ -12,7 +12,7 @@ from verl_multiturn.interactions.base import Interaction, Reply
 
 
 class ScriptedUser(Interaction):
-    """A user whose turns stand in the row: `interaction_kwargs: {"scripteduser": {"turns": ["And in euros?"]}}`.
+    """A user whose turns are in the row: `interaction_kwargs: {"scripteduser": {"turns": ["And in euros?"]}}`.
 
     The model answers every turn. Its answer to the last one ends the conversation.
 

@@ -44,7 +44,7 @@ class StepEnvSettings(BaseModel):
     env: str = Field(min_length=1)
     """The environment: `package.module:factory`, which is called with `env_kwargs`, or an id of Gymnasium.
 
-    An id that a package registers when it is imported stands behind its module: `minigrid:MiniGrid-Empty-5x5-v0`.
+    An id that a package registers when it is imported is behind its module: `minigrid:MiniGrid-Empty-5x5-v0`.
     """
 
     env_kwargs: dict[str, Any] = Field(default_factory=dict)

@@ -30,7 +30,7 @@ def plain_pattern(pattern: str) -> str:
         pattern: A regular expression of JavaScript, with or without its flag `u`.
 
     Raises:
-        ValueError: It has no plain equal; the text says why.
+        ValueError: It has no plain equal; the text gives the reason.
     """
     names = _names(pattern)
     parts: list[str] = []
@@ -78,7 +78,7 @@ def _escape(text: str) -> str:
 
 
 def _set(pattern: str, position: int) -> tuple[str, int]:
-    """Return what stands in the brackets that were opened before a position, and the position after them."""
+    """Return what is in the brackets that were opened before a position, and the position after them."""
     parts: list[str] = []
     after_kind = False
     while found := _IN_SET.match(pattern, position):

@@ -3,7 +3,7 @@
 Invariants:
 - a folder appears under its final name only when it is whole and was checked: it is loaded again, and its logits are
   those of the checkpoint, computed in another way (`logits.py`). Until then it is `.NAME.half`, beside it;
-- weights keep the trainer's data type, unless another one is asked for;
+- weights keep the trainer's data type, unless another one is requested;
 - an adapter of LoRA is merged in float32;
 - nothing of the model's or the run's folder is imported, started or fetched, unless the user gives leave (`UserFiles`).
 """

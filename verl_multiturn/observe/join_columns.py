@@ -14,7 +14,7 @@ class JoinTable:
     """The rows of a join.
 
     Args:
-        table: The table of `Records.joined`. Of a row that stands there twice, the last counts.
+        table: The table of `Records.joined`. Of a row that occurs twice, the last counts.
     """
 
     def __init__(self, table: Any) -> None:

@@ -357,7 +357,7 @@ def _of_tool(calls: Sequence[CallStats], calculated: Sequence[float]) -> dict[st
 
 
 def _rates_and_times(calls: Sequence[CallStats], statuses: Iterable[CallStatus]) -> dict[str, float]:
-    """Return the rates and times of some calls. Without a call rates are 0, and times are left out."""
+    """Return the rates and times of some calls. Without a call rates are 0, and times are omitted."""
     ended = Counter(call.status for call in calls)
     counts = {str(status): ended[status] for status in statuses}
     counts["cached"] = sum(call.cached for call in calls)

@@ -1,4 +1,4 @@
-"""`ReplayEngine`: what the conversations of a replay get in the place of an engine, tools and users: what records hold.
+"""`ReplayEngine`: engine, tools and users of replayed conversations, whose answers are those of the records.
 
     Conversation ─→ ReceiptingEngine ─→ Stage ─→ the next recorded generation
          │                                └─ other ids or another budget: DivergedError, the end of its replay
@@ -36,7 +36,7 @@ from verl_multiturn.tools.running.session import ToolSession
 
 @dataclass(frozen=True)
 class RecordedGeneration:
-    """A generation, and what the engine was asked when it made it."""
+    """A generation, and the request that it answered."""
 
     number: int
     made: Generation
@@ -46,7 +46,7 @@ class RecordedGeneration:
     prompt: Sequence[int] | None
     """The ids that the engine was given; None where no row begins with them."""
     was_read: bool
-    """Whether the conversation read it; else it was cut off, or nobody got it."""
+    """Whether the conversation read it; else it was cut off, or not delivered."""
 
     def difference(self, ask: Ask) -> ReplayDifference | None:
         """Return how a question differs from the recorded one: in its ids, else in its budget; None: it is the same."""
@@ -125,7 +125,7 @@ def _generation(number: int, raw: Mapping[str, Any], rows: Sequence[_Columns]) -
 
 
 class RecordedEngine(Protocol):
-    """What the engine returned in one conversation or session."""
+    """The engine's generations in one conversation or session."""
 
     async def answer(self, ask: Ask) -> Generation:
         """Return the generation that answers a question.
@@ -138,7 +138,7 @@ class RecordedEngine(Protocol):
 
 
 class RecordedTurns:
-    """What the engine returned in one conversation, turn after turn.
+    """The engine's generations in one conversation, turn after turn.
 
     Args:
         record: The record.
@@ -155,7 +155,7 @@ class RecordedTurns:
 
     @property
     def left(self) -> int:
-        """Return the number of generations that nobody asked for."""
+        """Return the number of generations that were not requested."""
         return len(self._generations) - self.asked
 
     async def answer(self, ask: Ask) -> Generation:
@@ -187,7 +187,7 @@ class RecordedTurns:
             try:
                 await run_out()
             except asyncio.CancelledError:
-                return made  # what the engine had sampled by then
+                return made  # the tokens that the engine had sampled by then
         return made
 
 
@@ -231,8 +231,8 @@ class ReplayEngine:
 
         Args:
             record: Its record.
-            outcome: What becomes of it.
-            script: What the engine returned in it.
+            outcome: Its result.
+            script: The engine's generations in it.
         """
         self._played[outcome.request_id] = _ReplayState(record, outcome, script)
 
@@ -241,7 +241,7 @@ class ReplayEngine:
         self._played.pop(request_id, None)
 
     async def generate(self, ask: Ask) -> Generation:
-        """Return what the engine had returned, as the script says; a session's lanes are called `<id>.<number>`."""
+        """Return the engine's generation from the script; a session's lanes are called `<id>.<number>`."""
         played = self._played.get(ask.request_id) or self._played[ask.request_id.rpartition(".")[0]]
         return await played.script.answer(ask)
 
@@ -268,7 +268,7 @@ class ReplayEngine:
 
 
 def image_of(raw: Mapping[str, Any]) -> Any:
-    """Return what stands for an image of a record: one of its size and of one color, which its digest draws."""
+    """Return the replacement of a record's image: one of its size and of one color, which its digest draws."""
     from PIL import Image
 
     return Image.new("RGB", tuple(raw["size"]), tuple(bytes.fromhex(raw["digest"])[:3]))

@@ -27,7 +27,7 @@ def thinks_first(text: str) -> bool:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the text in the last `\boxed{…}` that stands in no other one, with balanced braces.
+    r"""Return the text in the last `\boxed{…}` that is in no other one, with balanced braces.
 
     A box within it loses its name: `\boxed{x=\boxed{5}}` holds `x={5}`, and `\boxed{\boxed{5}}` holds `5`.
 

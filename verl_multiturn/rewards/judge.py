@@ -8,7 +8,7 @@ Invariants:
   commas or full stops after words may then differ: never a letter, a sign or a number;
 - a judge that fails, is late, or gives no verdict has not judged. The row then counts as failed or timed out, never as
   wrong. It scores 0 where the answer may be to blame: the judge has replied, or it answers another question. A judge
-  that is not there at all has nothing to do with the answer, and the row is left out;
+  that is not there at all has nothing to do with the answer, and the row is omitted;
 - the verdict is read from the judge's reply alone, and the judge gets the answer within one JSON string.
 """
 

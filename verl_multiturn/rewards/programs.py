@@ -122,7 +122,7 @@ async def reward(solution: Solution, ground_truth: Any, options: CodeOptions) ->
     Raises:
         ConfigError: The ground truth holds no tests, or the sandbox does not work on this machine.
         TimeoutError: All tests together took longer than `total_timeout_s`.
-        UnjudgedError: A test passes the program a value that cannot be sent to another sandbox, or cannot be judged.
+        UnjudgedError: A test passes the program a value that cannot be sent to another sandbox, or cannot be scored.
         OutageError: A sandbox could not be started (`SandboxError`) or prepared.
     """
     tests = _read(ground_truth, solution.data_source)

@@ -86,7 +86,7 @@ def normalize(text: str) -> str:
 
 
 def same(answer: str, gold: str) -> bool:
-    """Return whether two texts are the same, normalised; where nothing is left of the gold answer, as they stand."""
+    """Return whether two texts are the same, normalised; where nothing is left of the gold answer, as they are."""
     wanted = normalize(gold)
     return normalize(answer) == wanted if wanted else _as_it_stands(answer) == _as_it_stands(gold)
 

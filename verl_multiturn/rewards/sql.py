@@ -44,7 +44,7 @@ class SqlOptions(RewardOptions):
     """
 
     format: Literal["solution", "skyrl"] = "solution"
-    """Format that is asked for.
+    """Format that is requested.
 
     solution: one `<solution>…</solution>` in the last turn. skyrl: SkyRL-SQL's format and reward, which is -1 for a
     conversation that breaks the format, whatever its query is worth, else 1 or 0.

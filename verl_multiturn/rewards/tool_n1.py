@@ -65,7 +65,7 @@ def _written_calls(text: str) -> Counter[str] | None:
     """Return the calls in a text, in a form that can be compared; None when one of them cannot be read.
 
     A `<tool_call>` within the reasoning opens no call. The reasoning ends with the first `</think>`: a later one may
-    stand in an argument, or in what a tool said.
+    are in an argument, or in what a tool said.
     """
     calls: list[Any] = []
     before, ended, rest = text.partition("</think>")

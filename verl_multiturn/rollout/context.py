@@ -7,7 +7,7 @@ A row is a stretch of a conversation in which ids were only appended; it is one 
     overflow    prompt turn obs turn | prompt' turn obs turn     a new row when an observation does not fit any more
 
 A step is an assistant's turn with what answered it. The prompt of a later row holds the request's messages and the last
-steps, rendered anew. In `overflow` the model may be asked for a summary, which then stands behind the request's last
+steps, rendered anew. In `overflow` the model may be asked for a summary, which then is behind the request's last
 message. Where there is none, or one without words, the summary before stays.
 
 Invariants:

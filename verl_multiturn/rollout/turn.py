@@ -40,7 +40,7 @@ class Turn:
     said: AssistantTurn | None = None
     """Its text and calls; None where it was cut off before it was read, or where no client got it."""
     summary: bool = False
-    """Whether it is a summary that the model was asked for."""
+    """Whether it is a summary that was requested of the model."""
     calls: list[CallResult] = field(default_factory=list)
     """Results of its calls, in order."""
     reply: CheckedReply | None = None

@@ -27,7 +27,7 @@ def tool_scores(outcome: Outcome, weight: float = 1.0) -> list[Scores]:
     """Return the tools' rewards for each row of a conversation, weighted.
 
     A step reward goes to the last token of the turn that made the call. The sum of the tools' `calc_reward` goes to the
-    last sampled token. Rewards of zero are left out. An invalid conversation has no rewards.
+    last sampled token. Rewards of zero are omitted. An invalid conversation has no rewards.
 
     Args:
         outcome: A conversation that is over.
@@ -41,7 +41,7 @@ def interaction_scores(outcome: Outcome, weight: float = 1.0) -> list[Scores]:
     """Return the interaction's rewards for each row of a conversation, weighted.
 
     The reward of a turn goes to the turn's last token, the score of the conversation to the last sampled token. Rewards
-    of zero are left out. An invalid conversation has no rewards.
+    of zero are omitted. An invalid conversation has no rewards.
 
     Args:
         outcome: A conversation that is over.

@@ -184,7 +184,7 @@ def hold_out(size: int, share: float) -> tuple[list[int], list[int]]:
 class _HubRows(Sequence[dict[str, Any]]):
     """The rows of a data set on the hub.
 
-    Each row is read from disk when it is asked for, because all images together do not fit in memory.
+    Each row is read from disk when it is requested, because all images together do not fit in memory.
     """
 
     def __init__(self, dataset: Any) -> None:

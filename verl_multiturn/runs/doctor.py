@@ -118,7 +118,7 @@ def _version(name: str, expected: str, remedy: str) -> DoctorFinding:
 
 
 def _versions(judgement: Judgement, remedy: str) -> list[DoctorFinding]:
-    """Say which set of versions this is, and what is wrong with which package."""
+    """Report which set of versions this is, and what is wrong with which package."""
     accepted = judgement.verdict != "refused"
     locks = " or ".join(judgement.nearest.locks)
     found = f"{'' if judgement.verdict == 'supported' else 'nearest: '}{judgement.nearest.name} ({locks})"

@@ -116,7 +116,7 @@ def judge_run(out: Path, platform: str, steps: int) -> list[DoctorFinding]:
     Args:
         out: Folder of the run's output.
         platform: verl's name of the platform: `nvidia`, or `cpu`.
-        steps: Number of training steps that were asked for.
+        steps: Number of training steps that were requested.
     """
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     trained = [record for record in read_records(out / "trajectories.jsonl") if not record["validation"]]

@@ -211,7 +211,7 @@ def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None, server: 
     """End every process of a run, and return the process ids of those that did not end.
 
     The first of at most six rounds asks the processes to end (SIGTERM); the others kill them. After each round the
-    function waits up to 5 seconds for them, and it returns when none is left. A trainer that is a fork is asked once:
+    function waits up to 5 seconds for them, and it returns when none remains. A trainer that is a fork is asked once:
     the process that it was started by would pass the signal on, and a second one may cut its cleanup.
 
     These processes belong to the run: those with its mark in their environment, those in the session of the trainer or

@@ -2,7 +2,7 @@
 
 A set is one version of verl, SGLang and what both pin, in which our tests were run. Its lock in `requirements/` has
 everything else. `doctor` and the start of a run ask `judge`, which imports none of the packages; what follows for a
-version that no set names stands there:
+version that no set names is there:
 
 - a patch release of verl (0.9.2 beside 0.9.1), and SGLang between the versions of two sets, with what either of them
   has, are `untried`: accepted with a warning, as long as the names that we use are there

@@ -42,7 +42,7 @@ class ControlGroup:
             `memory.events` (whether the memory limit was hit). Empty once they are closed.
 
     Raises:
-        OSError: The group cannot be made; nothing of it is left.
+        OSError: The group cannot be made; nothing of it remains.
     """
 
     def __init__(self, parent: Path, settings: SandboxSettings, spares_worker: bool = False) -> None:

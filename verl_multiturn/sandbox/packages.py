@@ -109,7 +109,7 @@ def _shown(packages: bool | tuple[str, ...]) -> Iterable[Distribution]:
 
 
 def _required(names: tuple[str, ...]) -> list[Distribution]:
-    """Return distributions and what they require here; a requirement that is not installed is left out."""
+    """Return distributions and what they require here; a requirement that is not installed is omitted."""
     found: dict[str, Distribution] = {}
     for name in names:
         try:

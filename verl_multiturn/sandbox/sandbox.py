@@ -62,7 +62,7 @@ class Sandbox:
         is_ready: True once the sandbox takes cells.
 
     Raises:
-        OSError: No descriptor is left.
+        OSError: No descriptor remains.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Sandbox:
     async def run(self, code: str, *, with_value: bool = False) -> CellResult:
         """Run one cell.
 
-        If the cell ends the sandbox, or if the sandbox had ended before, this returns when no process of it is left. If
+        If the cell ends the sandbox, or if the sandbox had ended before, this returns when no process of it remains. If
         this is cancelled, it kills the sandbox.
 
         Args:
@@ -184,15 +184,15 @@ class Sandbox:
 
     @property
     def is_gone(self) -> bool:
-        """True once no process of the sandbox is left."""
+        """True once no process of the sandbox remains."""
         return self._gone.is_set()
 
     async def wait_gone(self) -> None:
-        """Wait until no process of the sandbox is left."""
+        """Wait until no process of the sandbox remains."""
         await self._gone.wait()
 
     def set_gone(self) -> None:
-        """Note that no process of the sandbox is left: the zygote has waited for the last one."""
+        """Note that no process of the sandbox remains: the zygote has waited for the last one."""
         for _ in range(2):  # the supervisor's last packets may still lie in the socket: `done`, `end`
             if self.stopped is None:
                 self._on_control()
@@ -201,7 +201,7 @@ class Sandbox:
         self._gone.set()
 
     def remove_group(self) -> None:
-        """Remove the control group, in which no process is left; do nothing without a group."""
+        """Remove the control group, in which no process remains; do nothing without a group."""
         if self._group is not None:
             self._group.remove()
 

@@ -181,7 +181,7 @@ class BashTool(BaseTool):
         return {}
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """End the conversation's workspace, and wait until no process of it is left."""
+        """End the conversation's workspace, and wait until no process of it remains."""
         workspace = self._workspaces.pop(instance_id, None)
         if workspace is not None:
             workspace.close()

@@ -87,7 +87,7 @@ def mcp_tools(raw: Any, where: str) -> list[McpTool]:
 
 
 def _twins(one: str, other: str, name: str, settings: McpSettings) -> str:
-    """Say which tools of a server would have one name, and what to do."""
+    """Report which tools of a server would have one name, and what to do."""
     if one == other:
         return f"{settings.label} lists two tools called {one!r}; put {one!r} under 'exclude', or mend the server"
     return f"the server's tools {one!r} and {other!r} would both be called {name!r}; put one of them under 'exclude'"

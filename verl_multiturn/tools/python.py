@@ -115,7 +115,7 @@ class PythonTool(BaseTool):
             return _answer(result, note, "; the variables are lost, the next call starts anew")
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """Kill the conversation's sandbox, and wait until no process of the conversation is left."""
+        """Kill the conversation's sandbox, and wait until no process of the conversation remains."""
         session = self._sessions.pop(instance_id, None)
         if session is None:
             return

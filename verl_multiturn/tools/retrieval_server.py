@@ -121,7 +121,7 @@ def _answering(
 def _problem(status: int, said: str) -> web.Response:
     answer = web.json_response({"detail": said}, status=status)
     if status in (400, 408, 413):
-        answer.force_close()  # what is left of the body is not to be taken for another request
+        answer.force_close()  # the rest of the body is not to be taken for another request
     return answer
 
 

@@ -76,7 +76,7 @@ def resolve_references(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def as_texts(value: Any) -> Any:
-    """Return a configuration that OmegaConf reads as it stands: no `${` in it is a reference any more.
+    """Return a configuration that OmegaConf reads as it is: no `${` in it is a reference any more.
 
     Args:
         value: Mappings, lists and plain values.

@@ -48,7 +48,7 @@ NEVER = {
     "a file of git": (".git*",),
     "an installed package's": ("*.dist-info", "*.egg-info", "*.egg", "site-packages", "dist-packages"),
 }
-"""Names that are never taken, wherever they stand in a path, in whatever case."""
+"""Names that are never taken, wherever they are in a path, in whatever case."""
 RUNNERS = frozenset(
     {"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "nose", "coverage"}
 )

@@ -267,7 +267,7 @@ def _usual(text: str) -> float:
 
 
 def known_words(value: object, subject: Subject) -> Hashable:
-    """Return how many words and numbers of each text stand in the arguments, in the file, and in the row's tree."""
+    """Return how many words and numbers of each text are in the arguments, in the file, and in the row's tree."""
     found = []
     for text in (as_text(each) for each in flat(value) if isinstance(each, str | bytes)):
         words = [token.lower() for token in TOKENS.findall(text) if token.isalnum()]

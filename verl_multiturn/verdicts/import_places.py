@@ -1,4 +1,4 @@
-"""Say which changes of a tree would decide what tests import, so that they never count. The one rule, over names.
+"""Report which changes of a tree would decide what tests import, so that they never count. The one rule, over names.
 
 `left.py` asks it for the work that an agent left in a workspace. Tasks whose repositories are in images get a copy of
 this file, and ask it for the agent's patch: `git apply --summary PATCH | python3 import_places.py NAMES`, started in
@@ -64,7 +64,7 @@ class ImportNames(NamedTuple):
 
 
 def patterns(never: "Mapping[str, Collection[str]]") -> "dict[str, re.Pattern[str]]":
-    """Return globs of names, wherever they stand in a path in lower case, as one pattern for each reason.
+    """Return globs of names, wherever they are in a path in lower case, as one pattern for each reason.
 
     Args:
         never: The globs, by their reason.

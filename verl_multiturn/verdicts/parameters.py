@@ -13,7 +13,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """One `parametrize` whose rows stand in the file.
+    """One `parametrize` whose rows are in the file.
 
     Attributes:
         call: The decorator.

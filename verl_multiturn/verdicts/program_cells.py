@@ -137,7 +137,7 @@ def unpack() -> bytes:
 def load(functions: dict[str, str], roots: list[str]) -> None:
     """Import functions of files in the current folder, so that they can be called; what they print is dropped.
 
-    A function whose module cannot be imported, or that is not in it, is left out.
+    A function whose module cannot be imported, or that is not in it, is omitted.
 
     Args:
         functions: Where each one is, by the name that tests use: `module:function`.

@@ -84,7 +84,7 @@ def _in_python(text: str, command: str) -> str:
 
 
 def _is_head(node: ast.stmt) -> bool:
-    """Return whether a statement has to stand before all others."""
+    """Return whether a statement has to be before all others."""
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return is_text or (isinstance(node, ast.ImportFrom) and node.module == "__future__")
 
@@ -267,7 +267,7 @@ def canary_runs(
         unknown = [*data, *(path for path in new if _of(path, "") is None)]
         if unknown and language is not _SHELL and re.search(rf"(?<![\w-])(?:{language.programs})(?![\w-])", said):
             yield run({path: language.alone(texts.get(path, ""), command(path)) for path in unknown})
-    if data:  # bash runs what stands in an index of a number, and in a text that it evaluates
+    if data:  # bash runs what is in an index of a number, and in a text that it evaluates
         yield run({path: f"canary[$({command(path)})]\n" for path in data})
 
 

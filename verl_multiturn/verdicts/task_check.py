@@ -35,7 +35,7 @@ async def check_task(task: Task, judge: Judge, repair: WorkChanges | None = None
 
     Raises:
         UnguardedError: It has no guard: no test under `tests` has a twin, or the script starts what may be changed.
-        ConfigError: The row has to be refused for another reason; the error says why.
+        ConfigError: The row has to be refused for another reason; the error gives the reason.
         OutageError: No sandbox could be started.
     """
     judge.check(task)

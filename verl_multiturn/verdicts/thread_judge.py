@@ -18,7 +18,7 @@ def judge_workspace(task: Task, workspace: ThreadWorkspace, settings: WorkspaceS
             judge.
 
     Raises:
-        UnjudgedError: It cannot be judged, for a cause of ours.
+        UnjudgedError: It cannot be scored, for a cause of ours.
         OutageError: No sandbox could be started.
     """
     return workspace.keeper.wait(_judged(task, workspace, settings))

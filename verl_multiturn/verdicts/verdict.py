@@ -133,7 +133,7 @@ class Judge:
             workspace: The workspace; `task.tar()` was put into it.
 
         Raises:
-            UnjudgedError: It cannot be judged, for a cause of ours: a lost workspace, too little time, or a row or a
+            UnjudgedError: It cannot be scored, for a cause of ours: a lost workspace, too little time, or a row or a
                 setting that cannot work. Of an agent, a `ConfigError` would count as its own, with a reward.
             OutageError: No sandbox could be started.
         """

@@ -4,10 +4,10 @@ A text that is JSON can be read in two ways: as the text, and as the value. The 
 - the value, where the schema takes it. So `42` is a number for a schema without a type, and `null` is null for a schema
   that takes texts and null. A value that comes second could not be written at all, since a schema that takes texts most
   often takes each text;
-- the text as it stands, where the schema takes no such value. So `42` is a text for `{"type": "string"}`.
+- the text as it is, where the schema takes no such value. So `42` is a text for `{"type": "string"}`.
 
 Where a schema takes the value, a JSON string is how the text itself is written: `"42"` is the text 42. A JSON string
-that needs no such quotes is a text as it stands, with its quotes: `"a"` is three characters.
+that needs no such quotes is a text as it is, with its quotes: `"a"` is three characters.
 
 Invariants:
 - each value that a schema takes can be written, and each text that it takes as a text stays as it is;
@@ -36,12 +36,12 @@ _MOST_SINGLE = 16
 
 @dataclass(frozen=True)
 class _TextValue:
-    """Meaning of a text that is not read as it stands."""
+    """Meaning of a text that is not read as it is."""
 
     core: Any
     """The value in the text, without the quotes of JSON strings around it; never a text."""
     read: Any
-    """The core; or, where it stands in quotes, the text in the outermost of them."""
+    """The core; or, where it is in quotes, the text in the outermost of them."""
 
     @property
     def both(self) -> tuple[Any, ...]:
@@ -82,7 +82,7 @@ def _json(text: str) -> Any:
 
 
 def _value(text: str) -> _TextValue | None:
-    """Return what a text means beside itself; None if it can only be read as it stands."""
+    """Return what a text means beside itself; None if it can only be read as it is."""
     try:
         core = read = _json(text)
         while isinstance(core, str):
@@ -107,14 +107,14 @@ class _ArgumentReader:
         self._validator = validator
 
     def arguments(self, kept: Collection[str]) -> dict[str, Any]:
-        """Return the arguments, those in `kept` as they stand."""
+        """Return the arguments, those in `kept` as they are."""
         return {
             key: text if key in kept or key not in self._values else self._values[key].read
             for key, text in self._texts.items()
         }
 
     def kept(self) -> set[str]:
-        """Return the arguments that are read as they stand."""
+        """Return the arguments that are read as they are."""
         if self._validator is None:
             return set()
         kept = self._mended(self._refused())

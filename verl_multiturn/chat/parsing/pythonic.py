@@ -220,12 +220,12 @@ class _CallNames:
                 depth -= 1
             elif kind == "equals" and depth == outer + 1 and not _is_comparison(source, start):
                 yield from ((*span, False) for span in _stripped(source, begin, start))
-            # A name stands at the beginning of an element: behind a bracket or a comma.
+            # A name is at the beginning of an element: behind a bracket or a comma.
             begin = position if kind in ("open", "comma") and depth in (outer, outer + 1) else -1
 
 
 def _argument_at(source: str, position: int, names: Sequence[str]) -> tuple[int, int] | None:
-    """Return where the name of an argument stands at a position; None if none of these names does."""
+    """Return where the name of an argument is at a position; None if none of these names does."""
     if names:
         position += len(source[position : position + 100]) - len(source[position : position + 100].lstrip())
     for name in names:
@@ -240,9 +240,9 @@ def _is_comparison(source: str, position: int) -> bool:
 
 
 def _stripped(source: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the place of what stands between two places, without the white space around it; nothing if that is empty.
+    """Yield the place of what is between two places, without the white space around it; nothing if that is empty.
 
-    Nothing stands there, either, where `start` is negative.
+    Nothing is there, either, where `start` is negative.
     """
     if start < 0:
         return
@@ -276,7 +276,7 @@ def _literal(node: ast.expr) -> Any:
 
     Raises:
         ValueError: The expression is not a literal (the text shows the part that is none), or the keys of an object are
-            not texts or integers, or one key stands twice.
+            not texts or integers, or one key occurs twice.
     """
     for each in ast.walk(node):
         if isinstance(each, ast.Dict):

@@ -1,4 +1,4 @@
-"""Calls whose arguments stand between tags of their own, as Qwen3-Coder, GLM, MiniMax and others write them."""
+"""Calls whose arguments are between tags of their own, as Qwen3-Coder, GLM, MiniMax and others write them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from verl_multiturn.chat.parsing.turns import ParserTokenizer
 class TagForm:
     """A format that writes a call in tags.
 
-    Each argument stands between two tags, as text. The tool's schema gives its type.
+    Each argument is between two tags, as text. The tool's schema gives its type.
     """
 
     begun: str
@@ -33,7 +33,7 @@ class TagForm:
     Where the model says whether a value is a string, the expression has the group `string`, too.
     """
     end: str
-    """Regular expression for what stands after the arguments."""
+    """Regular expression for what is after the arguments."""
     opening: str
     """Regular expression for every tag that begins a call or a part of one.
 
@@ -49,7 +49,7 @@ class TagForm:
 
 
 class TagParser(TextParser):
-    """A parser for calls whose arguments stand in tags.
+    """A parser for calls whose arguments are in tags.
 
     Args:
         tokenizer: Decodes the model's turns.

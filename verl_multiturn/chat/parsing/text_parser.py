@@ -39,7 +39,7 @@ class _TurnPiece:
 class TextParser(ABC):
     """The base of parsers that search a turn's text for the marks of calls and of reasoning.
 
-    One rule stands behind the others: nothing is executed that lies in the middle of something unclear.
+    One rule is behind the others: nothing is executed that lies in the middle of something unclear.
     - A call that cannot be read goes on to the mark that closes it. It goes on to the end of the turn where that mark
       is missing, or where another call begins before the mark.
     - If a tag after a call closes what no call opened, nothing of the turn is executed from the first call on. An
@@ -51,7 +51,7 @@ class TextParser(ABC):
 
     Args:
         tokenizer: Decodes the turn.
-        end_ids: Token ids that end a turn. They are left out of its text.
+        end_ids: Token ids that end a turn. They are removed from its text.
         marks: Pairs of texts that open and close a reasoning section.
         begun: Regular expression for how a call, or a list of calls, begins.
         close: Text that ends a call; "" where the format has no such mark.
@@ -121,7 +121,7 @@ class TextParser(ABC):
             try:
                 calls, position = self._call(text, found, schemas)
                 # The same mark again is harmless: after a call that was cut inside an argument, the argument's own end
-                # would stand between the two marks.
+                # would be between the two marks.
                 if again := self._closed_twice.match(text, position):
                     position = again.end()
                 pieces.append(_TurnPiece(text[start:position], calls=calls))

@@ -132,5 +132,5 @@ class EnvProcesses:
             raise EnvironmentOutageError(str(error)) from None
 
     async def aclose(self) -> None:
-        """End all processes that are left."""
+        """End all processes that remain."""
         await self._forks.aclose()

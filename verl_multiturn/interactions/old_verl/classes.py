@@ -138,7 +138,7 @@ class WeatherInteraction(_AnswerByAnswer):
     async def generate_response(
         self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
     ) -> tuple[bool, str, float, dict[str, Any]]:
-        """Say whether a tool has answered; the conversation is over in any case.
+        """Report whether a tool has answered; the conversation is over in any case.
 
         Args:
             instance_id: Id of the conversation.

@@ -8,7 +8,7 @@ The file has the form that verl had:
         config: {size: 5}
         limits: {timeout_s: 20, concurrency: 64}
 
-`name` may be left out: it is the class's name in lower case, without `Interaction` at its end. `limits` are ours.
+`name` may be omitted: it is the class's name in lower case, without `Interaction` at its end. `limits` are ours.
 A class may derive from our `Interaction`, or be one that was written for verl 0.4 to 0.6 (`old_verl/classes.py`).
 """
 
@@ -61,7 +61,7 @@ def build_interaction(entry: Any, where: str) -> Interaction:
     """Build the interaction of one entry of a YAML file.
 
     Args:
-        entry: The entry as it stands in the file.
+        entry: The entry as it is in the file.
         where: The place that errors name, for example `users.yaml: interaction[0]`.
 
     Raises:

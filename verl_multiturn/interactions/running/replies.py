@@ -28,7 +28,7 @@ _DEEPEST = 20
 
 
 class InteractionFailedError(Exception):
-    """The interaction cannot go on with a conversation; the text says why."""
+    """The interaction cannot go on with a conversation; the text gives the reason."""
 
 
 @dataclass(frozen=True)

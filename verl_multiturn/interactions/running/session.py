@@ -195,7 +195,7 @@ class InteractionSession:
             InteractionFailedError: It raised, or did not return in time, or there was no slot.
             InteractionContractError: The session is closed, or the method raised it.
             ConfigError: The method raised it: the row or a setting cannot work.
-            OutageEndError: It met an outage that ends the conversation, or waited for its end for too long.
+            OutageEndError: It hit an outage that ends the conversation, or waited for its end for too long.
         """
         where, began = f"interaction {self.name!r}: {method}", time.perf_counter()
         self._seen = arguments or self._seen

@@ -1,7 +1,7 @@
 """ATIF: a file for each conversation in Harbor's trajectory format, version 1.7.
 
 A message of system or user is a step, a message of the model is a step with its calls and their answers. What ATIF has
-no place for stands in `extra.verl_multiturn`: the identity, the score, and ids, masks, logprobs, versions and turns of
+no place for is in `extra.verl_multiturn`: the identity, the score, and ids, masks, logprobs, versions and turns of
 each row of the batch. Where the model's messages and its generations are as many, each step also has its own.
 """
 
@@ -21,7 +21,7 @@ from verl_multiturn.records.rows import columns
 VERSION = "ATIF-v1.7"
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 OURS = "verl_multiturn"
-"""Name under which everything of ours stands in an `extra`."""
+"""Name under which everything of ours is in an `extra`."""
 
 
 def write_atif(source: RunSource, folder: Path) -> int:

@@ -25,7 +25,7 @@ from verl_multiturn.observe.spans import TraceSpan, tree_of
 from verl_multiturn.records.json_text import dumps, plain
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.0"
-"""The last version in which the GenAI conventions stand beside the others."""
+"""The last version in which the GenAI conventions are beside the others."""
 _INTERNAL, _CLIENT = 1, 3
 _OK, _ERROR = 1, 2
 _LARGEST = range(-(1 << 63), 1 << 63)

@@ -21,7 +21,7 @@ def joined_rows(path: Path, wanted: Collection[str], fault: Callable[[str], None
     """Yield the rows of a join that are of some conversations; their lists are arrays.
 
     Args:
-        path: The join. Of a row that stands there twice, the last counts.
+        path: The join. Of a row that occurs twice, the last counts.
         wanted: Request ids of the conversations.
         fault: It is called with a sentence where the join cannot be read.
     """

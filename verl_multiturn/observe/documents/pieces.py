@@ -54,7 +54,7 @@ class Pieces:
         """Ids by the tokenizer's own form of their text."""
 
     def of(self, ids: Iterable[int]) -> dict[str, Piece]:
-        """Return the pieces of ids, by the id as text. An id that the tokenizer does not have is left out."""
+        """Return the pieces of ids, by the id as text. An id that the tokenizer does not have is omitted."""
         return {str(number): piece for number in set(ids) if (piece := self._piece(number)) is not None}
 
     def _piece(self, number: int) -> Piece | None:

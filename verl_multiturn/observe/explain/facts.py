@@ -94,7 +94,7 @@ class ConversationFacts:
     """Sampled tokens that the loss counted."""
     sampled: int = 0
     too_old: int = 0
-    """Sampled tokens that were left out for their age."""
+    """Sampled tokens that were excluded for their age."""
     untrained: str | None = None
     drift: float = 0.0
     """Largest |trainer - rollout log-probability| of its tokens."""

@@ -39,7 +39,7 @@ class ShowDocuments:
         self._documents.index.refresh()
 
     def run(self) -> dict[str, Any]:
-        """Return what is shown of the whole run. A step of which neither a line nor a join is there is left out."""
+        """Return what is shown of the whole run. A step of which neither a line nor a join exists is omitted."""
         found = self._documents.run()
         entries = [each for each in found["steps"] if each["start"] is not None or each["basis"] == "trained"]
         return {

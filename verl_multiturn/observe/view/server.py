@@ -114,7 +114,7 @@ class ViewServer:
                 response = await handler(request)
             except web.HTTPException as error:
                 response = _refusal(error.status, error.reason)
-            except Exception:  # whatever stands in a folder, the page is told
+            except Exception:  # whatever is in a folder, the page is told
                 logger.exception("the viewer failed at %s", request.path.rpartition("/")[2])
                 response = _refusal(500, "the viewer failed at this; what it failed at stands in its terminal")
         response.headers.update(_HEADERS)

@@ -2,7 +2,7 @@
 
 An agent's result is one of:
 - a number, the reward of the session, as `reward_numbers.py` reads it;
-- `{"reward": 1.0, "completions": {"chatcmpl-…": 0.5}}`, each part of which may be left out. `completions` has rewards
+- `{"reward": 1.0, "completions": {"chatcmpl-…": 0.5}}`, each part of which may be omitted. `completions` has rewards
   of single completions, by the id that the agent saw;
 - None: `compute_score` decides.
 
@@ -49,7 +49,7 @@ class AgentEnd:
     - `stuck`: the time was up, and its thread still runs: nothing can end a thread;
     - `failed`: there was no process or thread for it;
     - `outage`: it said that what it needs is not there (`calls/outages/causes.py`);
-    - `unjudged`: it said that what was left cannot be judged (`UnjudgedError`);
+    - `unjudged`: it said that what was left cannot be scored (`UnjudgedError`);
     - `misconfigured`: it said that a setting or its row is wrong (`ConfigError`).
     """
 

@@ -1,7 +1,7 @@
 """`ProcessRunner`: each agent in a process of its own, a function or a command. `keeper.py` is the other side.
 
 Invariants:
-- when `run` returns or raises, the agent's process and all that it started have ended (its limits stand in
+- when `run` returns or raises, the agent's process and all that it started have ended (its limits are in
   `keeper.py`), at the latest 9 s after the time was up;
 - the agent's environment is that of the worker, with the session's address, and without credentials for the services
   whose place the endpoint takes;
@@ -120,7 +120,7 @@ class ProcessRunner:
             await finish(asyncio.ensure_future(_end(fork, folder)))
 
     async def aclose(self) -> None:
-        """End the zygote, and with it all processes that are left."""
+        """End the zygote, and with it all processes that remain."""
         await self._forks.aclose()
 
     async def _wait(

@@ -101,7 +101,7 @@ class ThreadRunner:
             thread.abandon()
 
     async def aclose(self) -> None:
-        """Forget the threads that are left; nothing can end them."""
+        """Forget the threads that remain; nothing can end them."""
         self._running.clear()
 
 

@@ -82,7 +82,7 @@ class RequestReader:
 
     @asynccontextmanager
     async def read(self, request: web.BaseRequest, protocol: Protocol) -> AsyncIterator[ChatRequest]:
-        """Read a request. Its body counts as held until the context is left.
+        """Read a request. Its body counts as held until the context ends.
 
         Raises:
             RefusedError: It is too long, too slow, badly framed, or no request of this protocol.

@@ -38,7 +38,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
 
 
 def parse_json(body: bytes) -> Any:
-    """Return the value of a JSON text. Halves of surrogate pairs that stand alone become U+FFFD.
+    """Return the value of a JSON text. Halves of surrogate pairs that are alone become U+FFFD.
 
     Whole numbers stay whole, however long, in a text of up to `_MOST_EXACT_BYTES`: a call's arguments must be the same
     when a client sends them back.

@@ -134,7 +134,7 @@ def check_host(host: str) -> str:
     """Return the host on which to listen.
 
     Raises:
-        ConfigError: It stands for all interfaces: an endpoint beyond this machine must be asked for by its name.
+        ConfigError: It stands for all interfaces: an endpoint beyond this machine must be named explicitly.
     """
     try:
         anywhere = not host or ipaddress.ip_address(host).is_unspecified

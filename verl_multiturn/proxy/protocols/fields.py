@@ -46,7 +46,7 @@ ABSENT: Any = None
 
 
 class Fields(BaseModel):
-    """An object in a body. Fields that a model does not name are left out."""
+    """An object in a body. Fields that a model does not name are omitted."""
 
     model_config = ConfigDict(strict=True, validate_default=True)
 

@@ -34,7 +34,7 @@ class Turns:
     """The messages read so far.
 
     Args:
-        unenforced: Gets the name of each item that is left out.
+        unenforced: Gets the name of each item that is omitted.
     """
 
     def __init__(self, unenforced: list[str]) -> None:

@@ -59,7 +59,7 @@ def check_depth(body: Mapping[str, Any]) -> None:
 
 
 def without_halves(text: bytes) -> bytes:
-    """Return a JSON text with U+FFFD in the place of halves of surrogate pairs that stand alone."""
+    """Return a JSON text with U+FFFD in the place of halves of surrogate pairs that are alone."""
     if b"\\ud" not in text and b"\\uD" not in text:
         return text
     return _ESCAPES.sub(lambda found: found[1] or b"\\ufffd", text)

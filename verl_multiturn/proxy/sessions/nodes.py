@@ -55,7 +55,7 @@ class PromptNode:
     rendering: asyncio.Future[None] | None = None
     """Done when the ids are there."""
     left: dict[Hashable, deque[Any]] = field(default_factory=lambda: defaultdict(deque))
-    """Samples whose clients have gone, by what else was asked for."""
+    """Samples whose clients have gone, by what else was requested."""
     trie_node: TrieNode | None = None
     _ids: list[int] | None = None
 

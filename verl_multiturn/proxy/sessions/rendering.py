@@ -29,7 +29,7 @@ from verl_multiturn.proxy.protocols.requests import RefusedError
 _MOST_AT_ONCE = 8192
 # A message takes as long as this many characters, however short it is.
 _MESSAGE = 64
-# The most prompts that are remembered. The prompts of a step's groups are asked for at the same time.
+# The most prompts that are remembered. The prompts of a step's groups are requested at the same time.
 _MOST_PROMPTS = 64
 # Longer prompts are not remembered.
 _MOST_TOKENS = 131_072

@@ -162,7 +162,7 @@ def chosen_rows(
     """Return the last completion of each row, and for each trained completion the index of its row.
 
     A completion is trained in the first row that holds it. Beyond `max_rows` those with most trained tokens stay. A
-    completion of a row that is left out is trained in another that holds it; if there is none, it has no row.
+    completion of a row that is omitted is trained in another that holds it; if there is none, it has no row.
 
     Args:
         trained: Completions that are to be trained.

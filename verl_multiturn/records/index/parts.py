@@ -36,7 +36,7 @@ class RowParts:
 
         Args:
             changed: Of each conversation a value for each column; None: it stays.
-            note_again: It is called with a row and changes of it that another file has; they are left out.
+            note_again: It is called with a row and changes of it that another file has; they are omitted.
         """
         ids = pa.array(changed, pa.string())
         for place, part in enumerate(self.tables):

@@ -4,7 +4,7 @@
 
 Terms are parted by spaces, and all of them must hold. `NAME OP VALUE` compares a column: `=` and `!=` take several
 values, parted by commas; `~` asks whether a text holds another, whatever the case. `none` is a column without a value.
-A term without an operator is looked for in the texts of a row (`SEARCHED`). A value with spaces stands between `"`;
+A term without an operator is looked for in the texts of a row (`SEARCHED`). A value with spaces is between `"`;
 a `"` in it is written twice. `static/query.js` reads the same for exported pages; a test compares both.
 """
 

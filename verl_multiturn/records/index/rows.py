@@ -217,7 +217,7 @@ def _are_nan(*values: Any) -> bool:
 
 
 def table_of(rows: list[Row]) -> pa.Table:
-    """Return rows as a table; a value of another type is left out."""
+    """Return rows as a table; a value of another type is omitted."""
     columns = []
     for field, values in zip(SCHEMA, zip(*rows, strict=True), strict=True):
         try:

@@ -77,7 +77,7 @@ class Sources:
         return held
 
     def has_changed(self) -> bool:
-        """Return whether another file stands under a name than the one that was read, or less of it."""
+        """Return whether another file is under a name than the one that was read, or less of it."""
         return any(map(self._is_other, self._identities))
 
     def _is_other(self, name: str) -> bool:

@@ -5,7 +5,7 @@
     untrained    it was in a step's batch, and nothing of it was trained; why               join of a step
     validated    a validation scored it                                                     join of a validation
     evicted      its group was too old                                                      steps.jsonl
-    filtered     its group was left out by a filter, and another took its place             steps.jsonl
+    filtered     its group was excluded by a filter, and another took its place             steps.jsonl
     discarded    its group had finished when enough others had                              steps.jsonl
     failed       its group failed, by a sibling that raised or whose worker died            steps.jsonl
     rerolled     its group was too late, and its prompt was begun anew under another uid    steps.jsonl
@@ -145,7 +145,7 @@ def fates(
 
 
 def count(found: Iterable[Fate], *, validation: bool | None = None) -> dict[str, int]:
-    """Return how many conversations have each fate; fates that none has are left out.
+    """Return how many conversations have each fate; fates that none has are omitted.
 
     Args:
         found: fates.

@@ -6,7 +6,7 @@ Invariants:
 - a record is verified against the receipts of its generations when it is chosen, and again each time it is taken. One
   that is torn, or of which an id, a mask or a log-probability was changed, is not trained;
 - what is chosen depends on the records and the choice alone, not on the order of folders in a file system;
-- every conversation is either chosen or counted with the cause for which it is left out.
+- every conversation is either chosen or counted with the cause for which it is excluded.
 
 The digests are not signed: they find damage and careless edits, and nobody who computes them anew.
 """
@@ -125,7 +125,7 @@ class Selection:
     groups: tuple[tuple[SelectedRecord, ...], ...]
     """The conversations of each data row, in the order of their numbers."""
     left_out: Counter[str]
-    """Conversations that were left out, by cause."""
+    """Conversations that were excluded, by cause."""
     faults: tuple[str, ...]
     """What could not be read, and which records are not what the engine returned: one sentence each."""
 
@@ -150,7 +150,7 @@ def choose(folders: Sequence[str | Path], choice: SelectionRule) -> Selection:
         choice: What is learned from.
 
     Raises:
-        ConfigError: A folder does not exist or holds no records, a conversation is in two of them, or nothing is left.
+        ConfigError: A folder does not exist or holds no records, a conversation is in two of them, or nothing remains.
     """
     if not folders:
         raise ConfigError("no records are named; name folders of runs or evaluations: recipe.records=[DIR,…]")
@@ -214,7 +214,7 @@ def _placed(records: Records) -> Iterator[StoredRecord]:
 
 
 def _refusal(record: Mapping[str, Any], score: float | None, choice: SelectionRule) -> tuple[str, str]:
-    """Return why a conversation is left out, and what is wrong with its record; "" and "" for one that can be used."""
+    """Return why a conversation is excluded, and what is wrong with its record; "" and "" for one that can be used."""
     try:
         check(record)
     except CertificateError as error:

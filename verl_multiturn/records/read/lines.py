@@ -129,7 +129,7 @@ def _cost(text: bytes) -> int:
 
 
 def fitted(model: type[BaseModel], value: dict[str, Any]) -> dict[str, Any]:
-    """Return an object in the form of its model: entries that it lacks get their defaults, unknown ones are left out.
+    """Return an object in the form of its model: entries that it lacks get their defaults, unknown ones are omitted.
 
     All its values are of JSON's types, so that what has the model's form already comes back equal.
 

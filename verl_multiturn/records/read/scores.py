@@ -3,14 +3,14 @@
     join that counts ──▶ rewards_in ──▶ joined_rewards ──┐
     lines ──▶ scores of conversations without a join ────┴─▶ rewards_of
 
-- A conversation has a reward if it is valid, and each of its rows in the join has a finite score and no cause for which
-  a score says nothing (`NO_SCORE`).
+- A conversation has a reward if it is valid, and each of its rows in the join has a finite score and no cause that
+  voids a score (`NO_SCORE`).
 - Its reward is the sum over its rows. verl's score lies on the last one, those of tools, of an interaction and of an
   agent's completions where they were earned.
 - Of several joins that have a conversation the last one counts (`joins.order`).
 - Where no join has it, the score of its line counts.
 
-Invariant: nothing else of the package adds scores of a join up to what a conversation earned.
+Invariant: nothing else of the package adds scores of a join up to the reward of a conversation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from verl_multiturn.records.read.records import Records
 from verl_multiturn.rows.reward_numbers import RIGHT_ACC, ScoreRange
 
 NO_SCORE = ("invalid", "outage", "reward_outage", "failed")
-"""Causes in the join's column `untrained` for which the score of a row says nothing."""
+"""Causes in the join's column `untrained` that void the score of a row."""
 COLUMNS = ("request_id", "uid", "number", "row", "score", "parts", "trained", "untrained")
 """Columns of a join that `rewards_in` reads."""
 LARGEST = 2.0**970
@@ -49,7 +49,7 @@ class Reward(NamedTuple):
     parts_text: str | None = None
     """The column `parts` of its last row."""
     join: JoinName | None = None
-    """The join that says so; None: no join has the conversation."""
+    """The join that has it; None: no join has the conversation."""
     undone: bool = False
     """Whether a later start did the step again, so that the step's figures are those of other conversations."""
     uid: str = ""
@@ -69,7 +69,7 @@ class Reward(NamedTuple):
 
     @property
     def acc(self) -> float | None:
-        """Return what its function reported as `acc`; None: nothing."""
+        """Return the value `acc` that its function reported; None without one."""
         return acc_of(self.parts_text)
 
 
@@ -98,7 +98,7 @@ def _read(text: str | None) -> Any:
 
 
 def _finite(value: Any) -> float | None:
-    """Return a number of JSON as a float; None for one that is beyond a float, and for what is no number."""
+    """Return a number of JSON as a float; None for one that is beyond a float, and for another type."""
     with contextlib.suppress(OverflowError):
         if isinstance(value, int | float) and math.isfinite(value):
             return float(value)
@@ -124,10 +124,10 @@ def sum_of_rows(scores: Iterable[float | None]) -> float | None:
 
 
 def rewards_in(rows: pa.Table) -> pa.Table:
-    """Return what the conversations of a join earned by it.
+    """Return the rewards of a join's conversations by it.
 
     Args:
-        rows: Rows of a join; a column of `COLUMNS` that is missing is null. Of a row that stands there twice, as in a
+        rows: Rows of a join; a column of `COLUMNS` that is missing is null. Of a row that occurs twice, as in a
             stranger's join, the last counts.
 
     Returns:
@@ -138,7 +138,7 @@ def rewards_in(rows: pa.Table) -> pa.Table:
 
 
 def rewards_in_each(rows: pa.Table) -> pa.Table:
-    """Return what `rewards_in` does, of rows that stand in the join once each, with all of `COLUMNS`."""
+    """Return the same as `rewards_in`, of rows that occur in the join once each, with all of `COLUMNS`."""
     rows = _named(rows).sort_by([("row", "ascending")])
     said = pc.invert(pc.is_in(rows["untrained"], pa.array(NO_SCORE)))
     counts = pc.and_(said, pc.fill_null(pc.less_equal(pc.abs(rows["score"]), LARGEST), False))
@@ -164,7 +164,7 @@ def _named(rows: pa.Table) -> pa.Table:
 
 
 def each_once(rows: pa.Table) -> pa.Table:
-    """Return rows of a join without those that stand there again later, as in a stranger's: of each the last counts.
+    """Return rows of a join without those that occur again later, as in a stranger's: of each the last counts.
 
     Args:
         rows: Rows with the columns that name a row: `request_id`, `uid`, `number`, `row`.
@@ -178,7 +178,7 @@ def each_once(rows: pa.Table) -> pa.Table:
 
 
 def joined_rewards(records: Records) -> dict[str, Reward]:
-    """Return what each conversation of a run earned by the join that counts, by its key (`key_of`)."""
+    """Return the reward of each conversation of a run by the join that counts, by its key (`key_of`)."""
     found: dict[str, Reward] = {}
     tables = sorted(records.joins(COLUMNS), key=lambda joined: joins.order(joined[0]))
     counting = joins.counting((name for name, _ in tables), records.evaluations)
@@ -204,7 +204,7 @@ def key_of(row: Mapping[str, Any]) -> str:
 
 
 def rewards_of(records: Records) -> dict[str, Reward]:
-    """Return what each conversation of a run earned, by its key (`key_of`).
+    """Return the reward of each conversation of a run, by its key (`key_of`).
 
     A conversation that neither a join nor the line of a score knows is not there.
     """
@@ -221,11 +221,11 @@ def rewards_of(records: Records) -> dict[str, Reward]:
 
 
 def are_right(scores: pa.ChunkedArray, accs: pa.ChunkedArray, known: ScoreRange) -> pa.ChunkedArray:
-    """Tell of a column of conversations which solved their tasks: `ScoreRange.is_right` of each; null without a score.
+    """Return which conversations of a column solved their tasks: `ScoreRange.is_right` of each; null without a score.
 
     Args:
         scores: Their rewards.
-        accs: What was reported as `acc`; null: nothing.
+        accs: Their reported values `acc`; null: none.
         known: The range of the run's rewards.
     """
     by_score = pc.greater_equal(scores, known.bar)
@@ -234,7 +234,7 @@ def are_right(scores: pa.ChunkedArray, accs: pa.ChunkedArray, known: ScoreRange)
 
 
 def ranges_of(rewards: Iterable[Reward]) -> tuple[ScoreRange, ScoreRange]:
-    """Return the ranges of the rewards of a run's training and of its validations: they say who is right."""
+    """Return the ranges of the rewards of a run's training and of its validations: they decide who is right."""
     found = ScoreRange(), ScoreRange()
     for reward in rewards:
         if not reward.undone:
@@ -246,7 +246,7 @@ def is_right(reward: Reward, ranges: tuple[ScoreRange, ScoreRange]) -> bool:
     """Return whether a conversation solved its task; one without a reward has not.
 
     Args:
-        reward: What it earned.
+        reward: Its reward.
         ranges: Those of its run (`ranges_of`).
     """
     return reward.score is not None and ranges[reward.validation].is_right(reward.score, reward.acc)

@@ -61,7 +61,7 @@ class JoinCheck:
             for request_id, *row in zip(*(column.to_pylist() for column in table.columns), strict=True):
                 self._rows[request_id].append(_JoinEntry(*row))
         self.faults = [fault for fault in records.faults if f"{joins.FOLDER}/" in fault and "left out" in fault]
-        """Which joins are left out."""
+        """Which joins are excluded."""
 
     def violations(
         self, record: Mapping[str, Any], line: Mapping[str, Any] | None, score: float | None

@@ -4,7 +4,7 @@ A record of schema 2 holds each token once. Of every generation it has the diges
 the engine answered. So the receipts are built again from the tokens of the rows, their digests are compared, and then
 each row is verified as a batch is (`certificate.check`).
 
-Anybody may have written a record: integers are integers, no `true` and no `1.0`, and nothing stands in it that the
+Anybody may have written a record: integers are integers, no `true` and no `1.0`, and nothing is in it that the
 schema does not name.
 """
 

@@ -5,22 +5,22 @@
                  ▼
               it waits until they fit: the oldest conversation first, nothing is aborted
 
-The server is asked at most twice a second, as long as conversations come, go or wait. In between the client goes on by
-itself from the last answer: what its conversations need more comes from the room that it was given, and beyond that its
-youngest one waits; what one leaves goes to those that wait. Before the first answer nothing is sent, since many begin
-at once.
+The server gets at most two requests a second, as long as conversations come, go or wait. In between the client goes on
+by itself from the last answer: its conversations grow into the room that it was given, and beyond that the youngest one
+waits; the room of one that leaves goes to those that wait. Before the first answer nothing is sent, since many begin at
+once.
 
-A conversation needs what it has and what its next turn adds, as far as its last one tells. One that waits needs room
-for some turns: else it would be thrown out again at once, and be read as often. What prompts have in common, of one
-group or of many, is there once, and counts once (`blocks.py`).
+A conversation needs its tokens and those of its next turn, which is taken to be as long as its last one. One that waits
+needs room for some turns: else it would be evicted again at once, and be read as often. The common part of prompts, of
+one group or of many, is there once, and counts once (`blocks.py`).
 
 A conversation counts while it has a turn, and for a while afterwards: where tools take long, its tokens are read again,
 which costs less than an engine that waits with it.
 
 Invariants:
-- nothing waits for a server that does not say its cache's use, that leaves, or that has died;
+- nothing waits for a server that does not report its cache's use, that leaves, or that has died;
 - nothing waits for a conversation that has no turn for longer than `AWAY_S`, whatever that waits for itself;
-- without conversations nobody asks.
+- without conversations no request is sent.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ _ANSWER_S = 5.0
 STAYS = 4
 """Turns for which one that waits has to have room."""
 _NOTHING = CacheReport(math.nan, math.inf, math.inf)
-"""What is known of a server that says nothing: nothing waits for it."""
+"""The report in the place of a missing one: nothing waits for the server."""
 
 
 @dataclass(eq=False)
 class _HeldRequest:
-    """What a request has at a server."""
+    """The tokens of a request at a server."""
 
     first: Prompt
     """Its first prompt, or the first one after its history was made shorter."""
     length: int
     """Tokens of its last prompt."""
     tokens: int
-    """Its tokens, with what was sampled."""
+    """Its tokens, the sampled ones included."""
 
     def own(self) -> int:
-        """Return how many tokens came behind its first prompt; they are nobody else's."""
+        """Return how many tokens came behind its first prompt; no other request shares them."""
         return max(0, self.tokens - self.first.tokens)
 
 
 @dataclass
 class _Stay:
-    """What a conversation that goes on has at a server."""
+    """The tokens of a conversation that goes on at a server."""
 
     requests: dict[str, _HeldRequest] = field(default_factory=dict)
     turns: set[str] = field(default_factory=set)
@@ -82,7 +82,7 @@ class _Stay:
     taken: int = 0
     """Tokens of the room that are kept for it beside those prompts."""
     is_told: bool = False
-    """Whether the server was last told of it."""
+    """Whether the last request to the server reported it."""
 
     def counts(self, now: float) -> bool:
         """Return whether the others have to leave room for it."""
@@ -99,11 +99,11 @@ class _Stay:
 
 
 class Holding:
-    """What a client knows of one server's cache.
+    """A client's view of one server's cache.
 
     Args:
-        ask: Tells the server all conversations, and returns what it says of its cache; None: it says nothing. With a
-            `TimeoutError` it is asked again, with another error never.
+        ask: Reports all conversations to the server, and returns its report on its cache; None: it has none. After a
+            `TimeoutError` the request is repeated, after another error never.
         clock: Seconds that pass, as `time.monotonic`.
     """
 
@@ -111,14 +111,14 @@ class Holding:
         self, ask: Callable[[Conversations], Awaitable[CacheReport | None]], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.use = math.nan
-        """What the server last said."""
+        """The use in the server's last report."""
         self._ask = ask
         self._clock = clock
         self._youngest, self._room = math.inf, math.inf
         self._is_known = False
         """Whether the server has answered since conversations are there, or is not to be waited for."""
         self._changed = 0
-        """Tokens that those that were let in need more than when the server was asked."""
+        """Tokens that admitted conversations need beyond those of the last request to the server."""
         self._usual = 0
         """Growth of a conversation that has none of its own yet: that of the last prompt that grew."""
         self._stays: dict[Life, _Stay] = {}
@@ -131,7 +131,7 @@ class Holding:
         self._is_silent = False
 
     def note(self, life: Life, request_id: str, prompt: Sequence[int], sampled: int = 0) -> None:
-        """Note the tokens of a request that has a turn: those of its prompt, and what was sampled behind it."""
+        """Note the tokens of a request that has a turn: those of its prompt, and those sampled behind it."""
         if life.asks_no_more:  # nothing would forget it again
             return
         stay = self._stays.get(life)
@@ -189,7 +189,7 @@ class Holding:
             self._hand_on()
 
     def told(self) -> Conversations:
-        """Return what the server has to know: what prompts have in common counts once, at the oldest."""
+        """Return the conversations for the server: the common part of prompts counts once, at the oldest."""
         told: list[tuple[float, int]] = []
         seen: set[int] = set()
         now = self._clock()
@@ -221,7 +221,7 @@ class Holding:
         return sum(first.beyond(first.known(self._blocks)) for first in firsts) + self._own(life)
 
     def _put_in(self, life: Life) -> int:
-        """Keep room for what a conversation needs now, and return how many tokens more that is than before."""
+        """Keep the room that a conversation needs now, and return how many tokens more that is than before."""
         stay = self._stays[life]
         before, stay.inside = stay.inside, stay.needed()
         more = sum(self._blocks.add(each.first) for each in stay.inside if each not in before)
@@ -253,7 +253,7 @@ class Holding:
             self._youngest = inside[-1].began
 
     def _hand_on(self) -> None:
-        """Let conversations in that fit into what others have left."""
+        """Admit conversations that fit into the room of those that left."""
         for life in sorted(set(self._held.values()), key=lambda each: each.began):
             if life in self._stays and self._needs(life) > self._room:
                 break
@@ -269,13 +269,13 @@ class Holding:
                 waiting.set_result(None)
 
     def _look(self) -> None:
-        """Ask the server soon, unless it is being asked."""
+        """Send the server a request soon, unless one is under way."""
         if self._asking is None and not self._is_silent:
             # Not in the context of the conversation that happens to come first: it would be kept as long.
             self._asking = asyncio.get_running_loop().create_task(self._keep_asking(), context=Context())
 
     def _settle(self) -> None:
-        """Keep room for those that the answer lets in; it knows only those that it was told."""
+        """Keep room for those that the answer lets in; it knows only those of the request."""
         now = self._clock()
         for life, stay in self._stays.items():
             if life.began > self._youngest:

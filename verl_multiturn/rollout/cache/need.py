@@ -1,17 +1,17 @@
 """`CacheNeed`: how much of a server's cache the conversations need that go on there, and which of them have to wait.
 
-Each client tells its conversations, in every question, and is told the use and the youngest conversation that fits:
+Each client reports its conversations in every request, and the answer has the use and the youngest one that fits:
 
     client  (when it began, its tokens) of each conversation  ──▶  server, which knows those of all clients
-    client  holds the turns of what began later               ◀──  `CacheReport`: use, youngest, room
+    client  holds the turns of later ones                     ◀──  `CacheReport`: use, youngest, room
 
 A conversation counts as long as it has turns, also in the seconds between them: it comes back for its tokens, and for
-what its next turn adds. What the engine itself calls its use counts the running requests alone, and calls a cache free
+those of its next turn. The engine's own figure of its use counts the running requests alone, and calls a cache free
 from which each turn throws another conversation out.
 
 Invariants:
 - the oldest conversation is always let in, so that all are in the end;
-- a client that tells nothing for half a minute has died, and its conversations count no more.
+- a client that is silent for half a minute has died, and its conversations count no more.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from typing import Any, NamedTuple
 from verl_multiturn.errors import ConfigError
 
 Conversations = Sequence[tuple[float, int]]
-"""When each conversation of a client began (`time.time`), and its tokens, without those that siblings have told."""
+"""When each conversation of a client began (`time.time`), and its tokens, without those that siblings have reported."""
 
 AWAY_S = 10.0
-"""Seconds after its last turn for which a conversation counts; what it waits for then takes long."""
+"""Seconds after its last turn for which a conversation counts; a longer wait is a slow call."""
 REMINDED_S = 5.0
-"""Seconds after which a client tells what it has told before."""
-# Seconds after which a client that has told nothing counts as dead.
+"""Seconds after which a client repeats its report."""
+# Seconds of silence after which a client counts as dead.
 _LATE_S = 30.0
 
 
 class CacheReport(NamedTuple):
-    """What a server says of its cache."""
+    """A server's report on its cache."""
 
     use: float
     """Tokens that all conversations need that count, as a share of the cache: above 1 they do not fit."""
     youngest: float
     """When the youngest conversation began that is let in; infinity: all are."""
     room: float
-    """How many tokens more those of the client may need until it asks again: an equal share of what is left now. Others
+    """How many tokens more those of the client may need until its next request: an equal share of the free room. Others
     that ask meanwhile are given a share of it, too."""
 
 
 class CacheNeed:
-    """What the clients of one server have told.
+    """The reports of one server's clients.
 
     Args:
         tokens: How many tokens the cache holds.
@@ -58,10 +58,10 @@ class CacheNeed:
         self._tokens = tokens
         self._clock = clock
         self._told: dict[str, tuple[float, Conversations]] = {}
-        """When each client told its conversations last, and what it told."""
+        """Time of each client's last report, and its conversations."""
 
     def tell(self, client: str, conversations: Conversations, full: float) -> CacheReport:
-        """Take a client's conversations, and return what it has to know.
+        """Take a client's conversations, and return the report for it.
 
         Args:
             client: Its name.
@@ -98,7 +98,7 @@ def require_room(tokens: int, rollout: Any) -> None:
 
 
 def _youngest(oldest_first: Conversations, room: float) -> tuple[float, float]:
-    """Return when the last conversation began that fits with all older ones, and what it leaves; infinity: all fit."""
+    """Return when the last conversation began that fits with all older ones, and the room beyond; infinity: all fit."""
     youngest = oldest_first[0][0]
     for began, tokens in oldest_first:
         if tokens > room:

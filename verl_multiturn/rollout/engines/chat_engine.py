@@ -209,7 +209,7 @@ def _function(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(name: str, arguments: str) -> Any:
-    """Return what stands between the tags of a call; for one that cannot be read, a list, which is no call."""
+    """Return what is between the tags of a call; for one that cannot be read, a list, which is no call."""
     try:
         value = read_whole_json(arguments.strip() or "{}")  # some endpoints write nothing where there is no argument
         as_json(value)

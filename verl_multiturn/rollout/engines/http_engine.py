@@ -1,7 +1,7 @@
-"""Engines in another process: `Engine` over HTTP, for a model that does not change while it is asked.
+"""Engines in another process: `Engine` over HTTP, for a model with fixed weights.
 
     GenerateEngine      SGLang's `/generate`      ids in, ids out, log-probs, the weights' hash
-    CompletionsEngine   OpenAI's `/v1/completions` ids in, text out: its ids are encoded anew, and nobody proves them
+    CompletionsEngine   OpenAI's `/v1/completions` ids in, text out: its ids are encoded anew, without a proof
     ChatEngine          OpenAI's chat completions  messages in, text and calls out (`chat_engine.py`)
 
 Invariants:
@@ -9,7 +9,7 @@ Invariants:
   answer, half of one, one without end, other weights) says nothing about the model, so that the conversation becomes
   invalid;
 - the key is in no error and no record, even where a server repeats it;
-- a server that answers nobody is found out: while it is silent for `SILENT_S`, it is asked whether it lives.
+- a server that stops answering is found: after a silence of `SILENT_S`, a request checks whether it lives.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from verl_multiturn.rollout.trajectory import NO_VERSION
 WEIGHTS = 0
 """Version of the weights in a generation, which are the only ones."""
 SILENT_S = 30.0
-"""Seconds without any answer, while answers are waited for, after which a server is asked whether it lives."""
+"""Seconds without any answer, while answers are waited for, after which a request checks whether the server lives."""
 ALIVE_S = 90.0
-"""Seconds in which it has to say so. SGLang itself takes up to 20 s to find out that it does not."""
+"""Seconds in which it has to answer this request. SGLang itself takes up to 20 s to find out that it is dead."""
 _BUSY = (429, 503)
-"""Statuses of a server that has too much to do: it is asked again."""
+"""Statuses of an overloaded server: the request is repeated."""
 _PAUSES_S = (1.0, 4.0, 16.0)
 _SHOWN = 200
 _MOST_BYTES = 256 << 20
@@ -53,7 +53,7 @@ _FINISH: Mapping[Any, Finish] = {"stop": "stop", "length": "length"}
 
 
 class HttpEngine:
-    """What the engines share: the connections, and the watch over a server that may have died or hang.
+    """The common base of the engines: the connections, and the watch over a server that may have died or hang.
 
     Args:
         url: Address of the server, as in `http://127.0.0.1:30000`.
@@ -64,9 +64,9 @@ class HttpEngine:
     """
 
     level: str
-    """Name of what the engine can say, for tables and records."""
+    """Name of the engine's level of detail, for tables and records."""
     alive_below = 400
-    """Statuses of the path `alive` below this say that the server lives."""
+    """Statuses of the path `alive` below this mean that the server lives."""
 
     def __init__(
         self, url: str, alive: str, key: str | None = None, silent_s: float = SILENT_S, alive_s: float = ALIVE_S
@@ -98,7 +98,7 @@ class HttpEngine:
             task.cancel()
 
     async def check(self) -> None:
-        """Refuse a server that does not serve the model, before anything is asked of it.
+        """Refuse a server that does not serve the model, before the first request.
 
         Raises:
             ConfigError: It does not.
@@ -110,12 +110,12 @@ class HttpEngine:
         raise NotImplementedError
 
     async def answered(self) -> bool:
-        """Return whether the server says that it can generate."""
+        """Return whether the server reports that it can generate."""
         try:
             limit = aiohttp.ClientTimeout(total=self._alive_s)
             async with self._client().get(self.url + self._alive, headers=self._headers, timeout=limit) as response:
                 return response.status < self.alive_below
-        except aiohttp.ClientResponseError as error:  # a redirect, which says as much
+        except aiohttp.ClientResponseError as error:  # a redirect, which is an answer, too
             return error.status < self.alive_below
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
@@ -183,7 +183,7 @@ class HttpEngine:
             held += piece
             if len(held) > _MOST_BYTES:
                 raise EngineError(f"{where} answered with more than {_MOST_BYTES >> 20} MiB")
-        text = held.decode(errors="replace")  # JSON is UTF-8, whatever the header says
+        text = held.decode(errors="replace")  # JSON is UTF-8, whatever the header has
         text = self._key.sub("[key]", text) if self._key else text
         if response.status >= 400:
             raise EngineError(f"{where} answered {response.status}{self._route().words}: {show(text[:_SHOWN])}")
@@ -196,7 +196,7 @@ class HttpEngine:
         return found
 
     async def _watches(self) -> None:
-        """Give the server up when it neither answers a question nor says that it lives."""
+        """Give the server up when it answers neither a request nor the check of its life."""
         while not self.lost:
             silent_s = time.monotonic() - self._heard if self._asked else 0.0
             if silent_s < self._silent_s:
@@ -208,7 +208,7 @@ class HttpEngine:
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # A conversation has a time limit of its own; whoever asks bounds how many ask at once.
+            # A conversation has a time limit of its own; the caller bounds the number of requests at once.
             unbounded = aiohttp.ClientTimeout(total=None, sock_connect=30.0)
             # SGLang's server closes a connection that is idle for 5 s: one that it is about to close is not used.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
@@ -238,7 +238,7 @@ class GenerateEngine(HttpEngine):
         """Refuse a server that has other weights.
 
         Raises:
-            ConfigError: It has, or it says nothing of them.
+            ConfigError: It has, or it does not report them.
         """
         try:
             found = (await self._get("/get_model_info")).get("weight_version")
@@ -255,7 +255,7 @@ class GenerateEngine(HttpEngine):
         """Sample with SGLang, as `Engine.generate` describes.
 
         Raises:
-            EngineError: There is no answer, or one that is no generation of the named weights.
+            EngineError: There is no answer, or one that is not a generation of the named weights.
         """
         rid = uuid4().hex
         body: dict[str, Any] = {
@@ -296,7 +296,7 @@ class GenerateEngine(HttpEngine):
         )
 
     async def _stop(self, rid: str) -> None:
-        """Let the server stop a generation that nobody waits for any more."""
+        """Let the server stop a generation whose caller is gone."""
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
             limit = aiohttp.ClientTimeout(total=5.0)
             async with self._client().post(f"{self.url}/abort_request", json={"rid": rid}, timeout=limit):
@@ -339,7 +339,7 @@ class CompletionsEngine(HttpEngine):
         """Sample with the endpoint, as `Engine.generate` describes.
 
         Raises:
-            EngineError: There is no answer, or one that is no completion.
+            EngineError: There is no answer, or one that is not a completion.
         """
         if ask.images:
             raise EngineError(f"{self.url}/completions takes no images")
@@ -370,7 +370,7 @@ class CompletionsEngine(HttpEngine):
 
 
 def _count(found: Any) -> int | None:
-    """Return a number of tokens that a server tells; None where it tells none that a record can hold."""
+    """Return a number of tokens that a server reports; None without one that a record can hold."""
     return found if type(found) is int and 0 <= found < _MOST_TOKENS else None
 
 

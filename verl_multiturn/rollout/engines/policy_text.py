@@ -19,7 +19,7 @@ class PolicyText:
     Args:
         engine: Samples the tokens. It must keep no receipts, since these tokens belong to no row.
         codec: Renders messages to token ids.
-        parser: Reads the turn, so that reasoning is left out where the format knows it.
+        parser: Reads the turn, so that reasoning is omitted where the format knows it.
         stop_ids: Token ids that end a turn.
     """
 

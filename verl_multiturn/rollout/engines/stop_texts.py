@@ -20,8 +20,8 @@ class StopTexts:
 
     The engine looks for it, too, and most often it stops there. It may go on all the same: an engine that resumes an
     interrupted generation looks at the new tokens only, and speculative decoding accepts several tokens at once. The
-    beginning of a sample is itself a sample, with the same probability, so the tokens after the match can be left out.
-    This class stands below the receipts: the tokens that it cuts off were never part of the conversation.
+    beginning of a sample is itself a sample, with the same probability, so the tokens after the match can be omitted.
+    This class is below the receipts: the tokens that it cuts off were never part of the conversation.
 
     Args:
         engine: Samples the tokens.
@@ -66,7 +66,7 @@ class StopTexts:
 class PlaceholderGuard:
     """An `Engine` that ends another engine's turn before the first image placeholder that the model writes.
 
-    This class stands below the receipts: the tokens that it cuts off were never part of the conversation.
+    This class is below the receipts: the tokens that it cuts off were never part of the conversation.
 
     Args:
         engine: Samples the tokens.

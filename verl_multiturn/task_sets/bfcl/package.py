@@ -2,7 +2,7 @@
 
 Invariants:
 - only data files and the classes of `CLASSES` are used. The package's own executor is not: it evaluates a model's text
-  as Python, and keeps each world in a module for ever;
+  as Python, and keeps each world in a module forever;
 - a gold call is read, never evaluated: its arguments are literals.
 """
 

@@ -93,7 +93,7 @@ _PARSERS = ("parse_log_pytest", "parse_log_pytest_v2")
 
 
 class UnusableRowError(ConfigError):
-    """A row has all columns, but no task can be made of what stands there."""
+    """A row has all columns, but no task can be made of what is there."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def task_of_row(kind: str, row: Mapping[str, Any], where: str) -> tuple[str, Har
 
     Raises:
         ConfigError: The row lacks a column, or its name or image is no plain name.
-        UnusableRowError: What stands in a column cannot be used.
+        UnusableRowError: What is in a column cannot be used.
     """
     data_set = DATA_SETS[kind]
     missing = [name for name in data_set.columns if row.get(name) in (None, "")]

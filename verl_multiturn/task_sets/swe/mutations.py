@@ -127,7 +127,7 @@ def drawn_mutations(sources: Mapping[str, bytes], seed: int) -> Iterator[Mutatio
 
 
 class _Spans(ast.NodeVisitor):
-    """Finds the places. Operators have no place in the syntax tree: they stand between their operands."""
+    """Finds the places. Operators have no place in the syntax tree: they are between their operands."""
 
     def __init__(self, path: str, source: bytes) -> None:
         self._path = path
@@ -234,7 +234,7 @@ class _Spans(ast.NodeVisitor):
         self._add(kind, first.lineno, start, end, (other + between + one).decode())
 
     def _between(self, left: ast.expr, right: ast.expr, kind: str, before: str, after: str) -> None:
-        """Change the operator between two operands. Only brackets, line breaks and comments stand beside it there."""
+        """Change the operator between two operands. Only brackets, line breaks and comments are beside it there."""
         start, end = self._end(left), self._start(right)
         text = re.sub(rb"#[^\n]*", lambda comment: b" " * len(comment[0]), self._source[start:end])
         pattern = re.escape(before).replace(r"\ ", r"\s+")

@@ -48,7 +48,7 @@ class TrialOutcome:
     kind: str
     """`passed`, `failed` or `skipped`."""
     message: str = ""
-    """Of a failed one: what it says, without the place. Addresses of objects are left out."""
+    """Of a failed one: what it says, without the place. Addresses of objects are omitted."""
 
 
 async def run_tests(

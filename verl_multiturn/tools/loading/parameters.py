@@ -1,7 +1,7 @@
 """Parameters of a typed function: what the model is shown of them, and what the function gets.
 
-A description stands in pydantic's `Field(description=…)`, in the annotation as a text or a `Doc`, or in the docstring;
-the first of them counts. A `Field` may stand in the annotation (`Annotated[int, Field(ge=1)] = 10`) or be the default
+A description is in pydantic's `Field(description=…)`, in the annotation as a text or a `Doc`, or in the docstring;
+the first of them counts. A `Field` may be in the annotation (`Annotated[int, Field(ge=1)] = 10`) or be the default
 (`x: int = Field(10, ge=1)`), as in FastMCP and LlamaIndex.
 
 Invariants:
@@ -29,7 +29,7 @@ from verl_multiturn.tools.loading.model_schema import SchemaGenerator
 
 _ANNOTATED: Any = Annotated
 _UNION: Any = Union
-"""The forms of `typing`, as values: what stands in them is known when they run."""
+"""The forms of `typing`, as values: what is in them is known when they run."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Parameters:
     def read(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return a call's arguments in the types that the annotations name, by parameter.
 
-        An argument that the call leaves out is left out here, too, where the function has a default for it.
+        An argument that the call leaves out is omitted here, too, where the function has a default for it.
 
         Args:
             arguments: The arguments of the call, by the names that the model is shown.

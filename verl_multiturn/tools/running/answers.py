@@ -40,7 +40,7 @@ def read_answer(result: CallResult, returned: Any, most_characters: int, foreign
         returned: The return value.
         most_characters: Largest number of characters in the answer's text; a longer text loses its middle.
         foreign: Whether the tool was written for another agent loop (`is_foreign`). Then a reward that is not a number,
-            and metrics that are not a dict, are left out; otherwise they are errors.
+            and metrics that are not a dict, are omitted; otherwise they are errors.
 
     Raises:
         ToolContractError: The value is none of `ToolResponse`, `str`, or one of these with a reward and metrics; or the
@@ -83,7 +83,7 @@ def read_failure(result: CallResult, error: Exception, timeout_s: float, most_ch
 
     Args:
         result: The result.
-        error: What the tool raised, or what stood in its way.
+        error: What the tool raised, or what was in its way.
         timeout_s: Seconds that the call had.
         most_characters: As for `read_answer`.
     """
@@ -110,7 +110,7 @@ def _with_text(result: CallResult, text: str, most_characters: int) -> CallResul
 def read_reward(name: str, method: str, value: Any, foreign: bool = False) -> float | None:
     """Return a reward as a float; None for NaN, an infinite number, or one that is too large.
 
-    The log names the tool once for each method whose reward is left out.
+    The log names the tool once for each method whose reward is omitted.
 
     Args:
         name: The tool's name, for errors.

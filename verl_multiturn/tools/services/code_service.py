@@ -89,7 +89,7 @@ def show_output(*parts: str) -> str:
 
     Args:
         parts: Parts of the text in their order, such as what the program printed, its errors, and how it ended. Empty
-            parts are left out.
+            parts are omitted.
     """
     shown = "\n".join(part.rstrip() for part in parts if part.strip())
     return shown or "[no output; print what you want to see]"

@@ -21,7 +21,7 @@ _FIELDS = ["uid", "prompts", "responses", "input_ids", "position_ids", "response
 
 
 def fetch(keys: Sequence[RowKey], partition_id: str, loss_inputs: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the batch columns of each row, tensors as numpy arrays; a column that a row lacks is left out.
+    """Return the batch columns of each row, tensors as numpy arrays; a column that a row lacks is omitted.
 
     Args:
         keys: Names of the rows in TransferQueue.
@@ -57,7 +57,7 @@ def is_ours(row: Mapping[str, Any]) -> bool:
 
 
 def fetch_some(keys: Sequence[RowKey], partition_id: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return columns of each row, tensors as numpy arrays; one that any of the rows lacks is left out of all."""
+    """Return columns of each row, tensors as numpy arrays; one that any of the rows lacks is omitted for all."""
     data = get_columns(keys, partition_id, names)
     columns: dict[str, list[Any]] = {}
     for name in data.keys():  # noqa: SIM118  # iterating a TensorDict yields its rows

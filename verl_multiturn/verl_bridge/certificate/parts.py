@@ -101,7 +101,7 @@ class Parts:
             further: See `check_rows`.
 
         Raises:
-            CertificateError: A part did not give its verdicts, or others than it was asked for.
+            CertificateError: A part did not give its verdicts, or others than those requested.
         """
         self.start()
         count = len(self._actors)

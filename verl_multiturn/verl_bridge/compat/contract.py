@@ -14,7 +14,7 @@ alternatives, too. Kinds:
     value        anything else that a module or class has
     attribute    what instances have: assigned to `self`, or declared in the class
     dataclass    a class of which somebody asks the fields
-    text         a text that stands in a module: NAME is the module, the parameters are the text
+    text         a text that is in a module: NAME is the module, the parameters are the text
     source       a class or function in whose place ours stands: NAME is its module, the parameters are its name there
                  and, behind an `=`, the digest of its source without comments, docstring and spaces
 
@@ -69,7 +69,7 @@ class ContractLine:
 
     @property
     def word(self) -> str:
-        """Part after the last dot, as it stands in the files that need it."""
+        """Part after the last dot, as it is in the files that need it."""
         return self.parameters.partition("=")[0] if self.kind in _OF_MODULES else self.names[0]
 
 
@@ -220,7 +220,7 @@ def _find(name: str) -> tuple[Any, Any]:
             found: Any = importlib.import_module(module)
             break
         except ModuleNotFoundError as error:
-            # Another module is missing: what was asked for is there, and cannot be imported.
+            # Another module is missing: what was requested is there, and cannot be imported.
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise
     else:
@@ -290,7 +290,7 @@ def _fits(recorded: str, found: str, *, exact: bool) -> bool:
 
 
 def _split(parameters: str) -> tuple[list[tuple[str, bool]], dict[str, bool]]:
-    """Return the positional parameters, then the others by name, each with whether it may be left out."""
+    """Return the positional parameters, then the others by name, each with whether it may be omitted."""
     places: list[tuple[str, bool]] = []
     names: dict[str, bool] = {}
     is_place = True

@@ -2,7 +2,7 @@
 
 verl's builder renders each observation behind a small conversation that never changes, tokenizes that prefix and the
 whole, and takes the prefix's ids away. `suffix_builder` gives a builder of the same class that keeps the prefix's text
-and tokenizes only what stands behind it.
+and tokenizes only what is behind it.
 
 Invariants:
 - the ids are those of verl's own way. Where the prefix's text is no prefix of the whole, or the rest does not begin at

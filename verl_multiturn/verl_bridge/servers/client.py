@@ -55,7 +55,7 @@ _AGAIN_S = 0.02
 _SELDOM_S = 1.0
 # Seconds in which a server must stop a generation that is cancelled.
 _STOP_S = 30.0
-# Seconds that a generation waits for a server when none is left. The trainer ends a run that gets none.
+# Seconds that a generation waits for a server when none remains. The trainer ends a run that gets none.
 _NO_SERVER_S = 3600.0
 # Servers that may die of one generation.
 _MOST_LOST = 3

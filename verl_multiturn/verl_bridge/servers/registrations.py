@@ -34,7 +34,7 @@ _verls_loader = RolloutReplicaRegistry._registry[SGLANG]
 
 @dataclass(frozen=True)
 class AnotherClass:
-    """A class of another package that stands where ours must."""
+    """A class of another package that is where ours must."""
 
     place: str
     """verl's registry."""

@@ -58,7 +58,7 @@ class AsyncSGLangReplica(SGLangReplica):
         """Return how many calls a server runs at once: more than there are conversations.
 
         verl's number is 1000, or little more than `max_num_seqs`. During a pause every conversation that wants to
-        sample waits in a call. With as many of them, the call that ends the pause would wait behind them for ever.
+        sample waits in a call. With as many of them, the call that ends the pause would wait behind them forever.
         """
         return max(_CALLS, int(super().max_concurrency))
 

@@ -2,7 +2,7 @@
 
 What it adds:
 - a pause ends as soon as the last generation has stopped; SGLang's own loop looks once a second;
-- a generation is asked for only while the server is not paused, so that all its tokens have the weight version that
+- a generation is requested only while the server is not paused, so that all its tokens have the weight version that
   the server had when it began;
 - a generation that is stopped just at the end of its turn has ended; SGLang calls it aborted, so that it would go on
   behind the end token;

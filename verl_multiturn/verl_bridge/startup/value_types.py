@@ -145,7 +145,7 @@ def _kinds_of_default(default: Any, section: str, engine: str) -> Kinds:
 
 
 def _absolute(reference: str, section: str) -> str:
-    """Return the path of a reference: one dot before it is the section that it stands in, two the one above."""
+    """Return the path of a reference: one dot before it is the section that it is in, two the one above."""
     name = reference.lstrip(".")
     for _ in range(len(reference) - len(name) - 1):
         section = section.rpartition(".")[0]

@@ -2,7 +2,7 @@
 
 A line is PATTERN, KIND, places, WEIGHT, REASON and REMEDY, with tabs between; the last three may be missing. `*` in a
 pattern stands for any text, dots too, and `{a,b}`, once, for one of several. The last line that fits a setting holds,
-so that what is general stands first. KIND is one of
+so that general ones come first. KIND is one of
 
 - `always`: every run reads it. A place is a file of verl, or of ours (`verl_multiturn/…`), in which the setting's own
   name stands as an attribute or in quotes. `FILE:TEXT` is a file in which another text stands, such as the section's;
@@ -16,7 +16,7 @@ so that what is general stands first. KIND is one of
 
 A REASON is a sentence about a setting that does nothing, or not what it says, in every run of the V1 trainer with
 SGLang. The start-up check gives it, with the REMEDY, where the setting is not verl's default. WEIGHT is `refuse` where
-it would change what is learnt, else `tell`. A reason that depends on the run stands in `refusals/silent.py`.
+it would change what is learnt, else `tell`. A reason that depends on the run is in `refusals/silent.py`.
 
 Nothing here needs more of verl than its files, so that the answer takes no second.
 """

@@ -1,7 +1,7 @@
 """The rollout's metrics in the trainer's own loggers.
 
 The keys begin with `rollout/` in training and with `val/rollout/` in validation. Rows of other agent loops than ours,
-and verl's padding rows, are left out.
+and verl's padding rows, are excluded.
 """
 
 from __future__ import annotations

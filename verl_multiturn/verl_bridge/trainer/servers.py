@@ -129,7 +129,7 @@ class StandaloneServers:
     Args:
         replicas: `AsyncSGLangReplica`s.
         balancer: Ray handle of verl's load balancer, which names the replicas by their addresses.
-        restarts: False: a server that dies is left out from then on, since only differences of weights are sent.
+        restarts: False: a server that dies is excluded from then on, since only differences of weights are sent.
     """
 
     def __init__(self, replicas: Iterable[Any], balancer: Any, restarts: bool = True) -> None:
@@ -204,7 +204,7 @@ class StandaloneServers:
         return sent
 
     def _give_up(self, replica: Any, why: str) -> None:
-        """Go on without a replica; raise ServerDied where none is left."""
+        """Go on without a replica; raise ServerDied where none remains."""
         self._replicas.remove(replica)
         if not self._replicas:
             raise ServerDied(f"all generation servers have died, and {why}")

@@ -152,7 +152,7 @@ class StepJoin:
     def _look(self, rows: BatchRows, fetched: FetchedColumns, step: int, factors: Mapping[RowKey, float]) -> None:
         missing = [key for key in rows.real if key not in fetched.keys]
         others: dict[RowKey, Fields] = {}
-        # What TransferQueue lacks in one row it leaves out for all, so the rows of each kind are asked for together.
+        # What TransferQueue lacks in one row it leaves out for all, so the rows of each kind are requested together.
         for ours in (True, False):
             if keys := [key for key in missing if (key in rows.stats) == ours]:
                 others |= zip(keys, fetch_some(keys, rows.partition_id, NEEDED), strict=True)
@@ -205,7 +205,7 @@ class StepJoin:
                 row.update = updated[key]
             elif row.trained:
                 row.trained, row.untrained = 0, spared.get(key, "skipped_update")
-                if row.untrained == "no_signal":  # what stands in these columns was not computed
+                if row.untrained == "no_signal":  # these columns were not computed
                     row.old_log_probs = row.entropy = None
         return list(joined.values())
 

@@ -71,7 +71,7 @@ class MultiTurnSeparateAsync(MultiTurnHooks, PPOTrainerSeparateAsync):
         self._require_colocated()  # verl lists these, while they generate
         self._servers.look()
         # In the middle of a step the trainer has weights that have no version. A version is only the oldest that they
-        # may be, and better than none where no server is left.
+        # may be, and better than none where no server remains.
         if self._servers.ready() and (self._whole is not None or not self._servers.any_serves()):
             version = self.global_steps - 1 if self._whole is None else self._whole
             self._servers.send_weights(partial(self.standalone_checkpoint_manager.update_weights, version))

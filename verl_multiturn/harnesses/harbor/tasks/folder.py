@@ -8,7 +8,7 @@
     solution/solve.sh what `check.py` plays
 
 Invariants:
-- what cannot be had in a workspace is refused by name. Nothing of a folder is left out in silence;
+- what cannot be had in a workspace is refused by name. Nothing of a folder is omitted silently;
 - only plain files that lie in the folder are read, and of each part no more than `_MOST_BYTES`: no link leads to a file
   of the host;
 - the tests run in a fresh workspace, whatever the folder's `environment_mode` is.
@@ -214,7 +214,7 @@ def _allowed(artifacts: Any) -> list[str]:
 
 
 def _literal(variables: Any) -> dict[str, str]:
-    """Return variables whose values stand in the folder; those of the host are not for a model."""
+    """Return variables whose values are in the folder; those of the host are not for a model."""
     for name, value in dict(variables).items():
         if "${" in str(value):
             raise _needs_harbor(f"its environment.env takes {name!r} from the host")

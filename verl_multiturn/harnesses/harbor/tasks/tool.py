@@ -11,7 +11,7 @@ Rows name the task in `extra_info.tools_kwargs.bash.create_kwargs.task`, a `Task
 Invariants:
 - tests never run where the model worked, and the model's workspace has nothing of them;
 - a task that has no guard, and does not say so, is refused before the model works;
-- what cannot be judged for a cause of ours makes the conversation invalid, and is no reward of 0.
+- what cannot be scored for a cause of ours makes the conversation invalid, and is no reward of 0.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class TaskBash(BashTool):
         await self._open(instance_id, [await asyncio.to_thread(read.tar)])
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        """Return the verdict on what was left: from 0 to 1.
+        """Return the verdict on the work that remains: from 0 to 1.
 
         Raises:
             UnjudgedError: There is none, for a cause of ours.
@@ -92,7 +92,7 @@ class TaskBash(BashTool):
         return (await self._judge.judge(self._tasks[instance_id], self._workspaces[instance_id])).reward
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """End the conversation's workspace, and wait until no process of it is left."""
+        """End the conversation's workspace, and wait until no process of it remains."""
         self._tasks.pop(instance_id, None)
         await super().release(instance_id)
 

@@ -163,7 +163,7 @@ class WorkspaceEnvironment(BaseEnvironment):
         await asyncio.to_thread(_write, Path(target_path), files[source.name])
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Write the plain files of a folder to this machine; links, pipes and the like are left out."""
+        """Write the plain files of a folder to this machine; links, pipes and the like are omitted."""
         for name, data in (await self._files(path=source_dir)).items():
             await asyncio.to_thread(_write, Path(target_dir) / name, data)
 

@@ -105,7 +105,7 @@ class HarborRunner:
                     await asyncio.to_thread(shutil.rmtree, Path(self._folder) / name, ignore_errors=True)
 
     async def aclose(self) -> None:
-        """End what is left."""
+        """End what remains."""
         await self._runner.aclose()
         if self._engine is not None and self._swept is not None:
             await asyncio.to_thread(sweep, self._engine, owner())

@@ -287,7 +287,7 @@ class _EvaluationRun:
                 progress.invalid += 1
 
     def _judge_outages(self, conversations: Conversations, progress: EvaluationProgress) -> None:
-        """Take the scores from the conversations that met an outage; the judgement may come after their end."""
+        """Take the scores from the conversations that hit an outage; the judgement may come after their end."""
         for asked, judged in list(self._met.items()):
             if not conversations.is_judged(judged.rows[0].request_id or ""):
                 continue

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 Changes = Sequence[tuple[str, str]]
 _MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 _SHORT = ("", "actor_rollout_ref.", f"{_ROLLOUT}.", f"{PATH.rpartition('.')[0]}.", f"{PATH}.")
-"""What may be left out at the beginning of a setting."""
+"""The part that may be omitted at the beginning of a setting."""
 _TOKENIZER = (f"{_MODEL}.path", f"{_MODEL}.tokenizer_path")
 _TEMPLATE = (*_TOKENIZER, f"{_MODEL}.custom_chat_template", "data.apply_chat_template_kwargs")
 _TOOLS = (
@@ -202,7 +202,7 @@ class _StandIn(BaseTool):
 
 
 def recorded_interactions(yaml_file: Any) -> dict[str, Interaction]:
-    """Return the interactions of a recorded run by name; one that cannot be built here is left out, and said.
+    """Return the interactions of a recorded run by name; one that cannot be built here is omitted, and reported.
 
     Args:
         yaml_file: Content of the interactions' YAML; None: there was none.

@@ -18,7 +18,7 @@ _ASKING = ("judge",)
 
 
 class UnrepeatableError(Exception):
-    """A score that cannot be computed again; the text says why."""
+    """A score that cannot be computed again; the text gives the reason."""
 
 
 class Scores:
@@ -55,7 +55,7 @@ class Scores:
             outputs: Its replayed rows.
 
         Raises:
-            UnrepeatableError: The reward is another program's verdict, or cannot be judged now.
+            UnrepeatableError: The reward is another program's verdict, or cannot be scored now.
             ConfigError: The reward function raised, or returned something that is not a reward.
         """
         if outputs[-1].reward_score is None:

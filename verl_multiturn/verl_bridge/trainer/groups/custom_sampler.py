@@ -54,7 +54,7 @@ def look_after_sampler(sampler: Any, *looks: Callable[[], None]) -> None:
     """Let a sampler of the user's call `looks`, in order, each time that it lists TransferQueue in `sample`.
 
     It waits in its own way, so that nothing else would find workers and servers that die meanwhile. One that does not
-    stand on verl's `ReplayBuffer` is left alone.
+    are on verl's `ReplayBuffer` is left alone.
     """
     if not isinstance(sampler, ReplayBuffer):
         return

@@ -11,7 +11,7 @@ that says nothing. So each valid conversation counts once, with one number:
 A conversation of another agent loop than ours counts with its last row, the one that verl's GRPO compares.
 
 Invariants:
-- a group is left out if all its valid conversations have one number, or if fewer than two are valid: then there is
+- a group is excluded if all its valid conversations have one number, or if fewer than two are valid: then there is
   nothing to compare. A group that is a single, valid conversation stays, as `rollout.n=1` is meant to have them;
 - of groups with fewer than two valid conversations a step replaces at most as many as it trains. What is more is
   trained, which changes nothing, so that a run in which every conversation fails goes on from step to step.
@@ -57,7 +57,7 @@ def verdict(numbers: Sequence[float | None]) -> float | None:
     Numbers are the same if they differ by rounding alone (`are_equal`).
 
     Returns:
-        The number that all valid conversations share, so that the group is left out; None: they differ, or the group
+        The number that all valid conversations share, so that the group is excluded; None: they differ, or the group
         is meant to be a single conversation; NaN (`TOO_FEW`): fewer than two are valid.
 
     Example: [1, 1, None] gives 1, [1, 0] and [1] None, [1, None] and [None, None] `TOO_FEW`.

@@ -176,7 +176,7 @@ def rows_to_train(trained: Sequence[bool], size: int, ranks: int, shuffled: bool
         trained: For each row whether it has a trained token.
         size: Number of rows in one update.
         ranks: Number of data-parallel ranks.
-        shuffled: Whether the workers draw which rows an update takes. If so, as many untrained rows are left out as
+        shuffled: Whether the workers draw which rows an update takes. If so, as many untrained rows are excluded as
             fill whole updates. The untrained rows that stay are too few to fill an update alone.
     """
     everything = list(range(len(trained)))
