@@ -98,7 +98,7 @@ COVERED: dict[str, list[str]] = {
     "chat/parsing/turns": [*PARSING, f"{UNIT}rollout/test_conversation"],
     "chat/tir": [f"{UNIT}chat/test_tir"],
     "verl_bridge/loops/agent_loop": [f"{STACK}agent_loop"],
-    "verl_bridge/loops/output": OUTPUTS,
+    "verl_bridge/loops/output": [*OUTPUTS, f"{STACK}joining"],
     "verl_bridge/workers/queue_rows": [f"{STACK}metrics", f"{STACK}kept_columns", f"{STACK}finished_rows"],
     "verl_bridge/loops/runner": OUTPUTS,
     "verl_bridge/workers/shared_puts": [f"{STACK}shared_puts", f"{STACK}finished_rows"],

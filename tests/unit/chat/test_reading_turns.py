@@ -35,6 +35,15 @@ async def test_reasoning_that_the_prompt_opened_stays_in_the_text() -> None:
     assert (await read("hermes", "hm</think>Hello", opened="<think>")).content == "<think>hm</think>Hello"
 
 
+def test_an_agent_gets_the_calls_that_could_be_read() -> None:
+    first, broken, last = (
+        ToolCall("f", "{}", "call_0_0"),
+        MalformedCall("{", "it ends", "call_0_1"),
+        ToolCall("g", "{}", ""),
+    )
+    assert AssistantTurn("", [first, broken, last]).readable == [first, last]
+
+
 UNMARKED = '{"name": "f", "parameters": {"a": 1}}'
 
 
