@@ -1,8 +1,9 @@
 """Import a module by the name that it had in version 0.1: until 2027-06-01, for code, YAML files and run folders.
 
 `old_names.tsv` has a line for each module that has moved: the old name, a tab, the new name, both without the
-package's own. Python asks here last, when nothing lies under a name. An import by an old name gives the module itself
-and a `FutureWarning` with the new name.
+package's own; and one for each documented class with another name: the old module, a colon and the old class, a tab,
+the new class. Python asks here last, when nothing lies under a name. An import by an old name gives the module itself,
+which has its old classes then, and a `FutureWarning` with the new name.
 """
 
 import importlib
@@ -21,11 +22,21 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 @cache
+def _lines() -> dict[str, str]:
+    lines = Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("\t") for line in lines)
+
+
+@cache
 def old_names() -> dict[str, str]:
     """Return the new name of each module that has moved, and of each package that is gone, by the old one."""
-    lines = Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()
-    names = dict(line.split("\t") for line in lines)
-    return {f"{_PACKAGE}.{old}": f"{_PACKAGE}.{new}" for old, new in names.items()}
+    return {f"{_PACKAGE}.{old}": f"{_PACKAGE}.{new}" for old, new in _lines().items() if ":" not in old}
+
+
+def old_classes(module: str) -> dict[str, str]:
+    """Return the new name of each documented class of a module, by the old one; the module has its old name, too."""
+    places = {tuple(old.split(":")): new for old, new in _lines().items() if ":" in old}
+    return {old: new for (place, old), new in places.items() if f"{_PACKAGE}.{place}" == module}
 
 
 class OldNames(MetaPathFinder, Loader):
@@ -53,6 +64,8 @@ class OldNames(MetaPathFinder, Loader):
             FutureWarning,
             stacklevel=2,
         )
+        for old, now in old_classes(name).items():
+            setattr(found, old, getattr(found, now))
         sys.modules[name] = found
 
 

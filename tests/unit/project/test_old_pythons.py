@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 _NEEDS = re.compile(r"needs 3\.(\d+)")
 _LATER = {"removesuffix", "removeprefix", "capture_output", "cached_property", "dataclass"}
 """Names that came after 3.6."""
-_PLAIN = {"str", "int", "bool", "None", "Names"}
+_PLAIN = {"str", "int", "bool", "None", "ImportNames"}
 """Annotations that 3.6 can evaluate; all others are texts."""
 
 

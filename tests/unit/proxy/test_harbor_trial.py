@@ -82,12 +82,12 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     sys.modules["harbor.environments.docker.docker"].DockerEnvironment = Containers  # type: ignore[attr-defined]
     sys.modules["harbor.agents.base"].BaseAgent = object  # type: ignore[attr-defined]
     found = {}
-    for name in ("trial", "environment", "mini_swe"):
-        spec = importlib.util.find_spec(f"verl_multiturn.harnesses.harbor.trials.{name}")
+    for name in ("trials.trial", "trials.environment", "mini_swe"):
+        spec = importlib.util.find_spec(f"verl_multiturn.harnesses.harbor.{name}")
         assert spec is not None
         assert spec.loader is not None
-        found[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(found[name])
+        module = found[name.rpartition(".")[2]] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
     return found
 
 
