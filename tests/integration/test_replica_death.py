@@ -258,7 +258,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
 
 
 def test_the_weights_of_the_last_whole_step_are_saved(trainer: Trainer, tmp_path: Path) -> None:
-    from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
+    from verl_multiturn.verl_bridge.trainer.checkpoint_writes import save_last
 
     again = "start the same command again with trainer.resume_mode=auto, which goes on from"
     said = f"the weights of step 7 are saved in '{tmp_path}/global_step_7'; {again} them"
@@ -270,7 +270,7 @@ def test_the_weights_of_the_last_whole_step_are_saved(trainer: Trainer, tmp_path
 
 
 def test_weights_that_are_saved_in_the_background_are_not_told_as_saved(trainer: Trainer, tmp_path: Path) -> None:
-    from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
+    from verl_multiturn.verl_bridge.trainer.checkpoint_writes import save_last
 
     trainer.saves_in_background = True
     assert save_last(trainer, 7).said == (
@@ -281,7 +281,7 @@ def test_weights_that_are_saved_in_the_background_are_not_told_as_saved(trainer:
 
 
 def test_the_checkpoint_of_an_earlier_run_is_not_taken_for_this_ones(trainer: Trainer, tmp_path: Path) -> None:
-    from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
+    from verl_multiturn.verl_bridge.trainer.checkpoint_writes import save_last
 
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")  # before trainer.resume_mode=disable
     save_last(trainer, 7)
@@ -289,7 +289,7 @@ def test_the_checkpoint_of_an_earlier_run_is_not_taken_for_this_ones(trainer: Tr
 
 
 def test_nothing_is_saved_within_a_step_or_before_the_first(trainer: Trainer) -> None:
-    from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
+    from verl_multiturn.verl_bridge.trainer.checkpoint_writes import save_last
 
     assert save_last(trainer, None).said.startswith(
         "nothing was saved, because a step was half trained; start the same"
@@ -299,7 +299,7 @@ def test_nothing_is_saved_within_a_step_or_before_the_first(trainer: Trainer) ->
 
 
 def test_a_checkpoint_that_cannot_be_saved_is_told(trainer: Trainer) -> None:
-    from verl_multiturn.verl_bridge.trainer.checkpoints import save_last
+    from verl_multiturn.verl_bridge.trainer.checkpoint_writes import save_last
 
     trainer.config.trainer.default_local_dir = "/disk"
     assert save_last(trainer, 7).said.startswith(
@@ -309,7 +309,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_told(trainer: Trainer) -> None:
 
 def test_a_run_that_loses_a_colocated_server_ends_with_its_last_whole_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_multiturn.verl_bridge.trainer import hooks
-    from verl_multiturn.verl_bridge.trainer.checkpoints import LastCheckpoint
+    from verl_multiturn.verl_bridge.trainer.checkpoint_writes import LastCheckpoint
     from verl_multiturn.verl_bridge.trainer.groups.custom_sampler import CustomSampler
     from verl_multiturn.verl_bridge.trainer.servers import ServerDied
 
@@ -426,7 +426,7 @@ def test_a_run_that_is_asked_to_stop_saves_where_the_next_step_would_begin(
 
 def test_a_run_whose_checkpoint_cannot_be_saved_fails(trainer: Trainer, tmp_path: Path) -> None:
     from verl_multiturn.runs.stop_request import StopRequest
-    from verl_multiturn.verl_bridge.trainer.checkpoints import StopDue, stop_with_checkpoint
+    from verl_multiturn.verl_bridge.trainer.checkpoint_writes import StopDue, stop_with_checkpoint
 
     request = StopRequest(tmp_path)
     request.make()

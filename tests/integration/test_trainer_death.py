@@ -219,7 +219,7 @@ def test_a_torn_tracker_file_is_mended_at_the_start(
 def test_a_checkpoint_that_is_written_over_is_incomplete_until_its_end(tmp_path: Path) -> None:
     from tests.unit.trainer.test_checkpoints import write
     from verl_multiturn.models.checkpoints import is_complete
-    from verl_multiturn.verl_bridge.trainer.checkpoints import begin_checkpoint
+    from verl_multiturn.verl_bridge.trainer.checkpoint_writes import begin_checkpoint
 
     folder = write(tmp_path, 4)
     begin_checkpoint(folder)

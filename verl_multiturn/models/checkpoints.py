@@ -1,7 +1,7 @@
 """Checkpoints of verl's PPO trainers: which ones are whole, and the tracker file that names the newest.
 
-A checkpoint is begun by `verl_bridge/trainer/checkpoints.py`, and written in this order. What a killed process leaves
-is the beginning of it:
+A checkpoint is begun by `verl_bridge/trainer/checkpoint_writes.py`, and written in this order. A killed process leaves
+the beginning of it:
 
     global_step_N/trained.json           ours, in the asynchronous modes and with a filter of groups without signal
                                          verl_bridge/trainer/groups/history.py

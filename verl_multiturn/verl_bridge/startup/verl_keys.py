@@ -16,7 +16,7 @@ so that general ones come first. KIND is one of
 
 A REASON is a sentence about a setting that does nothing, or not what it says, in every run of the V1 trainer with
 SGLang. The start-up check gives it, with the REMEDY, where the setting is not verl's default. WEIGHT is `refuse` where
-it would change what is learnt, else `tell`. A reason that depends on the run is in `refusals/silent.py`.
+it would change what is learnt, else `tell`. A reason that depends on the run is in `refusals/silent_settings.py`.
 
 Nothing here needs more of verl than its files, so that the answer takes no second.
 """

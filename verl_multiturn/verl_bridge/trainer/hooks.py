@@ -69,7 +69,7 @@ from verl_multiturn.verl_bridge.compat.row_store import TRAIN, list_prompts
 from verl_multiturn.verl_bridge.loops.rewards import check_workers
 from verl_multiturn.verl_bridge.servers.client import RolloutClient
 from verl_multiturn.verl_bridge.settings import may_have_several_rows, runs_our_server, settings_of, why_rows_stay
-from verl_multiturn.verl_bridge.trainer.checkpoints import (
+from verl_multiturn.verl_bridge.trainer.checkpoint_writes import (
     StopDue,
     begin_checkpoint,
     save_last,
