@@ -7,7 +7,7 @@ to the longest.
 
 Invariants:
 - a slot is shared where its number is the same in all rows of SGLang's table, from the first token on;
-- a batch that `handles` refuses is computed by SGLang's `torch_native`;
+- a layer or batch that `handles` refuses is computed by SGLang's `torch_native`;
 - padding at most doubles the tokens of a piece, and its scores are at most `_NUMBERS`.
 """
 

@@ -135,7 +135,7 @@ class RayKeeper:
         await self._ask(self._actor.leave, name, waiter)
 
     async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
-        """Send a new actor this process's knowledge."""
+        """Send a new actor this process's knowledge of outages."""
         await self._ask(self._actor.recall, dict(epochs), list(judged))
 
     async def _ask(self, method: Any, *args: Any) -> Any:

@@ -19,7 +19,7 @@ alternatives, too. Kinds:
                  and, behind an `=`, the digest of its source without comments, docstring and spaces
 
 Parameters are names; `=` behind one says that it has a default. A name fits as long as it can be called in the same
-way: a new parameter needs a default, and those behind a `*` may be in any order. Behind a kind, `!` says that a method
+way: a new parameter needs a default, and those behind a `*` may be anywhere. Behind a kind, `!` says that a method
 of ours overrides this one and would not take a new parameter, so that there may be none.
 """
 

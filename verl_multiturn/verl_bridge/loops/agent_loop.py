@@ -59,7 +59,7 @@ def shared_runner(
 
 
 def spare_loaded() -> None:
-    """Freeze all loaded objects for Python's garbage collection: they are never garbage.
+    """Exclude all loaded objects from Python's garbage collection: they are never garbage.
 
     A worker has millions of such objects: modules of PyTorch, verl and SGLang. Each full collection would go through
     all of them, and stop the event loop for a second.

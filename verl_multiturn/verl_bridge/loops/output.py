@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 OUTAGE, UNJUDGEABLE = "outage", "unjudgeable"
 """Keys of a reward function's result: more than 0 where the row got no score for a cause of ours. With the first
-one a service of the reward is away now; with the second one the row can never be scored."""
+one a service that the reward needs is away now; with the second one the row can never be scored."""
 _ADDED = ("tool_score", "interaction_score", "completion_score")
 """Stats of the scores that are added to the reward function's."""
 _PARTS = {"score": "compute_score", **{name: name for name in _ADDED}}

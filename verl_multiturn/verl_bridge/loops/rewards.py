@@ -205,7 +205,7 @@ class LocalRewards:
 
 
 class NearRewards:
-    """Replace verl's handle of a reward worker in an agent-loop worker: quick rewards are computed here.
+    """Replacement of verl's handle of a reward worker in an agent-loop worker: quick rewards are computed here.
 
     Args:
         config: verl's whole configuration.

@@ -84,7 +84,7 @@ class AsyncSGLangRollout(ServerAdapter):
         Returns:
             The same batch on every rank. B is the number of rows; P and R are the configured prompt and response
             lengths in tokens.
-            - `(B, P)`, left-padded: `prompts`;
+            - `(B, P)`, padded on the left: `prompts`;
             - `(B, R)`, padded on the right: `responses`, `response_mask`, `rollout_log_probs`, `rollout_versions`;
             - `(B, P + R)`: `input_ids`, `attention_mask`, `position_ids`.
 

@@ -145,7 +145,7 @@ def attend(
         query: `(1, heads, tokens, size)`.
         key: `(1, key heads, tokens, size)`.
         value: The same as `key`.
-        attention_mask: Not used; the forest has what each token sees.
+        attention_mask: Not used; the forest decides which tokens are seen.
         **kwargs: `FOREST` has the `ForestLayout`; the others are those of transformers' attention functions.
 
     Returns:

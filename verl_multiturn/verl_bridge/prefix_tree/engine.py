@@ -111,7 +111,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
             if not keeps:
                 output.pop("model_output", None)
             outputs.append(output)
-        # Our micro-batches are in another order than the rows, whatever the batch's flag.
+        # Our micro-batches are in another order than the rows, regardless of the batch's flag.
         order = tu.get_tensordict({}, {"use_dynamic_bsz": True})
         return postprocess_batch_func(output_lst=outputs, indices=parts, data=order)
 
@@ -128,7 +128,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         return packing.divide(rows, int(number.item()))
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the inputs of the model, and the outputs' arguments: a forest, or verl's own."""
+        """Return the inputs of the model, and the data for its outputs: a forest, or verl's own."""
         if not self._is_forest:
             inputs: tuple[dict[str, Any], dict[str, Any]] = super().prepare_model_inputs(micro_batch)
             return inputs

@@ -11,7 +11,7 @@ Invariants:
 - Rows share a token exactly when they agree in all ids, positions and the temperature up to it.
 - The tokens come depth first: a token's parent is before it, a segment is one stretch of tokens, and each of its
   tokens but the first has the one before it as its parent.
-- `edges` and `nodes` have for each token of the rows where its values lie, so that nothing depends on the order.
+- `edges` and `nodes` map each token of the rows to the place of its values, so that nothing depends on the order.
 """
 
 from __future__ import annotations

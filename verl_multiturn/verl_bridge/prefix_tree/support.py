@@ -1,6 +1,6 @@
 """The cases that the prefix-tree engine cannot compute exactly: each reason in words, for a message.
 
-A run's settings and the model's configuration are looked at here. A probe finds the others: `engine.py`
+A run's settings and the model's configuration are looked at here. A probe finds the other cases: `engine.py`
 computes a few made rows both ways before the first batch.
 """
 

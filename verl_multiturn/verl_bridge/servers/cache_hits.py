@@ -85,7 +85,7 @@ async def _whole(outputs: AsyncIterator[dict[str, Any]], read: asyncio.Event) ->
     """Yield the last output of a request that is streamed, as of one that is not; set `read` with the first.
 
     Raises:
-        ValueError: SGLang refused the request, as it raises itself without streaming.
+        ValueError: SGLang refused the request; without streaming it raises this itself.
     """
     async for output in outputs:
         read.set()

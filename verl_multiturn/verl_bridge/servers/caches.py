@@ -1,4 +1,4 @@
-"""`Caches`: a client's work so that no server reads the same tokens again.
+"""`Caches`: a client's bookkeeping so that no server reads the same tokens again.
 
     attempt  `before(…)`   it waits while the server's cache is full, and for the turns that lead it
              `sent(…)`     its followers may ask the server when its prompt is read

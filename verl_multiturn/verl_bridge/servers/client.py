@@ -18,7 +18,7 @@ Invariants:
   Only where no server remains does it ask once a second;
 - time in which a generation waits for a server, its cache or a sibling (`caches.py`) does not count as the
   conversation's (`rollout/life.py`);
-- a cancelled generation is stopped at its server, and its tokens are returned with the stop reason `abort`. A
+- a cancelled generation is stopped at its server, and its tokens so far are returned with the stop reason `abort`. A
   server that has not stopped it after half a minute is not waited for.
 """
 

@@ -80,7 +80,7 @@ def another_class() -> AnotherClass | None:
 
 
 def either(verls: type, ours: str, is_ours: Callable[[Mapping[str, Any]], bool]) -> type:
-    """Return a class that replaces verl's in a registry, and makes an object of verl's class or of ours.
+    """Return a class that takes the place of verl's in a registry, and makes an object of verl's class or of ours.
 
     It counts as verl's class: for `isinstance`, for `issubclass`, and to derive from. A class that derives from it is
     one that derives from verl's.

@@ -51,7 +51,7 @@ class AsyncSGLangReplica(SGLangReplica):
         self.heard = 0.0
         self.servers: list[Any]
         self._asked: tuple[float, list[Any]] | None = None
-        """Time of the last question to the servers whether they live, and Ray's references of the answers."""
+        """Time of the last liveness question to the servers, and Ray's references of the answers."""
 
     @property
     def max_concurrency(self) -> int:

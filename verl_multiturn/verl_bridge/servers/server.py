@@ -9,7 +9,7 @@ Additions:
 - a server that leaves the load balancer refuses generations, where verl's lets them wait;
 - a single generation can be stopped;
 - a generation reports how much of its prompt was in SGLang's prefix cache, and when its prompt has been read;
-- it reports how much of its cache the conversations need, and is not started with one that no conversation fits in;
+- the server reports the conversations' need of its cache, and is not started with one that no conversation fits in;
 - a server dies soon after any of SGLang's processes. SGLang's own watch sends SIGQUIT to the server, which every
   process of a script's background job ignores (`run.sh &`); the server would never answer again.
 """

@@ -130,7 +130,7 @@ def _is_trainer_config(config: DictConfig) -> bool:
 
 
 def check_early(config: DictConfig, *, is_on_cpu: bool, is_here: bool = True, own_files: OwnFiles = "there") -> None:
-    """Refuse what can be refused without importing verl, torch or Ray; the start checks the whole table again.
+    """Refuse settings that can be refused without importing verl, torch or Ray; the start checks the whole table again.
 
     Args:
         config: verl's whole configuration; it stays as it is. One of another trainer is not looked at.

@@ -5,7 +5,7 @@ Hydra takes any text for any key: `off`, `no` and `"False"` are texts, which ver
 Invariants:
 - a value has the type of verl's dataclass field where there is one, otherwise that of its default; a whole number is a
   number, too, and a truth value is neither;
-- null is allowed only where the default is null or the annotation allows it;
+- null is valid only where the default is null or the annotation allows it;
 - a setting whose default is null and that no dataclass has, and one that takes several types, has its types in a line
   of the kind `type` of `verl_keys.tsv`.
 """

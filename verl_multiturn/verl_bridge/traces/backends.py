@@ -1,7 +1,7 @@
 """The backends of `rollout.trace.backend`, and RL-Insight, as sinks of a `TraceWriter`.
 
 verl opens the backends of `rollout.trace` (`RolloutTraceConfig`), under its own names of project and experiment, and
-its names are kept in a trace. Its decorator `rollout_trace_op` is not used: it calls the backend on the
+its names of fields are kept in a trace. Its decorator `rollout_trace_op` is not used: it calls the backend on the
 event loop, in the middle of the conversation, and takes the times of its own call.
 """
 

@@ -50,7 +50,7 @@ class ShownTemplate:
         return self._template(*arguments, **given)
 
     def apply_chat_template(self, conversation: Any, **given: Any) -> Any:
-        """Return the template's text or ids of a row's messages."""
+        """Return the template's output for a row's messages."""
         if self._form is None:
             self._form = TemplateForm(self)
         try:
@@ -60,7 +60,7 @@ class ShownTemplate:
             return self._template.apply_chat_template([{"role": "user", "content": ""}], **given)
 
     def rendered(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> Any:
-        """Return the template's text of a first prompt, by which `TemplateForm` detects its input."""
+        """Return the template's text of a first prompt, by which `TemplateForm` detects the form of its input."""
         try:
             return self._template.apply_chat_template(
                 list(messages), tools=list(schemas) or None, add_generation_prompt=True, tokenize=False

@@ -1,8 +1,8 @@
 """Outages, on the trainer's side: affected conversations are never trained.
 
 The absence of a tool, a user, an agent or a judge is not evidence about the model. The keeper of the run
-(`calls/outages/store.py`) knows which conversations hit a confirmed outage. Those that were still
-running then have ended with the stop reason `outage`, and are invalid. Those that had ended are excluded here:
+(`calls/outages/store.py`) knows which conversations hit a confirmed outage. Those that were still running then have
+ended with the stop reason `outage`, and are invalid. Those that had ended are excluded here:
 
     the keeper reports that a call of it hit an outage       cause `outage`
     its reward is unknown for a cause of ours                cause `reward_outage`
@@ -11,8 +11,8 @@ Invariants:
 - before advantages are computed, all rows of these conversations have the mask 0 throughout, and the conversations are
   invalid, so that they do not count in their groups. No other row changes. The certificate compares the causes with
   the receipts;
-- where the keeper has lost it, every conversation that hit a failure is excluded: of a keeper that has died, and of
-  conversations that came with a checkpoint, whose keeper is gone.
+- where the keeper has lost its state, every conversation that hit a failure is excluded: of a keeper that has died,
+  and of conversations that came with a checkpoint, whose keeper is gone.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class StepOutages:
         """Look at the run's breakers, while the trainer waits and when a step begins.
 
         Raises:
-            OutageLasts: One has been open for too long. Time without a call to it does not count.
+            OutageLasts: One has been open for too long. Time without a call for it does not count.
         """
         for name, state in self._states().items():
             if not state.is_open:

@@ -51,7 +51,7 @@ class ServerDied(EngineError):
 def require_ours(replicas: Iterable[Any]) -> None:
     """Refuse replicas of another class in a run that needs our server.
 
-    The start-up check sees the classes of its own process. Code of the user's that is imported later may
+    The start-up check sees the registered classes of its own process. Code of the user's that is imported later may
     register another class, or make its replicas itself.
 
     Raises:

@@ -145,7 +145,7 @@ class StepJoin:
             rows: Those of verl's batch.
             fetched: The columns `NEEDED`, of the rows that the certificate verified.
             step: The training step.
-            factors: Factors of scores by Optimal Tool Calls.
+            factors: Factors by which Optimal Tool Calls scaled scores.
         """
         self._guarded(lambda: self._look(rows, fetched, step, factors))
 

@@ -2,7 +2,7 @@
 
     trainer  `manager.news()`  ──▶  `worker.news()` of each worker, all at once  ──▶  `RunNews`
 
-The news of a busy worker come with a later step, unless all have to answer. Those of a dead one are lost, and so are
+The figures of a busy worker come with a later step, unless all have to answer. Those of a dead one are lost, and so are
 those that a worker could not report: metrics end no step.
 """
 

@@ -33,7 +33,7 @@ _VOLATILE = ("record_dir", "record_start", "record_share", "record_max_gb", "rec
 
 @dataclass(frozen=True)
 class Job:
-    """The subject and the way of an evaluation."""
+    """The settings of an evaluation."""
 
     plan: RunPlan
     """The recipe; its `out` is the folder of this evaluation."""

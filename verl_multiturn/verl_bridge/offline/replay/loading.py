@@ -161,11 +161,11 @@ def recorded_tools(yaml_file: Any, schemas: Sequence[Any]) -> dict[str, Any]:
 
 
 def _of_today(entry: Any) -> Any:
-    """Return an entry of a recorded YAML without settings that are constants now: nobody can remove them there.
+    """Return an entry of a recorded YAML without settings that are constants now: they cannot be removed there.
 
     A class of the user's own may have settings of the same names, so that only a `config` of ours is changed.
     """
-    if not isinstance(entry, dict):  # its builder raises it
+    if not isinstance(entry, dict):  # its builder raises the error
         return entry
     gone = {"limits": ToolLimits.GONE}
     if str(entry.get("class_name", "")).startswith("verl_multiturn."):

@@ -243,7 +243,7 @@ def check_tools(run: RunView) -> None:
     """Refuse tools that cannot be loaded, or have a name that the model could not write in a call."""
     path, _ = run.tool_files
     if run.is_early and path and not run.will_be_made(path) and not Path(path).is_file():
-        load_tools(path)  # which raises it
+        load_tools(path)  # which raises the error
     run.require_stack()
     check_tool_names(run, run.tools)
 

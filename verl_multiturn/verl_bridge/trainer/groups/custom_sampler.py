@@ -1,4 +1,4 @@
-"""`CustomSampler`: replaces a replay buffer of the user's own class, which our hooks cannot ask about groups.
+"""`CustomSampler`: stand-in for a replay buffer of the user's own class, which our hooks cannot ask about groups.
 
 verl takes one from `trainer.v1.sampler.custom_sampler`. It chooses and filters the groups itself.
 """

@@ -50,7 +50,7 @@ class BatchRows:
     def stats(self) -> dict[RowKey, Stats]:
         """The stats of our agent loop for each row. Padding, and rows of other agent loops, have no entry.
 
-        A row of an invalid conversation is invalid, too, whatever its own stats. `left_out` is the cause of a
+        A row of an invalid conversation is invalid, too, whatever its own stats are. `left_out` is the cause of a
         conversation that `leave_out` was called for.
         """
         missing = [key for key in self.real if key not in self._fetched]

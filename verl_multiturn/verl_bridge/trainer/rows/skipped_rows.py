@@ -9,7 +9,7 @@ a forward and a backward pass all the same. So it leaves the update:
     spared    the rest
 
 verl divides a loss by the tokens, or by the rows, of an update. So the advantages of the rows that stay are multiplied,
-for the time of the update, by the division's error:
+for the time of the update, by a correction of the division:
 
     token-mean       tokens in the loss, of the rows that stay ÷ of all rows of the update
     seq-mean-…       rows that stay ÷ all rows

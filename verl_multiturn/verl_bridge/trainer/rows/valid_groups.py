@@ -101,7 +101,7 @@ def _single(rows: BatchRows, left_out: set[RowKey]) -> set[RowKey]:
 
 def _put_advantages(keys: Sequence[RowKey], partition_id: str, estimator: str, config: DictConfig) -> None:
     """Compute and write the advantages of these rows, as verl does for a whole batch."""
-    # `response_mask` is already that after rejection sampling; `token_level_rewards` exists only with a KL penalty.
+    # `response_mask` already has rejection sampling in it; `token_level_rewards` exists only with a KL penalty.
     fields = ["uid", "response_mask", "rm_scores"]
     if config.algorithm.use_kl_in_reward:
         fields.append("token_level_rewards")
