@@ -1,4 +1,4 @@
-"""What differs between the versions of verl, SGLang and Ray that this package supports, and nothing else.
+"""Differences between the versions of verl, SGLang and Ray that this package supports, and nothing else.
 
 `contract.py` has all foreign names that we use, in `contract.tsv`; `engine.py` has the names of SGLang that moved;
 `stored_rows.py` has the rows and batches of TransferQueue. The sets of versions are in `version_sets.py` above, which

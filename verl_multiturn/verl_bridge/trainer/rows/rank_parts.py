@@ -59,7 +59,7 @@ def deal(
     others = [rows for group, rows in rows_of.items() if group in silent]
     for kind in (taught, others):
         evenly = bool(others) and kind is taught
-        # The longest first, so that the short ones even out what remains.
+        # The longest first, so that the short ones even out the rest.
         longest = sorted(kind, key=lambda rows: -sum(lengths[row] for row in rows))
         for rows in [rows for rows in longest if not give(rows, evenly)]:
             for row in rows:  # no rank has room for the whole group
