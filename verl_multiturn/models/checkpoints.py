@@ -1,7 +1,7 @@
 """Checkpoints of verl's PPO trainers: which ones are whole, and the tracker file that names the newest.
 
-A checkpoint is begun by `verl_bridge/trainer/checkpoints.py`, and written in this order. What a killed process leaves
-is the beginning of it:
+A checkpoint is begun by `verl_bridge/trainer/checkpoints.py`, and written in this order. A killed process leaves the
+beginning of it:
 
     global_step_N/trained.json           ours, in the asynchronous modes and with a filter of groups without signal
                                          verl_bridge/trainer/groups/history.py
@@ -46,7 +46,7 @@ def checkpoint_folder(checkpoints: Path, step: int) -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return whether the folder of a checkpoint has what verl writes last, and weights.
+    """Return whether the folder of a checkpoint has the file that verl writes last, and weights.
 
     With `max_actor_ckpt_to_keep` verl removes only the weights of older checkpoints. Where verl saves in the background
     (`actor.checkpoint.async_save`), weights may be incomplete all the same.
@@ -75,7 +75,7 @@ def mend_tracker(checkpoints: Path) -> str | None:
         checkpoints: The folder of all checkpoints.
 
     Returns:
-        A sentence about what was mended; None when nothing was.
+        A sentence about the repair; None: no repair.
     """
     tracker = checkpoints / TRACKER
     if not tracker.is_file():

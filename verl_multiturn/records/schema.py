@@ -353,7 +353,7 @@ class Record(_SchemaModel):
 
 
 class ConversationLine(_SchemaModel):
-    """A line about one conversation, beside the records: its begin or its outcome.
+    """A line about one conversation, beside the records: its beginning or its outcome.
 
     An entry that has its default is omitted, here and in the summary.
     """

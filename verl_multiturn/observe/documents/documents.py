@@ -110,7 +110,7 @@ class Documents:
         """Return a page of the table.
 
         Raises:
-            ConfigError: The filter cannot be read, or names an absent column or value.
+            ConfigError: The filter cannot be read, or names an unknown column.
         """
         total, rows = self.table.page(parse(where), sort, descending, offset, limit)
         excerpts = [excerpts_of(self._record(row)) for row in rows]
@@ -141,7 +141,7 @@ class Documents:
         A row has its place in the index in the entry `at`.
 
         Raises:
-            ConfigError: The filter cannot be read, or names an absent column or value.
+            ConfigError: The filter cannot be read, or names an unknown column.
         """
         rows = [{**row, "at": at} for at, row in enumerate(self.table.select(parse(where)).to_pylist())]
         joined: dict[tuple[int, int], dict[str, list[dict[str, Any]]]] = {}

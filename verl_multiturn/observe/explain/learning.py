@@ -17,7 +17,7 @@ _FOLLOWED = 0.4
 _BEHIND = 0.15
 """Part of the range by which it may stay behind the training all the same."""
 _FELL = 0.3
-"""The entropy fell if it is at most this part of its first value,"""
+"""The entropy fell if it is at most this part of its early mean,"""
 _FELL_NATS = 0.02
 """and this much less."""
 _GAINED = 0.05

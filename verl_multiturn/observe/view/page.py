@@ -3,7 +3,7 @@
 Invariants:
 - no build step: the server gives the modules as they lie in `static/`. The exported page has them one behind the other;
 - nothing runs but these scripts: the policy names their origin, or their hashes. Nothing is requested from another
-host.
+  host.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class _Verification:
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         try:
-            # As JSON, where a tuple is a list, and nothing else for a number.
+            # As JSON, where a tuple is a list; a number has to be a number.
             checked = schema.Record.model_validate_json(dumps(plain(record)), strict=True)
         except ValidationError as error:
             raise CertificateError(f"no record of a conversation: {flaw_of(error)}") from None

@@ -8,7 +8,7 @@ Records, joins and traces are written by it (`records.py`, `step_writer.py`, `ob
 
 Invariants:
 - `put` neither waits nor raises. An item beyond the limit is refused, counted, and reported once until writing works
-again;
+  again;
 - an error of `write` ends neither the thread nor the run;
 - items that were put are written when the process exits, within `close_s`; a kill loses it;
 - a fork has no thread. It takes nothing, and has nothing to wait for.
