@@ -27,7 +27,7 @@ _LEFT = frozenset(("events",))
 
 
 def redaction(rules: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return the function that hides the rules' entries in a record or a line, as `json_text.plain` returns it.
+    """Return the function that hides the rules' matches in a record or a line, as `json_text.plain` returns it.
 
     The redacted data still fits the schema: numbers of our own entries, such as a call's `turn`, stay.
 
