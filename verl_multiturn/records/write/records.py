@@ -31,7 +31,7 @@ from verl_multiturn.records.write.background import CLOSE_S, BackgroundWriter, L
 from verl_multiturn.records.write.redaction import redaction
 
 MEMBER_RECORDS, MEMBER_BYTES, MEMBER_S = 32, 1_000_000, 1.0
-"""A gzip member holds at most so many records, or so many bytes before compression, or the records of so many seconds."""
+"""A gzip member holds at most so many records, bytes before compression, or seconds of records."""
 _MOST_RECORDS, _MOST_LINES = 1_000, 100_000
 """So many records wait to be written; further ones are lost. So many lines are kept while the disk is full."""
 _LOOK_S = 10.0
