@@ -134,7 +134,7 @@ def exposing(counted: "Mapping[str, bytes | None]", names: ImportNames) -> "list
 
 
 def modules(files: "Collection[str]") -> "set[str]":
-    """Return the paths that an import may mean: of each file `.py` without its ending, of an `__init__.py` its folder's.
+    """Return the paths that an import may mean: of each file `.py` without ending, of an `__init__.py` its folder's.
 
     A folder without an `__init__.py` takes the place of no module that is found elsewhere.
 

@@ -9,8 +9,8 @@
 Invariants:
 - no test runs where the agent worked;
 - an end that a model can cause (late, a flood, a crash, too much, a syntax error, a deleted file) is reward 0, and
-  valid. A run that comes to no verdict is the model's doing if the same tests come to one on the untouched original. Else the
-  cause is unknown, and `UnjudgedError` is raised. So a model cannot choose to be invalid;
+  valid. A run that comes to no verdict is the model's doing if the same tests come to one on the untouched original.
+  Else the cause is unknown, and `UnjudgedError` is raised. So a model cannot choose to be invalid;
 - a reward is paid only if it was paid twice, in two fresh workspaces, with the same number.
 """
 

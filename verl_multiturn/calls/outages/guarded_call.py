@@ -1,6 +1,6 @@
 """`GuardedCall`: one call of a service from the wait at its breaker to the report of its end.
 
-    wait  ──open──▶ clock is stopped ──closed, or the probe──▶ slot → call ──┬─ answered, whatever it was ─▶ a sum
+    wait  ──open──▶ clock is stopped ────closed, or the probe──▶ slot → call ──┬─ answered, whatever it was ─▶ a sum
       └──closed────────────────────────────────────────────────▶               └─ outage ─▶ reported at once; that of
                                                                                   a `repeatable` tool is held shortly
                                                                                     ├─ closed: the model reads it
