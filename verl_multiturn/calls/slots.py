@@ -1,4 +1,4 @@
-"""`Slots` of an author's object, and `Gates`: the part of all such objects that the conversations of one worker share.
+"""`Slots` of an author's object, and `Gates`: the state of all such objects that one worker's conversations share.
 
 A slot is the right to run one call: of a tool's `execute`, or of an interaction's `start` or `reply`.
 

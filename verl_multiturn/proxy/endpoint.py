@@ -167,7 +167,7 @@ class Endpoint:
             if end.kind == "outage":
                 await watched.failed(OutageError(end.problem))
             elif end.kind in (*_TIME_UP, "failed", "unjudged", "misconfigured"):
-                watched.dropped()  # it may have hung, or never begun, or failed without a service
+                watched.dropped()  # it may have hung, or never begun, or failed for a reason beside the service
             else:
                 watched.answered()
             if end.kind == "outage" and not watched.met:  # outages are not tracked

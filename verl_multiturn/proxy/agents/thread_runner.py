@@ -171,7 +171,7 @@ class _AgentThread:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(SystemExit))
 
     def abandon(self) -> None:
-        """Wait no longer. A thread that still runs is stopped."""
+        """Wait no longer. A thread that still runs is signalled to end."""
         self.is_abandoned = True
         if not self.done.done():
             self.cancel()
