@@ -1,4 +1,4 @@
-"""mini-swe-agent as it comes, behind the endpoint: its model calls the session, its commands run where the caller wants.
+"""mini-swe-agent unchanged, behind the endpoint: its model calls the session, its commands run where the caller wants.
 
 `recipes/swe/agent.py` runs it over a workspace, `harbor/mini_swe.py` over an environment of Harbor. The loop, the
 templates and the reading of calls are the package's own; LiteLLM is not needed, and not imported.

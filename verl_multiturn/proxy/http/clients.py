@@ -3,7 +3,7 @@
 Invariants:
 - nothing that a client sent is logged or repeated in an error: it may hold a secret;
 - a connection that shows no key within `UNAUTHENTICATED_S` is closed, so that neither idle nor dripping ones pile up.
-  There are at most `MOST_UNAUTHENTICATED`, and they take at most a quarter of the process's limit;
+  There are at most `MOST_UNAUTHENTICATED`, and they take at most a quarter of the open-file limit;
 - a client that has closed its sending side gets the answers to its requests, as HTTP allows.
 """
 

@@ -1,6 +1,6 @@
 """`Exchange`: one request for completions, and its answer over HTTP, whole or as a stream of events.
 
-The server makes one for each request of an agent whose body it has read. It requests completions of the session, lets
+The server makes one for each request of an agent whose body it has read. It gets completions from the session, lets
 the protocol write them, and reports to the session whether the client got them: a completion is trained only when it
 was *delivered*.
 

@@ -56,7 +56,7 @@ _ENDING_S = 1.0
 _IDLE_S = 20.0
 """Seconds after which the idle connections of a session that has ended are closed. Clients use none that long."""
 _MOST_CONNECTIONS = 256
-"""Connections of one session, and at most a quarter of the process's limit. Beyond it those are closed that were idle
+"""Connections of one session, and at most a quarter of the open-file limit. Beyond it those are closed that were idle
 longest."""
 _BACKLOG = 1024
 _HEADER_BYTES = 64 * 1024

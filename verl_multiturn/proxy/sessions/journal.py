@@ -88,7 +88,7 @@ class Journal:
         self._answered += 1
 
     def clear(self) -> None:
-        """Let go of all requests, which refer to nodes that the forest has let go of."""
+        """Let go of all requests, which refer to released parts of the forest."""
         self._noted.clear()
 
     def requests(self) -> list[SessionRequest]:

@@ -95,7 +95,7 @@ class Delivery:
         self.samples = []
 
     def undelivered(self) -> None:
-        """Note that the client has gone. The next identical request takes its undelivered completions, ready or not."""
+        """Note that the client has gone. The next identical request takes its samples, ready or not."""
         self.gone = True
         self.session.journal.told(self.noted, False)
         self.session.keep(self)

@@ -39,7 +39,7 @@ def tools_of_row(
         The row's tools by name, and its kwargs as `read_tools_kwargs` returns them.
 
     Raises:
-        ConfigError: The row names a tool that the run does not have, it has no tools, or a method of a tool cannot
+        ConfigError: The row names a tool that the run does not have, it selects no tool, or a method of a tool cannot
             be called with the row's kwargs.
     """
     extra_info = row.get("extra_info")
