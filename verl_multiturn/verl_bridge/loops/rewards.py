@@ -166,7 +166,7 @@ class LocalRewards:
     """verl's reward manager in this process, whose reward function is checked, and which gets a copy of each row.
 
     A manager that calls its function elsewhere (`remote`), or that calls none, is checked by its result alone
-    (`certified_output.py`). A manager belongs to the event loop in which it is made.
+    (`output.py`). A manager belongs to the event loop in which it is made.
 
     Args:
         config: verl's whole configuration.

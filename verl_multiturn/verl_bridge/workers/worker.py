@@ -164,7 +164,7 @@ class MultiTurnWorker(_VerlWorker):
                     life.status = "cut"
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, *, uid: str, **kwargs: Any) -> None:
-        """Reward a finished conversation and write its rows, in the place of verl's method (`finished_rows.py`)."""
+        """Reward a finished conversation and write its rows, in the place of verl's method (`queue_rows.py`)."""
         if (life := current()) is not None:
             life.leave()  # siblings or a reward may be waited for, and siblings may wait for room
         samples = self._oversampled.get(uid)
