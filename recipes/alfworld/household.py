@@ -1,7 +1,7 @@
 """A small household in text: places, things, and one thing that has to be put somewhere. `--smoke` plays it.
 
 It needs no download and speaks as ALFWorld does, so that the smoke run has the same turns as the full recipe. It is not
-ALFWorld, and its measurements are no evidence about ALFWorld.
+ALFWorld, and its measurements show nothing about ALFWorld.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Report a smoke run of `researcher` as a table and one JSON object: `python recipes/researcher/report.py OUT_DIR`.
 
-Beside what every recipe reports it computes the advantages anew: r * gamma^(T - i) for turn i of a conversation's T
+Beside the usual report it computes the advantages anew: r * gamma^(T - i) for turn i of a conversation's T
 turns, less the mean of this over the group, from the records and the join. It shares nothing with
 `verl_multiturn.advantages.turns`.
 """

@@ -82,8 +82,7 @@ class TirParser:
 
     A marker counts only at the beginning of a line. The call's code is the last ```` ```python ```` block between the
     previous output and the marker. A line of three backticks closes a block. A block that is not closed, or no block at
-    all, makes a malformed call. The parser does not look for reasoning: code within the reasoning is what text mode is
-    for.
+    all, makes a malformed call. The parser does not look for reasoning: text mode is for code within the reasoning.
 
     Args:
         tokenizer: Decodes sampled tokens.

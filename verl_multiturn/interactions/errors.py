@@ -17,7 +17,7 @@ from verl_multiturn.errors import MultiTurnError, OutageError
 class EnvironmentFailedError(MultiTurnError, RuntimeError):
     """A simulated user or an environment broke off: its endpoint, server or process failed.
 
-    It is no evidence about the model, so the conversation ends and is marked as invalid.
+    It shows nothing about the model, so the conversation ends and is marked as invalid.
     """
 
 

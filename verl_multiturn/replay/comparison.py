@@ -1,7 +1,7 @@
 """`differences`: where two records of one conversation differ, such as a run's record and a replay's.
 
-Excluded are names, times, and values that no replay can make: how long something took, what was in the engine's cache,
-the pixels of images. Of images the sizes are compared.
+Excluded are names, times, and values that no replay can make: how long something took, the contents of the engine's
+cache, the pixels of images. Of images the sizes are compared.
 """
 
 from __future__ import annotations

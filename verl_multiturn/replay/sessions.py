@@ -1,7 +1,7 @@
 """`RecordedSession`: the requests of a recorded session, in their order, through today's forest.
 
     the record's events ─→ request ─→ AgentSession ⇄ the recorded generations
-                        ├─ its client got the answer, or had left
+                        ├─ its client got the answer, or had gone
                         └─ how many generations there were by then
 
 A record keeps of a request that goes on from a completion the messages after it. So those before it are as today's

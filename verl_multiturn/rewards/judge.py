@@ -214,7 +214,7 @@ def means_the_same(answer: str, gold: str) -> bool:
 def _words(text: str, letters: bool, lower: bool = True) -> list[str]:
     """Return the words of a text, without articles and without commas, colons and full stops after them.
 
-    An article comes before a word of two or more letters. With `letters`, a single "A" is no article.
+    An article comes before a word of two or more letters. With `letters`, a single "A" is not an article.
     """
     text = text.strip().rstrip(".,;:")
     if len(text) > 2 and text[0] + text[-1] in _QUOTES:

@@ -96,7 +96,7 @@ class Conversation:
 
         Args:
             request: The request.
-            outcome: What `Outcome.begun` returned; it is filled in as the conversation goes on, so that its trace can
+            outcome: The result of `Outcome.begun`; it is filled in as the conversation goes on, so that its trace can
                 be written whatever ends it.
 
         Returns:

@@ -84,7 +84,7 @@ async def scripted_rollout(
         The outcome of the conversation.
 
     Raises:
-        ConfigError: A mistake in the arguments; or the conversation asked for more turns than the script has, or
+        ConfigError: A mistake in the arguments; or the conversation needed more turns than the script has, or
             finished before all were used.
         ToolContractError: A tool broke the contract of `BaseTool`.
         InteractionContractError: The interaction broke the contract of `Interaction`.

@@ -45,7 +45,7 @@ class _TextValue:
 
     @property
     def both(self) -> tuple[Any, ...]:
-        """Return what the schema must take: the core, too, since quotes mean something only beside it."""
+        """Return the texts that the schema must take: the core, too, since quotes mean something only beside it."""
         return (self.core,) if self.core is self.read else (self.core, self.read)
 
 
@@ -82,7 +82,7 @@ def _json(text: str) -> Any:
 
 
 def _value(text: str) -> _TextValue | None:
-    """Return what a text means beside itself; None if it can only be read as it is."""
+    """Return a text's other meaning; None if it can only be read as it is."""
     try:
         core = read = _json(text)
         while isinstance(core, str):

@@ -105,7 +105,7 @@ class Leads:
         """Note the end of a lead's turn.
 
         Args:
-            lead: What `go_ahead` returned.
+            lead: The result of `go_ahead`.
             was_read: Whether the server has read its prompt.
         """
         if not was_read:

@@ -170,7 +170,7 @@ class _Zygote:
                     os.waitpid(-leader, 0)
 
     def _reap_orphans(self) -> None:
-        """Wait for processes that had left their sandbox's group and have ended since."""
+        """Wait for processes that had quit their sandbox's group and have ended since."""
         ours = {process for _, process in self._supervisors.values()}
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ours:

@@ -78,7 +78,7 @@ async def run_tests(
 
 
 def needed_packages(name: str) -> tuple[str, ...]:
-    """Return the needs of a package's tests beside itself: pytest, and what the package requires, if it is installed.
+    """Return the needs of a package's tests beside itself: pytest, and the package's requirements, if installed.
 
     Args:
         name: Name of the package, which is installed.

@@ -2,7 +2,7 @@
 
 A row names the task: `interaction_kwargs: {"tau2": {"task": "12"}}`. How a conversation ends:
 
-| what happens | end | reward |
+| event | end | reward |
 |---|---|---|
 | the user writes a stop word | `environment_done` | τ²'s verdict |
 | the user has sent `max_user_turns` messages | `environment_truncated` | 0, as in τ² |
