@@ -97,7 +97,7 @@ def asked_name(text: str) -> str | None:
 
 
 class ForgetfulUser(Interaction):
-    """A user who gives the omitted number on request, and objects when it was given before.
+    """A user who gives the omitted number on request, and reports when it was given before.
 
     A row's kwargs are the fields of `Task`. An answer ends the conversation, with the reward 1 for the right number.
 

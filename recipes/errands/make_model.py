@@ -7,8 +7,8 @@ late and all at once; so the conversations of the first part have one request on
 right, so that the model learns to look for the folder of the first request. Each of the two lasts until held-out
 conversations are right. In the last part "there" is mostly taken for the folder in which the conversation began, or for
 a wrong one, so that reinforcement learning has to find its meaning again. Greedy decoding starts out wrong, and the
-rest of the right folder should be much the same for all four: the last line has it (`sampled_right`). The chat template
-is Qwen2.5's own (Apache-2.0).
+remaining share of the right folder should be much the same for all four: the last line has it (`sampled_right`). The
+chat template is Qwen2.5's own (Apache-2.0).
 """
 
 from __future__ import annotations

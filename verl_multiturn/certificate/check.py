@@ -182,7 +182,7 @@ class _RowExamination:
         name = f"{receipts.uid}_{receipts.session_id}_{receipts.row}"
         if row.key is not None and row.key != name:
             self._add(None, None, f"the row is called {row.key!r}, the receipts are of {name!r}")
-        # Records of an older version have no mark that they are invalid. A row of a batch has to.
+        # Records of an older version have no mark that they are invalid. A row of a batch needs it.
         if row.key is not None and not self.generations and not receipts.invalid:
             self._add(None, None, "its receipts hold no generation, and do not say that it is invalid")
 

@@ -105,7 +105,7 @@ def shared(request_ids: Mapping[RowKey, str]) -> list[Violation]:
 
 
 def uncaused(receipts: Mapping[RowKey, Membership], left_out: Mapping[str, str]) -> list[Violation]:
-    """Return all violations of which conversations the trainer has excluded.
+    """Return all violations in the trainer's choice of excluded conversations.
 
     The mask of their rows is checked by `certificate.check`: it is 0 throughout for these, and for no others.
 

@@ -115,7 +115,7 @@ class Forks:
     Args:
         program: Module of the program that the forks run, as in `zygote.py`.
         spec: The input of the program's `load`.
-        what: Name of the program's contents, in errors: "environment".
+        what: Name of the thing that the program runs, in errors: "environment".
         python: Another Python interpreter that runs the program, whose imports must then all be of the standard
             library; None: this one.
     """

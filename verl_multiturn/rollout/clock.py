@@ -20,7 +20,7 @@ class WallClock:
     def __init__(self, deadline: asyncio.Timeout) -> None:
         self.deadline = deadline
         self.is_over = False
-        """Whether the deadline is over for the conversation: nothing puts it off any more."""
+        """Whether the conversation is past the deadline: nothing puts it off any more."""
         self._stops = 0
         """How many blocks of `stopped` are open."""
         self._due: float | None = None

@@ -1,6 +1,6 @@
 """Start of the zygote: in bubblewrap, or as a plain process where the user wants it (`isolation: subprocess`).
 
-`view.py` has the view of the host in the sandboxes. The zygote keeps a few capabilities, which count inside its own
+`view.py` has the sandboxes' view of the host. The zygote keeps a few capabilities, which count inside its own
 user namespace only. With them it makes the namespaces of each sandbox (`supervisor.py`); the process that runs the code
 loses them (`confine.py`).
 

@@ -108,7 +108,7 @@ class EnvProcesses:
     Args:
         spec: The input of the program's `load`: the settings of the environment, as in `episode.load`.
         program: Module of the program that the processes run (`processes/zygote.py`).
-        what: Name of its contents, in errors.
+        what: Name of the thing that it runs, in errors.
     """
 
     def __init__(

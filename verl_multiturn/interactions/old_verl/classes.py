@@ -103,7 +103,7 @@ class _AnswerByAnswer(BaseInteraction):
 
 
 class Gsm8kInteraction(_AnswerByAnswer):
-    """A user who grades an answer to a grade-school problem, until it is.
+    """A user who checks each answer to a grade-school problem, until one is right.
 
     The verdict is that of verl's class, which compares text: in the last 300 characters of the turn the last number
     after `#### ` is the ground truth, without its thousands separators. `#### 42.` and `#### 42.0` are not `42`.

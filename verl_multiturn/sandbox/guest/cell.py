@@ -4,7 +4,7 @@ Invariant: the messages of this process are not trusted. Its output is text for 
 means only that the cell is over. Code that finds the nonce can end its own cell early, or never, and nothing more: the
 next cell has another nonce, and the other conversations have other processes.
 
-A cell may have a value. It goes back behind the nonce, apart from all that was printed. So it is the word of
+A cell may be run for its value. It goes back behind the nonce, apart from all that was printed. So it is the word of
 the code that runs in this process, and of no party whose texts and numbers that code only reads or prints.
 
 Runs inside the sandbox. Imports the standard library only.

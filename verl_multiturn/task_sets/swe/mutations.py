@@ -46,7 +46,7 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
 }
 _BOOLEAN: dict[type[ast.boolop], tuple[str, str]] = {ast.And: ("and", "or"), ast.Or: ("or", "and")}
 _KEPT_ORDER = {"delattr", "getattr", "hasattr", "isinstance", "issubclass", "setattr", "super"}
-"""Functions whose arguments are hardly swapped by mistake."""
+"""Functions whose arguments are never swapped by mistake."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from verl_multiturn.workspaces.tars import read_tar, write_tar
 from verl_multiturn.workspaces.workspace import Workspace
 
 PYTEST = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python -m pytest -q -p no:cacheprovider"
-"""How tests are run: without plugins that happen to be installed, and without remaining files."""
+"""How tests are run: without plugins that happen to be installed, and so that no file remains."""
 _FOLDER = "/tmp/trial"
 _REPORTER = f'''
 import json
