@@ -3,7 +3,7 @@
 A group has a signal if two of its valid conversations earned different rewards (`group_filter.verdict`). Without one
 all its advantages are 0, and its rollouts teach nothing.
 
-    skip         a sampled group without signal stays in the batch; `silent` names it, and `skipped_rows.py` spares its work
+    skip         a sampled group without signal stays in the batch; `silent` names it, `skipped_rows.py` spares its work
     refill       it is evicted as soon as it has finished, and one fresh prompt takes its place
     difficulty   as `skip`; the results of groups decide which rows are drawn again      difficulty.py
 
