@@ -1,4 +1,4 @@
-"""Drawing tasks of a package: a made one in real workspaces, and what becomes of each mutation."""
+"""Drawing tasks of a package: a made one in real workspaces, and the fate of each mutation."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,7 +64,7 @@ SMALL = Package(
 
 
 async def drawn(package: Package, monkeypatch: pytest.MonkeyPatch) -> tuple[list[SweTask], dict[str, int]]:
-    """Return all tasks of a package, and what became of its mutations."""
+    """Return all tasks of a package, and the fates of its mutations."""
     monkeypatch.setattr(tasks, "installed", lambda name: package)
     settings = WorkspaceSettings(packages=("pytest",))
     judge = Judge(settings)
@@ -78,7 +78,7 @@ async def drawn(package: Package, monkeypatch: pytest.MonkeyPatch) -> tuple[list
 
 async def test_what_the_tests_notice_becomes_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     found, became = await drawn(SMALL, monkeypatch)
-    assert became == {"task": 2, "unnoticed": 2}  # no value tells `<=` from `<` in `clamp`, nor `min(high, value)`
+    assert became == {"task": 2, "unnoticed": 2}  # `<=` and `<` are equal in `clamp`, nor `min(high, value)`
     by_kind = {(task.mutation.function, task.mutation.kind): task for task in found}
     assert set(by_kind) == {("total", "constant"), ("total", "arithmetic")}
     wrong_start = by_kind["total", "constant"]
