@@ -12,8 +12,10 @@ _TICK_S = 0.002
 class LoopWatch:
     """A watch over the event loop.
 
-    Attributes: late_ms: The most that the loop came late to a task that looks every 2 ms. held_ms: The same without the
-        time for which the machine let this thread wait for a core. It does not depend on other work on the machine.
+    Attributes:
+        late_ms: The most that the loop came late to a task that looks every 2 ms.
+        held_ms: The same without the time for which the machine let this thread wait for a core. It does not depend on
+            the machine's other work.
         step_ms: The most processor time that a single step of a task or callback took.
     """
 

@@ -171,8 +171,7 @@ def sizes(count: int, seed: int) -> dict[str, Any]:
 
 
 def joined(words: Words, conversation: Conversation) -> JoinedRow:
-    """Return the trainer's data that is joined to a conversation's row: one advantage, its own logprobs, the
-    entropy."""
+    """Return the trainer's data on a conversation's row: one advantage, its own logprobs, the entropy."""
     own = [number for number, source in zip(conversation.logprobs, conversation.sources, strict=True) if source == 1]
     return JoinedRow(
         request_id=f"r{conversation.number}",
