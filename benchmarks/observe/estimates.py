@@ -60,7 +60,7 @@ Floats = Any
 
 
 class Setting(NamedTuple):
-    """Rows that are drawn, and the parameter of the draw."""
+    """Rows that are drawn, and the figure to estimate."""
 
     rows: int
     samples: int

@@ -3,7 +3,7 @@
     python -m benchmarks.step_serial [--before CHECKOUT] [--rows 4096] [--steps 3] [--turns 2]
 
 A real trainer class, without workers, takes a batch out of a real TransferQueue: rows of the agent loop with eight
-turns each, from a scripted engine. Timed is what the driver does from the end of the old log-probs to verl's update,
+turns each, from a scripted engine. It times the driver's work from the end of the old log-probs to verl's update,
 without verl's own estimator, which runs in between. Work handed to others counts as long as the driver waits for it.
 `--before` does the same with another checkout of this repository, in turns with this one.
 

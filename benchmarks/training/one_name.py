@@ -114,7 +114,7 @@ def composed() -> dict[str, str]:
 
 
 def made_from(config: Any) -> dict[str, list[str]]:
-    """Make the parts that verl's workers and its manager make, and return the classes.
+    """Make the objects that verl's workers and its manager make of a config, and return the classes.
 
     Raises:
         NotImplementedError: verl's worker of the servers apart from the trainer refuses the checkpoint engine.

@@ -26,8 +26,8 @@ variance the samples of a prompt share.
 began, as if each of them had run to its end.
 
 The time of our own code, some 1 s for a batch without over-sampling, counts too; the larger the scale, the less it
-matters. The columns `drawn` have what follows from the drawn times alone, of 50 batches. The last line is one JSON
-object with the measured figures of `coupled`.
+matters. The columns `drawn` have the figures of the drawn times alone, of 50 batches. The last line is one JSON object
+with the measured figures of `coupled`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _sample: ContextVar[Sample] = ContextVar("sample")
 
 
 class Script:
-    """A world of conversations, by sample. Override what a test needs."""
+    """A world of conversations, by sample. Override the methods that a test needs."""
 
     def __init__(self) -> None:
         self.methods: Counter[tuple[Sample, str]] = Counter()

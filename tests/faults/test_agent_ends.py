@@ -149,7 +149,7 @@ def test_a_folder_is_removed_also_where_an_agent_has_closed_it() -> None:
         os._exit(not remove_folder(folder))
     assert os.waitpid(child, 0)[1] == 0
     assert os.listdir(above) == []
-    assert stat.S_IMODE(os.stat(above).st_mode) == 0o777  # files above are not changed
+    assert stat.S_IMODE(os.stat(above).st_mode) == 0o777  # the folder above is not changed
     os.rmdir(above)
 
 

@@ -78,7 +78,7 @@ async def drawn(package: Package, monkeypatch: pytest.MonkeyPatch) -> tuple[list
 
 async def test_what_the_tests_notice_becomes_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     found, became = await drawn(SMALL, monkeypatch)
-    assert became == {"task": 2, "unnoticed": 2}  # no value parts `<=` from `<` in `clamp`, nor `min(high, value)`
+    assert became == {"task": 2, "unnoticed": 2}  # no value tells `<=` from `<` in `clamp`, nor `min(high, value)`
     by_kind = {(task.mutation.function, task.mutation.kind): task for task in found}
     assert set(by_kind) == {("total", "constant"), ("total", "arithmetic")}
     wrong_start = by_kind["total", "constant"]

@@ -21,7 +21,7 @@ def verl_first() -> None:
 
 
 class _Made(dict[str, Any]):
-    """Objects made when a name is first looked up, since each takes seconds."""
+    """Objects by name, made at the first look-up, since each takes seconds."""
 
     def __init__(self, make: Callable[[str], Any]) -> None:
         super().__init__()

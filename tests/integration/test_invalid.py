@@ -195,7 +195,7 @@ def test_groups_of_one_that_are_meant(store: WritableStore) -> None:
 
 
 def test_rejection_sampling_and_a_kl_penalty(store: WritableStore) -> None:
-    """The second computation uses the first one's changes: the mask, and the rewards less the penalty."""
+    """The second computation uses the changes of verl's first one: the mask, and the rewards less the penalty."""
     import torch
 
     add(store, "u", [1.0, 0.0, None, 0.0])

@@ -110,7 +110,7 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
     assert ray.get(workers[1].are_all_free.remote())
     ray.get(workers[0].cancelled.remote())
     while not ray.get(workers[1].are_all_free.remote()):
-        pass  # no process waits for the tokens that the cancelled call gives back
+        pass  # no call waits for the slot that the cancelled one gives back
 
     ray.kill(ray.get_actor("verl_multiturn_slots"))
     is_made_anew = False  # the loss of the keeper is noticed, and another keeper is made

@@ -237,7 +237,8 @@ def main(tier: str) -> Callable[[], int]:
     if any(lane.stack for lane in lanes):
         _become(warm)
         sys.path.append(stand_ins)
-        # SGLang's models are loaded by the server: with them comes their registry, and our plugin is not there yet.
+        # SGLang's models are imported by the server alone: with them comes their registry, and our plugin is not there
+        # yet.
         _import([name for name in SLOW_MODULES if not name.endswith(EVERY)])
         set_by_imports = {name: value for name, value in os.environ.items() if warm.get(name) != value}
         _become(warm)

@@ -414,7 +414,7 @@ ATTACKS: dict[str, Work] = {
     "source_fills_the_disk": _ops("file = open('/tmp/full', 'wb')\nwhile True:\n    file.write(b'x' * 10**6)"),
     "source_never_ends": _ops("while True:\n    pass"),
     "source_is_no_python": Work({"calc/ops.py": "def add(a, b) return a + b\n"}),
-    # Processes and files that remain.
+    # The final files.
     "deletes_the_source": Work(command="rm -r calc"),
     "source_is_a_link_to_the_tests": Work(command="rm calc/ops.py; ln -s /tests/test_ops.py calc/ops.py"),
     "settings_are_a_link": Work(command="rm settings.json; ln -s /tests/expected.json settings.json"),

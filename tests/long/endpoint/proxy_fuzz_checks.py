@@ -55,7 +55,7 @@ class Checked:
         log: The engine's log.
         outcome: Its outcome.
         receipts: Receipts of its generations.
-        run: Its settings.
+        run: Parts that it ran with.
         findings: Target of the errors found.
     """
 

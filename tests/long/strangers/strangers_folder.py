@@ -188,7 +188,7 @@ class Trial:
         place: Path,
         changed: list[str],
     ) -> Seen:
-        """Return the counts of the observations."""
+        """Return the observations that count."""
         out, found = place / "out", Seen(case.name, command.name, memory_mb=seen["memory_mb"] - honest["memory_mb"])
         known = {tuple(each) for each in honest["events"]}
         fresh = [(kind, what) for kind, what in map(tuple, seen["events"]) if (kind, what) not in known]

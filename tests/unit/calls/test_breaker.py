@@ -117,7 +117,7 @@ def test_fewer_calls_than_eight_in_the_window_are_judged_with_older_ones() -> No
     assert [bool(each) for each in judged] == [False, False, False, True]
 
     breaker = Breaker()
-    for hour in range(20):  # too old to decide about one another
+    for hour in range(20):  # too old to count together
         assert fail(breaker, 3_600.0 * hour, "ab", answered=1) == []
 
 
@@ -248,7 +248,7 @@ def test_the_last_calls_of_a_step_are_not_yet_judged() -> None:
     fail(breaker, 2, "", answered=1)
     assert breaker.unjudged() == []
     fail(breaker, 3, "a")
-    assert breaker.unjudged() == []  # one call decides nothing
+    assert breaker.unjudged() == []  # one call is not enough
 
 
 def test_a_newer_epoch_is_taken_over_and_an_older_one_is_not() -> None:

@@ -1,4 +1,4 @@
-"""Outages among the processes of a run: who waits, who is a probe, who is lost, and the state after a dead keeper.
+"""Outages among the processes of a run: who waits, who is a probe, who is affected, and the state after a dead keeper.
 
 Each `Outages` represents a process; they share a keeper as workers share the actor of a run.
 """
@@ -626,7 +626,7 @@ async def test_a_keeper_that_cannot_be_reached_ends_conversations_that_meet_an_o
     assert watch is not None
     assert await call(watch, "a", service.answer) == "fine"
     service.is_up = False
-    assert await call(watch, "a", service.answer) == "ends"  # it cannot be known that it was none
+    assert await call(watch, "a", service.answer) == "ends"  # an outage cannot be ruled out
     assert "cannot be reached" in caplog.text
 
 
@@ -703,7 +703,7 @@ async def test_what_says_nothing_of_the_service_hides_no_outage() -> None:
         for other in (broken, busy):
             for again in range(3):
                 assert (await call(watch, f"{each} {again}", other)).startswith("told")
-    assert await call(watch, "last", service.answer) == "ends"  # the eighth of eight with a result
+    assert await call(watch, "last", service.answer) == "ends"  # the eighth of eight that count
 
     waiting = [asyncio.create_task(call(watch, each.__name__, each)) for each in (broken, busy)]
     assert [(await each)[:4] for each in waiting] == ["told", "told"]
@@ -771,7 +771,7 @@ async def test_calls_that_hung_since_before_the_outage_do_not_open_it_again() ->
     service.is_up = True
     assert await asyncio.gather(*(call(watch, f"c{each}", service.answer) for each in range(5))) == ["fine"] * 5
     release.set()
-    assert await asyncio.gather(*old) == ["ends"] * 20  # they began before it, so they are decided
+    assert await asyncio.gather(*old) == ["ends"] * 20  # they began before it, so they belong to it
     assert not watch.is_open
 
 
@@ -843,7 +843,7 @@ async def test_calls_of_a_process_that_died_are_no_probes(probes: bool) -> None:
     skip_waits()
     keeper = OutageStore()
     await keeper.report({NAME: Sums(outages=[Outage(f"c{each}", 0) for each in range(8)])})
-    # An actor runs on a dead worker's requests.
+    # An actor goes on with a dead worker's requests.
     dead = [asyncio.create_task(keeper.enter(NAME, f"dead{each}", "call", 240, "dead")) for each in range(8)]
     if probes:
         await asyncio.sleep(2)

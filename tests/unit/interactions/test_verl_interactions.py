@@ -29,7 +29,7 @@ pytestmark = pytest.mark.stack  # importing `verl.interactions` imports verl, to
 
 
 class Count(BaseInteraction):
-    """A user who counts; it records its arguments."""
+    """A user who counts; it records its calls."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)

@@ -42,7 +42,7 @@ class Answer(BaseModel):
 
 
 class Served:
-    """An endpoint that answers with its fields.
+    """An endpoint that answers with its own completions.
 
     Attributes:
         completions: The answer to each request.
@@ -287,7 +287,7 @@ async def test_items_of_a_response(served: Both) -> None:
             "arguments": '{"a":2}',
         },
     ]
-    # The client's text sent back is one message again.
+    # The client's message sent back is one message again.
     await client.responses.create(
         model="policy",
         input=[

@@ -141,7 +141,7 @@ def test_an_errand_is_paid_by_the_request(tmp_path: Path) -> None:
 
     third = 1 / REQUESTS
     assert earned("user.yaml", "", "") == ([third, third, third], [True, True, True])
-    assert earned("user.yaml", HOME, "") == ([third, 0, 0], [True, False, False])  # errors stay
+    assert earned("user.yaml", HOME, "") == ([third, 0, 0], [True, False, False])  # a wrong turn spoils later ones
     assert earned("user.yaml", "", HOME) == ([third, third, 0], [True, True, False])
     lottery = [earned("lottery.yaml", "", HOME) for _ in range(40)]
     assert {value for values, _ in lottery for value in values} == {0, third}

@@ -154,7 +154,7 @@ def evaluation(tmp_path: Path) -> Path:
 
 
 Answers = tuple[dict[tuple[int, int], float | None], set[tuple[int, int]] | None]
-"""The reward of each conversation, and who is right; None: the reader does not tell."""
+"""The reward of each conversation, and who is right; None: unknown to the reader."""
 
 
 def place(uid: str, number: int) -> tuple[int, int]:

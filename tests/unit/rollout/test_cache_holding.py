@@ -304,7 +304,7 @@ async def test_what_is_left_while_the_server_is_asked_is_given_once(monkeypatch:
     await settle()
     assert holding._youngest == 2.0
     server.answers.clear()
-    await settle()  # the request is on its way
+    await settle()  # its request is pending
     second.leave()
     await settle()
     assert [each.done() for each in waiting] == [True, False, False, False, False, False]  # 640 tokens of 900
@@ -387,7 +387,7 @@ async def test_a_server_that_does_not_tell_its_use_is_not_waited_for() -> None:
 
     for ask in (nothing, dead):
         holding, young = Holding(ask), of(2.0)
-        holding._youngest = 1.0  # its earlier answer
+        holding._youngest = 1.0  # the server's earlier answer
         holding.note(young, "r", [1])
         await holding.let_in(young)
         assert (holding._held, holding._youngest) == ({}, math.inf)

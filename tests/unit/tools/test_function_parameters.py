@@ -86,7 +86,7 @@ def test_a_default_that_its_own_field_refuses() -> None:
 
     def beside(limit: Annotated[int, Field(ge=20, validate_default=True)] = 10) -> None: ...
 
-    def mark(limit: int = Field(-1, ge=0)) -> None: ...  # pydantic takes it: it reports that there is none
+    def mark(limit: int = Field(-1, ge=0)) -> None: ...  # pydantic accepts it: it means that there is none
 
     for function in (default, beside):
         with pytest.raises(ConfigError, match=r"parameter 'limit' has the default 10, which its own Field refuses"):
