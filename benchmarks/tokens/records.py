@@ -43,7 +43,7 @@ TURNS, SAMPLED, BETWEEN, PROMPT = 4, 1050, 950, 400
 TOKENS = PROMPT + TURNS * (SAMPLED + BETWEEN)
 VOCABULARY = 150_000
 HANDED_S = 2.0
-"""Time before a kill after which a record that was handed over must not be lost."""
+"""A record handed over so long before a kill must not be lost."""
 _AT_ONCE = 2
 
 

@@ -9,7 +9,7 @@
   of the same.
 - **kills**: an evaluation of repair's model, right in some and wrong in others, 16 rows × 4, greedy, is killed
   (SIGKILL) at random moments and begun again, until it has ended. Each row and sample must have one conversation that
-  counts, and the table must be that of one that was never killed. Of what they had started (SGLang among it) nothing
+  counts, and the table must be that of one that was never killed. Of what they had started (SGLang among it) no process
   may remain.
 
 The programs are forked from this process, which has imported verl, so that a start takes seconds. The records of every

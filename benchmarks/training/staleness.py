@@ -74,7 +74,7 @@ def measure(setting: Setting, groups: int) -> Measured:
 
 
 def unkept(found: dict[Setting, Measured]) -> list[str]:
-    """Return the claims that do not hold in `docs/train/async.md`."""
+    """Return the claims of `docs/train/async.md` that do not hold."""
     failed = []
     for setting, measured in found.items():
         if setting.policy in OURS and measured["over_age"] > 0:

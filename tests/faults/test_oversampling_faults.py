@@ -1,4 +1,4 @@
-"""Over-sampled groups with the real worker, loop and tools: kept samples, cut ones, and the rest of a cut."""
+"""Over-sampled groups with the real worker, loop and tools: kept samples, cut ones, and leftovers of a cut."""
 
 import asyncio
 import threading

@@ -76,7 +76,7 @@ def pieces_of(backend: SharedPrefixAttention) -> Any:
 def outputs(
     batch: Batch, layer: RadixAttention, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, SharedPrefixAttention]:
-    """Return the outputs of SGLang's own backend and ours for random queries and new keys and values, and ours."""
+    """Return the outputs of SGLang's backend and ours for random queries and new keys and values, and our backend."""
     generator = torch.Generator().manual_seed(seed)
     tokens = len(batch.out_cache_loc)
 

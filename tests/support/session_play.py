@@ -87,7 +87,7 @@ def certified(outcome: Outcome, receipts: Sequence[Receipts]) -> list[str]:
 
 
 class _Engine:
-    """An engine with random turns, after a while, and now and then fails once."""
+    """An engine that returns random turns, after a while, and now and then fails once."""
 
     def __init__(self, chat: PlayedChat, chance: random.Random) -> None:
         self._chat = chat

@@ -141,7 +141,7 @@ async def _serve() -> None:
         print(json.dumps({"port": int(server.address.rpartition(":")[2]), "key": access.api_key}), flush=True)
         reading = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
         while not reading.done():
-            with open(os.devnull):  # noqa: ASYNC230 # this has to work
+            with open(os.devnull):  # noqa: ASYNC230  # this has to work
                 await asyncio.sleep(0.005)
     run.renderer.close()
 

@@ -118,7 +118,7 @@ class Family:
         return self._calls[count, name]
 
     def _encoded(self, chance: random.Random, text: str) -> list[int]:
-        """Encode a text, at times in pieces, so that its texts like control tokens are not control tokens."""
+        """Encode a text, at times in pieces, so that text like a control token in it is not one."""
         tokenizer = self.template.tokenizer
         if chance.random() < 0.3:
             cuts = sorted(chance.randrange(len(text) + 1) for _ in range(chance.randint(1, 4)))
@@ -202,7 +202,7 @@ class FuzzEngine:
 
 
 class Recorder:
-    """An engine right below the receipts, and writes the logs.
+    """An engine right below the receipts, which writes the logs.
 
     Args:
         engine: Samples the tokens, and cuts them at stop texts.

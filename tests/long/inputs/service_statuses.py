@@ -103,7 +103,7 @@ def call_tool(name: str, *answers: Any) -> Door:
         ):
             try:
                 await call(**arguments)
-            except Exception as error:  # the test is about its author
+            except Exception as error:  # the test is whose error it is
                 said = f"{error}; next try {next_try_s(error)}"
                 return Seen("outage" if cause_of(error, "model") == "outage" else "model", sentence=said)
         return Seen("accepted")
@@ -143,7 +143,7 @@ def ask_user(status: int) -> Door:
             await user.start("a", persona="You want tea.")
             try:
                 await user.write([{"role": "user", "content": "a"}])
-            except Exception as error:  # the test is about its author
+            except Exception as error:  # the test is whose error it is
                 return Seen("outage" if cause_of(error, "model") == "outage" else "model", sentence=str(error))
             finally:
                 await user.close("a")

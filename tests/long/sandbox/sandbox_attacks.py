@@ -179,7 +179,7 @@ async def run_attack(
 
 
 async def ask(tool: PythonTool, conversation: str, code: str) -> str:
-    """Run code with the tool, and return the model's text."""
+    """Run code with the tool, and return the text for the model."""
     try:
         return (await tool.execute(conversation, {"code": code})).text
     except ValueError as error:

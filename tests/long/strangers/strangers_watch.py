@@ -2,10 +2,9 @@
 
     python -P -m tests.long.strangers.strangers_watch MODULE…
 
-It reads a job a line from standard input, and answers each with a line: the paths that the process opened, started,
-imported and connected to, by Python's own audit events, how it ended, and the most memory that it held. Starts of
-programs, connections and look-ups that the honest folder did not need are noted, and then refused: nothing hostile
-runs.
+It reads a job a line from standard input, and answers each with a line: the process's opens, starts, imports and
+connections, by Python's own audit events, how it ended, and the most memory that it held. Starts of programs,
+connections and look-ups that the honest folder did not need are noted, and then refused: nothing hostile runs.
 
 A process has not ended in time when its CPU seconds are spent, or when it sleeps and uses none at all, as one does that
 opens a pipe. Time on the wall counts for neither.

@@ -1,6 +1,6 @@
 """24 changes of our code, such as a mistake would make them; `benchmarks.replay` has to find each.
 
-A change replaces one function or value for the time of a replay. `expected` is the beginning of its difference, and
+A change replaces one function or value for the time of a replay. `expected` has the beginning of its difference, and
 whether it is named with a token.
 """
 

@@ -66,7 +66,7 @@ class Kept:
 
 @dataclass
 class Found:
-    """Actions of a world."""
+    """Results of a world."""
 
     drawn: dict[str, int] = field(default_factory=dict)
     """Position of each group's row, by uid."""

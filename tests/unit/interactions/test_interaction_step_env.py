@@ -1,4 +1,4 @@
-"""Environments as real processes: each form, one seed in many sessions at once, each fault, and the rest afterwards."""
+"""Environments as real processes: each form, one seed in many sessions at once, each fault, and leaks afterwards."""
 
 from __future__ import annotations
 

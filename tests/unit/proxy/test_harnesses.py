@@ -1,4 +1,4 @@
-"""`scripts/harnesses.sh` without its programs: its faults, and its effects on a program of ours."""
+"""`scripts/harnesses.sh` without its programs: the faults that it finds, and its effects on a program of ours."""
 
 from __future__ import annotations
 

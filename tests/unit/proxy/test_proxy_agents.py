@@ -293,7 +293,7 @@ async def test_a_blocking_client_talks_to_a_server_on_the_same_loop() -> None:
     assert [end.result.reward for end in ends] == list(range(64))
     assert sorted(asked) == list(range(64))
     async with asyncio.timeout(60):
-        while runner.stuck:  # noqa: ASYNC110 # a thread ends after its agent, without an event
+        while runner.stuck:  # noqa: ASYNC110  # a thread ends after its agent, without an event
             await asyncio.sleep(0.01)
 
 

@@ -205,7 +205,7 @@ async def test_a_cancelled_session_leaves_nothing() -> None:
     async with serving("slow", "a") as endpoint:
         before = asyncio.all_tasks()
         running = asyncio.ensure_future(endpoint.run("r", ROW, {}))
-        while not endpoint._run.engine._open:  # noqa: ASYNC110 # the engine sends no event
+        while not endpoint._run.engine._open:  # noqa: ASYNC110  # the engine sends no event
             await asyncio.sleep(0.01)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):

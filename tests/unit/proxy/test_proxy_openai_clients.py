@@ -287,7 +287,7 @@ async def test_items_of_a_response(served: Both) -> None:
             "arguments": '{"a":2}',
         },
     ]
-    # The client's message sent back is one message again.
+    # The items that the client sends back are one message again.
     await client.responses.create(
         model="policy",
         input=[

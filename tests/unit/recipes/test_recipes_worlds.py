@@ -1,4 +1,4 @@
-"""The recipes frozen_lake and alfworld: their rows, the model's texts, and episodes in the real environments."""
+"""The recipes frozen_lake and alfworld: their rows, the texts for the model, and episodes in the real environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a conversation: who sees it, stops of its clock, and the rest after each kind of end."""
+"""The life of a conversation: who sees it, stops of its clock, and its leftovers after each kind of end."""
 
 from __future__ import annotations
 

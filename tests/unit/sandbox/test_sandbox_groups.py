@@ -98,7 +98,7 @@ def test_a_group_that_cannot_be_joined_is_not_used(tmp_path: Path, monkeypatch: 
     root.mkdir()
     membership = tree(root, "user")
     real = os.mkdir
-    # Its `cgroup.procs` is a folder here, that is not writable, not even root.
+    # Its `cgroup.procs` is a folder here, which not even root can write to.
     monkeypatch.setattr(groups.os, "mkdir", lambda folder: (real(folder), real(folder / "cgroup.procs")))
     assert find_parent(root, membership) is None
 

@@ -1,6 +1,6 @@
 """Parameters of typed functions: `Field` as a default and in annotations, descriptions, defaults that are refused."""
 
-# ruff: noqa: B008, RUF013 # the test needs the style of these functions
+# ruff: noqa: B008, RUF013  # the test needs the style of these functions
 
 import dataclasses
 import datetime
@@ -122,7 +122,7 @@ def test_descriptions_in_annotations() -> None:
         e: str,
         f: Annotated[int, "Before."] = Field(3, description="The default's."),
         g: list[Annotated[str, "An item."]] = [],  # noqa: B006  # never called
-        h: Optional[Annotated[str, "Perhaps."]] = None,  # noqa: UP045 # the test needs this form
+        h: Optional[Annotated[str, "Perhaps."]] = None,  # noqa: UP045  # the test needs this form
     ) -> None:
         """Take.
 
