@@ -48,7 +48,8 @@ def test_every_import_of_ours_is_of_a_module_that_the_other_tests_see() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["from verl_multiturn.cli import main", "from .cli import main", "from . import cli", "from .cli.main import x"]
+    "line",
+    ["from verl_multiturn.cli import main", "from .cli import main", "from . import cli", "from .cli.main import x"],
 )
 def test_an_import_that_runs_up_is_found_however_it_is_written(line: str, tmp_path: Path) -> None:
     (tmp_path / "docs" / "reference").mkdir(parents=True)
