@@ -14,6 +14,7 @@ from tests.scripted import CALL
 from tests.unit.calls.test_outages import Service, call, process
 from tests.unit.rollout.test_outage_ends import Remote, Run
 from verl_multiturn import StopReason
+from verl_multiturn.calls.outages.breaker import WINDOW_S
 from verl_multiturn.calls.outages.guarded_call import GuardedCall
 from verl_multiturn.calls.outages.process import HOLD_S, REPORT_S, Watch
 from verl_multiturn.calls.outages.store import OutageStore
@@ -246,6 +247,19 @@ async def test_whole_groups_whose_calls_ran_are_valid_and_have_seen_nothing() ->
     assert all(outcome.valid and not outcome.outages for outcome in outcomes)
     assert not any("down" in CharTokenizer().decode(outcome.trajectory.ids) for outcome in outcomes)
     assert all(call.seconds == pytest.approx(0.3) for outcome in outcomes for call in outcome.calls)
+
+
+async def test_a_failure_of_long_ago_takes_nothing_from_a_burst() -> None:
+    """A step may end with one failure, and the service be down when the next one begins."""
+    service, watch = Slow(0.01, 0.5), process()
+    service.is_up = False
+    assert await call(watch, "lone", service.answer, repeat=True) == "told: down"
+    await asyncio.sleep(WINDOW_S + 1)
+    calls = await begin([watch], service, 64)
+    await asyncio.sleep(30)
+    assert not any(each.done() for each in calls)
+    service.is_up = True
+    assert await asyncio.gather(*calls) == ["fine"] * 64
 
 
 async def test_a_call_that_is_made_again_gets_what_the_model_wrote() -> None:
