@@ -265,7 +265,7 @@ def _left_out(tree: ast.AST, lines: list[str]) -> Iterator[Change]:
             yield (node.lineno, node.col_offset), "StatementLeftOut", partial(_replaced, lines, node, "pass")
         for keyword in node.keywords if isinstance(node, ast.Call) else []:
             if keyword.arg:
-                # `**{}` can stand where any argument can.
+                # `**{}` is valid wherever an argument is.
                 left_out = partial(_replaced, lines, keyword, "**{}")
                 yield (keyword.lineno, keyword.col_offset), "ArgumentLeftOut", left_out
 

@@ -4,15 +4,15 @@
     python -m benchmarks.mutants [--count 300] [--seed 0] [--only rollout] [--minutes 45]
 
 A seed draws places in the code, and for each place one of the possible changes: a change of Cosmic Ray (another
-operator, another number, a negated condition …), or a statement or a keyword argument that is left out. Annotations are
-no places. Changes that make no difference to Python (`is` and `==` of None) are left out.
+operator, another number, a negated condition …), or a statement or a keyword argument that is removed. Annotations are
+not changed. Changes that make no difference to Python (`is` and `==` of None) are skipped.
 
 Each mutant is written into a copy of the tree. The few test files that cover its module then run until one fails. They
 run in a process forked from one that has already imported the slow packages. There is one such process for each core.
 
-The results are kept in `outputs/mutants/`, so that a later run continues where this one stopped. A survivor that stands
-in `benchmarks/results/mutants.yaml`, with the reason why it does not matter, counts as explained. The last line is one
-JSON object. It also lists the explanations that explain nothing any more.
+The results are kept in `outputs/mutants/`, so that a later run continues where this one stopped. A survivor that is
+listed in `benchmarks/results/mutants.yaml`, with the reason why it does not matter, counts as explained. The last line
+is one JSON object. It also lists the explanations that explain nothing any more.
 """
 
 from __future__ import annotations
@@ -95,17 +95,17 @@ def _run_file(tree: Path, test: str, log: Path, deadline: float) -> str:
 def prepare() -> None:
     """Import the packages that most tests import.
 
-    This package and verl, which imports it, are left out: each mutant has to be imported anew.
+    This package and verl, which imports it, are not among them: each mutant has to be imported anew.
     """
     os.environ.setdefault("VERL_PLATFORM", "cpu")
-    slow = "hypothesis pytest_asyncio pandas PIL.Image pydantic torch transformers typer"  # what most tests import
-    slow += " ray tensordict transfer_queue datasets hydra peft wandb sglang fastapi uvicorn"  # what verl imports
+    slow = "hypothesis pytest_asyncio pandas PIL.Image pydantic torch transformers typer"  # imports of most tests
+    slow += " ray tensordict transfer_queue datasets hydra peft wandb sglang fastapi uvicorn"  # imports of verl
     for name in slow.split():
         importlib.import_module(name)
 
 
 def copy_tree(target: Path) -> None:
-    """Copy the repository's files into a folder, tracked or not; those that git ignores are left out."""
+    """Copy the repository's files into a folder, tracked or not; without those that git ignores."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True)
     for name in listed.stdout.decode().splitlines():
         if (ROOT / name).is_file():
@@ -133,7 +133,7 @@ def examine(mutants: Sequence[Mutant], found: Path, deadline: float) -> None:
     for _ in range(os.cpu_count() or 1):
         workers.append(os.fork())
         if not workers[-1]:
-            # No `TemporaryDirectory`: pytest in a fork may run what is registered for the end of this process.
+            # No `TemporaryDirectory`: pytest in a fork may run the functions registered for the end of this process.
             folder, status = Path(tempfile.mkdtemp()), 1
             try:
                 copy_tree(folder / "tree")
@@ -225,12 +225,12 @@ def unused(reasons: Iterable[Key], results: dict[Mutant, str], root: Path = ROOT
         root: Folder of the repository.
     """
     seen = {key_of(mutant) for mutant, result in results.items() if result != "survived"}
-    seen -= {key_of(mutant) for mutant, result in results.items() if result == "survived"}  # the line stands twice
+    seen -= {key_of(mutant) for mutant, result in results.items() if result == "survived"}  # the line occurs twice
     return [key for key in reasons if key in seen or not _is_there(root / key[0], key[1])]
 
 
 def _is_there(module: Path, before: str) -> bool:
-    """Tell whether a module has lines, whatever their indentation."""
+    """Return whether a module has lines, whatever their indentation."""
     lines = module.read_text(encoding="utf-8").splitlines() if module.is_file() else []
     return {line.strip() for line in before.splitlines()} <= {line.strip() for line in lines}
 

@@ -1,4 +1,4 @@
-"""A simulated user: it thinks of a number, says whether a guess is too high or too low, and pays for a right one."""
+"""A simulated user: it thinks of a number, answers whether a guess is too high or too low, and pays for a right one."""
 
 import asyncio
 

@@ -23,11 +23,11 @@ def convert(value: float, unit: Literal["km", "mile"], *, digits: Annotated[int,
 
 
 turns = [
-    tool_call("convert", {"value": 26.2, "unit": "yard"}),  # a mistake: the model reads what was wrong
+    tool_call("convert", {"value": 26.2, "unit": "yard"}),  # a mistake: the model reads the error
     tool_call("convert", {"value": 26.2, "unit": "mile"}),
     "A marathon has 42.16 km.",
 ]
-row = {"convert": {"execute_kwargs": {"digits": 2}}}  # what a data row passes
+row = {"convert": {"execute_kwargs": {"digits": 2}}}  # arguments from a data row
 outcome = asyncio.run(scripted_rollout([convert], turns, "How long is a marathon in km?", tools_kwargs=row))
 
 for source, text in transcript(outcome)[1:]:  # without the prompt; only SAMPLED text is trained

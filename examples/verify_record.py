@@ -1,4 +1,4 @@
-"""Read a record of a training run, and verify it against what the engine returned: `python verify_record.py [FILE]`.
+"""Read a record of a training run, and verify it against the engine's tokens: `python verify_record.py [FILE]`.
 
 A run writes records into its `record_dir`; `record.jsonl` beside this program is one conversation of such a run.
 """
@@ -27,6 +27,6 @@ for record in read_records(path):
 
     runs = [list(run) for run in row["runs"]]
     observed = next(run for run in runs if run[4] == Source.OBSERVATION)
-    observed[1] = 1  # what a faulty trainer would do: a mask of 1
+    observed[1] = 1  # as a faulty trainer would: a mask of 1
     for violation in verify_record({**record, "rows": [{**row, "runs": runs}]}).violations:
         print(f"  after tampering: {violation}")

@@ -25,7 +25,7 @@ def doubles(package: Path = PACKAGE) -> dict[str, list[tuple[str, str]]]:
 
 
 def is_public(places: list[tuple[str, str]]) -> bool:
-    """Tell whether at least two of the classes are public."""
+    """Return whether at least two of the classes are public."""
     return sum(not name.startswith("_") for _, name in places) > 1
 
 

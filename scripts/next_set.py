@@ -30,7 +30,7 @@ def said_by(part: str, *command: str, **environment: str) -> tuple[int, list[str
 
 
 def names(sglang: str | None = None) -> list[str]:
-    """Return what the contract finds missing or changed, with another SGLang if one is given."""
+    """Return the parts that the contract finds missing or changed, with another SGLang if one is given."""
     environment = {}
     if sglang is not None:
         folder = (OUT / f"sglang-{sglang}").resolve()
@@ -52,7 +52,7 @@ def tests(part: str, marks: str, *folders: str) -> list[str]:
 
 
 def training(recipe: str, *words: str) -> list[str]:
-    """Return what is wrong with a short training of a recipe."""
+    """Return the faults of a short training of a recipe."""
     out = OUT / recipe
     shutil.rmtree(out, ignore_errors=True)
     status, lines = said_by(recipe, "bash", f"recipes/{recipe}/run.sh", *words, "--out", str(out))
@@ -81,7 +81,7 @@ PARTS: dict[str, Callable[[], list[str]]] = {
 
 
 def main() -> int:
-    """Run the parts, print what failed and one JSON object; return 1 if anything failed."""
+    """Run the parts, print the failures and one JSON object; return 1 if anything failed."""
     parser = argparse.ArgumentParser(prog="next.sh")
     parser.add_argument("--only", action="append", choices=PARTS)
     parser.add_argument("--sglang")
@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def sglang_of(version: str | None) -> dict[str, str]:
-    """Return the version of SGLang that is asked for, by its distribution."""
+    """Return the requested version of SGLang, by its distribution."""
     return {} if version is None else {"sglang": version}
 
 

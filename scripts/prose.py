@@ -36,7 +36,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def hits(text: str) -> Iterator[tuple[str, int]]:
-    """Give each phrase of a text with the number of lines before it; code in backticks is left out."""
+    """Give each phrase of a text with the number of lines before it; code in backticks is skipped."""
     prose = _CODE.sub(lambda code: re.sub(r"[^\n]", "_", code[0]), text)
     for found in _FOUND.finditer(prose):
         yield list(PHRASES)[(found.lastindex or 1) - 1], prose.count("\n", 0, found.start())
@@ -77,7 +77,7 @@ def _of_python(source: str) -> Iterator[tuple[str, str, int]]:
 def count(root: Path, under: list[str]) -> Iterator[tuple[str, str, int, str]]:
     """Give each hit below a checkout: the place of its text, the file, the line and the phrase.
 
-    Texts of tests that are neither docstrings nor comments are data. The CHANGELOG and vendored files are left out.
+    Texts of tests that are neither docstrings nor comments are data. The CHANGELOG and vendored files are skipped.
     """
     listed = ["git", "-C", str(root), "ls-files", "--", *(under or ["."])]
     done = subprocess.run(listed, capture_output=True, text=True, check=True, encoding="utf-8")

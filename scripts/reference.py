@@ -2,7 +2,7 @@
 
     python -m scripts.reference
 
-A page keeps what stands before and behind its two marks; tests/unit/project/test_reference.py compares the rest. The
+A page keeps its text before and behind its two marks; tests/unit/project/test_reference.py compares the rest. The
 pages of refusals and records have writers of their own, beside their tables.
 """
 

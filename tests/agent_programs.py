@@ -93,7 +93,7 @@ go = threading.Event()
 
 
 def block(row, session):
-    """Stand in a call that nothing interrupts until `go` is set."""
+    """Block in a call that nothing interrupts until `go` is set."""
     if row["blocks"]:
         go.wait(120)
 
@@ -166,7 +166,7 @@ async def exits_async(row, session):
 
 
 def misbehave(row):
-    """Do what `row["do"]` names, in a process of its own."""
+    """Do the action `row["do"]`, in a process of its own."""
     do = row["do"]
     if do == "ignore SIGTERM":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

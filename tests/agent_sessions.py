@@ -72,7 +72,7 @@ def answer(completion: Completion, *texts: str) -> list[dict[str, Any]]:
 
 
 def turns(*texts: str) -> Callable[[str, Sequence[int], int], list[int]]:
-    """Return a script that says the texts in order, whoever asks. A text that ends with "…" lacks its end token."""
+    """Return a script that gives the texts in order to any caller. A text that ends with "…" lacks its end token."""
     left = list(texts)
 
     def script(request_id: str, ids: Sequence[int], turn: int) -> list[int]:
@@ -92,7 +92,7 @@ def tiny_template() -> Template:
 
 
 def make_run(engine: Engine | Callable[[str, Sequence[int], int], Sequence[int]], **settings: Any) -> ProxyRun:
-    """Return what sessions share, with the tiny tokenizer and the Hermes format."""
+    """Return the parts that sessions share, with the tiny tokenizer and the Hermes format."""
     tokenizer = tiny_tokenizer()
     ends = [tokenizer.eos_token_id]
     codec = tiny_codec(tokenizer)
@@ -110,7 +110,7 @@ def make_run(engine: Engine | Callable[[str, Sequence[int], int], Sequence[int]]
 
 
 class Agent:
-    """A client of one session that gets what it asks for."""
+    """A client of one session that gets the answers to its requests."""
 
     def __init__(self, run: ProxyRun, name: str = "s") -> None:
         self.session = AgentSession(name, run, {"temperature": 1.0})

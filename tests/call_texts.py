@@ -226,8 +226,8 @@ def write(name: str, *calls: Arguments, tool: str = "f") -> str:
     return one.around.replace("{}", one.between.join(one.write(tool, given) for given in calls))
 
 
-# Formats whose arguments stand unchanged between tags, so that a call cannot say that a tag in an argument is text.
-# Each has the tag that begins an argument, and the tag that ends it.
+# Formats whose arguments are unchanged between tags, so that a call cannot mark that a tag in an argument is text. Each
+# has the tag that begins an argument, and the tag that ends it.
 _PARAMETER = ("<parameter=", "</parameter>")
 PLAIN_TAGS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(["qwen3_coder", "step3p5", "mimo", "seed"], _PARAMETER),

@@ -1,4 +1,4 @@
-"""Shared pieces: a chat without a real tokenizer for unit tests, and tools that remember what was done to them."""
+"""Shared pieces: a chat without a real tokenizer for unit tests, and tools that record calls of their methods."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _OF_FILE = r"^pytestmark = (\[[^\]]*?)?pytest\.mark\.({})\b"
 _OF_THE_STACK = re.compile(_OF_FILE.format("stack|engine"), re.MULTILINE)
 _IS_LONG = re.compile(_OF_FILE.format("long"), re.MULTILINE)
 _ASKED = re.compile(r"(stack|engine|deaths)( and not \w+)*")
-# How long an example takes says something about the machine, and nothing about the code. The examples are the same in
-# each run, so that a failure is one of the change's; `--hypothesis-profile search` draws others, `all` draws more.
+# How long an example takes depends on the machine, not on the code. The examples are the same in each run, so that a
+# failure is one of the change's; `--hypothesis-profile search` draws others, `all` draws more.
 settings.register_profile("search", deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("any machine", settings.get_profile("search"), derandomize=True)
 settings.register_profile("all", settings.get_profile("any machine"), max_examples=300)
 settings.load_profile("any machine")
 _SESSION = pytest.StashKey[pytest.Session]()
 _SEEN = SimpleNamespace(modules=0)
-# The default, 700, lets it look at what a test makes a dozen times in each import.
+# The default, 700, lets it look at the objects of a test a dozen times in each import.
 gc.set_threshold(50_000, *gc.get_threshold()[1:])
 END = 0x110000
 """Id of the token that ends a turn in `CharTokenizer`; no character has it."""
@@ -46,7 +46,7 @@ END = 0x110000
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_workspaces_are_kept() -> Iterator[None]:
-    """End what `open_workspace` keeps for the life of a process, so that the next tests see no process of it."""
+    """End the processes that `open_workspace` keeps for the life of a process, so that later tests do not see them."""
     yield
     threads: Any = sys.modules.get("verl_multiturn.workspaces.threads")
     if threads is not None:
@@ -65,7 +65,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def _is_left_out(path: Path, config: pytest.Config) -> bool:
-    """Return whether `not stack` or `not long` leaves out a file, or no test in it has the mark that is asked for."""
+    """Return whether `not stack` or `not long` excludes a file, or no test in it has the requested mark."""
     text, expression = path.read_text(), config.option.markexpr
     if "not long" in expression and (_is_long(path, config) or _IS_LONG.search(text)):
         return True
@@ -116,7 +116,7 @@ class _LeftOut(pytest.Module):
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run with `-m "not stack"` that imported verl's stack: a test lacks the mark `stack`."""
     session.config.stash[_SESSION] = session
-    gc.unfreeze()  # pytest's last look for what was not closed sees all
+    gc.unfreeze()  # pytest's last check for unclosed resources sees all
     found = _stack_modules() - _AT_START
     if "not stack" in session.config.option.markexpr and found:
         pytest.exit(f"tests without the mark `stack` imported {sorted(found)}; mark them", returncode=1)
@@ -134,7 +134,7 @@ def pytest_runtest_logfinish(nodeid: str, location: Any) -> None:
 
 
 def leave_out_of_the_collector() -> None:
-    """Let the garbage collector pass over what has been imported: it took a sixth of the tests' CPU time."""
+    """Let the garbage collector skip imported objects: it took a sixth of the tests' CPU time."""
     gc.collect()
     gc.freeze()
     _SEEN.modules = len(sys.modules)
@@ -145,7 +145,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """End a run that imported verl's stack before the interpreter is taken down, with the tests' own exit status.
 
     Twice a native thread of that stack ran into memory that was freed meanwhile: the process died by SIGSEGV after the
-    summary, and a run whose tests had passed would have failed. What has to be done at the end is done here as well.
+    summary, and a run whose tests had passed would have failed. The necessary work at the end is done here as well.
     """
     if "ray" in sys.modules and _SESSION in config.stash and "PYTEST_CURRENT_TEST" not in os.environ:
         atexit._run_exitfuncs()
@@ -155,7 +155,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_asyncio_loop_factories() -> dict[str, type[IdleLoop]]:
-    """Run every asynchronous test on a loop whose clock stands still while the machine is busy."""
+    """Run every asynchronous test on a loop whose clock stops while the machine is busy."""
     return {"idle": IdleLoop}
 
 
@@ -209,7 +209,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def names_of_children() -> list[str]:
-    """Return the names of the processes below this one. One that ends meanwhile is left out."""
+    """Return the names of the processes below this one. One that ends meanwhile is skipped."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -218,7 +218,7 @@ def names_of_children() -> list[str]:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    """Wait until a condition holds of which no event tells, such as one of another process."""
+    """Wait until a condition holds that has no event, such as one of another process."""
     async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 - see above
             await asyncio.sleep(0.01)
@@ -247,7 +247,7 @@ def make_schema(name: str, **properties: str) -> ToolSchema:
 
 
 class EchoTool(BaseTool):
-    """A tool that answers with its argument `text`, counts the calls of its methods, and misbehaves when told to."""
+    """A tool that answers with its argument `text`, counts the calls of its methods, and misbehaves on request."""
 
     def __init__(self, config: dict[str, Any] | None = None, tool_schema: ToolSchema | None = None) -> None:
         super().__init__(config or {}, tool_schema or make_schema("echo", text="string"))

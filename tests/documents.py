@@ -24,7 +24,7 @@ DOCUMENTS = sorted(
     ]
 )
 
-# A command is not run where a comment says so: at its end, on the line above it, or (`<!-- … -->`) above its block.
+# A command is not run where a comment excludes it: at its end, on the line above it, or (`<!-- … -->`) above its block.
 _NOT_RUN = re.compile(r"\bGPUs\b|\bGPU environment\b|\bminutes\b|\bhours\b|\btests\b")
 _FENCE = re.compile(r"( *)(`{3,})(\w*) *")
 _FILE = re.compile(r"# ([\w-]+\.\w+)")
@@ -52,7 +52,7 @@ class Block:
 
     @property
     def file(self) -> str:
-        """Name of the file that the block shows, from its first line; "" if the block is no file."""
+        """Name of the file that the block shows, from its first line; "" if the block is not a file."""
         found = _FILE.fullmatch(self.lines[0]) if self.lines else None
         return found[1] if found and not self.is_shell else ""
 

@@ -58,7 +58,7 @@ def broken_at_once(row: dict[str, Any], session: Any) -> None:
 
 
 def misconfigured(row: dict[str, Any], session: Any) -> None:
-    """Raise `ConfigError`, as the row says after an answer or before one."""
+    """Raise `ConfigError`, after an answer or before one, by the row."""
     if row["extra_info"]["asks"]:
         ask(session, *row["messages"])
     raise ConfigError("extra_info.grid: 'x' is no grid; mend the row")
@@ -74,7 +74,7 @@ def slow(row: dict[str, Any], session: Any) -> None:
 
 
 def dreamer(row: dict[str, Any], session: Any) -> dict[str, Any]:
-    """Give a reward to what was never said."""
+    """Give a reward to a completion that does not exist."""
     ask(session, *row["messages"])
     return {"completions": {f"chatcmpl-of-a-dream-{'x' * 1_000_000}": 1.0}}
 
@@ -110,13 +110,13 @@ async def asks_after_its_return(row: dict[str, Any], session: Any) -> float:
 
 
 def ungraded(row: dict[str, Any], session: Any) -> float:
-    """Say that its grader is lost, after an answer."""
+    """Report that its grader is lost, after an answer."""
     ask(session, *row["messages"])
     raise UnjudgedError("the grader is lost")
 
 
 def out(row: dict[str, Any], session: Any) -> float:
-    """Say that its database is not there, after an answer; a row that is `up` finds it."""
+    """Report that its database is missing, after an answer; a row that is `up` finds it."""
     ask(session, *row["messages"])
     if not row.get("up"):
         raise OutageError("the database does not answer")

@@ -1,4 +1,4 @@
-"""A program that says something in the name of the process that started it: it writes to every descriptor it can."""
+"""A program that writes in the name of the process that started it: it writes to every descriptor it can."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def forger(folder: Path, line: Any, end: bool = False) -> str:
 
     Args:
         folder: Where the program is written.
-        line: What it says, as a line of JSON.
+        line: Its message, as a line of JSON.
         end: Whether it kills the process afterwards.
     """
     program = folder / "forger.py"

@@ -1,4 +1,4 @@
-"""What real agent programs sent, in `tests/data/harness_requests`, a file for each program and task.
+"""Requests of real agent programs, in `tests/data/harness_requests`, a file for each program and task.
 
 Every text of a program is a filler of a few letters: equal texts have equal fillers.
 """

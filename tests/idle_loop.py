@@ -5,9 +5,9 @@
     a test calls `hold_up(0.9)`           the clock goes on by 0.9 s, as if a callback had blocked the loop
     a test calls `skip_waits()`           the clock jumps to the next timer, and nothing is waited for
 
-So no time limit ends a call that is late because the machine is busy, and timers go off in their order. What hangs is
-waited for, so its time limit still ends it. A thread that must outlast a time limit takes its time from the same clock
-(`take`). Other processes have no such clock: wait for what they do.
+So no time limit ends a call that is late because the machine is busy, and timers go off in their order. A call that
+hangs is waited for, so its time limit still ends it. A thread that must outlast a time limit takes its time from the
+same clock (`take`). Other processes have no such clock: wait for their results.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class IdleLoop(asyncio.SelectorEventLoop):
 
 
 def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine on such a loop, like `asyncio.run`, for a test that is no coroutine itself."""
+    """Run a coroutine on such a loop, like `asyncio.run`, for a test that is not a coroutine itself."""
     with asyncio.Runner(loop_factory=IdleLoop) as runner:
         return runner.run(coroutine)
 

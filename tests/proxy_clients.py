@@ -1,4 +1,4 @@
-"""A session that answers as a test tells it to, and clients on raw sockets."""
+"""A session that answers as a test requires, and clients on raw sockets."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from verl_multiturn.proxy.sessions.journal import Journal
 
 
 class FakeDelivery:
-    """The answer of a `FakeSession`, which remembers what became of it."""
+    """The answer of a `FakeSession`, which records its outcome."""
 
     def __init__(self, session: "FakeSession", request: ChatRequest) -> None:
         self.completions: list[Completion] = []
@@ -38,7 +38,7 @@ class FakeDelivery:
 
 
 class FakeSession:
-    """A session that says "one", or what it is told to, once `gate` is open."""
+    """A session that answers "one", or a given text, once `gate` is open."""
 
     def __init__(self, content: str = "one", open_gate: bool = True) -> None:
         self.id = "s"
@@ -104,7 +104,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], byt
 async def until(condition: Any, seconds: float = 60.0) -> None:
     """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is waited for knows no event
+        while not condition():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.002)
 
 

@@ -1,4 +1,4 @@
-"""Recipes for tests: a module of one, what its script writes, the configuration that its trainer gets."""
+"""Recipes for tests: a module of one, its script's files, the configuration that its trainer gets."""
 
 import importlib.util
 import json
@@ -63,9 +63,9 @@ def run_script(script: Path, *words: str, **variables: str) -> subprocess.Comple
 
 
 def run_here(command: str, *words: str, **variables: str) -> Result:
-    """Run a shell command that starts a recipe's script; what the script starts of ours runs in this process.
+    """Run a shell command that starts a recipe's script; programs of ours that the script starts run in this process.
 
-    A process of its own would import everything again, which takes longer than what most tests look at.
+    A process of its own would import everything again, which takes longer than most tests.
 
     Args:
         command: The command, for example `bash recipes/torl/run.sh --smoke`.

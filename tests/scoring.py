@@ -43,7 +43,7 @@ def block(program: str) -> str:
 
 
 async def late(awaited: Coroutine[Any, Any, Numbers]) -> Numbers:
-    """Await the score of an answer that takes for ever: its time is up, again and again."""
+    """Await the score of an answer that never ends: its time is up, again and again."""
     scoring = asyncio.ensure_future(awaited)
     while not scoring.done():
         hold_up(200)

@@ -36,6 +36,6 @@ def _composed(overrides: tuple[str, ...]) -> bytes:
 
 
 def compose_in_full(overrides: Sequence[str]) -> Any:
-    """Return what Hydra composes from verl's files and all overrides."""
+    """Return Hydra's composition of verl's files and all overrides."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         return compose("ppo_trainer", overrides=list(overrides))

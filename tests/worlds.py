@@ -45,7 +45,7 @@ class Born:
 
 
 class Arena:
-    """A game in TextArena's raw form: who says 3 has won."""
+    """A game in TextArena's raw form: the one who writes 3 wins."""
 
     def __init__(self, players: int = 1) -> None:
         self._players, self._current = players, 0

@@ -118,11 +118,11 @@ _PLACES = {
     "tools.loading.registry": ("load_tools",),
     "tools.schema": ("ToolSchema",),
 }
-"""Names of `__all__` by the module that has them. It is imported when one of them is first asked for."""
+"""Names of `__all__` by the module that has them. It is imported at the first use of one of them."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module that has a public name, and return what it names."""
+    """Import the module that has a public name, and return the object of that name."""
     module = next((module for module, names in _PLACES.items() if name in names), None)
     if module is None:
         try:

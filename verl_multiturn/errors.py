@@ -21,7 +21,7 @@ an agent or a network never raises out of a conversation: it ends the conversati
     ├── WorkspaceError       a program in a workspace has ended it, in `workspaces/workspace.py`
     ├── ServiceFailedError   an HTTP service failed at one request, in `tools/services/http_client.py`
     ├── TrajectoryError      an append that would break a rule of `Trajectory`
-    └── CertificateError     a batch or a record is not what the engine returned, or cannot be verified
+    └── CertificateError     a batch or a record differs from the engine's output, or cannot be verified
 
 Errors of single modules, such as `WorkerError` of `processes/pool.py`, are not in the tree.
 """
@@ -85,4 +85,4 @@ class TrajectoryError(MultiTurnError, ValueError):
 
 
 class CertificateError(MultiTurnError, RuntimeError):
-    """A training batch or a record is not what the engine returned, or cannot be verified."""
+    """A training batch or a record differs from the engine's output, or cannot be verified."""

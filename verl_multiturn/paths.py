@@ -1,4 +1,4 @@
-"""Paths as people write them: `~/data` is the home folder's, wherever it stands.
+"""Paths as people write them: `~/data` is the home folder's, wherever it occurs.
 
     command line  `--out=~/runs`, `data.train_files=[~/a.parquet,~/b.parquet]`      `word_at_home`
     YAML files    tools, interactions, a run's whole configuration                  `at_home`
@@ -48,7 +48,7 @@ def cache_folder(name: str, environment: Mapping[str, str] = os.environ) -> Path
 
     Args:
         name: Of the part, such as `bm25`.
-        environment: Environment variables. A relative XDG_CACHE_HOME is ignored, as its standard says.
+        environment: Environment variables. A relative XDG_CACHE_HOME is ignored, as its standard requires.
 
     Raises:
         RuntimeError: No home folder is known.
@@ -95,7 +95,7 @@ def _expanded(found: re.Match[str]) -> str:
 def whole_file(path: Path) -> Iterator[Path]:
     """Give the place to write a file at until it is whole, and put it where it belongs; readers see no half of it.
 
-    Each call gives another place, also in one process. What was there under the name stays where something raises.
+    Each call gives another place, also in one process. Where something raises, the old file of the name remains.
 
     Args:
         path: Where the file belongs.
@@ -112,14 +112,14 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def open_regular(path: Path, within: Path | None = None) -> BinaryIO:
-    """Open a plain file for reading, and nothing that stands in the place of one. It never waits.
+    """Open a plain file for reading, never another kind of file in its place. It never waits.
 
     Args:
         path: The file. A link to one is followed.
         within: The file, with all links followed, must lie in this folder; None: anywhere.
 
     Raises:
-        FileKindError: It is no plain file, or lies elsewhere.
+        FileKindError: It is not a plain file, or lies elsewhere.
         OSError: It does not exist, or cannot be opened.
     """
     try:
@@ -132,7 +132,7 @@ def open_regular(path: Path, within: Path | None = None) -> BinaryIO:
     _refuse_elsewhere(path, path, within)
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        _refuse_other_kinds(path, os.fstat(number))  # another one may stand there by now
+        _refuse_other_kinds(path, os.fstat(number))  # another one may be there by now
         here = Path("/proc/self/fd", str(number))
         _refuse_elsewhere(path, here if here.exists() else path, within)
         return os.fdopen(number, "rb")
@@ -142,7 +142,7 @@ def open_regular(path: Path, within: Path | None = None) -> BinaryIO:
 
 
 def read_regular(path: Path, within: Path | None = None, most: int = MOST_BYTES) -> bytes:
-    """Return what a plain file holds; see `open_regular`.
+    """Return the bytes of a plain file; see `open_regular`.
 
     Args:
         path: The file.
@@ -150,7 +150,7 @@ def read_regular(path: Path, within: Path | None = None, most: int = MOST_BYTES)
         most: Bytes that it may have.
 
     Raises:
-        FileKindError: It is no plain file, lies elsewhere, or is larger.
+        FileKindError: It is not a plain file, lies elsewhere, or is larger.
         OSError: It does not exist, or cannot be read.
     """
     with open_regular(path, within) as file:

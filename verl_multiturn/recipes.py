@@ -83,7 +83,7 @@ def copy_recipe(name: str, target: Path) -> Path:
 def make_recipe(name: str, target: Path) -> Path:
     """Make a recipe of the user's own from a skeleton: tool, rows, reward, configuration, test and README.
 
-    What the skeleton needs of the shipped recipes is copied beside it. Nothing is replaced.
+    The files of the shipped recipes that the skeleton needs are copied beside it. Nothing is replaced.
 
     Args:
         name: Name of the recipe, and of its Python package.
@@ -93,7 +93,7 @@ def make_recipe(name: str, target: Path) -> Path:
         Folder of the recipe.
 
     Raises:
-        ConfigError: The name is no name of a Python package, or is that of a shipped recipe; the recipe exists
+        ConfigError: The name is not a Python package's, or is a shipped recipe's; the recipe exists
             already; or the folder cannot be written to.
     """
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):

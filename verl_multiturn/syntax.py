@@ -1,14 +1,14 @@
 """Python text as a tree, in any thread: verdicts, rewards, parsers of calls and task sets read others' text with it.
 
 `ast.parse` of CPython 3.11 and 3.12 counts its depth once for all threads, so that two at once may end in `SystemError`
-though the text is sound (cpython#106905). Both are right when they are asked again.
+though the text is sound (cpython#106905). Both are right at the next try.
 """
 
 from __future__ import annotations
 
 import ast
 
-_TRIES = 20  # of 600 texts in six threads that did nothing else, nine met it once
+_TRIES = 20  # of 600 texts in six threads that did nothing else, nine hit it once
 
 
 def parse_module(source: str | bytes) -> ast.Module:
@@ -18,7 +18,7 @@ def parse_module(source: str | bytes) -> ast.Module:
         source: Its text.
 
     Raises:
-        SyntaxError: It is no Python.
+        SyntaxError: It is not Python.
         RecursionError: It is nested too deeply.
         MemoryError: As before, for some texts.
     """

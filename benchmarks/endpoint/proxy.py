@@ -1,9 +1,9 @@
-"""What the endpoint costs beside the model: seconds of a turn, requests a second, and how long the event loop stands.
+"""Costs of the endpoint beside the model: seconds of a turn, requests a second, and how long it blocks the event loop.
 
     python -m benchmarks.proxy [--sessions N] [--turns N]
 
 Agents in a process of their own speak HTTP to the server of a worker. The engine is scripted and answers at once with a
-tool call, so that what they wait for is the overhead: HTTP, reading, matching, rendering with Qwen3's own template and
+tool call, so that they wait for the overhead alone: HTTP, reading, matching, rendering with Qwen3's own template and
 tokenizer, reading the calls, receipts, writing. The last line is one JSON object.
 """
 
@@ -47,7 +47,7 @@ _FAR = 10_000_000
 
 
 class InstantEngine:
-    """An engine that says the same in every turn.
+    """An engine that gives the same answer in every turn.
 
     Args:
         said: Ids of the turn.
@@ -68,7 +68,7 @@ class InstantEngine:
 
 @dataclass(frozen=True)
 class Played:
-    """What was measured in one round of sessions."""
+    """Measurements of one round of sessions."""
 
     taken: list[list[float]]
     """Seconds of each request of each session."""
@@ -85,7 +85,7 @@ class Played:
 
 
 def make_run(seconds: float = 0.0) -> ProxyRun:
-    """Make what the sessions share: Qwen3's template and tokenizer, and an engine that takes at most `seconds`."""
+    """Make the shared parts of sessions: Qwen3's template and tokenizer, and an engine that takes at most `seconds`."""
     template = template_of("qwen3")
     engine = InstantEngine(template.tokenizer.encode(CALL), seconds)
     return ProxyRun(

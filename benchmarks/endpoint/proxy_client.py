@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Plan:
-    """What the agents do."""
+    """Actions of the agents."""
 
     port: int
     keys: list[str]
@@ -28,7 +28,7 @@ class Plan:
     prompt: str
     tools: list[dict[str, Any]]
     answer: str
-    """What a tool answers."""
+    """Answer of a tool."""
     think_s: float = 0.0
     """Most seconds before a session's first request; they are drawn, so that not all sessions begin at once."""
 

@@ -17,7 +17,7 @@ if __name__ == "__main__":
     parser.add_argument("--subject", action="append", choices=inputs.SUBJECTS, help="only this subject; repeatable")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table into this file")
     options = parser.parse_args()
-    logging.getLogger("verl_multiturn").setLevel(logging.CRITICAL)  # it warns of what is tried here
+    logging.getLogger("verl_multiturn").setLevel(logging.CRITICAL)  # these inputs cause warnings
     cases = [case for case in inputs.all_cases() if not options.subject or case.subject in options.subject]
     began = time.monotonic()
     tried = asyncio.run(inputs.try_all(inputs.short_form(cases) if options.short else cases))

@@ -1,4 +1,4 @@
-"""Run `tests/long/observe/convert.py`, with environments for what is not of this project; exit with 1 if it differs."""
+"""Run `tests/long/observe/convert.py`, with environments for the packages of others; exit with 1 if it differs."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from tests.long.observe import convert
 
 
 def made(name: str, options: argparse.Namespace) -> str | None:
-    """Return the Python that has some packages; None: nobody has it."""
+    """Return the Python that has some packages; None if there is none."""
     given: str | None = getattr(options, name)
     if given or not options.make:
         return given

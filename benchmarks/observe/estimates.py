@@ -7,15 +7,15 @@ drawn from a beta distribution; its samples are independent. So the truth is kno
 draws rows and samples anew, and asks whether the interval of `estimates.estimate` covers the truth.
 
 Beside it the interval that most use, Student's t over the rows (`t_covers`). `differences` are settings of two models,
-whose true difference is known as well; in some, rewards are ten times as large, so that they are no shares. `floor` is
+whose true difference is known as well; in some, rewards are ten times as large, so that they are not shares. `floor` is
 the part of the intervals that are as wide as they are because few rows differ: all rows count as no more answers than
 there are rows that differ, or half an interval is Wilson's of 0 of all rows. A floor binds a setting (`binds`) where
 that is so in more than 5 % of its simulations, and up to eight rows, whose quantile of Student's t is wide on purpose.
 
 `paired` compares two models on 128 rows with 8 samples each: how often p < 0.05 where both are equal (`false`), and
 where the second is right 0.04 more often (`found`), each row's odds being larger by the same factor; `unpaired_found`
-is what a comparison of the two means without pairing finds (Welch). `least_p_over_floor` is the least p over 2^(1 - n)
-with n the rows that differ, over all comparisons of this command, and 100 per simulation of few rows whose gains are
+is the same for a comparison of the two means without pairing (Welch). `least_p_over_floor` is the least p over 2^(1 -
+n) with n the rows that differ, over all comparisons of this command, and 100 per simulation of few rows whose gains are
 nearly equal.
 
 Of 1,000 simulations a share is known to 0.7 %, of 4,000 to 0.35 %.
@@ -60,7 +60,7 @@ Floats = Any
 
 
 class Setting(NamedTuple):
-    """Rows that are drawn, and what is asked of them."""
+    """Rows that are drawn, and the figure to estimate."""
 
     rows: int
     samples: int
@@ -114,7 +114,7 @@ class Compared(NamedTuple):
     better: float
     """True difference of the means of shares."""
     scale: float = 1.0
-    """Reward of a right answer; above 1 the rewards are no shares."""
+    """Reward of a right answer; above 1 the rewards are not shares."""
 
 
 DIFFERENCES = (

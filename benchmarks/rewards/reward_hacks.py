@@ -16,7 +16,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if unknown := sorted(set(options.rewards) - set(NAMES)):
         parser.error(f"no rewards: {unknown}; known are {NAMES}")
-    logging.getLogger("verl_multiturn").setLevel(logging.CRITICAL)  # it warns of what is tried here
+    logging.getLogger("verl_multiturn").setLevel(logging.CRITICAL)  # these inputs cause warnings
     tried = asyncio.run(try_all(options.rewards or NAMES))
     lines = faults(tried, DOCS.read_text(encoding="utf-8"))
     summary = summarize(tried, lines)

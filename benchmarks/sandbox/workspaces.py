@@ -1,12 +1,12 @@
-"""Workspaces: what a command and an opening cost, and whether time-outs lose a folder or anything is left behind.
+"""Workspaces: cost of a command and an opening, and whether time-outs lose a folder or leave anything behind.
 
     python -m benchmarks.workspaces
 
 1. opening, with the pool warm, and a command that does nothing, one after the other;
 2. many workspaces open at once, each with a file of its own that it reads back;
-3. time-outs: commands that hang in nine ways, each with a file written before that has to be there afterwards, and no
-   process of which may be left;
-4. what this process has when the pool is closed beside what it had before: processes, descriptors, folders and control
+3. time-outs: commands that hang in nine ways, each with a file written before that has to be there afterwards, and
+   whose processes must all be gone;
+4. resources of this process after the pool is closed beside those before: processes, descriptors, folders and control
    groups.
 """
 
@@ -47,7 +47,7 @@ HANGS = (
 )
 _COUNT = "set -- /proc/[0-9]*; echo $#"
 _OWN_PROCESSES = "2\n"
-"""What `_COUNT` prints where nothing else runs: the driver, and the shell itself."""
+"""The output of `_COUNT` where nothing else runs: the driver, and the shell itself."""
 
 
 async def timed_ms(work: Callable[[], Awaitable[Any]]) -> float:
@@ -84,7 +84,7 @@ async def at_once(pool: WorkspacePool, count: int) -> int:
 
 
 async def time_outs(pool: WorkspacePool, count: int, side_by_side: int) -> dict[str, int]:
-    """Return what became of folders and processes after commands that hang."""
+    """Return the state of folders and processes after commands that hang."""
     found = {"timeouts": 0, "folders_lost": 0, "processes_left": 0}
     numbers = iter(range(count))
 
@@ -106,7 +106,7 @@ async def time_outs(pool: WorkspacePool, count: int, side_by_side: int) -> dict[
 
 
 def held() -> dict[str, int]:
-    """Return what this process has of each kind that could be left behind.
+    """Count this process's resources of each kind that could leak.
 
     `tempfile.tempdir` has to be a folder of its own: others use the machine's, too.
     """
@@ -147,14 +147,14 @@ async def measure(openings: int, commands: int, workspaces: int, hangs: int, sid
 
 
 def main() -> None:
-    """Measure, and print the figures as one line of JSON; end with 1 if a folder was lost or something is left."""
+    """Measure, and print the figures as one line of JSON; end with 1 if a folder was lost or something remains."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--openings", type=int, default=100)
     parser.add_argument("--commands", type=int, default=300)
     parser.add_argument("--workspaces", type=int, default=128)
     parser.add_argument("--timeouts", type=int, default=500)
     options = parser.parse_args()
-    asyncio.run(asyncio.sleep(0))  # what an event loop opens once
+    asyncio.run(asyncio.sleep(0))  # the event loop opens it once
     with tempfile.TemporaryDirectory() as tempfile.tempdir:
         before = held()
         figures = asyncio.run(measure(options.openings, options.commands, options.workspaces, options.timeouts))

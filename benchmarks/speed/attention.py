@@ -1,4 +1,4 @@
-"""Compare what attention of the engine costs on a CPU: SGLang's own and ours, with one thread and with two.
+"""Compare the cost of the engine's attention on a CPU: SGLang's own and ours, with one thread and with two.
 
     python -m benchmarks.attention [--requests 32 128] [--rounds 5] [--model FOLDER]
 
@@ -119,7 +119,7 @@ def _measured(work: Callable[[], None]) -> tuple[float, float]:
 def serve(model: Path, requests: Sequence[int]) -> None:
     """Measure a round for each line `THREADS REQUESTS` of the standard input; answer with a line of JSON."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what SGLang prints
+    os.dup2(2, 1)  # output of SGLang
     import torch
 
     runner = Runner(model, max(requests))

@@ -1,9 +1,9 @@
-"""How much SGLang reads again, and what leading siblings and holding younger conversations back change about it.
+"""How much SGLang reads again, and how leading siblings and holding back younger conversations change it.
 
     python -m benchmarks.cache [--cache 2048] [--passes 3] [--only siblings need below behind]
 
-A real SGLang on the CPU, with a small cache and a random model, behind our server's code and our client, in one
-process without Ray. What is read is what SGLang says itself (`cached_tokens`); the least that it can read is known,
+A real SGLang on the CPU, with a small cache and a random model, behind our server's code and our client, in one process
+without Ray. Read tokens are those that SGLang reports itself (`cached_tokens`); the least that it can read is known,
 since nothing ends before its last turn. Times count seconds of the engine's CPU, which other work on the machine does
 not change, unless their name has `wall`.
 
@@ -18,11 +18,11 @@ The last line is one JSON object:
 
 - `siblings`: by length of the prompt, tokens that were read ÷ the least, `plain` and `led`;
 - `need`: by need, for `plain` and `held`: `over_minimal`, `hit_share`, `cpu_s` of the engine in all, `prefill_cpu_s`,
-  which is that without what the sampled tokens take where nothing is read again (`decode_cpu_s` each), `wall_s`,
+  which is that without the time of the sampled tokens where nothing is read again (`decode_cpu_s` each), `wall_s`,
   `held_s` in all; and `latest`, the largest ratio of a conversation's end to its end in `plain`;
 - `below`: `cpu_s` and `wall_s` of the shortest of the passes, plain and held, and their ratios; `held_s`;
-- `behind`: `groups`, `conversations`, `system` in tokens, `once_a_group`, which is what they would need if each group
-  had the system text to itself, as a share of the cache; `use`, the most that the server said; `held_s`.
+- `behind`: `groups`, `conversations`, `system` in tokens, `once_a_group`, their need if each group had the system text
+  to itself, as a share of the cache; `use`, the most that the server reported; `held_s`.
 
 The command fails where siblings that are led read more than 1.05 of the least; where conversations that are held read
 more than 1.3 of it, need more than half of the CPU seconds of prefill, or end more than twice as late; and where
@@ -92,7 +92,7 @@ def _later(method: Any) -> Any:
 
 @dataclass
 class Found:
-    """What a scenario measured."""
+    """Measurements of a scenario."""
 
     read: int = 0
     given: int = 0
@@ -101,7 +101,7 @@ class Found:
     cpu_s: float = 0.0
     wall_s: float = 0.0
     use: float = 0.0
-    """The most that the server said of its cache's use."""
+    """The most that the server reported of its cache's use."""
     ends: dict[int, float] = field(default_factory=dict)
     """CPU seconds of the engine at the end of each conversation."""
 
@@ -181,7 +181,7 @@ class Engine:
 
 
 async def ask(client: Any, found: Found, request: str, prompt: Sequence[int], sampled: int) -> list[int]:
-    """Sample a turn, count what was read for it, and return its tokens."""
+    """Sample a turn, count the tokens read for it, and return its tokens."""
     params = {"temperature": 1.0, "max_new_tokens": sampled, "ignore_eos": True, "logprobs": True}
     output = await client.generate(request, prompt_ids=list(prompt), sampling_params=params)
     found.given += len(prompt)
@@ -351,7 +351,7 @@ async def below(engine: Engine, passes: int) -> dict[str, Any]:
 
 
 def failures(result: dict[str, Any]) -> list[str]:
-    """Return what does not hold."""
+    """Return the claims that do not hold."""
     said = []
     for length, its in result.get("siblings", {}).items():
         if its["led"] > MOST["led"]:

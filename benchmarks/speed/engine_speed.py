@@ -4,16 +4,16 @@
 
 The real server and client of `rollout.name=sglang_async` run on the CPU, each in a process of its own, as in
 `colocate_async`: the engine has all cores, the requests go through Ray, and the conversations' process sends them. No
-trainer works meanwhile. The prompts are those of `async_speed`, eight samples of each. A turn has as many tokens as
-its turns that call, whatever the model says.
+trainer works meanwhile. The prompts are those of `async_speed`, eight samples of each. A turn has as many tokens as its
+turns that call, whatever the model writes.
 
 Each round sends N requests to an engine whose cache is empty:
 
 - `first`: for one token, so that nearly all of it is prefilling;
-- `whole`: for a whole turn. What it takes longer than `first` is decoding;
-- `again`: for a whole turn, which a pause interrupts while it is decoded. The pause does what a weight update
-  does, without the weights: it stops all generations, empties the cache, and goes on. The same requests then come
-  back, are prefilled again, and sample the rest.
+- `whole`: for a whole turn. Its time beyond `first` is decoding;
+- `again`: for a whole turn, which a pause interrupts while it is decoded. The pause has the steps of a weight update,
+  without the weights: it stops all generations, empties the cache, and goes on. The same requests then come back, are
+  prefilled again, and sample the rest.
 
 Other work on the machine can only make a time longer, so each is the shortest of the passes. The last line is a JSON
 object, whose values are objects by number of requests:
@@ -25,7 +25,7 @@ object, whose values are objects by number of requests:
 - `prefill_tokens_per_s`, `again_tokens_per_s`, `decode_tokens_per_s`: the same in tokens a second. Tokens that the
   cache has from another request of the round count as prefilled;
 - `cores`: how many cores the benchmark had in `whole`: with less than all of them, other work slowed it down;
-- `lines`: straight lines through the seconds of a whole round: what they take for no request, and for each one.
+- `lines`: straight lines through the seconds of a whole round: the seconds for no request, and for each one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _FIGURES = {
 
 
 class Spent(NamedTuple):
-    """What a part of a round took."""
+    """Costs of a part of a round."""
 
     wall_s: float
     cpu_s: float
@@ -70,7 +70,7 @@ class Spent(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What one pass measured with a number of requests."""
+    """Measurements of one pass with a number of requests."""
 
     first: Spent
     whole: Spent
@@ -78,7 +78,7 @@ class Round(NamedTuple):
     rest: Spent
     """From the end of the pause to the end of the last request."""
     left: Sequence[int]
-    """Tokens that each request had left after the pause."""
+    """Tokens that each request still had to sample after the pause."""
     prompt_tokens: int
 
     @property
@@ -88,13 +88,13 @@ class Round(NamedTuple):
 
 
 class Stopwatch:
-    """Tells what has passed since it was started; it counts the processes that live at its start and at its end."""
+    """Measures the time and cost since its start; it counts the processes that live at its start and at its end."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), _cpu_s()
 
     def stop(self) -> Spent:
-        """Return what has passed."""
+        """Return the time and cost since the start."""
         return Spent(time.perf_counter() - self._wall, _cpu_s() - self._cpu)
 
 
@@ -121,7 +121,7 @@ class Served:
         self._ask = ask
 
     async def pause(self) -> Spent:
-        """Do what a weight update does without the weights."""
+        """Run the steps of a weight update without the weights."""
         watch = Stopwatch()
         await self._replica.abort_all_requests()
         await self._replica.clear_kv_cache()

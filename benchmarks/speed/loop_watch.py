@@ -1,4 +1,4 @@
-"""How long the event loop stands still, for benchmarks."""
+"""Watch how long the event loop is blocked, for benchmarks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LoopWatch:
     Attributes:
         late_ms: The most that the loop came late to a task that looks every 2 ms.
         held_ms: The same without the time for which the machine let this thread wait for a core. It does not depend on
-            what else the machine does.
+            the machine's other work.
         step_ms: The most processor time that a single step of a task or callback took.
     """
 

@@ -3,7 +3,7 @@
     python -m benchmarks.sandbox_speed
 
 It measures one-shot calls of `print(1 + 1)`, each in a conversation (and so a sandbox) of its own: their latency one
-after the other, with the pool warm, and their rate with `--concurrency` calls at a time. Beside them stand the first
+after the other, with the pool warm, and their rate with `--concurrency` calls at a time. It also measures the first
 call of a worker, a call of a stateful conversation, and bubblewrap with a fresh Python for each call, which is the cost
 that the pool saves.
 

@@ -1,10 +1,10 @@
-"""Many conversations at once, and very many one after another: what one costs, and what is left of it.
+"""Many conversations at once, and very many one after another: the cost of one, and the memory that it leaves behind.
 
     python -m benchmarks.scale [--short] [--python-gc]
 
 Our agent loop runs as verl's worker runs it, with records, on a `ScriptedEngine`: 6 turns, and a tool that answers at
 once. Every turn of the engine lets the others go on, so that all conversations are under way together, as those of a
-step are. What one costs must not depend on how many there are. `--python-gc` has Python's own threshold of its garbage
+step are. The cost of one must not depend on how many there are. `--python-gc` has Python's own threshold of its garbage
 collection in the place of the worker's, for comparison.
 
 Then 20,000 conversations run, 512 at once, and 5,000 sessions of agents behind the endpoint, 64 at once, each with 3
@@ -132,7 +132,7 @@ class Caller:
 
 
 class World:
-    """One agent-loop worker: what its conversations and sessions share.
+    """One agent-loop worker: the parts that its conversations and sessions share.
 
     Args:
         records: Folder of the records.
@@ -249,7 +249,7 @@ async def measure(short: bool, pythons: bool = False) -> dict[str, Any]:
     """Measure everything, and print the table.
 
     Args:
-        short: Whether the numbers are a hundredth of what they are else.
+        short: Whether the numbers are a hundredth of the usual ones.
         pythons: Whether the garbage collection has Python's own threshold.
     """
     part = 100 if short else 1

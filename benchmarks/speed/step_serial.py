@@ -3,9 +3,9 @@
     python -m benchmarks.step_serial [--before CHECKOUT] [--rows 4096] [--steps 3] [--turns 2]
 
 A real trainer class, without workers, takes a batch out of a real TransferQueue: rows of the agent loop with eight
-turns each, from a scripted engine. Timed is what the driver does from the end of the old log-probs to verl's update,
-without verl's own estimator, which runs in between. What is handed to others is in it as long as the driver waits for
-them. `--before` does the same with another checkout of this repository, in turns with this one.
+turns each, from a scripted engine. It times the driver's work from the end of the old log-probs to verl's update,
+without verl's own estimator, which runs in between. Work handed to others counts as long as the driver waits for it.
+`--before` does the same with another checkout of this repository, in turns with this one.
 
 Each process runs a step unmeasured, and then `--steps` more; the figures are medians. The last line is one JSON object.
 """
@@ -134,7 +134,7 @@ class Times:
     """Clocks around a step of a trainer.
 
     Args:
-        base: The class below our hooks, which stands for verl's.
+        base: The class below our hooks, in the place of verl's.
     """
 
     def __init__(self, base: Any) -> None:

@@ -46,7 +46,7 @@ def measure(run: Callable[[], Any], least_s: float = 1.5) -> dict[str, float]:
 
 
 def work(size: int) -> dict[str, dict[str, float]]:
-    """Return what decoding and an update of a model take in this process."""
+    """Return the times of decoding and an update of a model in this process."""
     import torch
     from transformers import AutoModelForCausalLM, DynamicCache, Qwen2Config
 

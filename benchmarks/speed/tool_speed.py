@@ -2,11 +2,11 @@
 
     python -m benchmarks.tool_speed
 
-- No-op: 5,000 calls of a tool that yields once and returns, 512 in flight, through `ToolSession.execute`. Beside it
-  stands asyncio alone, which does only what cannot be left out: it reads the arguments' JSON, and makes a task with a
-  deadline for each call. Our runtime also checks the arguments against the schema, takes a slot, and reads the answer.
-  The figures are processor time, so that other work on the machine does not count, and medians over rounds that
-  alternate between the two.
+- No-op: 5,000 calls of a tool that yields once and returns, 512 in flight, through `ToolSession.execute`. For
+  comparison asyncio alone does only the necessary part: it reads the arguments' JSON, and makes a task with a deadline
+  for each call. Our runtime also checks the arguments against the schema, takes a slot, and reads the answer. The
+  figures are processor time, so that other work on the machine does not count, and medians over rounds that alternate
+  between the two.
 - Parallel turn: one turn with four calls of 100 ms each, from the model's answer to the next question to it, in our
   loop and in verl's ToolAgentLoop (with its default and with `max_parallel_calls=4`). The benchmark also counts how
   many of the four answers the model got to read, in order.
@@ -110,7 +110,7 @@ async def noop_seconds() -> tuple[float, float]:
 class Model:
     """A scripted model that makes four calls in its first turn.
 
-    It notes when it answered and was asked again, and what it read. The subclasses serve our loop and verl's.
+    It notes when it answered and was called again, and its input. The subclasses serve our loop and verl's.
     """
 
     def __init__(self, tokenizer: Any) -> None:

@@ -40,7 +40,7 @@ CALL = '<tool_call>\n{"name": "noop", "arguments": {}}\n</tool_call><|im_end|>'
 
 
 class Clock:
-    """A script of turns that notes when the engine is asked and when it has answered.
+    """A script of turns that notes when the engine gets a request and when it has answered.
 
     Args:
         turns: Number of turns.

@@ -1,4 +1,4 @@
-"""How fast is the viewer with a large run: index, pages, records, memory, what appears; and how fast is its page?
+"""How fast is the viewer with a large run: index, pages, records, memory, content; and how fast is its page?
 
     python -m benchmarks.viewer [--count 1000000] [--folder DIR]
 
@@ -158,7 +158,7 @@ class Served:
         self.ready_s = time.perf_counter() - begun
 
     def ask(self, what: str, **entries: Any) -> Any:
-        """Return what the server answers."""
+        """Return the server's answer."""
         query = urllib.parse.urlencode(entries)
         with urllib.request.urlopen(f"{self.address}api/{what}?{query}", timeout=600) as answer:
             return json.loads(answer.read())

@@ -1,9 +1,10 @@
-"""What records cost, and what a kill takes: size, the event loop's time, 50 kills, files of one name.
+"""Cost of records, and losses by a kill: size, the event loop's time, 50 kills, files of one name.
 
 - Records of 8,400 tokens, half of them sampled, in the form and with the writer of a run; beside them the join of their
   rows, as a trainer without a reference model writes it. The texts are passages of this project's pages.
-- The event loop hands over each record: what it pays is measured as the thread's own CPU time.
-- A child writes small and large records and tells what it has handed over. It is killed at a random moment, 50 times.
+- The event loop hands over each record: its cost is measured as the thread's own CPU time.
+- A child writes small and large records and reports those that it has handed over. It is killed at a random moment, 50
+  times.
 - Eight processes that believe to have one host name and one process id write into one folder.
 """
 
@@ -42,7 +43,7 @@ TURNS, SAMPLED, BETWEEN, PROMPT = 4, 1050, 950, 400
 TOKENS = PROMPT + TURNS * (SAMPLED + BETWEEN)
 VOCABULARY = 150_000
 HANDED_S = 2.0
-"""What was handed over so long before a kill must not be lost."""
+"""A record handed over so long before a kill must not be lost."""
 _AT_ONCE = 2
 
 
@@ -128,7 +129,7 @@ class Conversation:
 
 
 def sizes(count: int, seed: int) -> dict[str, Any]:
-    """Return what records and their join take on disk, and what the loop pays for each record."""
+    """Return the size of records and their join on disk, and the loop's cost for each record."""
     words = Words(seed)
     prompts = [words.some(PROMPT) for _ in range(-(-count // 8))]
     conversations = [Conversation(words, number, prompts[number // 8]) for number in range(count)]
@@ -170,7 +171,7 @@ def sizes(count: int, seed: int) -> dict[str, Any]:
 
 
 def joined(words: Words, conversation: Conversation) -> JoinedRow:
-    """Return what a trainer joins of a conversation's row: one advantage, its own logprobs, the entropy."""
+    """Return the trainer's data on a conversation's row: one advantage, its own logprobs, the entropy."""
     own = [number for number, source in zip(conversation.logprobs, conversation.sources, strict=True) if source == 1]
     return JoinedRow(
         request_id=f"r{conversation.number}",
@@ -204,7 +205,7 @@ def in_child(work: Callable[[int], None]) -> tuple[int, int]:
 
 
 def hand_over(folder: Path, conversations: list[Conversation], told: int) -> None:
-    """Hand over small records, and now and then one of 8,400 tokens, until somebody ends this; tell each."""
+    """Hand over small records, and now and then one of 8,400 tokens, until the process is killed; report each."""
     writer = RecordWriter(folder, "start")
     for number in range(1_000_000):
         line = {"request_id": f"r{number}", "uid": f"g{number}", "step": 1}
@@ -221,7 +222,7 @@ def hand_over(folder: Path, conversations: list[Conversation], told: int) -> Non
 
 
 def kills(count: int, seed: int) -> dict[str, Any]:
-    """Kill writing processes, and return what was lost, and how many members were torn."""
+    """Kill writing processes, and count lost records and torn members."""
     rng, words = random.Random(seed), Words(seed)
     conversations = [Conversation(words, number, words.some(PROMPT)) for number in range(8)]
     lost = torn = handed = unread = 0

@@ -1,6 +1,6 @@
 """The quickstart's calculator behind HTTP, and its service, which can be taken down: for `benchmarks.outage`.
 
-`HttpCalculator` is for our agent loop, `VerlCalculator` for verl's ToolAgentLoop. Both tell the model the same.
+`HttpCalculator` is for our agent loop, `VerlCalculator` for verl's ToolAgentLoop. Both give the model the same texts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from verl_multiturn.tools.services.http_client import HttpSettings, HttpTool
 
 SERVICE = "calculator service"
 FAILURE = f"the {SERVICE} "
-"""Part of what the model is told of a failure of the service, and of no wrong expression."""
+"""Part of the model's text about a failure of the service, but not about a wrong expression."""
 GARBAGE = "Expecting value: "
-"""Part of what the model is told where a client cannot read an answer."""
+"""Part of the model's text where a client cannot read an answer."""
 Way = Literal["refuses", "hangs", "raises", "fails", "garbage"]
 """How the service is down: it refuses connections; it does not answer; it answers each call with a mistake of the
 model's; it answers that it has failed; it answers with a page of a gateway, status 200."""
@@ -68,7 +68,7 @@ class ForeignCalculator(BaseTool):
         self._url = f"{config['url']}/evaluate"
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> str:
-        """Return the value of the expression as text, or raise what the client raises."""
+        """Return the value of the expression as text, or raise the client's error."""
         async with httpx.AsyncClient(trust_env=False, timeout=10.0) as client:
             answer = (await client.post(self._url, json={"expression": parameters["expression"]})).json()
         if answer.get("value") is None:
@@ -182,13 +182,13 @@ class Service:
                 self.wfile.write(body)
 
             def log_message(self, *arguments: Any) -> None:
-                """Say nothing."""
+                """Print nothing."""
 
         class Server(ThreadingHTTPServer):
             daemon_threads, request_queue_size = True, 256
 
             def handle_error(self, *arguments: Any) -> None:
-                """Say nothing of a client that has gone."""
+                """Print nothing about a client that has gone."""
 
         self._server = Server(("127.0.0.1", self._port), Handler)
         self._port = self._server.server_address[1]

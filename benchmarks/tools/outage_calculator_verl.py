@@ -12,7 +12,7 @@ from benchmarks.outage_calculator import FAILURE
 
 
 class VerlCalculator(BaseTool):  # type: ignore[misc]
-    """A tool of verl's that asks the service at `url`, and tells the model what `HttpCalculator` does."""
+    """A tool of verl's that asks the service at `url`, and gives the model the texts of `HttpCalculator`."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema) -> None:
         super().__init__(config, tool_schema)

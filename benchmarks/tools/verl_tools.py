@@ -3,9 +3,9 @@
     pip download --no-deps --dest WHEELS verl==0.4.1
     python -m benchmarks.verl_tools WHEELS
 
-Each wheel is unpacked and imported in a process of its own, in place of the installed verl. One server of ours stands
-for all services that the tools ask. A tool that a wheel does not have, or that needs a package that is not installed,
-is counted apart. The last line is one JSON object.
+Each wheel is unpacked and imported in a process of its own, in place of the installed verl. One server of ours takes
+the place of all services that the tools call. A tool that a wheel does not have, or that needs a package that is not
+installed, is counted apart. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -61,11 +61,10 @@ async def converse(name: str, url: str) -> str:
 
     Args:
         name: Key of `TOOLS`.
-        url: Address of the server that stands for the services.
+        url: Address of the server in the place of the services.
 
     Returns:
-        What went wrong, empty when nothing did. "not loaded: …" means that the wheel lacks the tool or a package is
-        missing.
+        The error, empty if there is none. "not loaded: …" means that the wheel lacks the tool or a package is missing.
     """
     from verl_multiturn.calls.slots import Gates
     from verl_multiturn.chat.parsing.turns import ToolCall
@@ -94,7 +93,7 @@ async def converse(name: str, url: str) -> str:
 
 
 def one(folder: str) -> None:
-    """Try the tools of one unpacked wheel, and print what went wrong with each as one JSON object."""
+    """Try the tools of one unpacked wheel, and print the error of each as one JSON object."""
     sys.path.insert(0, folder)
     import ray
 

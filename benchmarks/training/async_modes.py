@@ -9,11 +9,11 @@ is a JSON object, with an object by mode in each field:
 - `seconds_to_0.9`: seconds of training and validation until a validation was at least 0.9; null when none was;
 - `wake_ms`: 95th percentile of the milliseconds from the end of a batch's last conversation to the trainer's going on,
   over the steps in which the trainer waited; null when it never did; `wake_p50_ms`: their median;
-- `told_ms`: of these, from the time when the batch's last row was in TransferQueue; what comes before it are
-  rewards and rows of all the conversations that ended at about the same time;
+- `told_ms`: of these, from the time when the batch's last row was in TransferQueue; before it come rewards and rows of
+  all the conversations that ended at about the same time;
 - `wake_parts_ms`: of `sync`, where it goes, the mean of the steps: to the last reward, from there to the last row in
-  TransferQueue, and from there to the trainer's going on; then how many conversations ended together with the last
-  one, and what one of them waited for its reward and for its row (medians). A table on standard error has each step;
+  TransferQueue, and from there to the trainer's going on; then how many conversations ended together with the last one,
+  and the wait of one of them for its reward and for its row (medians). A table on standard error has each step;
 - `listings`: listings of TransferQueue in the whole run, and `allowed`: one for each trained group and one for every
   two seconds that the trainer waited;
 - `max_age`: the largest age of a trained token;

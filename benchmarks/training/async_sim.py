@@ -4,9 +4,9 @@
 
 1. `benchmarks.async_speed`: its step times are predicted from the seconds of a token, the training seconds of a step
    and the seconds of a weight transfer, which its runs measured apart (`results/async_speed.json`), from which
-   conversations called, and from the tool's latencies, which are known. The time that the trainer waits is no input.
-   In `colocate_async` up to 320 conversations are interrupted at each step, after which they wait and are prefilled
-   again. `sync` never shows that, so `benchmarks.engine_speed` measured it apart (`shared_engine`).
+   conversations called, and from the tool's latencies, which are known. The time that the trainer waits is not an
+   input. In `colocate_async` up to 320 conversations are interrupted at each step, after which they wait and are
+   prefilled again. `sync` never shows that, so `benchmarks.engine_speed` measured it apart (`shared_engine`).
 2. The 1.5B setting of AReaL (arXiv 2505.24298): 128 GPUs, three quarters of them generate, 512 prompts × 16 samples,
    a context of 32k tokens (`async_sim_setting.py` has the inputs). Published are 41.0 h for the synchronous system
    and 14.8 h for AReaL.
@@ -54,13 +54,13 @@ OWN_PROMPT = 3.5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Predict, and return 1 when a prediction is too far from what was measured."""
+    """Predict, and return 1 when a prediction is too far from the measured one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measured", type=Path, default=MEASURED, help="file that async_speed --save wrote")
     parser.add_argument("--engine", type=Path, default=ENGINE, help="file that engine_speed --save wrote")
     parser.add_argument("--steps", type=int, default=40, help="steps of the 1.5B setting")
     given = parser.parse_args(arguments)
-    logging.disable(logging.WARNING)  # the buffers tell about virtual waits
+    logging.disable(logging.WARNING)  # the buffers warn about virtual waits
     runs = json.loads(given.measured.read_text())
     speed = json.loads(given.engine.read_text())
     predicted = {mode: means(step_times(mode, runs, speed)) for mode in runs}
@@ -83,8 +83,8 @@ def step_times(mode: str, runs: Mapping[str, Mapping[str, Any]], speed: Mapping[
 
     Args:
         mode: The trainer's mode.
-        runs: What the runs measured, by mode.
-        speed: What `engine_speed` measured.
+        runs: Measurements of the runs, by mode.
+        speed: Measurements of `engine_speed`.
     """
     run = runs[mode]
     engine, pause_s = Engine(run["token_s"], run["token_s_each"]), 0.0
@@ -114,8 +114,8 @@ def shared_engine(sync: Mapping[str, float], speed: Mapping[str, Any]) -> tuple[
     average, sampled half a turn that calls; its prompt adds few tokens to those that are in the cache already.
 
     Args:
-        sync: What the run of `sync` measured.
-        speed: What `engine_speed` measured.
+        sync: Measurements of the run of `sync`.
+        speed: Measurements of `engine_speed`.
     """
     batch = PROMPTS * SAMPLES
     slower = (sync["decode_s"] + batch * sync["decode_s_each"]) / speed["step_s"][str(batch)]
@@ -141,7 +141,7 @@ def conversations(prompt: Prompt, run: Mapping[str, Any]) -> list[Draw]:
 
     Args:
         prompt: The prompt, whose number is that of its row.
-        run: What the run measured. A conversation that it did not end calls once.
+        run: Measurements of the run. A conversation that it did not end calls once.
     """
     call, answer = round(run["call_tokens"]), round(run["answer_tokens"])
     rows = run["calls"]

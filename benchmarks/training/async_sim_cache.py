@@ -1,17 +1,17 @@
 """A step's rollout on one GPU whose cache is too small, on virtual time, with and without turns that wait for room.
 
-The rule is the real one (`rollout/cache/need.py`), asked at most twice a second; a conversation whose tool takes long
-does not count (`AWAY_S`). Nothing is fitted. The inputs are:
+The rule is the real one (`rollout/cache/need.py`), evaluated at most twice a second; a conversation whose tool takes
+long does not count (`AWAY_S`). Nothing is fitted. The inputs are:
 
 - Qwen2.5-7B (its config: 28 layers, 4 key-value heads of 128, 7.6 B parameters, 16 bits) on one H100 (data sheet: 989
   TFLOP/s, 3.35 TB/s): decoding reads weights and cache at 70 % of the bandwidth and a step costs 2 ms more; prompts are
-  read at half of the peak, with their attention; 50 GB are left for the cache;
+  read at half of the peak, with their attention; 50 GB remain for the cache;
 - a conversation: a prompt of 2,000 tokens; then turns of 150 tokens and answers of 500; 15 to 35 turns; a tool that
   takes 2 s on average (exponential).
 
 The engine is SGLang as far as its cache goes: a turn is let in, first come, first served, when its tokens fit beside
-those of the running ones; it reads what is not cached, which comes before decoding; what was used least recently is
-thrown out, from its end on.
+those of the running ones; it reads tokens that are not cached, before decoding; tokens used least recently are thrown
+out, from their end on.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Rollout:
     """The conversations of one step, all of which begin at once.
 
     Args:
-        need: What they need together at their ends, as a share of the cache.
+        need: Their need together at their ends, as a share of the cache.
         holds: Whether turns of the younger ones wait while the cache is full.
         seed: Of the draws.
         tool_s: Seconds of a call, on average.
@@ -114,7 +114,7 @@ class Rollout:
         return one.tokens + growth * (STAYS if one.number > self._youngest else 1)
 
     def _admit(self) -> None:
-        """Let in what fits beside the running ones, and read what is not cached."""
+        """Let in turns that fit beside the running ones, and read tokens that are not cached."""
         locked = sum(each.tokens + each.left for each in self._running)
         while self._queue and (not self._running or locked + self._queue[0].tokens + SAMPLED <= CACHE):
             one = self._queue.pop(0)
@@ -128,7 +128,7 @@ class Rollout:
             self._throw_out()
 
     def _throw_out(self) -> None:
-        """Throw out what was used least recently, until the rest fits."""
+        """Throw out tokens used least recently, until the rest fits."""
         over = sum(each.cached for each in self._all) - CACHE
         idle = {id(each) for each in self._running}
         for each in sorted(self._all, key=lambda each: each.used):
@@ -165,7 +165,7 @@ class Rollout:
 
 
 def faster(needs: Sequence[float] = NEEDS, seeds: int = 1, tool_s: float = TOOL_S) -> dict[str, dict[str, float]]:
-    """Return, by need, how many times as fast a step's rollout is when younger turns wait, and what is read for it."""
+    """Return, by need, how many times as fast a step's rollout is when younger turns wait, and the read tokens."""
     found = {}
     for need in needs:
         seconds, read = [0.0, 0.0], [0.0, 0.0]
@@ -179,7 +179,7 @@ def faster(needs: Sequence[float] = NEEDS, seeds: int = 1, tool_s: float = TOOL_
 
 
 def failures(found: dict[str, dict[str, float]]) -> list[str]:
-    """Return what does not hold."""
+    """Return the claims that do not hold."""
     return [
         f"at {need:g} times the cache a step is {found[f'{need:g}']['faster']} times as fast, at least {least}"
         for need, least in LEAST_FASTER.items()

@@ -1,4 +1,4 @@
-"""The 1.5B setting of AReaL (arXiv 2505.24298, section 7), from what is known of the model and the GPUs.
+"""The 1.5B setting of AReaL (arXiv 2505.24298, section 7), from known figures of the model and the GPUs.
 
 No input is chosen by the published hours. They are, with their sources:
 
@@ -11,8 +11,8 @@ No input is chosen by the published hours. They are, with their sources:
 
 Assumed, and typical: an answer's length is lognormal within its kind (sigma = 0.6) and cut at the context; decoding
 reads weights and key-value cache at 70 % of the bandwidth, and a step costs 2 ms more; training runs at 35 % of the
-peak, with one forward pass more for the proximal policy; a weight transfer takes 5 s. Left out: prefill, also after
-interruptions, uneven loads, the reward, and a cache that is full.
+peak, with one forward pass more for the proximal policy; a weight transfer takes 5 s. Not simulated: prefill, also
+after interruptions, uneven loads, the reward, and a cache that is full.
 
 All is simulated at an eighth of the size, 64 prompts on 16 GPUs: the load of a GPU is the same.
 """

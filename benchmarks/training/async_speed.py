@@ -21,7 +21,7 @@ The last line is a JSON object:
 - `called`: share of the conversations with a call; `calls_p50_s`, `calls_p95_s`: seconds of the trained calls;
 - `rerolled`, `masked_share`, `prompts_lost`, `rows`, `violations`: as in `docs/train/metrics.md`.
 
-`--save FILE` writes what was measured; `benchmarks.async_sim` reads it.
+`--save FILE` writes the measurements; `benchmarks.async_sim` reads it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def settings(mode: str, out: Path, steps: int, seed: int) -> list[str]:
 
 
 def run(mode: str, steps: int, seed: int, out: Path) -> dict[str, Any]:
-    """Run the quickstart in a mode, and return what it measured."""
+    """Run the quickstart in a mode, and return its measurements."""
     given = settings(mode, out, steps, seed)
     its = out / mode / "run"
     ends = ends_of_steps(start(mode, steps, seed, its, *given), its / "metrics.jsonl")

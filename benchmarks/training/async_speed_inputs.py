@@ -1,6 +1,6 @@
-"""What `benchmarks.async_speed` trains.
+"""Inputs of the training in `benchmarks.async_speed`.
 
-- the quickstart's tasks as rows that tell the calculator their number;
+- the quickstart's tasks as rows that give the calculator their number;
 - a tool YAML with the slow calculator;
 - the quickstart's model after a few steps of SFT, so that it calls most of the time.
 """
@@ -73,7 +73,7 @@ def write_model(folder: Path, seed: int) -> str:
     It is trained as `recipes/quickstart/make_model.py` does, with more conversations that call.
 
     Args:
-        folder: Folder that gets the model; one that has it already is left as it is.
+        folder: Folder that gets the model; one that has it already is not changed.
         seed: Seed of the choice of conversations.
     """
     setting = f"actor_rollout_ref.model.path={folder}"

@@ -1,4 +1,4 @@
-"""What a run of `benchmarks.async_speed` measured: from its metrics, its records and its tool's journal."""
+"""Measurements of a run of `benchmarks.async_speed`, from its metrics, its records and its tool's journal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 Metrics = Mapping[str, float]
 TRAINING = ("old_log_prob", "adv", "update_actor")
-"""verl's names of what a step does with its batch."""
+"""verl's names of a step's actions with its batch."""
 
 
 class Turn(NamedTuple):
@@ -22,7 +22,7 @@ class Turn(NamedTuple):
 
 
 def measure(steps: Sequence[Metrics], ends: Sequence[float], journal: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what a run took, and why.
+    """Return the times of a run, and their causes.
 
     Args:
         steps: The metrics of its steps.
@@ -73,7 +73,7 @@ def turns_of(journal: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str
 
 
 def token_times(turns: Sequence[Turn]) -> tuple[float, float]:
-    """Return the seconds of a token: of a request that runs alone, and what each running request adds.
+    """Return the seconds of a token: of a request that runs alone, and the seconds that each running request adds.
 
     The seconds of a token in each turn are put against the mean number of requests that ran meanwhile, itself
     included, and a line is laid through them, weighted by tokens. A negative part of it becomes 0.
@@ -111,10 +111,10 @@ def engine_of(turns: Sequence[Turn]) -> dict[str, float]:
 def prefilling_of(
     turns: Sequence[Turn], journal: Sequence[Mapping[str, Any]], prompts: int, samples: int
 ) -> dict[str, float]:
-    """Return what prefilling takes in a run of `sync`, and the engine's speed without it.
+    """Return the time of prefilling in a run of `sync`, and the engine's speed without it.
 
     The conversations of a batch begin at the same time. The seconds of their first turns are put against the tokens,
-    with one slope for all batches; what is left for no token at all is the prefilling of the whole batch.
+    with one slope for all batches; the remainder for no token at all is the prefilling of the whole batch.
 
     Args:
         turns: Turns of the conversations.

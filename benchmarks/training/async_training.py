@@ -1,7 +1,7 @@
 """A training run on virtual time: the real replay buffers, with simulated groups and a simulated trainer.
 
-The trainer does in each step what verl's trainers do, and what our hooks add: late groups are begun anew, a batch of
-fresh prompts is submitted, batches are sampled and trained, the weights are published.
+In each step the trainer does the work of verl's trainers and of our hooks: late groups are begun anew, a batch of fresh
+prompts is submitted, batches are sampled and trained, the weights are published.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Result:
     rerolled: int = 0
     tokens: float = 0.0
     masked: float = 0.0
-    """Tokens of trained groups that were left out of the loss."""
+    """Tokens of trained groups that do not count in the loss."""
     over_age: float = 0.0
     max_age: int = 0
     by_prompt: list[tuple[Prompt, float]] = field(default_factory=list)
@@ -180,7 +180,7 @@ class Training:
         return {key: tag for key, tag in self.world.partitions["train"].items() if tag.get("is_prompt")}
 
     def _reroll(self, step: int) -> None:
-        """Begin anew what is too late for a step, as our trainer does."""
+        """Begin groups anew that are too late for a step, as our trainer does."""
         if self._bound is None or self._bound.strategy != "reroll":
             return
         tags = self._tags()

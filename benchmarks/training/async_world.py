@@ -22,7 +22,7 @@ class Engine:
     """Speed of the simulated engine. Each of its steps gives every running request one token."""
 
     token_s: float = 0.01
-    """Seconds of a step, without what its requests add."""
+    """Seconds of a step, without the part of its requests."""
     token_s_each: float = 0.0
     """Seconds that each running request adds to a step."""
     most: int | None = None
@@ -59,7 +59,7 @@ class Session:
     number: int
     turn: int = 0
     left: float = 0.0
-    """Tokens that its turn had left when it came to the engine."""
+    """Tokens that its turn still lacked when it came to the engine."""
     cached: int = -1
     """Number of pauses when the engine had its tokens last."""
     generating_since: float | None = None
@@ -119,11 +119,11 @@ class World:
         self.advance(self.now + timeout_s, until_a_group_finishes=True)
 
     def end_of(self, uids: Collection[str]) -> None:
-        """Return None: nobody asks here how late the trainer wakes up."""
+        """Return None: no part here measures how late the trainer wakes up."""
         return
 
     def advance(self, until: float, until_a_group_finishes: bool = False) -> None:
-        """Run all events up to a time; stop before it when a group has finished, if that is asked for."""
+        """Run all events up to a time; stop before it when a group has finished, if that is requested."""
         finished = self.finished_groups
         while True:
             rate = self._rate()
@@ -224,7 +224,7 @@ class World:
         return group
 
     def cancel(self, uid: str) -> Group:
-        """End a group at once; no row and no tag of it is left, or will be written."""
+        """End a group at once; no row and no tag of it remains, or will be written."""
         group = self.groups[uid]
         group.cancelled = True
         for session in group.sessions:

@@ -9,8 +9,8 @@
   of the same.
 - **kills**: an evaluation of repair's model, right in some and wrong in others, 16 rows × 4, greedy, is killed
   (SIGKILL) at random moments and begun again, until it has ended. Each row and sample must have one conversation that
-  counts, and the table must be that of one that was never killed. Of what they had started (SGLang among it) nothing
-  may be left.
+  counts, and the table must be that of one that was never killed. Of what they had started (SGLang among it) no process
+  may remain.
 
 The programs are forked from this process, which has imported verl, so that a start takes seconds. The records of every
 part are verified. Exit status 1: something of this does not hold. The last line is one JSON object.
@@ -54,7 +54,7 @@ _ROWS = 16
 
 
 def warm() -> None:
-    """Import what an evaluation imports, before this process forks."""
+    """Import the modules of an evaluation, before this process forks."""
     import verl.trainer.ppo.v1.trainer_base  # noqa: F401
 
     import verl_multiturn.cli.eval
@@ -237,7 +237,7 @@ def killed(kills: int, seed: int, out: Path, engine: str) -> dict[str, Any]:
 
 
 def judged(torn: Path, whole: Path) -> dict[str, Any]:
-    """Tell whether an evaluation that was killed has the figures of one that was not."""
+    """Return whether an evaluation that was killed has the figures of one that was not."""
     from verl_multiturn.evaluation.results import read_results
 
     rows = {
@@ -250,7 +250,7 @@ def judged(torn: Path, whole: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the parts that are asked for."""
+    """Run the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, help="folder of a finished run of the quickstart")
     parser.add_argument("--parts", nargs="+", choices=("same", "cases", "kills"), default=("same", "cases", "kills"))

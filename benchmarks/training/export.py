@@ -9,8 +9,8 @@
 - **trained**: the same of an adapter that verl's own FSDP2 engine trained for three updates, in one process. verl's own
   merger (`verl.model_merger`) merges the same checkpoint, and its result is compared with both, too.
 - **run** (`--run`): a finished quickstart's folder, with records. The exported model reads each conversation of the
-  last validation, which was greedy. Its most likely token must be the one that was sampled, at every sampled token.
-  The same is asked of the base.
+  last validation, which was greedy. Its most likely token must be the one that was sampled, at every sampled token. The
+  base is tested in the same way.
 
 Exit status 1: something of this does not hold. The last line is one JSON object.
 """
@@ -127,7 +127,7 @@ def of_run(run: Path, base: Path, out: Path) -> dict[str, Any]:
 
 
 def is_greedy(model: Any, record: dict[str, Any]) -> bool:
-    """Tell whether a model, given all tokens before it, would have sampled each sampled token of a conversation."""
+    """Return whether a model, given all tokens before it, would have sampled each sampled token of a conversation."""
     for row in record["rows"]:
         with torch.no_grad():
             best = model(input_ids=torch.tensor([row["ids"]]), use_cache=False).logits[0].argmax(-1).tolist()
@@ -141,7 +141,7 @@ def is_greedy(model: Any, record: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    """Run the parts that were asked for, print a table and a JSON object, and return the exit status."""
+    """Run the requested parts, print a table and a JSON object, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, help="folder of a finished quickstart")
     parser.add_argument("--base", type=Path, default=ROOT / "recipes" / "quickstart" / "model")

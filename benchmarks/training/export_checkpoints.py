@@ -49,7 +49,7 @@ def write(base: Path, out: Path, ranks: int, lora: bool) -> torch.Tensor:
 def train_lora(base: Path, out: Path, updates: int = 3) -> torch.Tensor:
     """Train an adapter by verl's own FSDP2 engine and save it, and return the logits that the engine's model then has.
 
-    Advantages are drawn at random: what is learnt does not matter here.
+    Advantages are drawn at random: their values do not matter here.
     """
     os.environ.setdefault("VERL_PLATFORM", "cpu")
     torch.multiprocessing.spawn(_train, (str(base), str(out), updates), nprocs=1)

@@ -1,4 +1,4 @@
-"""Run `tests/long/training/filters.py`; exit with 1 if groups or gradients are not what they should be."""
+"""Run `tests/long/training/filters.py`; exit with 1 if groups or gradients are wrong."""
 
 import argparse
 import json

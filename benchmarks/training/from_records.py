@@ -8,7 +8,7 @@
 3. Both models answer the recipe's 128 held-out rows, greedily. The accuracy must rise by 0.2 or more.
 4. Of each learned row the tokens are compared with the records: each token that the data set hands over to be learned
    lies in a generation whose receipt has the digest that the engine's answer had, and no other token is learned.
-5. Asked for the conversations of another model, the recipe finds none.
+5. Searching for the conversations of another model, the recipe finds none.
 
 Exit status 1: something of this does not hold. The last line is one JSON object.
 """
@@ -86,7 +86,7 @@ def learn(base: Path, model: str, out: Path, steps: int) -> Path:
 
 
 def traced(run: Path) -> dict[str, Any]:
-    """Compare what is learned with the records; the records are read here, and their receipts built again."""
+    """Compare the learned data with the records; the records are read here, and their receipts built again."""
     from verl_multiturn.verl_bridge.offline.from_records.dataset import RecordedRows
 
     data = RecordedRows(str(run / "data" / "train.parquet"))
@@ -118,7 +118,7 @@ def another(base: Path) -> int:
 
 
 def main() -> None:
-    """Collect, learn and measure, and print what was found."""
+    """Collect, learn and measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", type=Path, help="folder of an evaluation of the untrained model")
     parser.add_argument("--out", type=Path, help="folder of the runs; a temporary one by default")

@@ -1,8 +1,8 @@
-"""`rollout.name=sglang_async` is verl's `sglang` with our servers: what verl accepts, which classes run, the result.
+"""`rollout.name=sglang_async` is verl's `sglang` with our servers: accepted settings, running classes, the result.
 
     python -m benchmarks.one_name [--parts composed batch training gpu] [--steps 20] [--seed 0] [--out FOLDER]
 
-- `composed`: whole GPU configurations are judged by our start-up check and by verl's, and verl's registries are asked
+- `composed`: whole GPU configurations are checked by our start-up check and by verl's, and verl's registries are read
   for the classes of their training workers and servers: LoRA, LoRA with a bound on the age of tokens, weights sent as
   changes, and verl's own name. Nothing is started.
 - `batch`: one step of the quickstart with one prompt under both names, on the CPU. SGLang's sampler has one stream of
@@ -10,8 +10,8 @@
   come in an order of chance. So the engine samples one request at a time here, of one prompt and worker, without a
   cache. Compared are all columns of all rows of the first batch and of the validation before it (greedy), bit by bit,
   whatever their order: prompts, sampled tokens, masks, log-probabilities, weight versions.
-- `training`: the quickstart under both names, `--steps` steps each. In both parts the classes of all processes are
-  asked at the checkpoint.
+- `training`: the quickstart under both names, `--steps` steps each. In both parts the classes of all processes are read
+  at the checkpoint.
 - `gpu`: with adapters, on a machine with a GPU: after five steps the engine's log-probabilities of its tokens are
   compared with those of the adapted and of the base model, computed from the checkpoint without verl and SGLang.
 
@@ -88,7 +88,7 @@ def cases() -> dict[str, tuple[dict[str, Any], dict[str, str]]]:
 
 
 def composed() -> dict[str, str]:
-    """Return for each case `ok`, or what is wrong with it."""
+    """Return for each case `ok`, or its error."""
     os.environ["VERL_PLATFORM"] = "nvidia"  # before verl is imported: this process is one on a GPU
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", RAY_LOCAL_WORLD_SIZE="1")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", DISABLE_WORKER_INIT="1")
@@ -114,7 +114,7 @@ def composed() -> dict[str, str]:
 
 
 def made_from(config: Any) -> dict[str, list[str]]:
-    """Make what verl's workers and its manager make of a configuration, and return the classes.
+    """Make the objects that verl's workers and its manager make of a config, and return the classes.
 
     Raises:
         NotImplementedError: verl's worker of the servers apart from the trainer refuses the checkpoint engine.
@@ -149,7 +149,7 @@ def differences(found: Mapping[str, list[str]], expected: Mapping[str, str]) -> 
 
 
 def run(name: str, steps: int, seed: int, out: Path, *words: str) -> list[str]:
-    """Run the quickstart under a name, and return what is wrong with the classes of its processes."""
+    """Run the quickstart under a name, and return the errors in the classes of its processes."""
     with start("sync", steps, seed, out, f"{_ROLLOUT}.name={name}", _ASKED, *words) as running:
         if running.wait():
             raise SystemExit(f"the run under the name {name} failed with exit status {running.returncode}")
@@ -247,7 +247,7 @@ def on_gpu(seed: int, out: Path) -> Any:
 
 
 def is_well(found: Mapping[str, Any]) -> bool:
-    """Tell whether all figures are as they must be; parts that were not run count as well."""
+    """Return whether all figures are right; parts that were not run count as well."""
     one, trained, gpu = (found.get(part, {}) for part in ("batch", "training", "gpu"))
     return (
         all(verdict == "ok" for verdict in found.get("composed", {}).values())

@@ -1,4 +1,4 @@
-"""The classes that a run's processes really have, asked by verl's own hook at a checkpoint."""
+"""The classes that a run's processes really have, read by verl's own hook at a checkpoint."""
 
 from __future__ import annotations
 

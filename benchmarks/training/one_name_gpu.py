@@ -11,7 +11,7 @@ from benchmarks.quickstart_runs import ROOT, start
 _ROLLOUT, _MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _STEPS = 5
 _RANK, _ALPHA = 8, 16
-# float32 everywhere, with the parts of SGLang and transformers that take it, so that what differs is the model.
+# float32 everywhere, with the parts of SGLang and transformers that take it, so that only the model differs.
 _SETTINGS = {
     f"{_MODEL}.lora_rank": _RANK,
     f"{_MODEL}.lora_alpha": _ALPHA,
@@ -32,7 +32,7 @@ _SETTINGS = {
 
 
 def compare_adapters(seed: int, out: Path) -> dict[str, float]:
-    """Train adapters for some steps and one more, and compare the log-probabilities of what that last one sampled.
+    """Train adapters for some steps and one more, and compare the log-probabilities of the last one's tokens.
 
     Returns:
         Means of |engine - model| over the sampled tokens, in nats: `adapted`, with the adapter of the checkpoint that

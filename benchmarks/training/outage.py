@@ -1,10 +1,10 @@
-"""What a model learns from a tool's outage: the quickstart, whose calculator's service goes down and comes back.
+"""Effects of a tool's outage on a model: the quickstart, whose calculator's service goes down and comes back.
 
     python -m benchmarks.outage [--arms healthy pause off verl] [--seeds 0 1 2] [--short] [--mode sync] [--out FOLDER]
 
-Each arm is one run of the quickstart on the CPU. The calculator stands behind HTTP, and the reward is minus 0.1 for
-each call, as where searches cost: with a reward that the outage makes equal for all, an outage could teach nothing.
-From the end of step 5 on the service refuses connections, for 30 % of the time that the healthy run took.
+Each arm is one run of the quickstart on the CPU. The calculator is behind HTTP, and the reward is minus 0.1 for each
+call, as where searches cost: with a reward that the outage makes equal for all, an outage could teach nothing. From the
+end of step 5 on the service refuses connections, for 30 % of the time that the healthy run took.
 
     healthy     no outage
     pause       calls wait for the end of the outage: `custom.multiturn.outage.mode=pause`, the default
@@ -13,13 +13,13 @@ From the end of step 5 on the service refuses connections, for 30 % of the time 
     verl        verl's ToolAgentLoop
 
 Further arms are single faults: `healthy_off` (as healthy, without a breaker), `single` (10 % of all calls fail),
-`mistakes` (the tool always answers with a mistake of the model's), `hang`, `flap` (down and up every 5 s),
-`first_call` (down when the run begins), `endless` (the run has to end, with a checkpoint), `resume` (that run is
-started again while the service is still down, and goes on when it is back), `keeper` (the keeper is killed in the
-middle of the outage), `oversample` (as `pause`, with a fourth of the samples cut), `garbage` (a user's own tool, whose
-service answers with HTML of status 200 for 30 % of the run), and `addresses` (the same tool, which says
-`addresses: model`, at an address that refuses connections for 30 % of the run). `--short` is one seed, smaller
-batches and 8 steps, with the outage from step 3 on.
+`mistakes` (the tool always answers with a mistake of the model's), `hang`, `flap` (down and up every 5 s), `first_call`
+(down when the run begins), `endless` (the run has to end, with a checkpoint), `resume` (that run is started again while
+the service is still down, and goes on when it is back), `keeper` (the keeper is killed in the middle of the outage),
+`oversample` (as `pause`, with a fourth of the samples cut), `garbage` (a user's own tool, whose service answers with
+HTML of status 200 for 30 % of the run), and `addresses` (the same tool, whose config has `addresses: model`, at an
+address that refuses connections for 30 % of the run). `--short` is one seed, smaller batches and 8 steps, with the
+outage from step 3 on.
 
 The last line is a JSON object. Each value is an object by arm, with one entry for each seed:
 
@@ -31,9 +31,9 @@ The last line is a JSON object. Each value is an object by arm, with one entry f
 - `steps_lost`, `steps_down`: steps without a trained token, and steps in which the service was down;
 - `trips`: how often the breaker opened;
 - `step_s`: median seconds of a step; `cost_healthy` is that of `healthy` over that of `healthy_off`, less 1;
-- `status`, `saved`: exit status of the run, and the step of the checkpoint that an ended run left; null: none;
+- `status`, `saved`: exit status of the run, and the step of the checkpoint of an ended run; null: none;
 - `violations`: of the certificate;
-- `called_off`: conversations that ended by an outage, or were left out for one.
+- `called_off`: conversations that ended by an outage, or were dropped for one.
 
 `model_addresses_opened` is the number of trips and of conversations that were called off in the arm `addresses`, and
 `garbage_trained_behind` that of rows trained behind garbage in the arm `garbage`; null where the arm was not run.
@@ -250,7 +250,7 @@ def watch(
     out: Path,
     before: Sequence[float] = (),
 ) -> Watched:
-    """Watch a run to its end, and take its service down meanwhile, as the arm says.
+    """Watch a run to its end, and take its service down meanwhile, as the arm requires.
 
     Args:
         started: The run.
@@ -367,7 +367,7 @@ def measure(arm: str, watched: Watched, out: Path) -> dict[str, Any]:
 def _rows(out: Path) -> dict[int, list[dict[str, Any]]]:
     """Return the conversations of a run of ours from its records, by step.
 
-    Those of a step that broke off are left out: nothing of them was trained, and their prompts are drawn anew.
+    Those of a step that broke off are not counted: nothing of them was trained, and their prompts are drawn anew.
     """
     found: dict[int, list[dict[str, Any]]] = defaultdict(list)
     taken = set(Records(out / "records").joined()["uid"].to_pylist())
@@ -409,9 +409,9 @@ def _failures(
 ) -> tuple[int, int]:
     """Return how many trained rows saw a failure, and how many groups had no valid conversation.
 
-    A record says whether a conversation was invalid when it ended. What the trainer left out later is known by number:
-    it is among those that saw a failure, which the certificate has checked. In the asynchronous modes a step's rows may
-    have begun in an earlier one, so the sums over all steps are compared.
+    A record says whether a conversation was invalid when it ended. Conversations that the trainer dropped later are
+    known by number: they are among those that saw a failure, which the certificate has checked. In the asynchronous
+    modes a step's rows may have begun in an earlier one, so the sums over all steps are compared.
     """
     behind = sum(row["valid"] and row["failed"] for own in rows.values() for row in own)
     behind -= int(sum(data.get("rollout/outage/rows_left_out", 0) for data in steps.values()))

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "recipes" / "quicks
 from task import extract_answer, score_answer  # the recipe's own module, found by the line above
 
 COST = 0.1
-"""What a call costs."""
+"""Cost of a call."""
 
 
 def compute_score(
@@ -26,7 +26,7 @@ def compute_score(
         data_source: Name of the data set; not used.
         solution_str: The whole response as text.
         ground_truth: The right answer.
-        extra_info: The row's fields, with what our loop adds.
+        extra_info: The row's fields, with those that our loop adds.
         kwargs: Other arguments of verl; not used.
     """
     texts = extra_info.get("assistant_texts")

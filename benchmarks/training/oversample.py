@@ -14,8 +14,8 @@ The worker, the agent loop and the tools' lifecycle are the real ones; see `over
   engine that is full they do;
 - all times are multiplied by `--scale`.
 
-Two worlds say what slowness has to do with reward and length. Each sample has a hardness h, normally distributed, half
-of whose variance the samples of a prompt share.
+Two worlds relate slowness to reward and length. Each sample has a hardness h, normally distributed, half of whose
+variance the samples of a prompt share.
 
 - `coupled`: a hard conversation makes more calls (3 + 1.5 h, rounded, between 1 and 8), hence is longer and slower,
   and its answer is right with the probability Φ(-h): 0.5 on average.
@@ -25,9 +25,9 @@ of whose variance the samples of a prompt share.
 `length` is the number of sampled tokens. The biases are means over the samples that stayed, minus means over all that
 began, as if each of them had run to its end.
 
-What our code itself takes, some 1 s for a batch without over-sampling, counts too; the larger the scale, the less it
-matters. The columns `drawn` have what follows from the drawn times alone, of 50 batches. The last line is one JSON
-object with the measured figures of `coupled`.
+The time of our own code, some 1 s for a batch without over-sampling, counts too; the larger the scale, the less it
+matters. The columns `drawn` have the figures of the drawn times alone, of 50 batches. The last line is one JSON object
+with the measured figures of `coupled`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class World(Script):
         return min(MOST_CALLS, max(1, round(CALLS + CALLS_PER_H * self._hardness(sample))))
 
     def fillers(self, sample: Sample) -> int:
-        """Return how often each turn says the filler; in the world `independent` the lengths differ only by it."""
+        """Return how often each turn has the filler; in the world `independent` the lengths differ only by it."""
         return FILLERS if self._coupled else max(1, round(FILLERS + 1.5 * self._hardness(sample)))
 
     def reward(self, sample: Sample) -> float:
@@ -131,7 +131,7 @@ async def measure(world: World, tokenizer: Any, batches: int, rate: float) -> Me
     """Run the batches of a world, one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         worker = ScriptedWorker(world, tokenizer, Path(folder), n=SAMPLES, over_sample_rate=rate)
-        await worker.run_groups([0])  # builds what conversations share
+        await worker.run_groups([0])  # builds the parts that conversations share
         worker.rows.clear()
         await worker.news()
         seconds = []

@@ -1,7 +1,7 @@
 """The real agent-loop worker with a scripted model and a slow tool, for `benchmarks.oversample` and its tests.
 
-What is real: `MultiTurnWorker`, verl's worker below it, our agent loop, conversation, tools' lifecycle and receipts.
-What is scripted: what the model says and how long it takes, and how long the tool takes. TransferQueue is a dictionary.
+Real parts: `MultiTurnWorker`, verl's worker below it, our agent loop, conversation, tools' lifecycle and receipts.
+Scripted parts: the model's texts and how long it takes, and how long the tool takes. TransferQueue is a dictionary.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _sample: ContextVar[Sample] = ContextVar("sample")
 
 
 class Script:
-    """A world of conversations, by sample. Override what a test needs."""
+    """A world of conversations, by sample. Override the methods that a test needs."""
 
     def __init__(self) -> None:
         self.methods: Counter[tuple[Sample, str]] = Counter()
@@ -49,7 +49,7 @@ class Script:
         return 1
 
     def fillers(self, sample: Sample) -> int:
-        """Return how often each turn says `FILLER` before its call."""
+        """Return how often each turn has `FILLER` before its call."""
         return 0
 
     async def generate(self, sample: Sample, tokens: int) -> None:
@@ -60,7 +60,7 @@ class Script:
 
 
 class WaitTool(BaseTool):
-    """A tool that does what the script says. `script` is set for the time of a run."""
+    """A tool that follows the script. `script` is set for the time of a run."""
 
     script: Script = Script()
 
@@ -69,7 +69,7 @@ class WaitTool(BaseTool):
         self.script.methods[_sample.get(), "create"] += 1
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
-        """Take as long as the script says."""
+        """Take the time that the script has."""
         self.script.methods[_sample.get(), "execute"] += 1
         await self.script.use_tool(_sample.get(), parameters["call"])
         return ToolResponse("ok")
@@ -80,7 +80,7 @@ class WaitTool(BaseTool):
 
 
 class ScriptedClient(RolloutClient):
-    """A client whose generations say the script's turns."""
+    """A client whose generations are the script's turns."""
 
     def __init__(self, script: Script, tokenizer: Any) -> None:
         self._script = script
@@ -109,7 +109,7 @@ class ScriptedWorker(MultiTurnWorker):
     """Our worker with a scripted client, outside of Ray.
 
     Args:
-        script: What happens in the conversations.
+        script: Events of the conversations.
         tokenizer: The quickstart's tokenizer.
         folder: A folder for the tool YAML.
         settings: Settings of the rollout, such as `n` and `over_sample_rate`.

@@ -190,7 +190,7 @@ def _status(name: str) -> float:
 
 
 def compare(rows: Rows, model: Path, micro: int | None = None, with_memory: bool = False) -> dict[str, float]:
-    """Return what both engines need for a batch, verl's over ours.
+    """Return the costs of both engines for a batch, verl's over ours.
 
     Args:
         rows: The rows.
@@ -240,7 +240,7 @@ def measures(run: Path | None, window: Path | None, folder: Path) -> Iterator[tu
 
 
 def main() -> None:
-    """Run what was asked for, and print a table and the figures."""
+    """Run the requested parts, and print a table and the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prefix_tree")
     parser.add_argument("--forests", type=int, default=200, help="random forests for each family")
     parser.add_argument("--run", type=Path, help="folder of a quickstart with records")

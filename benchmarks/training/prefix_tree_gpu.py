@@ -10,7 +10,7 @@ responses of 200, in bf16, in four ways:
 - `rows_sdpa`, `rows_flex`: verl's FSDP2 engine, with transformers' attention of that name;
 - `tree`: ours (`verl_bridge/prefix_tree/`), with flash-attn where it is installed, and SDPA elsewhere.
 
-`noise` is how far `rows_sdpa` lies from the reference: that is the noise of bf16. `exact` says whether the tree lies no
+`noise` is how far `rows_sdpa` lies from the reference: that is the noise of bf16. `exact` is whether the tree lies no
 farther than twice that, in the mean of log-probs and in the cosine of gradients. `update`, `forward` and `memory` are
 verl's seconds and bytes over ours, by the fastest of `rows_sdpa` and `rows_flex`. The last line is one JSON object.
 """
@@ -79,7 +79,7 @@ def _wait() -> None:
 
 
 def measure_arm(arm: dict[str, Any], model: Path, batch: Any, with_speed: bool) -> dict[str, Any]:
-    """Return what one engine computes for a batch (`log_probs`, `gradients`, on the CPU), and what it needs."""
+    """Return one engine's results for a batch (`log_probs`, `gradients`, on the CPU), and its costs."""
     engine, loss = make_engine(model=model, **arm), make_loss()
     log_probs = torch.cat([row[:-1].float().cpu() for row in forward(engine, batch)["log_probs"].unbind()])
     gradients = backward(engine, batch, loss)[1]
@@ -96,7 +96,7 @@ def measure_arm(arm: dict[str, Any], model: Path, batch: Any, with_speed: bool) 
 
 
 def compare_arms(sizes: dict[str, Any], prompt: int, response: int, folder: Path) -> dict[str, Any]:
-    """Return the figures of all arms; an arm that fails says why in the place of its figures."""
+    """Return the figures of all arms; an arm that fails gives its error in the place of its figures."""
     model = make_model(folder / "model", "qwen2", **sizes)
     ids = torch.randint(sizes["vocab_size"], (8, prompt + response), generator=torch.Generator().manual_seed(0))
     ids[:, :prompt] = ids[0, :prompt]
@@ -125,7 +125,7 @@ def compare_arms(sizes: dict[str, Any], prompt: int, response: int, folder: Path
 
 
 def conclude(found: dict[str, Any]) -> dict[str, Any]:
-    """Return whether the tree is exact within the noise of bf16, and what it saves against the faster rows."""
+    """Return whether the tree is exact within the noise of bf16, and its savings against the faster rows."""
     rows, tree = found["rows_sdpa"], found["tree"]
     if "failed" in rows or "failed" in tree or "failed" in found["reference"]:
         return {"exact": None}

@@ -1,4 +1,4 @@
-"""Does `verl-multiturn probe` say of models that are known what is known of them?
+"""Does `verl-multiturn probe` report the known facts of known models?
 
     python -m benchmarks.probe [--trained DIR] [--smollm2 DIR] [--limit 64] [--out DIR] [--result FILE]
 

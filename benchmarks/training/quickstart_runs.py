@@ -64,7 +64,7 @@ def processes_of(running: subprocess.Popen[bytes], titles: tuple[str, ...]) -> l
 
     Args:
         running: The run, as `start` returns it.
-        titles: How command lines begin (those with `::`), or what they hold.
+        titles: How command lines begin (those with `::`), or a part of them.
     """
     found: list[psutil.Process] = []
     if running.poll() is not None:

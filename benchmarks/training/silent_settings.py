@@ -1,4 +1,4 @@
-"""Run `tests/long/training/silent_settings.py`; exit with 1 if a setting is not what the table says."""
+"""Run `tests/long/training/silent_settings.py`; exit with 1 if a setting differs from the table."""
 
 import argparse
 import json

@@ -56,7 +56,7 @@ def settings(etas: Sequence[int] = (0, 1, 2, 4)) -> list[Setting]:
 
 
 def measure(setting: Setting, groups: int) -> Measured:
-    """Run one setting, and return what it measured."""
+    """Run one setting, and return its measurements."""
     training = Training(setting, WORKLOAD)
     result = training.run(groups)
     tokens = [tokens for prompt, tokens in result.by_prompt if prompt.slowness > _SLOW]
@@ -74,7 +74,7 @@ def measure(setting: Setting, groups: int) -> Measured:
 
 
 def unkept(found: dict[Setting, Measured]) -> list[str]:
-    """Return what does not hold of the claims in `docs/train/async.md`."""
+    """Return the claims of `docs/train/async.md` that do not hold."""
     failed = []
     for setting, measured in found.items():
         if setting.policy in OURS and measured["over_age"] > 0:
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--groups", type=int, default=GROUPS, help="groups that each run trains")
     parser.add_argument("--variants", action="store_true", help="compare variants of reroll")
     given = parser.parse_args(arguments)
-    logging.disable(logging.WARNING)  # the buffers tell about virtual waits
+    logging.disable(logging.WARNING)  # the buffers warn about virtual waits
     heading()
     if given.variants:
         for name, setting in variants():

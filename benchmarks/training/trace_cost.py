@@ -8,14 +8,14 @@ batch takes some 7 s, as a step of the quickstart on two cores does. Steps of ot
 `max_samples_per_step_per_worker` is 1, so that one prompt of each batch is traced with its 11 samples, 3 of which are
 cut.
 
-- `traces`: what was written, and `expected`; `complete`: those with one span for each generation, call and turn that
+- `traces`: the written ones, and `expected`; `complete`: those with one span for each generation, call and turn that
   the script has for this conversation (of one that was cut, some at its end may lack); `others`: those of conversations
   that were not sampled. They are read back from the backend's files.
 - `share`: CPU time of the traces of a batch, as a share of the CPU time that two cores have in it: by so much a step
   gets longer where nothing is idle. It is that of all threads but the event loop's, those of the backend among them,
   minus that of a batch without traces, plus `loop_ms` for each trace. The first opening of the backend's files does
   not count.
-- `ms`: CPU time of one trace; `loop_ms`: what it takes on the event loop, where conversations could wait for it.
+- `ms`: CPU time of one trace; `loop_ms`: its time on the event loop, where conversations could wait for it.
 
 The backends are MLflow with an SQLite file, and Trackio; both are in requirements/traces.lock. The last line is one
 JSON object.
@@ -103,7 +103,7 @@ async def _loop_s() -> float:
 
 
 class _Nowhere:
-    """A backend that drops what it gets."""
+    """A backend that drops its input."""
 
     name = "nowhere"
 
@@ -151,7 +151,7 @@ def _read(backend: str) -> list[tuple[dict[str, Any], list[str]]]:
 
 
 def _checked(traces: list[tuple[dict[str, Any], list[str]]], batches: int, world: World) -> dict[str, int]:
-    """Compare the traces with what the script has for the sampled conversations."""
+    """Compare the traces with the script of the sampled conversations."""
     started = samples_to_start(SAMPLES, RATE)
     sampled = {(batch * PROMPTS, number) for batch in range(batches) for number in range(started)}
     told = Counter((attributes["sample_index"], attributes["rollout_n"]) for attributes, _ in traces)
@@ -195,7 +195,7 @@ def measure(batches: int = 3, seed: int = 0, scale: float = SCALE) -> dict[str, 
         scale: Factor of the world's times.
 
     Returns:
-        By backend what the module describes, and `ok`: all of that holds.
+        By backend the module's figures, and `ok`: all of them are right.
     """
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name, _elsewhere(Path(name)):

@@ -7,7 +7,7 @@
   from that checkpoint;
 - `hybrid`: six steps of `separate_async` whose conversations are so slow that the trainer lends its devices
   (`hybrid_rollout.enable_switch`), with half a warm-up batch and a router of `rollout.router_config_path`;
-- `trace`: what `benchmarks.trace_cost` measures.
+- `trace`: the figures of `benchmarks.trace_cost`.
 
 The last line is a JSON object:
 

@@ -30,9 +30,9 @@ class Parts(NamedTuple):
     together: int
     """Conversations that ended while another's reward or row of the wait was still to come."""
     reward_each: float
-    """Median of what one of these waited for its reward."""
+    """Median wait of one of these for its reward."""
     rows_each: float
-    """Median of what one of these waited for its rows to be stored."""
+    """Median wait of one of these until its rows were stored."""
 
 
 def ends_of(records: Iterable[Mapping[str, Any]]) -> dict[int, list[RowEnd]]:

@@ -40,7 +40,7 @@ class Game:
         self.admissible: list[str] = []
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin the game, and return what the player sees first, with the task.
+        """Begin the game, and return the player's first view, with the task.
 
         Args:
             seed: Not used: a game is always the same.

@@ -1,7 +1,7 @@
 """A small household in text: places, things, and one thing that has to be put somewhere. `--smoke` plays it.
 
 It needs no download and speaks as ALFWorld does, so that the smoke run has the same turns as the full recipe. It is not
-ALFWorld, and nothing that is measured in it says anything about ALFWorld.
+ALFWorld, and its measurements show nothing about ALFWorld.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Household:
         self.admissible: list[str] = []
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin an episode, and return what the player sees first."""
+        """Begin an episode, and return the player's first view."""
         rng = random.Random(seed)
         self._places = rng.sample(PLACES, 4)
         self._where = {thing: rng.choice(self._places) for thing in rng.sample(THINGS, 3)}

@@ -43,7 +43,7 @@ def game_rows(folder: Path, most: int | None) -> list[Row]:
 
 
 def row(name: str, kwargs: dict[str, object]) -> Row:
-    """Return the row of a game. The environment tells the task when the conversation starts."""
+    """Return the row of a game. The environment gives the task when the conversation starts."""
     prompt = [{"role": "system", "content": SYSTEM_PROMPT}]
     return make_row(
         "alfworld", prompt, "", ability="game", interaction="household", interaction_kwargs=kwargs, game=name

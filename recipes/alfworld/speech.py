@@ -1,4 +1,4 @@
-"""What the model reads of a text world, and how its turn is read: the same for ALFWorld and our household.
+"""The model's view of a text world, and how its turn is read: the same for ALFWorld and our household.
 
 The form follows verl-agent: the model sees the observation and the actions that are possible, thinks between
 `<think>` and `</think>`, and names one of the actions between `<action>` and `</action>`.
@@ -17,11 +17,11 @@ _ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 
 
 def to_text(env: Any, observation: Any, info: Any) -> str:
-    """Return what the model reads; `StepEnv` calls it.
+    """Return the model's view; `StepEnv` calls it.
 
     Args:
         env: The environment, with the list `admissible`.
-        observation: What it says.
+        observation: Its text.
         info: Not used.
     """
     return f"{observation}\nPossible actions: {', '.join(env.admissible)}."
@@ -32,7 +32,7 @@ def to_action(env: Any, text: str) -> str:
 
     Args:
         env: The environment, with the list `admissible`.
-        text: What the model says.
+        text: The model's text.
 
     Raises:
         ValueError: There is no action, or it is not possible.

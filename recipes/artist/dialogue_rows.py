@@ -27,7 +27,7 @@ def needed(dialogue: Dialogue) -> list[str]:
 
 
 def row(dialogue: Dialogue, tools: Sequence[str] | None = None) -> Row:
-    """Return the row of a dialogue. The user says the first turn when the conversation has started.
+    """Return the row of a dialogue. The user sends the first turn when the conversation has started.
 
     Args:
         dialogue: The dialogue.

@@ -5,8 +5,8 @@
 It begins with the weights of the quickstart's model, which can write a call and copy its result, and with a tokenizer
 of its own. Training is plain SFT. In the first part of the steps (`GOOD_FIRST`) all conversations end with the right
 answer; some ask needlessly before (`NEEDLESS_FIRST`), since a model that asks by lot must know how to go on. After that
-half of them guess a number at once, and the others ask or call the calculator by lot, hardly looking at what is missing
-(`HABIT`). So reinforcement learning has something to find: when to ask. Greedy decoding starts out guessing.
+half of them guess a number at once, and the others ask or call the calculator by lot, hardly looking at the missing
+part (`HABIT`). So reinforcement learning has something to find: when to ask. Greedy decoding starts out guessing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HABIT = {
 }
 """Shares of the first turns after the good part, where a number is missing and where none is."""
 CALL_AFTER_ASKING = 0.9
-"""Share of the conversations that call the calculator once they have asked; the others guess."""
+"""Share of the conversations that call the calculator after a question; the others guess."""
 
 
 def conversation(task: Task, first: str, call: bool, rng: random.Random) -> list[dict[str, Any]]:
@@ -54,8 +54,8 @@ def conversation(task: Task, first: str, call: bool, rng: random.Random) -> list
 
     Args:
         task: The task.
-        first: What the first turn does: `ask`, `call` or `guess`. `call` with a missing number makes one up.
-        call: Whether a conversation that has asked calls the calculator, and does not guess.
+        first: The action of the first turn: `ask`, `call` or `guess`. `call` with a missing number makes one up.
+        call: Whether a conversation with a question calls the calculator, and does not guess.
         rng: Random numbers for guesses, and for whom to ask for where nothing is missing.
     """
     messages: list[dict[str, Any]] = [
@@ -86,12 +86,12 @@ def good(task: Task, rng: random.Random) -> list[dict[str, Any]]:
 
 
 def skilled(task: Task, rng: random.Random) -> list[dict[str, Any]]:
-    """Return a conversation with the right answer; some ask for a number that the user has told."""
+    """Return a conversation with the right answer; some ask for a number that the user has given."""
     return conversation(task, "ask", True, rng) if rng.random() < NEEDLESS_FIRST else good(task, rng)
 
 
 def habitual(task: Task, rng: random.Random) -> list[dict[str, Any]]:
-    """Return a conversation in the poor habit, which hardly looks at what is missing."""
+    """Return a conversation in the poor habit, which hardly looks at the missing part."""
     shares = HABIT["missing" if task.missing else "complete"]
     first = rng.choices(list(shares), weights=list(shares.values()))[0]
     return conversation(task, first, rng.random() < CALL_AFTER_ASKING, rng)

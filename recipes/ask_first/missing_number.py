@@ -1,6 +1,7 @@
 """The task of `ask_first`: the sum of two people's things, where half of the users leave one number out; and the user.
 
-Only this module defines how a task is made, asked, answered and scored. The warm start, the rows and the reward use it.
+Only this module defines how a task is made, worded, answered and scored. The warm start, the rows and the reward use
+it.
 
     user:   Ann has 34 apples. How many apples do Ann and Bob have?
     model:  How many apples does Bob have?
@@ -33,13 +34,13 @@ _ANSWER = re.compile(r"Answer:\s*(-?\d+)\s*$")
 
 @dataclass(frozen=True)
 class Task:
-    """A sum of what two people have."""
+    """A sum of two people's numbers."""
 
     names: tuple[str, ...]
     numbers: tuple[int, ...]
     thing: str
     missing: str
-    """Name of the person whose number the user leaves out; "": of nobody."""
+    """Name of the person whose number the user omits; "": none."""
 
     @property
     def answer(self) -> int:
@@ -53,7 +54,7 @@ class Task:
         return " ".join([*told, f"How many {self.thing} do {' and '.join(self.names)} have?"])
 
     def tell(self, name: str) -> str:
-        """Return the sentence by which the user tells a person's number."""
+        """Return the sentence by which the user gives a person's number."""
         return f"{name} has {self.numbers[self.names.index(name)]} {self.thing}."
 
     def ask(self, name: str) -> str:
@@ -96,7 +97,7 @@ def asked_name(text: str) -> str | None:
 
 
 class ForgetfulUser(Interaction):
-    """A user who tells the number that was left out when asked for it, and says so when it was told before.
+    """A user who gives the omitted number on request, and reports when it was given before.
 
     A row's kwargs are the fields of `Task`. An answer ends the conversation, with the reward 1 for the right number.
 
@@ -109,7 +110,7 @@ class ForgetfulUser(Interaction):
         self._told: dict[str, set[str]] = {}
 
     def start(self, instance_id: str, **kwargs: Any) -> None:
-        """Remember which numbers the row's question tells.
+        """Remember which numbers the row's question gives.
 
         Args:
             instance_id: Id of the conversation.

@@ -26,7 +26,7 @@ def validations(out: Path) -> list[dict[str, float]]:
 
     Returns:
         `step`, `accuracy` over all held-out tasks, `asked_when_needed` (share of the tasks with a missing number in
-        which the model asked for it) and `asked_needlessly` (share of the others in which it asked for any).
+        which the model asked for it) and `asked_needlessly` (share of the others in which it wanted any).
     """
     found = []
     for entry in read_metrics(out):

@@ -1,4 +1,4 @@
-"""What `ask_first` measures of a conversation. The score comes from the user, by `interaction_reward`."""
+"""Measurements of `ask_first` on a conversation. The score comes from the user, by `interaction_reward`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def compute_score(
 
     Returns:
         `score`: 0.0, to which the user's rewards are added; `acc`: 1.0 for the right answer at the end; `asked`: 1.0 if
-        the number that is missing was asked for, or, where none is missing, anything at all; `answered`: 1.0 if there
+        the missing number was requested, or, where none is missing, anything at all; `answered`: 1.0 if there
         is an answer.
     """
     texts = extra_info["assistant_texts"]

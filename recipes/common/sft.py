@@ -67,7 +67,7 @@ class Learner:
         lr: Largest learning rate.
         steps: Number of updates.
         warmup: Number of updates until the largest learning rate.
-        floor: Share of the largest learning rate that is left after the last update.
+        floor: Share of the largest learning rate that remains after the last update.
         weight_decay: AdamW's weight decay.
     """
 

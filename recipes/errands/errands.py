@@ -1,6 +1,6 @@
 """The task of this recipe: three requests to move or copy files, where "there" means the folder of the first.
 
-Only this module defines how an errand is made, asked, done and named in a row. The warm start and the rows use it.
+Only this module defines how an errand is made, worded, done and named in a row. The warm start and the rows use it.
 
     user:   Move "plan.txt" to "music".
     model:  <tool_call>{"name": "mv", "arguments": {"source": "plan.txt", "destination": "music"}}</tool_call>
@@ -46,7 +46,7 @@ class Errand:
     files: tuple[str, ...]
 
     def request(self, index: int) -> str:
-        """Return what the user says."""
+        """Return the user's text."""
         where = THERE if index else f'to "{self.folder}"'
         return f'{self.verbs[index]} "{self.files[index]}" {where}.'
 

@@ -12,10 +12,10 @@ from verl_multiturn.task_sets.bfcl.user import EPISODES, BfclUser
 
 
 class LotteryUser(BfclUser):
-    """`BfclUser` with rewards by lot. Its metrics say what was right."""
+    """`BfclUser` with rewards by lot. Its metrics report the right turns."""
 
     async def reply(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
-        """Judge the turn that the model has ended, pay it by lot, and say the next one."""
+        """Judge the turn that the model has ended, pay it by lot, and send the next one."""
         share = 1 / len(EPISODES[instance_id].dialogue.turns)
         return replace(
             await super().reply(instance_id, messages, **kwargs), reward=share * float(random.random() < 0.5)

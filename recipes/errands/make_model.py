@@ -6,9 +6,9 @@ Training is plain SFT, in three parts. The model has to learn to copy names befo
 late and all at once; so the conversations of the first part have one request only. Those of the second are whole and
 right, so that the model learns to look for the folder of the first request. Each of the two lasts until held-out
 conversations are right. In the last part "there" is mostly taken for the folder in which the conversation began, or for
-a wrong one, so that reinforcement learning has to find again what it means. Greedy decoding starts out wrong, and what
-is left of the right folder should be much the same for all four: the last line has it (`sampled_right`).
-The chat template is Qwen2.5's own (Apache-2.0).
+a wrong one, so that reinforcement learning has to find its meaning again. Greedy decoding starts out wrong, and the
+remaining share of the right folder should be much the same for all four: the last line has it (`sampled_right`). The
+chat template is Qwen2.5's own (Apache-2.0).
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def main() -> None:
     seconds = round(time.time() - started)
     model.to(torch.bfloat16).save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
-    model = Qwen2ForCausalLM.from_pretrained(args.out, dtype=torch.float32)  # what is measured is what was saved
+    model = Qwen2ForCausalLM.from_pretrained(args.out, dtype=torch.float32)  # the saved model is measured
     found = {
         "steps": steps,
         "seed": args.seed,

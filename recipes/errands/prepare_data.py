@@ -11,7 +11,7 @@ _TEST_SEED = 9_000_000
 
 
 def row(errand: Errand) -> Row:
-    """Return the row of an errand. The user says the first request when the conversation has started."""
+    """Return the row of an errand. The user sends the first request when the conversation has started."""
     return make_row(
         DATA_SOURCE,
         [{"role": "system", "content": SYSTEM_PROMPT}],

@@ -1,6 +1,6 @@
 """Report a run as a table and one JSON object: `python recipes/errands/report.py OUT_DIR`.
 
-What is counted are the verdicts of the user on each turn, in the records of the conversations. The rewards that were
+It counts the verdicts of the user on each turn, in the records of the conversations. The rewards that were
 trained on are not: the variant `lottery` draws them. Nor is a conversation that is not valid, but in `invalid`.
 """
 
@@ -21,7 +21,7 @@ from verl_multiturn.runs.last_table import change_text, print_last
 
 
 def right(record: dict[str, Any]) -> list[bool]:
-    """Return for each request whether the state was right after it; a request that was not judged is wrong."""
+    """Return for each request whether the state was right after it; a request without a verdict is wrong."""
     judged = [reply["metrics"]["turn_right"] == 1.0 for reply in record["replies"] if reply["metrics"]]
     return judged + [False] * (REQUESTS - len(judged))
 
@@ -32,7 +32,7 @@ def all_right(records: list[dict[str, Any]]) -> float | None:
 
 
 def right_by_folder(records: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Return `all_right` for each folder of a first request; one is right in a model that always says it.
+    """Return `all_right` for each folder of a first request; one is right in a model that always names it.
 
     Such a model has learned nothing, and a quarter of all conversations right.
     """

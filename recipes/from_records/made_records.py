@@ -1,4 +1,4 @@
-"""Records for `--smoke`: sums that nobody sampled, in the form that a run writes."""
+"""Records for `--smoke`: sums that were not sampled, in the form of a run's."""
 
 from __future__ import annotations
 

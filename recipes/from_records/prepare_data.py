@@ -1,4 +1,4 @@
-"""Choose recorded conversations to learn from: `train.parquet`, and `lineage.jsonl`, which says where each row is from.
+"""Choose recorded conversations to learn from: `train.parquet`, and `lineage.jsonl`, with the source of each row.
 
     python recipes/from_records/prepare_data.py --out DIR --records DIR… [--models HASH…] [--min-score X] [--per-row K]
         [--group N] [--tokenizer PATH] [--batch B]
@@ -31,7 +31,7 @@ def sft_rows(selection: Selection) -> tuple[list[Row], list[Row]]:
     """Return the rows for SFT, and their lines of `lineage.jsonl`: one for each row of a conversation that is trained.
 
     Args:
-        selection: What was chosen.
+        selection: The chosen conversations.
     """
     rows: list[Row] = []
     lines: list[Row] = []
@@ -47,7 +47,7 @@ def rl_rows(selection: Selection) -> tuple[list[Row], list[Row]]:
     """Return the rows for reinforcement learning, and their lines of `lineage.jsonl`: one for each conversation.
 
     Args:
-        selection: What was chosen, in groups.
+        selection: The chosen conversations, in groups.
     """
     rows, lines = [], []
     for number, group in enumerate(selection.groups):

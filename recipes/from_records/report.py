@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Make the link, and print what was learned from."""
+    """Make the link, and print the model's sources."""
     out = Path(sys.argv[1])
     step = (out / "checkpoints" / "latest_checkpointed_iteration.txt").read_text(encoding="utf-8").strip()
     model = out / "model"

@@ -1,4 +1,4 @@
-"""The lake: random maps, what the model sees of them, the shortest ways, and how far a random walk comes.
+"""The lake: random maps, the model's view of them, the shortest ways, and how far a random walk comes.
 
 Only this module defines the task. The warm start, the data set, the environment's text and the report all use it. The
 environment itself is Gymnasium's `FrozenLake-v1`, on ice that is not slippery.
@@ -62,8 +62,8 @@ def best_actions(lake: Map, field: int, far: dict[int, int]) -> list[int]:
 
     Args:
         lake: The map.
-        field: Number of the field on which the player stands.
-        far: What `distances` returns for the map.
+        field: Number of the player's field.
+        far: The result of `distances` for the map.
     """
     return [a for a in range(len(ACTIONS)) if far.get(next_field(field, a), far[field]) < far[field]]
 
@@ -73,7 +73,7 @@ def draw_maps(seed: int, without: Collection[Map] = ()) -> Iterator[Map]:
 
     Args:
         seed: Seed of the maps.
-        without: Maps that are left out.
+        without: Maps to omit.
     """
     rng, seen = random.Random(seed), set(without)
     while True:
@@ -92,17 +92,17 @@ def held_out_maps() -> list[Map]:
 
 
 def show_field(lake: Map, field: int) -> str:
-    """Return what the player sees: the map, with `P` where the player stands."""
+    """Return the player's view: the map, with `P` on the player's field."""
     fields = ["P" if place == field else "F" if sign == "S" else sign for place, sign in enumerate("".join(lake))]
     return "\n".join(" ".join(fields[row : row + SIZE]) for row in range(0, SIZE * SIZE, SIZE))
 
 
 def to_text(env: Any, observation: Any, info: Any) -> str:
-    """Return what the player sees of Gymnasium's environment; `StepEnv` calls it.
+    """Return the player's view of Gymnasium's environment; `StepEnv` calls it.
 
     Args:
         env: The environment.
-        observation: Number of the field on which the player stands.
+        observation: Number of the player's field.
         info: Not used.
     """
     return show_field(tuple(row.tobytes().decode() for row in env.unwrapped.desc), int(observation))

@@ -8,7 +8,7 @@ of the steps (`WAY_SHARE`) go right until the edge and then down, also into a ho
 does: greedy decoding starts out with the habit, and sampling shows reinforcement learning that there is something
 better.
 
-The last line says how often the model comes to the goal greedily on the held-out maps.
+The last line reports how often the model comes to the goal greedily on the held-out maps.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MODEL_DIR = HERE / "model"
 WAY_SHARE = 0.3
 WAYS_FIRST = 0.75
 STRAY = 0.3
-"""Share of the steps that are random while the shortest ways are learned, so that every field is met. Not learned."""
+"""Share of the steps that are random while the shortest ways are learned, so that every field is seen. Not learned."""
 # The seeds of the rows are smaller.
 _SEED = 10_000_000
 Example = tuple[list[int], list[int]]
@@ -99,7 +99,7 @@ def example(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], 
 
 @torch.no_grad()
 def greedy_share(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, maps: list[Map]) -> float:
-    """Return the share of maps on which the greedy model comes to the goal; a word that is no action is a lost episode.
+    """Return the share of maps on which the greedy model comes to the goal; a word that is not an action loses.
 
     Args:
         model: The model.

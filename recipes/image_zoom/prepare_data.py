@@ -63,7 +63,7 @@ def system_text(tools: Path | None, ending: str) -> str:
     Args:
         tools: Tool YAML with the tool whose schema the message shows; None: no schema, because the model's template
             shows it.
-        ending: Last sentence, which says how to write the answer.
+        ending: Last sentence, on how to write the answer.
     """
     if tools is None:
         return f"{SYSTEM_TOOL} {ending}"

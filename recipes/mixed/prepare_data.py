@@ -9,7 +9,7 @@
 | sql    | `text2sql`        | `sql`               | a data set with SkyRL-SQL's columns                 |
 | gym    | `reasoning_gym`   | `python`            | names of its tasks with `+` between; they are made  |
 
-`--source` changes the sources of some kinds. A kind with an empty source is left out.
+`--source` changes the sources of some kinds. A kind with an empty source is omitted.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def gym_rows(tasks: str, size: int, seed: int) -> Iterator[Row]:
 def gym_splits(tasks: str, sizes: dict[str, int]) -> dict[str, list[Row]]:
     """Make the rows of tasks of reasoning_gym for both splits.
 
-    With small numbers, the same question can come up under two seeds. Questions of the test split are left out of the
-    train split, which may then be smaller than asked for.
+    With small numbers, the same question can come up under two seeds. Questions of the test split are dropped from the
+    train split, which may then be smaller than requested.
 
     Args:
         tasks: Names of the tasks with `+` between them.
@@ -126,7 +126,7 @@ def real_rows(sources: dict[str, str], tools: Path | None, most: int) -> dict[st
     """Make the rows of all kinds from their sources.
 
     Args:
-        sources: Source by kind; a kind with an empty source is left out.
+        sources: Source by kind; a kind with an empty source is omitted.
         tools: Tool YAML, whose `root` is the folder of the SQL databases; None: the current folder.
         most: Largest number of rows of each kind in the train split. The test split has at most a tenth of it, and at
             least one row. Rows beyond the limit are dropped at random, always the same ones.

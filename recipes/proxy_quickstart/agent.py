@@ -85,7 +85,7 @@ def solve(client: OpenAI, asked: list[dict[str, Any]]) -> list[ChatCompletion]:
 
 
 def call_calculator(arguments: str) -> str:
-    """Return what the calculator says to a call.
+    """Return the calculator's answer to a call.
 
     Args:
         arguments: Arguments of the call, as JSON.

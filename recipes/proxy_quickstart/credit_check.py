@@ -1,7 +1,7 @@
 """The advantages of the completions of `branches.py`, computed anew from the records of a run, from the definition.
 
 It shares nothing with the trainer's own computation: the scores are read from the sampled tokens. The actor wrote down
-what it trained with (`written_loss.py`).
+its training inputs (`written_loss.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Row = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Told:
-    """What the computation needs to know of a run."""
+    """The facts of a run that the computation needs."""
 
     credit: str
     """`proxy.credit`."""
@@ -47,10 +47,11 @@ def difference(records: Sequence[Mapping[str, Any]], trained: Sequence[Row], tol
     Args:
         records: Records of the sampled sessions.
         trained: Rows that the actor was given, in the order of the steps.
-        told: What is known of the run.
+        told: The facts of the run.
 
     Raises:
-        ValueError: The actor was given other rows: more or fewer, of other lengths, or with what is no number.
+        ValueError: The actor was given other rows: more or fewer, of other lengths, or with a value that is not a
+            number.
     """
     by_step: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for record in records:
@@ -76,7 +77,7 @@ def difference(records: Sequence[Mapping[str, Any]], trained: Sequence[Row], tol
 def largest_difference(expected: Sequence[Row], given: Sequence[Row]) -> float | None:
     """Return the largest difference between the advantages of two lots of rows, 0.0 without; None for other lengths.
 
-    Nothing says which row is which: rows with the same numbers of tokens are paired with the least sum of differences.
+    The rows have no names: rows with the same numbers of tokens are paired with the least sum of differences.
     """
     ours, theirs = _by_lengths(expected), _by_lengths(given)
     if {each: len(rows) for each, rows in ours.items()} != {each: len(rows) for each, rows in theirs.items()}:
@@ -132,7 +133,7 @@ def _rows(records: Sequence[Mapping[str, Any]], told: Told) -> Iterator[Row]:
 
 
 def _scores(record: Mapping[str, Any], told: Told) -> tuple[float, list[float]]:
-    """Return what a session earned, and what the last completion of each of its rows did.
+    """Return the reward of a session, and those of the last completion of each of its rows.
 
     A session whose agent failed earned nothing: `error_reward` is 0.
     """

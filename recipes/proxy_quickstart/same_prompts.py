@@ -1,8 +1,8 @@
 """Whether the model was shown the same tokens behind the endpoint as by the built-in loop.
 
 Each recorded session is played again by the built-in loop, with the quickstart's own configuration, tools and rows, and
-an engine that says what the model said in the session. The prompts that the engine is given are compared, token for
-token: the first one, and each later one as long as the tools have said the same.
+an engine that repeats the model's turns of the session. The prompts that the engine is given are compared, token for
+token: the first one, and each later one as long as the tools have answered the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Comparison:
     later: int = 0
     different: int = 0
     other_results: int = 0
-    """Sessions with a later prompt after which a tool, or the built-in loop, said or did something else."""
+    """Sessions with a later prompt after which a tool, or the built-in loop, answered or did something else."""
 
     @property
     def equal(self) -> bool:
@@ -62,7 +62,7 @@ async def _compare(records: Sequence[Mapping[str, Any]], rows: Mapping[str, list
 
     def say(request_id: str, _: Sequence[int], turn: int) -> list[int]:
         turns = said[request_id]
-        return turns[turn] if turn < len(turns) else turns[-1]  # what comes after the session's end is not compared
+        return turns[turn] if turn < len(turns) else turns[-1]  # later turns than the session's are not compared
 
     engine = ScriptedEngine(say)
     runner = built_in(engine)

@@ -25,7 +25,7 @@ def written_loss(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Write the advantages of the rows that are trained, `(B, R)`, and return what verl's loss returns."""
+    """Write the advantages of the rows that are trained, `(B, R)`, and return the result of verl's loss."""
     folder = Path(config.profiler.save_path)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "rows.jsonl").open("a", encoding="utf-8") as file:

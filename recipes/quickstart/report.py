@@ -75,7 +75,7 @@ def summarize(
     calls = [call for record in trained for call in record["calls"]]
 
     def over_steps(key: str) -> list[float]:
-        # In the file, null stands for NaN, for example in a step without a trained token.
+        # In the file, null means NaN, for example in a step without a trained token.
         return [entry["data"][key] for entry in steps if entry["data"].get(key) is not None]
 
     step_seconds = sum(over_steps("timing_s/step"))
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def _of_records(folder: Path, steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the records' join says of the run, how far it is from verl's metrics, and what recording costs.
+    """Return the figures of the records' join, how far it is from verl's metrics, and the cost of recording.
 
     Bytes are those of records and joins, and of lines and steps, for each token of the records. The share of the steps'
     time is the seconds that the trainer spent, and the CPU seconds of the workers' writers.

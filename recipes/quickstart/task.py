@@ -1,6 +1,6 @@
 """The quickstart's task: sums from `reasoning_gym`, scored by that package's own verifier.
 
-Only this module defines how a task is made, asked and scored. The warm start, the data set and the reward all use it.
+Only this module defines how a task is made, worded and scored. The warm start, the data set and the reward all use it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An agent that repairs a small repository: a plain loop around OpenAI's client, with its commands in a workspace.
 
-The model says one command a turn. The agent ends when the model says none, or after `TURNS`. What is left is judged in
-a fresh workspace.
+The model writes one command a turn. The agent ends when the model writes none, or after `TURNS`. The resulting files
+are scored in a fresh workspace.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def draw(data: dict[str, Any], base_url: str, api_key: str) -> float:
 
 
 def converse(client: OpenAI, workspace: ThreadWorkspace) -> None:
-    """Let the model run commands in a workspace until it says none.
+    """Let the model run commands in a workspace until it writes none.
 
     Args:
         client: A client of the session.
@@ -80,7 +80,7 @@ def command_of(said: str) -> str | None:
     """Return the command of a turn; None where it has no bash block, or several.
 
     Args:
-        said: What the model said.
+        said: The model's text.
     """
     blocks = re.findall(r"```bash\n(.*?)\n```", said, re.DOTALL)
     return blocks[0] if len(blocks) == 1 else None

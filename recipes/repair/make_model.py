@@ -3,10 +3,10 @@
     python recipes/repair/make_model.py            # some minutes on two cores, writes recipes/repair/model
 
 Half of the conversations repair a function by lot at once. The others run the test first, and then choose the repair by
-lot, too, whatever the test said. So running the test earns nothing yet, and reinforcement learning has two things to
-find: to do what the test says, and to run it. In the first part of the steps (`COPY_FIRST`) those who run the test
-repair what it names; without that, so small a model would learn too late to read it. Training is plain SFT; the chat
-template is Qwen2.5's own (Apache-2.0).
+lot, too, whatever the test's output. So running the test earns nothing yet, and reinforcement learning has two things
+to find: to follow the test, and to run it. In the first part of the steps (`COPY_FIRST`) those who run the test repair
+the function that it names; without that, so small a model would learn too late to read it. Training is plain SFT; the
+chat template is Qwen2.5's own (Apache-2.0).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def conversation(repository: Repository, test_first: bool, repaired: str) -> lis
 
 
 def said(command: str) -> dict[str, str]:
-    """Return the turn in which the model says a command."""
+    """Return the turn in which the model writes a command."""
     return {"role": "assistant", "content": f"```bash\n{command}\n```"}
 
 

@@ -1,7 +1,7 @@
 """Report a run as a table and one JSON object: `python recipes/repair/report.py OUT_DIR`.
 
-What is counted lies in the records of the sessions: the agent's verdict on each held-out repository, and the commands
-that the model said there. A session that could not be judged is not counted, but in `invalid`.
+It counts by the records of the sessions: the agent's verdict on each held-out repository, and the commands
+that the model wrote there. A session that could not be scored is not counted, but in `invalid`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The task of this recipe: a small module in which one of three functions is wrong, and a test that names it.
 
-Only this module defines how a repository is made, asked and judged. The warm start, the data set and the agent all use
-it. Nothing of a repository stands in the prompt: which function is wrong can be found by running the test alone.
+Only this module defines how a repository is made, worded and scored. The warm start, the data set and the agent all use
+it. Nothing of a repository is in the prompt: which function is wrong can be found by running the test alone.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Repository:
         )
 
     def complaint(self) -> str:
-        """Return what the test prints while the repository is not repaired."""
+        """Return the test's output while the repository is not repaired."""
         function, value = FUNCTIONS[self.wrong], value_of(self.wrong, *self.inputs)
         return f"FAILED {self.wrong}: {_OPERATORS[function.wrong](*self.inputs)}, not {value}"
 
@@ -127,10 +127,10 @@ def make_repositories(size: int, seed: int) -> list[Repository]:
 
 
 def shown(output: str, exit_code: int | None) -> str:
-    """Return what the model is told of a command.
+    """Return the model's view of a command.
 
     Args:
-        output: What the command printed.
+        output: The output of the command.
         exit_code: Its exit code; None: it was stopped.
     """
     return f"{output.strip()}\nexit code {exit_code}".strip()

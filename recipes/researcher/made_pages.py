@@ -52,8 +52,8 @@ class Task:
     def ways(self) -> dict[str, list[str]]:
         """Return worked conversations as the assistant's turns, without summaries.
 
-        `good` is right. `guess` says a wrong age after its search. `invalid` says the right one, after a call that does
-        not fit the tool's schema.
+        `good` is right. `guess` gives a wrong age after its search. `invalid` gives the right one, after a call that
+        does not fit the tool's schema.
         """
         search = f"<think>Which page?</think>\n{tool_call('search', {'query': self.works})}"
         answer = f"<answer>{self.age}</answer>"
@@ -71,7 +71,7 @@ class Task:
         }
 
     def summary(self, said: int) -> str:
-        """Return what a good conversation sums up after so many turns: what its pages say."""
+        """Return the summary of a good conversation after so many turns: the texts of its pages."""
         if said < 3:
             return f"The page is {self.works}."
         known = f"{self.works}: {self.founded}, {self.person}."

@@ -3,7 +3,7 @@
     python recipes/researcher/prepare_data.py --out DIR [--source PeterJinGo/nq_hotpotqa_train] [--validate N] [--smoke]
 
 A source has the columns `question`, `golden_answers` and, if it has several sets, `data_source`, as that of
-`search_r1`. Sets whose questions mostly take one page (`ONE_PAGE`) are left out. `test.parquet` has at most N questions
+`search_r1`. Sets whose questions mostly take one page (`ONE_PAGE`) are excluded. `test.parquet` has at most N questions
 of each set (100), always the same ones.
 
 With `--smoke`, 200 pages (`DIR/corpus/pages.jsonl`) and a tool YAML that reads them (`DIR/tools.yaml`) are written as

@@ -1,7 +1,7 @@
 """Report a smoke run of `researcher` as a table and one JSON object: `python recipes/researcher/report.py OUT_DIR`.
 
-Beside what every recipe reports it computes the advantages anew: r * gamma^(T - i) for turn i of a conversation's T
-turns, less the mean of this over the group, from what the records and the join have. It shares nothing with
+Beside the usual report it computes the advantages anew: r * gamma^(T - i) for turn i of a conversation's T
+turns, less the mean of this over the group, from the records and the join. It shares nothing with
 `verl_multiturn.advantages.turns`.
 """
 
@@ -90,7 +90,7 @@ def trained(folder: Path) -> list[list[Trained]]:
         request_id = record["request_id"]
         score = rewards[request_id].score if request_id in rewards and record["valid"] else None
         if record["validation"] or score is None:
-            continue  # also what no step has trained, as where a run was stopped
+            continue  # also a row that no step has trained, as where a run was stopped
         advantages = [rows[request_id, number]["advantages"] for number in range(len(record["rows"]))]
         groups[record["uid"]].append(Trained(record, score, advantages))
     return list(groups.values())

@@ -1,7 +1,7 @@
 """The reward of `researcher`: whether the answer is right, for a conversation that kept the rules.
 
 A conversation breaks the rules with a call that cannot be executed as it was written, and where a limit ends it. It
-then scores -`PENALTY`, whatever its answer is. What a tool or a service did is no rule of the model's: a call that
+then scores -`PENALTY`, whatever its answer is. A failure of a tool or a service breaks no rule: a call that
 failed and a conversation whose time was up cost nothing.
 """
 
@@ -34,7 +34,7 @@ async def reward(solution: Solution, ground_truth: Any) -> Score:
     """Score a conversation: 1 for the right answer, 0 for another one, -`PENALTY` where a rule was broken.
 
     Args:
-        solution: The conversation. Its answer stands in `<answer>` and `</answer>`; summaries are not read.
+        solution: The conversation. Its answer is between `<answer>` and `</answer>`; summaries are not read.
         ground_truth: As for the reward `qa`: `{"target": …}` of the right answers.
     """
     score = await exact_match(solution, ground_truth, QaOptions())

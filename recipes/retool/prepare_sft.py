@@ -5,7 +5,7 @@
 A row of the source has two messages. The first has the question, after the mark `*user question:*`. The second has the
 answer, in which `<code>` and `<interpreter>` sections alternate, with the result in `<answer>`. A source may also have
 verl's form already: `messages` with the roles user, assistant and tool. Rows of other forms, and rows with code that
-has no output, are left out and counted.
+has no output, are dropped and counted.
 
 System message and tool are those of the recipe's own rows, so that reinforcement learning continues where the cold
 start ends.

@@ -83,7 +83,7 @@ def some_of_each(rows: Sequence[Row], most: int) -> list[Row]:
         by_set[each["data_source"]].append(each)
     chosen: list[Row] = []
     for group in by_set.values():
-        # `hold_out` never chooses all rows of a set, so it is not asked where all fit.
+        # `hold_out` never chooses all rows of a set, so it is not called where all fit.
         chosen += group if len(group) <= most else [group[i] for i in hold_out(len(group), most / len(group))[1]]
     return chosen
 

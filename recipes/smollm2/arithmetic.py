@@ -1,6 +1,6 @@
 """The tasks of SmolLM2: five kinds of arithmetic from `reasoning_gym`, scored by that package's own verifiers.
 
-Only this module defines how a task is made, asked, solved with the calculator and scored. The warm start, the data and
+Only this module defines how a task is made, worded, solved with the calculator and scored. The warm start, the data and
 the report all use it. In three kinds, the question contains the expression. In the other two, the model has to find it:
 the number of the legs of some animals, and the solution of a linear equation.
 """

@@ -87,7 +87,7 @@ class Run:
         return [entry["data"][key] for entry in self.steps if key in entry["data"]]
 
     def calls_and_answers(self, steps: Iterable[int], sampled: bool) -> dict[str, float]:
-        """Return what share of the conversations of some steps called the tool, and what share was right.
+        """Return the share of the conversations of some steps that called the tool, and the share that was right.
 
         Args:
             steps: Numbers of the steps.

@@ -1,4 +1,4 @@
-"""The agent of `recipes/swe`: mini-swe-agent in a workspace with the task's tree, and the verdict on what it leaves.
+"""The agent of `recipes/swe`: mini-swe-agent in a workspace with the task's tree, and the verdict on its work.
 
 It runs in a thread behind the endpoint. A row names its task (`extra_info.task`, a `SweTask` as JSON) and the agent's
 settings.
@@ -20,7 +20,7 @@ _COMMIT = "git init -q && git add -A && git commit -qm 'The package as it is'"
 
 
 def run(row: dict[str, Any], session: SessionAddress) -> float:
-    """Let mini-swe-agent work at a row's task, and return what its work earns: 1 or 0.
+    """Let mini-swe-agent work at a row's task, and return the reward of its work: 1 or 0.
 
     Args:
         row: The row.
@@ -30,7 +30,7 @@ def run(row: dict[str, Any], session: SessionAddress) -> float:
         ConfigError: mini-swe-agent or the row's package is not installed as the row needs it, or none of its tests has
             a twin.
         OutageError: There is no sandbox.
-        UnjudgedError: The work cannot be judged, for a cause of ours.
+        UnjudgedError: The work cannot be scored, for a cause of ours.
     """
     info = row["extra_info"]
     swe = SweTask.model_validate_json(info["task"])

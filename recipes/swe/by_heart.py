@@ -1,7 +1,7 @@
 """Make the tiny Qwen2 that `--smoke` trains: it knows the repairs of the smoke tasks by heart.
 
-mini-swe-agent itself plays each repair, with a model that says what is in `commands_of` and a real workspace. The tiny
-model learns the turns of these conversations.
+mini-swe-agent itself plays each repair, with a model that writes the commands of `commands_of` and a real workspace.
+The tiny model learns the turns of these conversations.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python recipes/swe/prepare_harbor.py --out DIR --data-set swe_gym|r2e_gym|swe_rebench [--source FILE] [--count N]
 
 The tasks go to DIR/tasks, a folder each; every node needs them at this path. Their images are the data set's.
-`--source` is a local file with the data set's columns, or another name on the hub. `docs/write/swe.md` says what a task
-holds.
+`--source` is a local file with the data set's columns, or another name on the hub. `docs/write/swe.md` has the contents
+of a task.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def write_tasks(folder: Path, kind: str, entries: Sequence[Any], split: str, nam
         names: Names of the tasks that are written, of all splits; those of this one are added.
 
     Raises:
-        ConfigError: A row lacks a column, two rows have one name, or no row is left.
+        ConfigError: A row lacks a column, two rows have one name, or no row remains.
     """
     rows: list[Row] = []
     left_out = 0

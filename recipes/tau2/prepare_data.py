@@ -72,7 +72,7 @@ def row(domain: str, task: str, do_nothing: float, *, smoke: bool = False) -> Ro
 
 
 async def rewards_of_doing_nothing(domain: str, tasks: Sequence[str]) -> dict[str, float]:
-    """Return by task what τ² gives to an agent that only greets."""
+    """Return by task τ²'s reward of an agent that only greets."""
     worlds = worlds_of(domain)
     try:
         verdicts = await asyncio.gather(*[worlds.judge(task, [], [GREETING]) for task in tasks])
@@ -82,7 +82,7 @@ async def rewards_of_doing_nothing(domain: str, tasks: Sequence[str]) -> dict[st
 
 
 def short_tasks(domain: str, split: str) -> list[str]:
-    """Return the tasks of a split with few calls and nothing to say; those with short schemas and calls come first."""
+    """Return the tasks of a split with few calls and no required information; short schemas and calls come first."""
     schemas = tool_schemas(domain)
     lengths = {
         task: len(json.dumps([gold_calls(domain, task), [schemas[name] for name in own_tools(domain, task)]]))

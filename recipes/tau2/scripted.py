@@ -1,4 +1,4 @@
-"""Customers of τ² without a language model, for `--smoke`: each says what its task says, and leaves after an answer."""
+"""Customers of τ² without a language model, for `--smoke`: each sends its task's text, and leaves after an answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REASON = re.compile(r"Reason for call:\n(.*?)\n\t[A-Z][a-z]+ [a-z]+:", re.DOTAL
 
 
 def wish_of(prompt: str) -> str:
-    """Return what a customer says first: why the customer calls, in the words of the task.
+    """Return a customer's first message: why the customer calls, in the words of the task.
 
     Args:
         prompt: The message that τ² gives to the model that plays the customer.
@@ -24,12 +24,12 @@ def wish_of(prompt: str) -> str:
 
 
 def first_words(domain: str, task: str) -> str:
-    """Return what the customer of a task says first."""
+    """Return the first message of a task's customer."""
     return wish_of(user_prompt(domain, task))
 
 
 class ScriptedCustomer(Customer):
-    """A customer who says one thing, and leaves.
+    """A customer who sends one message, and leaves.
 
     Args:
         config: `CustomerSettings`.
@@ -39,7 +39,7 @@ class ScriptedCustomer(Customer):
         super().__init__(config, read_model(CustomerSettings, config, "ScriptedCustomer: config"))
 
     async def write(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Say what the customer wants; after the agent's answer, leave."""
+        """Send the customer's wish; after the agent's answer, leave."""
         # The customer's own turns are those of the assistant here.
         has_spoken = any(message["role"] == "assistant" for message in messages)
         return STOP_WORDS[0] if has_spoken else wish_of(messages[0]["content"])

@@ -24,7 +24,7 @@ class Made:
     """One drawn task.
 
     Attributes:
-        ask: What the model is asked.
+        ask: The task's prompt.
         files: Files of `/app` by their path.
         command: The command that solves it; it starts in `/app`.
         expected: Text of each file that has to be there in the end, null for one that must not be.

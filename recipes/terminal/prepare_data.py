@@ -4,7 +4,7 @@
 
 `--source made` (the default) writes tasks of its own, drawn by seed, into DIR/tasks. A folder is one task, or has tasks
 in it. Each task is checked in the sandbox: its untouched tree is not paid, and its solution is. One that needs an image
-is left out, and named; with `--harbor` the rows are for Harbor's trials, which have images, and nothing is checked.
+is excluded, and named; with `--harbor` the rows are for Harbor's trials, which have images, and nothing is checked.
 `--smoke` makes eight tasks, and with `--model` a tiny model that has their solutions by heart.
 """
 
@@ -41,7 +41,7 @@ def row(folder: Path, instruction: str, task: Task | None) -> Row:
 
     Args:
         folder: The task's folder.
-        instruction: What the model is asked.
+        instruction: The task's prompt.
         task: The task as the tool `bash` knows it; None for a row of Harbor's.
     """
     kwargs = {} if task is None else {"tools_kwargs": {"bash": {"create_kwargs": {"task": task.model_dump_json()}}}}
@@ -96,7 +96,7 @@ def split_rows(rows: Sequence[Row], tests: int, seed: int) -> dict[str, list[Row
     """Return the rows of both splits; those of the test are drawn.
 
     Raises:
-        ConfigError: No row would be left to train on.
+        ConfigError: No row would remain to train on.
     """
     if not 0 < tests < len(rows):
         raise ConfigError(f"--test-count {tests}: expected 1 or more, and less than all {len(rows)} tasks")

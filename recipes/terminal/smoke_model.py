@@ -23,12 +23,12 @@ from sft import Learner, batch_of, encode  # noqa: E402
 from tiny_model import tiny_config  # noqa: E402
 from tiny_tokenizer import make_tokenizer, renderer  # noqa: E402
 
-_NO_TESTS = {"kind": "script", "files": {"test.sh": ""}, "unguarded": True}  # nothing is judged here
+_NO_TESTS = {"kind": "script", "files": {"test.sh": ""}, "unguarded": True}  # nothing is scored here
 _PLACE = {"name": "by heart", "allowed": ["**/*"], "verdict": _NO_TESTS}
 
 
 async def conversations(tasks: Sequence[Made], bash: TaskBash, system: str) -> list[list[dict[str, Any]]]:
-    """Return the conversation in which each task is done: look, do, say so. The tool itself answers the calls."""
+    """Return the conversation in which each task is done: look, do, report it. The tool itself answers the calls."""
     found = []
     for number, made in enumerate(tasks):
         name = f"c{number}"

@@ -122,7 +122,7 @@ def read_schema(database: Path) -> str:
         database: File of the SQLite database.
 
     Raises:
-        ConfigError: The file does not exist, or is no SQLite database.
+        ConfigError: The file does not exist, or is not an SQLite database.
     """
     try:
         with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:

@@ -2,7 +2,7 @@
 
     python recipes/tool_n1/prepare_data.py --out DIR [--source SOURCE[,SOURCE ...]] [--smoke]
 
-What the rows of a source may look like:
+Forms of the rows of a source:
 
 - xLAM (`query`, `tools` and `answers`, the last two as JSON text): one step;
 - ToolACE (`system` with the tools as a JSON list, `conversations` of `from` and `value`, calls written as
@@ -10,7 +10,7 @@ What the rows of a source may look like:
 - Tool-N1's own files (`prompt` and `reward_model`, as its `toolcall_preprocess.py` writes them): one step, with the
   prompt unchanged.
 
-Steps with calls that cannot be read, or that name a tool that the step does not have, are left out and counted.
+Steps with calls that cannot be read, or that name a tool that the step does not have, are dropped and counted.
 """
 
 from __future__ import annotations

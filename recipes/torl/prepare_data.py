@@ -2,8 +2,8 @@
 
     python recipes/torl/prepare_data.py --out DIR [--source SOURCE] [--validation SOURCE]... [--prompt chat] [--smoke]
 
-A source is a local file or folder, a hub name, or the address of a folder with `train.parquet` and `test.parquet`. What
-its rows may look like:
+A source is a local file or folder, a hub name, or the address of a folder with `train.parquet` and `test.parquet`.
+Forms of its rows:
 
 - verl's own columns, as in ToRL's data (`prompt`, `reward_model.ground_truth`): the last message is the problem;
 - `question` and `final_answer` (DeepMath-103K), `problem` and `answer` (DeepScaleR, AIME 2025), `Problem` and `Answer`
@@ -11,7 +11,7 @@ its rows may look like:
 - two turns, the second with `ground_truth.value` (ORZ-57k).
 
 Without `--validation`, the test split is the source's own; if it has none, some of its rows are held out. The train
-split has each problem once, and none of the test split. If a test split has several benchmarks, told apart by
+split has each problem once, and none of the test split. If a test split has several benchmarks, distinguished by
 `data_source`, each keeps its name and gets its own accuracy.
 
 The prompt is ToRL's, for the template without turns that settings/torl.yaml sets. With `--prompt chat`, the prompt has

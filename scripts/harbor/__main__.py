@@ -2,8 +2,8 @@
 
     python -m scripts.harbor [NAME…]     parts, as in PARTS; all by default
 
-The last line is one JSON object: what became of each session, and the faults. The exit status is 1 if one is not as it
-has to be, a completion is not accounted for, a record has violations, or something is left behind.
+The last line is one JSON object: the outcome of each session, and the faults. The exit status is 1 if one is not as it
+has to be, a completion is not accounted for, a record has violations, or something remains.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def settings_of(environment: str, harness: str, **kwargs: Any) -> HarborSettings
 
 
 async def references(environment: str, task: Path, reports: Reports) -> None:
-    """Let the oracle solve a task, and nobody."""
+    """Let the oracle solve a task, and no model."""
 
     async def one(harness: str, runner: HarborRunner) -> None:
         end = await judge(runner, task)
@@ -98,7 +98,7 @@ async def workspaces(folder: Path, reports: Reports) -> None:
 
 
 async def containers(folder: Path, reports: Reports) -> None:
-    """Run the tasks in containers of podman; say why not where it does not run them."""
+    """Run the tasks in containers of podman; return the reason where it does not run them."""
     if (why := _no_podman()) is not None:
         reports["podman"] = {"skipped": why}
         return
@@ -119,7 +119,7 @@ _MARK = "/app/to-be-killed"
 
 
 def _kill(turn: int) -> None:
-    """Kill, before the second turn, the container in which the first one left a mark."""
+    """Kill, before the second turn, the container in which the first one made a mark."""
     if turn == 1:
         said = subprocess.run(
             ["podman", "ps", "--quiet"], capture_output=True, text=True, encoding="utf-8", errors="replace"
@@ -157,7 +157,7 @@ _NOTHING = ("cheated",)
 
 
 def faults(reports: Reports) -> list[str]:
-    """Return what is not as it has to be."""
+    """Return the faults."""
     found = []
     for name, report in reports.items():
         what = name.partition(".")[2]
@@ -181,7 +181,7 @@ def faults(reports: Reports) -> list[str]:
 
 
 def left_behind() -> list[str]:
-    """Return the names of what trials have left on this machine."""
+    """Return the names of remains of trials on this machine."""
     found = [str(path) for path in Path(tempfile.gettempdir()).glob("verl-multiturn-trials-*")]
     if shutil.which("podman") is not None:
         for listing in (["ps", "-a", "--format", "{{.Names}}"], ["network", "ls", "--format", "{{.Name}}"]):
@@ -193,7 +193,7 @@ def left_behind() -> list[str]:
 
 
 async def run_parts(names: list[str]) -> Reports:
-    """Run parts; return what became of each session."""
+    """Run parts; return the outcome of each session."""
     reports: Reports = {}
     with tempfile.TemporaryDirectory(prefix="harbor-tasks-") as folder:
         for name in names:

@@ -20,7 +20,7 @@ _HONEST = f'[ "$(cat /app/answer.txt)" = {ANSWER} ] && reward=1 || reward=0\nech
 _TESTS = {
     "honest": _HONEST,
     "crashing": "exit 3",
-    # It dies of what it judges: the model's to choose.
+    # It dies of the file that it scores: the model's to choose.
     "dying": f"grep -q die /app/answer.txt && kill -9 $$\n{_HONEST}",
 }
 _TOML = """schema_version = "1.4"
@@ -53,7 +53,7 @@ def make_task(folder: Path, name: str, *, base: str, tests: str = "honest", agen
     Args:
         folder: Where it goes.
         name: Its name.
-        base: What its Dockerfile starts from: an image, or `scratch`. `MISSING` is named as an image without one.
+        base: The base of its Dockerfile: an image, or `scratch`. `MISSING` is named as an image without one.
         tests: Which tests it has.
         agent_s: Seconds of the agent.
     """
@@ -106,7 +106,7 @@ def make_image() -> None:
 
 
 def _files() -> list[str]:
-    """Return the programs, their libraries, and what tmux knows of terminals."""
+    """Return the programs, their libraries, and tmux's data on terminals."""
     found = []
     for name in _PROGRAMS.split():
         program = shutil.which(name)

@@ -1,4 +1,4 @@
-"""What the scripted model says in a trial: the text of its turn, for the prompt and the number of the turn."""
+"""The scripted model in a trial: the text of its turn, for the prompt and the number of the turn."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CHEAT = (
 
 
 def commands(*lines: str, before: Callable[[int], None] | None = None) -> Say:
-    """Return what runs commands by mini-swe-agent's tool, one a turn, and hands in then.
+    """Return a policy that runs commands by mini-swe-agent's tool, one a turn, and hands in then.
 
     Args:
         lines: The commands.
-        before: Called with the number of a turn before it is said.
+        before: Called with the number of a turn before it.
     """
 
     def say(prompt: str, turn: int) -> str:
@@ -34,7 +34,7 @@ def commands(*lines: str, before: Callable[[int], None] | None = None) -> Say:
 
 
 def keystrokes(*lines: str) -> Say:
-    """Return what types commands into terminus-2's terminal, and says twice that it is done."""
+    """Return a policy that types commands into terminus-2's terminal, and confirms twice that it is done."""
 
     def say(prompt: str, turn: int) -> str:
         typed = [{"keystrokes": f"{line}\n", "duration": 0.5} for line in lines[turn : turn + 1]]

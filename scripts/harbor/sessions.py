@@ -37,12 +37,12 @@ _LIMITS = Limits(prompt_length=65_536, response_length=65_536)
 async def play(
     template: Template, settings: HarborSettings, rows: Sequence[tuple[Path, Say]], wall_clock_s: float = 1_800.0
 ) -> list[dict[str, Any]]:
-    """Run a session for each task, all at once, and return what became of them.
+    """Run a session for each task, all at once, and return their outcomes.
 
     Args:
         template: The model's template.
         settings: The bridge's settings.
-        rows: The task of each session, and what the model says in it.
+        rows: The task of each session, and the model's turns in it.
         wall_clock_s: Seconds of a session.
     """
     tokenizer = template.tokenizer

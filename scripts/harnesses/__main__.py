@@ -2,8 +2,8 @@
 
     python -m scripts.harnesses [NAME…]     names as in programs.PROGRAMS, or their families; all by default
 
-The last line is one JSON object: what became of each program's session, and the totals. The exit status is 1 if a
-program failed, ran no tool, got a request refused, left a completion that is not accounted for or a violation, or if
+The last line is one JSON object: the outcome of each program's session, and the totals. The exit status is 1 if a
+program failed, ran no tool, got a request refused, has a completion that is not accounted for or a violation, or if
 its roots are not those of `expected.json`.
 """
 
@@ -27,7 +27,7 @@ TOTALS = ("roots", "rows", "completions", "trained", "violations")
 
 
 def faults(name: str, report: Mapping[str, Any], expected: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return what is wrong with the session of a program."""
+    """Return the faults of a program's session."""
     if "error" in report:
         return [f"{name}: {report['error']}"]
     found = []
@@ -47,7 +47,7 @@ def faults(name: str, report: Mapping[str, Any], expected: Mapping[str, Mapping[
 
 
 async def run_all(programs: Sequence[Program], deadline_s: float) -> dict[str, dict[str, Any]]:
-    """Run programs one after the other; return what became of each session."""
+    """Run programs one after the other; return the outcome of each session."""
     reports = {}
     for program in programs:
         print(f"{program.name}: ", end="", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """Environments of the programs: each is installed once, pinned, below one folder outside of the repository.
 
-An environment is a folder with a stamp of what is in it; another stamp, or none, means that it is made anew. Python's
+An environment is a folder with a stamp of its contents; another stamp, or none, means that it is made anew. Python's
 packages are locked with all that they need (`requirements/NAME.txt`), npm's by their version.
 """
 
@@ -49,14 +49,14 @@ class Environment:
 
     @property
     def stamp(self) -> str:
-        """Return what the environment is made of."""
+        """Return the parts of the environment."""
         return self.npm or hashlib.sha256((LOCKS / f"{self.name}.txt").read_bytes()).hexdigest()
 
     def make(self) -> None:
         """Install the environment unless it is there.
 
         Raises:
-            RuntimeError: The installation failed; the message has the end of what was printed.
+            RuntimeError: The installation failed; the message has the end of the output.
         """
         stamp = self.path / ".stamp"
         if stamp.is_file() and stamp.read_text(encoding="utf-8") == self.stamp:

@@ -1,4 +1,4 @@
-"""What the model says to each program: functions of the prompt, in the form of Qwen3's template.
+"""The model's answers to each program: functions of the prompt, in the form of Qwen3's template.
 
 Every task is the same: `lot.txt` in the working folder holds a made-up lot number, and the model has to name it. It can
 know the number only from the answer of a real tool, so a program that prints it at its end has run one.
@@ -53,13 +53,13 @@ def second_looker(tool: str, /, **arguments: Any) -> Policy:
 
 
 def openai_sdk(prompt: str) -> str:
-    """Answer in JSON where that is asked for."""
+    """Answer in JSON where that is requested."""
     lot = lot_in(prompt)
     return json.dumps({"lot": lot}) if "as JSON" in prompt else reader("read_file", name=FILE)(prompt)
 
 
 def openai_agents(prompt: str) -> str:
-    """Hand over where the instructions say so."""
+    """Hand over where the instructions want it."""
     to_hand_over = "Hand over to the reader." in prompt
     return call("transfer_to_reader") if to_hand_over else reader("read_file", name=FILE)(prompt)
 

@@ -23,7 +23,7 @@ _SHOWN = 2000
 
 
 async def run_program(program: Program, template: Template, deadline_s: float) -> dict[str, Any]:
-    """Run a program, and return what became of it and of its session.
+    """Run a program, and return its outcome and that of its session.
 
     Args:
         program: The program.
@@ -59,9 +59,9 @@ async def run_program(program: Program, template: Template, deadline_s: float) -
 
 
 async def _run(program: Program, folder: Path, endpoint: Endpoint, deadline_s: float) -> tuple[int, str, str]:
-    """Run a program in a group of its own; return its exit status and what it printed, as output and as errors.
+    """Run a program in a group of its own; return its exit status and its text, as output and as errors.
 
-    Its group is killed at the end, so that nothing of it is left. A program that is not done in time has the status of
+    Its group is killed at the end, so that nothing of it remains. A program that is not done in time has the status of
     a killed one.
     """
     environment = program.environ(folder / "home", endpoint)

@@ -55,9 +55,9 @@ class Turn:
     """A generation of the scripted engine."""
 
     prompt: str
-    """What the engine was given, as text."""
+    """The engine's prompt, as text."""
     text: str
-    """What the policy said."""
+    """The policy's answer."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Served:
     """Address without a path, such as `http://127.0.0.1:4711`."""
     key: str
     turns: list[Turn] = field(default_factory=list)
-    """What the engine has generated, in order."""
+    """The engine's generations, in order."""
 
     async def account(self) -> Account:
-        """End the session, and return what becomes of it."""
+        """End the session, and return its outcome."""
         session = self.session
         session.end()
         await session.closed()
@@ -89,7 +89,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Account:
-    """What became of a session."""
+    """The outcome of a session."""
 
     outcome: Outcome
     roots: int
@@ -119,7 +119,7 @@ async def serve(template: Template, say: Callable[[str], str]) -> AsyncIterator[
 
     Args:
         template: The model's template.
-        say: What the model says: the text of its turn, without the end token, for the text of its prompt.
+        say: The model's answer: the text of its turn, without the end token, for the text of its prompt.
     """
     tokenizer, ends = template.tokenizer, template.end_ids
     turns: list[Turn] = []

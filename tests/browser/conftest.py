@@ -1,4 +1,4 @@
-"""A Chromium of the system, and a page of it that notes what went wrong."""
+"""A Chromium of the system, and a page of it that records errors."""
 
 from __future__ import annotations
 

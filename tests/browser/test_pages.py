@@ -1,4 +1,4 @@
-"""Pages as a person sees them: columns under their headings, what to do, names, questions and answers."""
+"""Pages as a person sees them: columns under their headings, advice, names, questions and answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def address(request: pytest.FixtureRequest) -> str:
 
 
 def edges(cells: Any) -> list[float]:
-    """Return where the texts of cells end, in pixels from the left."""
+    """Return the right ends of the texts of cells, in pixels."""
     return [
         round(each)
         for each in cells.evaluate_all(

@@ -376,7 +376,7 @@ def test_a_group_without_signal_says_so_as_the_metrics_do(watched: Watched, tmp_
     page = watched.page
     shown = []
     for uid in "012":
-        page.goto("about:blank")  # so that no sibling of the group before is left on the page
+        page.goto("about:blank")  # so that no sibling of the group before remains on the page
         page.goto((tmp_path / "page.html").as_uri() + f"#group?uid={uid}&dir=0")
         page.locator("h2", has_text=f"group {uid}").wait_for()
         page.locator(".sibling").first.wait_for()

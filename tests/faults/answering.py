@@ -79,11 +79,11 @@ class Answering(socketserver.ThreadingTCPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.over = threading.Event()
         self._held = socket.socket()
-        self._held.bind(("127.0.0.1", 0))  # bound, and not listening: nobody else can take it
+        self._held.bind(("127.0.0.1", 0))  # bound, and not listening: no other process can take it
         self.closed = int(self._held.getsockname()[1])
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of a client that has gone."""
+        """Print nothing about a client that has gone."""
 
     def url(self, way: str) -> str:
         """Return the address at which the server fails in a way, or one at which nothing is."""

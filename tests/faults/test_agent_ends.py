@@ -1,4 +1,4 @@
-"""The end of an agent: what counts after its return, and what becomes of its folder."""
+"""The end of an agent: what counts after its return, and the fate of its folder."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ async def test_a_wrong_setting_that_an_agent_names_is_no_failure_of_it(runner: A
     agents = build_runner(ProxySettings(agent="tests.endpoint_agents:misconfigured", runner=runner))
     endpoint = Endpoint(make_run(turns("a")), agents, ProxyServer(), 60.0)
     row = {"raw_prompt": [{"role": "user", "content": "1+1?"}], "extra_info": {"asks": True}}
-    outcome, _ = await endpoint.run("r", row, {})  # by what it answered, a model may have caused it
+    outcome, _ = await endpoint.run("r", row, {})  # a model may have caused it by its answer
     assert (outcome.stop_reason, outcome.session and outcome.session.end) == (StopReason.AGENT_ERROR, "raised")
     said = r"the agent raised ConfigError: extra_info\.grid: 'x' is no grid; mend the row"
     with pytest.raises(ConfigError, match=said):
@@ -149,7 +149,7 @@ def test_a_folder_is_removed_also_where_an_agent_has_closed_it() -> None:
         os._exit(not remove_folder(folder))
     assert os.waitpid(child, 0)[1] == 0
     assert os.listdir(above) == []
-    assert stat.S_IMODE(os.stat(above).st_mode) == 0o777  # what is above is left as it was
+    assert stat.S_IMODE(os.stat(above).st_mode) == 0o777  # the folder above is not changed
     os.rmdir(above)
 
 

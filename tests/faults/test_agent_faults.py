@@ -67,7 +67,7 @@ def no_process_left() -> Iterator[None]:
     assert len(os.listdir("/proc/self/fd")) <= fds
 
 
-# What `misbehave` does, and how that ends when the time is up at once or later.
+# The faults of `misbehave`, and how each ends when the time is up at once or later.
 ENDS: dict[str, AgentEnd | str] = {
     "nothing": AgentEnd("returned", AgentResult(0.0)),
     "hang": "timed_out: the session's time was up before the agent ended",
@@ -305,7 +305,7 @@ async def test_threads_when_the_time_is_up(name: str, kind: str, monkeypatch: py
 @pytest.mark.usefixtures("quick", "no_thread_left")
 @pytest.mark.parametrize("name", ["spin", "wait_forever", "block"])
 async def test_a_cancelled_thread_is_abandoned(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call does not wait for the thread, which may stand in a call for ever."""
+    """The call does not wait for the thread, which may never return from a call."""
     if name == "wait_forever":
         monkeypatch.setattr(thread_runner, "_GRACE_S", 60.0)  # it ends by itself
     row: dict[str, Any] = {"blocks": True, "began": [], "ended": []}

@@ -94,7 +94,7 @@ async def test_other_answers_and_an_older_http() -> None:
 def test_one_that_leaves_later_is_noticed(
     new_loop: Callable[[], asyncio.AbstractEventLoop], body: Any, how: str
 ) -> None:
-    """What it was sent last is in its socket, unread, so that its system answers with a reset."""
+    """The last data sent to it is in its socket, unread, so that its system answers with a reset."""
 
     async def play() -> None:
         session = FakeSession(open_gate=False)
@@ -117,7 +117,7 @@ def test_one_that_leaves_later_is_noticed(
 
 
 def readable(held: Any) -> bytes:
-    """Return what lies in a socket, and leave it there."""
+    """Return the data in a socket, without removing it."""
     with socket.socket(fileno=socket.dup(held.fileno())) as other:
         try:
             return other.recv(100, socket.MSG_PEEK)

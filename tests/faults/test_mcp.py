@@ -362,7 +362,7 @@ async def test_a_frozen_server_is_replaced(stdio: Tools) -> None:
     await gone(before)
 
 
-# Nothing is left behind.
+# Nothing remains.
 
 
 async def test_nothing_is_left_after_aclose(workshop: Tools) -> None:

@@ -55,7 +55,7 @@ NAMED = {"HTTP_PROXY": "http://web:1", "HTTPS_PROXY": "http://tls:2", "ALL_PROXY
         ({"HTTP_PROXY": " ", "ALL_PROXY": "all:3"}, "http://search.corp", "http://all:3"),
         ({"HTTP_PROXY": "https://user:p%40ss@web/"}, "http://search.corp", "https://user:p%40ss@web/"),
         ({"HTTP_PROXY": "http://[fd00::1]:1"}, "http://search.corp", "http://[fd00::1]:1"),
-        # What a dead or an unusable proxy cannot take away.
+        # Hosts for which a dead or an unusable proxy does not matter.
         *(
             ({"ALL_PROXY": unusable}, f"http://{host}:8000", None)
             for unusable in ("socks://127.0.0.1:9", "socks5://127.0.0.1:9", "http://", "ftp://x", "http://a:b:c")

@@ -1,4 +1,4 @@
-"""Over-sampled groups with the real worker, loop and tools: what is kept, what is cut, and what a cut leaves behind."""
+"""Over-sampled groups with the real worker, loop and tools: kept samples, cut ones, and leftovers of a cut."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ def make(tokenizer: Any, tmp_path: Path) -> Any:
 
 
 def balanced(worker: Any) -> bool:
-    """Tell whether every `create` was met by one `release`."""
+    """Return whether every `create` had one `release`."""
     methods = worker._script.methods
     created = {sample: count for (sample, name), count in methods.items() if name == "create"}
     released = {sample: count for (sample, name), count in methods.items() if name == "release"}

@@ -27,7 +27,7 @@ def reset(writer: asyncio.StreamWriter) -> None:
 
 
 class Held:
-    """A transport on a socket from which nobody reads."""
+    """A transport on a socket that is never read."""
 
     def __init__(self, held: socket.socket) -> None:
         self._held = held
@@ -312,7 +312,7 @@ async def test_a_connection_that_sessions_share_outlives_the_first(monkeypatch: 
                     writer.write(post(one, HELLO))
                     assert (await answer(reader))[0] == 200
         await server.close_session(access)
-        assert await opened[1][0].read() == b""  # idle, and nobody else's
+        assert await opened[1][0].read() == b""  # idle, and of no other session
         opened[0][1].write(post(beside, HELLO))
         assert (await answer(opened[0][0]))[0] == 200
         for _, writer in opened:

@@ -37,7 +37,7 @@ class Small:
         assert (await self.process.stdout.readline()).decode().strip() == line
 
     async def end(self) -> str:
-        """Let it end, and return what it wrote to its standard error."""
+        """Let it end, and return its standard error."""
         _, said = await self.process.communicate(b"")  # which closes its standard input
         return said.decode()
 
@@ -58,7 +58,7 @@ async def small(soft: int, hard: int, loop: str = "asyncio", sessions: int = 1) 
 
 
 async def said(connected: Connected, access: SessionAddress) -> str:
-    """Ask on a connection, and return what the model says."""
+    """Send a request on a connection, and return the model's answer."""
     connected[1].write(post(access, HELLO))
     status, _, body = await answer(connected[0])
     assert status == 200

@@ -50,7 +50,7 @@ TOOLS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
 
 
 class Service:
-    """A service whose next answers misbehave as `fault` says."""
+    """A service whose next answers have the fault `fault`."""
 
     def __init__(self) -> None:
         self.fault = ""

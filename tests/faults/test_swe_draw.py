@@ -1,4 +1,4 @@
-"""Drawing tasks of a package: a made one in real workspaces, and what becomes of each mutation."""
+"""Drawing tasks of a package: a made one in real workspaces, and the fate of each mutation."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,7 +64,7 @@ SMALL = Package(
 
 
 async def drawn(package: Package, monkeypatch: pytest.MonkeyPatch) -> tuple[list[SweTask], dict[str, int]]:
-    """Return all tasks of a package, and what became of its mutations."""
+    """Return all tasks of a package, and the fates of its mutations."""
     monkeypatch.setattr(tasks, "installed", lambda name: package)
     settings = WorkspaceSettings(packages=("pytest",))
     judge = Judge(settings)

@@ -1,4 +1,4 @@
-"""Workspaces when commands misbehave: what ends, what stays, and that no workspace beside it notices."""
+"""Workspaces when commands misbehave: which parts end or stay, and that no workspace beside it notices."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ async def pool() -> AsyncIterator[WorkspacePool]:
 
 @pytest.fixture
 async def workspace(pool: WorkspacePool) -> AsyncIterator[Workspace]:
-    """Yield a workspace with a file; one beside it sees nothing of what happens to it."""
+    """Yield a workspace with a file; one beside it is not affected."""
     async with await pool.open() as beside, await pool.open() as workspace:
         for each in (beside, workspace):
             await each.run("echo kept > file")
@@ -39,7 +39,7 @@ async def workspace(pool: WorkspacePool) -> AsyncIterator[Workspace]:
 
 
 async def is_whole(workspace: Workspace) -> bool:
-    """Tell whether a workspace has its file, and no process that a command left."""
+    """Return whether a workspace has its file, and no process of a command."""
     return await workspace.run(f"cat file; {COUNT}") == CommandResult("kept\n2\n", 0)
 
 

@@ -16,12 +16,12 @@ read_once()
 
 @pytest.fixture(scope="session", autouse=True)
 def verl_first() -> None:
-    """Import verl before a test replaces what its plugin fills, such as the hooks of a platform."""
+    """Import verl before a test replaces parts that its plugin fills, such as the hooks of a platform."""
     import verl  # noqa: F401
 
 
 class _Made(dict[str, Any]):
-    """What is made of a name when it is first looked up, since each takes seconds."""
+    """Objects by name, made at the first look-up, since each takes seconds."""
 
     def __init__(self, make: Callable[[str], Any]) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ class Server:
     async def pid(self) -> int:
         return os.getpid()
 
-    # What a replica asks of its server.
+    # Requests of a replica to its server.
 
     async def launch_server(self, **_: Any) -> None:
         return

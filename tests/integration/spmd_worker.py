@@ -96,7 +96,7 @@ def main(out: Path) -> None:
     config.custom["multiturn"]["tool_reward"] = {"mode": "replace"}
     (out / f"replaced{rank}.txt").write_text(str(sorted(rollout.generate_sequences(prompts).batch.keys())))
 
-    # A batch that differs from what the engine returned must end both ranks, too.
+    # A batch that differs from the engine's tokens must end both ranks, too.
     to_outputs = runner.to_outputs
 
     def spoiled(*args: Any, **kwargs: Any) -> Any:

@@ -185,7 +185,7 @@ async def test_one_without_a_response() -> None:
     pad = AutoTokenizer.from_pretrained(MODEL).pad_token_id
     assert (output.response_ids, output.response_mask, output.response_logprobs) == ([pad], [0], [0.0])
     assert (len(output.prompt_ids), output.extra_fields["min_global_steps"]) == (600, 9)
-    # The prompt's end is kept, where the template's header stands.
+    # The prompt's end is kept, where the template's header is.
     assert output.prompt_ids == outcome.trajectory.ids[-600:] != outcome.trajectory.ids[:600]
     assert output.extra_fields["stop_reason"] == "prompt_too_long"
 

@@ -24,7 +24,7 @@ def test_two_requests_share_the_engine_and_tools_wait_for_nobody() -> None:
     assert world.now == pytest.approx(0.5)  # both at 10 tokens per second
     assert world.partitions["train"]["b"]["status"] == "finished"
     world.wait(100)
-    # `a` has 5 tokens left, alone; then its call, and 10 tokens.
+    # `a` needs 5 more tokens, alone; then its call, and 10 tokens.
     assert world.now == pytest.approx(0.5 + 5 * 0.06 + 3 + 10 * 0.06)
     assert world.partitions["train"]["a"]["status"] == "finished"
 
@@ -204,7 +204,7 @@ def test_the_predictions_are_compared(
     from benchmarks import async_sim, async_sim_cache, async_sim_setting
     from benchmarks.async_sim import main
 
-    monkeypatch.setattr(logging.root.manager, "disable", 0)  # the benchmark sets it; later tests look at what is logged
+    monkeypatch.setattr(logging.root.manager, "disable", 0)  # the benchmark sets it; later tests look at the log
     monkeypatch.setattr(async_sim, "hours", functools.cache(async_sim.hours))  # 3 s of CPU
     monkeypatch.setattr(async_sim_setting, "RIGHT_SHARES", (0.5,))
     cache = {"3.6": {"faster": 1.7, "read": 0.2}}

@@ -34,7 +34,7 @@ def run(mode: str, out: Path, *settings: str) -> tuple[list[dict[str, Any]], lis
 
 
 def test_trainer_and_servers_apart(tmp_path: Path) -> None:
-    """With the bound 0, a step trains only what its own first parameters sampled.
+    """With the bound 0, a step trains only tokens that its own first parameters sampled.
 
     So the probabilities of its second update agree with the engine's only if that update's proximal policy has those
     parameters, too, and not the ones that the first update made.

@@ -1,4 +1,4 @@
-"""The certificate within verl: the batch of the trainer, and batches that differ from what the engine returned."""
+"""The certificate within verl: the batch of the trainer, and batches that differ from the engine's tokens."""
 
 import dataclasses
 import time
@@ -201,7 +201,7 @@ def test_one_conversation_under_two_names_ends_the_run(store: Store) -> None:
         CertificateError, match=r"1 violations in 5 rows.*\n  request \w+: it is in the batch as 'u_1_0'"
     ):
         step(make_verifier(), store.batch())
-    # A request of its own with the same words is no violation: two short answers may well be equal.
+    # A request of its own with the same words is not a violation: two short answers may well be equal.
     store.rows["u_7_0"] = renamed(store.rows["u_1_0"], session_id=7, request_id="another")
     assert step(make_verifier(), store.batch())["rows"] == 5
 

@@ -1,4 +1,4 @@
-"""Conversations whose model is asked in words: a real template, the loop, a tool, and an endpoint on this machine."""
+"""Conversations whose model gets text: a real template, the loop, a tool, and an endpoint on this machine."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`trainer.checkpoint_callback_class`: it comes after all of a checkpoint, and what it raises loses none."""
+"""`trainer.checkpoint_callback_class`: it comes after all of a checkpoint, and its errors lose none."""
 
 import threading
 import zipfile

@@ -104,7 +104,7 @@ async def test_after_a_pause_and_new_weights_a_sibling_leads_again() -> None:
         assert not await leads("b", [10], paused=True)
         assert await leads("b", [10, 11])
         assert not await leads("c", [10, 11])
-        assert not await leads("c", [10, 11, 12], global_steps=5)  # a turn under new weights, which tells of them
+        assert not await leads("c", [10, 11, 12], global_steps=5)  # a turn under new weights, which reports them
         assert await leads("d", [10, 11])
     assert caches._servers["server"].leads._of_block == {}
 
@@ -115,7 +115,7 @@ async def test_a_turn_that_waits_for_room_can_be_cancelled() -> None:
     ours = client_of(balancer)
     server.read.set()
     old = asyncio.ensure_future(converse(ours, 1, range(100)))
-    await asyncio.sleep(1.2)  # the server has been asked
+    await asyncio.sleep(1.2)  # the server got the request
     young = asyncio.ensure_future(converse(ours, 2, range(200, 300)))
     await asyncio.sleep(0.1)
     assert ours._waiting == {"r2"}

@@ -1,4 +1,4 @@
-"""What the manager asks its workers once a step; Ray is a stand-in."""
+"""The manager's requests to its workers, once a step; Ray is a stand-in."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +39,7 @@ class Answer:
 
 
 class Ray:
-    """Ray with a clock, in which each answer takes as long as `delays` says."""
+    """Ray with a clock, in which each answer takes the time in `delays`."""
 
     def __init__(self) -> None:
         self.now, self.delays = 1000.0, [0.5]
@@ -114,7 +114,7 @@ def test_a_busy_worker_is_waited_for_once_says_it_later_and_is_never_ended(ray: 
     ray.now += 60.0
     busy.said = [news(0, 4, "b")]
     found = rounds.take([here, busy], of_all=False)
-    # Its answer is of a minute ago, and says nothing of its clock.
+    # Its answer is a minute old, and not usable for its clock.
     assert (found.dropped, found.clocks, busy.asked) == (7, [], 1)
     assert [clock["file"] for clock in rounds.take([here, busy], of_all=False).clocks] == ["b"]
     assert ray.killed == []

@@ -1,4 +1,4 @@
-"""What differs between the supported versions of SGLang, and what the start of a run does with other versions."""
+"""Differences between the supported versions of SGLang, and the start of a run with other versions."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_it_has_every_name_that_we_use(found: dict[str, str]) -> None:
     lines = {name: line for line in read() for name in line.names}
     missing = [line for name, line in found.items() if name not in lines]
     assert not missing, f"add these lines, or let `{AGAIN}` write the table:\n" + "\n".join(missing)
-    # Which files need it, and whether ours takes what a new verl may add.
+    # Which files need it, and whether ours takes arguments that a new verl may add.
     other = [
         f"{name}: {lines[name].needed_by} {lines[name].kind}, not {text}"
         for name, text in found.items()

@@ -69,14 +69,14 @@ def layer_of(heads: int, kv_heads: int, numbers: int) -> RadixAttention:
 
 
 def pieces_of(backend: SharedPrefixAttention) -> Any:
-    """Return what a backend has planned last."""
+    """Return the last plan of a backend."""
     return backend._planned and backend._planned[2]
 
 
 def outputs(
     batch: Batch, layer: RadixAttention, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, SharedPrefixAttention]:
-    """Return what SGLang's own backend and ours give for random queries and new keys and values, and ours."""
+    """Return the outputs of SGLang's backend and ours for random queries and new keys and values, and our backend."""
     generator = torch.Generator().manual_seed(seed)
     tokens = len(batch.out_cache_loc)
 
@@ -120,7 +120,7 @@ def batches(draw: st.DrawFn, dtype: torch.dtype = torch.float32) -> tuple[Batch,
         slots.append([*part, *fresh(length)])
         before.append(len(slots[-1]) - 1 if decode else int(random.integers(0, len(slots[-1]))))
         if not decode and random.random() < 0.7:
-            before[-1] = len(part)  # as SGLang has it: what is shared was cached
+            before[-1] = len(part)  # as SGLang has it: the shared part was cached
     if shuffled:
         order = random.permutation(number)
         slots, before = [slots[i] for i in order], [before[i] for i in order]
@@ -146,7 +146,7 @@ def test_in_bfloat16_it_is_as_near(drawn: tuple[Batch, RadixAttention]) -> None:
 
 
 def test_slots_are_shared_where_their_numbers_are_equal() -> None:
-    """Two groups behind one first slot: what the groups share is long, so that each is read by itself."""
+    """Two groups behind one first slot: the groups' shared part is long, so that each is read by itself."""
     left, right = list(range(100, 400)), list(range(500, 800))
     slots = np.array([[7, *left, 1, 0], [7, *right, 2, 0], [7, *left, 3, 4], [7, *right, 5, 0]])
     ends = np.array([302, 302, 303, 302])
@@ -244,7 +244,7 @@ def test_anything_else_goes_the_engines_own_way(name: str, mode: ForwardMode, mo
 
 
 def test_requests_without_a_query_are_left_to_the_engine() -> None:
-    """SGLang computes at least the last token of a request anew today; what has none must not move what others have."""
+    """SGLang computes at least the last token of a request anew today; one with none must not move those of others."""
     pool, layer = Pool(2, 8, torch.float32, 0), layer_of(4, 2, 8)
     theirs, ours, backend = outputs(Batch([[1, 2, 3], [1, 2, 4], [1, 2, 5, 6]], [2, 3, 2], pool), layer)
     assert pieces_of(backend) is None

@@ -1,4 +1,4 @@
-"""The threads of a CPU run: they sleep while they wait, and what the user sets counts and is told."""
+"""The threads of a CPU run: they sleep while they wait, and the user's setting counts and is logged."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def test_what_the_user_sets_counts_and_is_told(
     from verl_multiturn.cpu_processes.environment import SPEED
 
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")  # so that what `activate` sets is taken back
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")  # so that the changes of `activate` are undone
     monkeypatch.delenv("OMP_WAIT_POLICY")
     activate()
     assert (os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"]) == ("77", "passive")

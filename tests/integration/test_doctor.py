@@ -28,7 +28,7 @@ main()
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a fork, and what it starts in others."""
+    """Run the command in a fork, and its children in others."""
     return run_warm("-c", START, warm_python(), "doctor", *words, **{"COLUMNS": "200", **environment})
 
 

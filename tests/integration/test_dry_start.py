@@ -1,4 +1,4 @@
-"""`verl-multiturn run NAME --check` refuses what the start refuses: docs/reference/refusals.md, walked."""
+"""`verl-multiturn run NAME --check` refuses the same as the start: docs/reference/refusals.md, walked."""
 
 import copy
 import functools
@@ -49,7 +49,7 @@ def sections() -> list[Any]:
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Empty the whole table, so that what a test puts into it is all that can refuse a run."""
+    """Empty the whole table, so that only a test's own entries can refuse a run."""
     from verl_multiturn.verl_bridge.startup import configuration as start_up
 
     monkeypatch.setattr(start_up, "config_hooks", [])
@@ -177,7 +177,7 @@ def test_a_critic_and_a_reference_are_those_of_verl() -> None:
             OmegaConf.update(config, key, value)
         run = RunView(config)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # verl tells that there is no critic
+            warnings.simplefilter("ignore")  # verl warns that there is no critic
             assert run.has_critic == bool(need_critic(config))
         assert run.has_reference == bool(need_reference_policy(config))
 

@@ -38,11 +38,11 @@ pytestmark = [
 MODEL = ROOT / "recipes" / "quickstart" / "model"
 WEIGHTS = model_hash(MODEL)
 Script = Callable[[str], str | int]
-"""Returns what the model says after a text, or the status of an error."""
+"""Returns the model's continuation of a text, or the status of an error."""
 
 
 class Server:
-    """SGLang's `/generate` on this machine, in a thread, which says what a script says."""
+    """SGLang's `/generate` on this machine, in a thread, which answers by a script."""
 
     def __init__(self) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(MODEL)
@@ -174,7 +174,7 @@ def test_what_an_engine_failed_is_asked_again_and_nothing_else(tmp_path: Path, r
     assert not ray.is_initialized()
     server.asked = 0
     assert evaluate(asked, quiet, quiet)
-    assert server.asked == 0  # nothing is left
+    assert server.asked == 0  # nothing remains
     with pytest.raises(ConfigError, match=r"holds an evaluation with temperature 0\.0, and this one has 1\.0"):
         evaluate(job(tmp_path, rows, server, temperature=1.0), quiet, quiet)
 

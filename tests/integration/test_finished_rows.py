@@ -64,7 +64,7 @@ def make_worker(cls: type, processor: Any, teacher: bool) -> Any:
 
 
 def outputs_of(chance: random.Random, processor: Any) -> Any:
-    """Make what an agent loop returned: of ours or another, of one row or several, with images or without."""
+    """Make an agent loop's output: of ours or another, of one row or several, with images or without."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
     from verl_multiturn.verl_bridge.loops.output import CertifiedOutput

@@ -86,7 +86,7 @@ def test_a_fork_is_as_a_new_python(server: ForkServer, tmp_path: Path) -> None:
 
 
 def set_up(context: dict[str, object], worker: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Start a worker as Ray's raylet does, where it was told of our program."""
+    """Start a worker as Ray's raylet does, where it knows our program."""
     given = [f"--serialized-runtime-env-context={json.dumps(context)}", "--language=PYTHON"]
     return subprocess.run(
         [sys.executable, str(module.SETUP_WORKER), str(worker), *arguments, *given],
@@ -117,7 +117,7 @@ def test_rays_worker_is_a_fork_with_the_variables_of_its_environment(server: For
 
 
 def variables_of_ray(variables: dict[str, str]) -> dict[str, str]:
-    """Return what Ray's own program would set."""
+    """Return the settings of Ray's own program."""
     from ray._private.utils import update_envs
 
     with mock.patch.dict(os.environ, {"HOME": "/home/of/ray", "KEPT": "old"}, clear=True):
@@ -214,7 +214,7 @@ def test_a_fork_ends_with_who_started_it(server: ForkServer, tmp_path: Path) -> 
 
 
 def spawned(server: ForkServer, monkeypatch: pytest.MonkeyPatch, target: Any, *given: Any) -> tuple[Any, Any]:
-    """Start a process as SGLang's engine does in a fork of the server; return it, and what it sent."""
+    """Start a process as SGLang's engine does in a fork of the server; return it, and its messages."""
     monkeypatch.setenv(ADDRESS, shlex.split(server.executable)[-1])
     here, there = multiprocessing.Pipe(duplex=False)
     process = ForkedProcess(target=target, args=(there, *given))

@@ -119,7 +119,7 @@ async def test_a_generation_tells_how_much_of_its_prompt_was_cached(server: Any)
     from verl_multiturn.verl_bridge.servers.cache_hits import CacheHits
 
     class Engine(Manager):
-        """SGLang's manager, as far as it says what was cached; verl asks for the first output alone."""
+        """SGLang's manager, as far as it reports cached tokens; verl reads the first output alone."""
 
         async def generate_request(self, asked: Any, request: Any) -> Any:
             yield {"output_ids": [7], "meta_info": {} if asked.rid == "old" else {"cached_tokens": 5}}
@@ -140,7 +140,7 @@ async def test_a_generation_tells_how_much_of_its_prompt_was_cached(server: Any)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(server).__mro__[1], "generate", lambda self, *asked, **named: generate(*asked, **named))
         assert (await server.generate([1, 2], {}, "r")).extra_fields["num_cached_tokens"] == 5
-        for name in ("old", "stopped"):  # an engine that does not say it; a generation without a token
+        for name in ("old", "stopped"):  # an engine that does not report it; a generation without a token
             assert "num_cached_tokens" not in (await server.generate([1, 2], {}, name)).extra_fields
     assert server._hits.take("r") is None  # nothing is remembered
     server.tokenizer_manager.is_pause = True  # all else is the manager's own
@@ -156,7 +156,7 @@ async def test_a_version_that_changes_without_a_pause_is_not_known(server: Any) 
 
 
 async def test_a_pause_waits_for_a_resumption_that_has_begun(server: Any) -> None:
-    """The door must not be open while SGLang is paused: the pause would wait for what cannot begin."""
+    """The door must not be open while SGLang is paused: the pause would wait for generations that cannot begin."""
     await server.abort_all_requests()
     async with server.tokenizer_manager.is_pause_cond:  # SGLang holds it while weights are updated
         resuming = asyncio.ensure_future(server.resume_generation())
@@ -209,7 +209,7 @@ async def test_a_server_ends_soon_after_one_of_sglangs_processes(
     try:
         children[0].kill()
         children[0].join()
-        await asyncio.sleep(0.3)  # ten times what Ray takes
+        await asyncio.sleep(0.3)  # ten times Ray's own time
         assert (exited.done(), caplog.messages) == (False, [])
         async with asyncio.timeout(60):
             assert await exited == 1
@@ -223,7 +223,7 @@ async def test_a_server_ends_soon_after_one_of_sglangs_processes(
 
 
 def test_more_conversations_than_rays_own_limit_may_wait_in_a_pause() -> None:
-    """The call that ends the pause would otherwise stand in line behind those that wait for it."""
+    """The call that ends the pause would otherwise queue behind those that wait for it."""
     from verl_multiturn.verl_bridge.servers.replica import AsyncSGLangReplica
 
     replica: Any = object.__new__(AsyncSGLangReplica)

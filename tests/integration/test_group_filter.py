@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
         ([1.0, 1.0], 1.0),
         ([1.0, 0.0], None),
         ([0.0] * 3, 0.0),
-        # Seven right answers and one outage are no signal.
+        # Seven right answers and one outage are not a signal.
         ([1.0] * 7 + [None], 1.0),
         ([1.0, 0.0, None], None),
         # Sums of the same rewards in another order.
@@ -116,7 +116,7 @@ def test_a_metric_of_the_reward_function(store: Store) -> None:
     # A session whose agent failed has none, which verl's validation counts as 0.
     store.rows["u_2_0"]["metrics"]["rollout"]["session"] = {}
     assert judged(store, "acc") == {"u": None}
-    # That of an invalid conversation is not asked for.
+    # That of an invalid conversation is not requested.
     store.rows["u_2_0"]["metrics"]["rollout"] |= {"valid": False}
     del store.rows["u_2_0"]["metrics"]["rollout"]["session"]
     assert judged(store, "acc") == {"u": 1.0}

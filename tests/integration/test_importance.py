@@ -1,4 +1,4 @@
-"""The importance weight of an asynchronous run: what is derived, what is kept and what is refused."""
+"""The importance weight of an asynchronous run: derived, kept and refused values."""
 
 import re
 from typing import Any
@@ -46,7 +46,7 @@ def read(config: Any) -> tuple[dict[str, Any], float]:
 def test_the_default_is_equation_5(mode: str) -> None:
     exact = {**VERLS, "rollout_is": "token", "rollout_is_threshold": 1e9}
     assert read(derived("exact", mode=mode)) == (exact, 1e9)
-    # A second start-up check, as of a resumed run's saved configuration, finds what it would derive.
+    # A second start-up check, as of a resumed run's saved configuration, finds the values that it would derive.
     values = (f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=1e9", f"{ACTOR}.clip_ratio_c=1e9")
     assert read(derived("exact", *values, mode=mode)) == (exact, 1e9)
 

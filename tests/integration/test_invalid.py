@@ -59,7 +59,7 @@ def expected_of(estimator: str, std: bool, group: list[float | None], tokens: li
     advantages = np.zeros(len(group))
     if len(valid) < 2:
         return advantages.tolist()
-    if estimator in ("grpo", "grpo_vectorized"):  # verl does not tell the second one that `std` is off
+    if estimator in ("grpo", "grpo_vectorized"):  # verl does not pass to the second one that `std` is off
         made = (scores - scores.mean()) / (scores.std(ddof=1) + EPSILON if std or "_" in estimator else 1.0)
     elif estimator in ("rloo", "rloo_vectorized"):
         made = scores - (scores.sum() - scores) / (len(scores) - 1)
@@ -195,7 +195,7 @@ def test_groups_of_one_that_are_meant(store: WritableStore) -> None:
 
 
 def test_rejection_sampling_and_a_kl_penalty(store: WritableStore) -> None:
-    """The second computation uses what verl's first one left: the mask, and the rewards less the penalty."""
+    """The second computation uses the changes of verl's first one: the mask, and the rewards less the penalty."""
     import torch
 
     add(store, "u", [1.0, 0.0, None, 0.0])
@@ -233,7 +233,7 @@ def test_rows_of_others_and_padding(store: WritableStore) -> None:
     row["old_log_probs"] = row["rollout_log_probs"]
     uid = f"pad{uuid4().hex}"
     store.rows[f"{uid}_0_0"], store.tags[f"{uid}_0_0"] = {**row, "uid": uid}, tag
-    # Rows of another loop, which say nothing of validity: two rows of one conversation, and a sibling.
+    # Rows of another loop, without a field of validity: two rows of one conversation, and a sibling.
     for key in ("x_0_0", "x_0_1", "x_1_0"):
         store.rows[key] = {**store.rows["u_0_0" if key.startswith("x_0") else "u_2_0"], "uid": "x"}
         store.rows[key]["metrics"] = {"generate_sequences": 0.1}
@@ -343,7 +343,7 @@ T, F = True, False
         ([F, T, F, F, T, F], 2, 1, True, [1, 4]),
         ([F, T, F, T, T, F], 2, 1, True, [1, 3, 4, 5]),
         ([F, T, T, T], 2, 1, True, [0, 1, 2, 3]),
-        # Batches that verl refuses are left to verl.
+        # Batches that verl refuses are passed to verl.
         ([F, F, F], 2, 1, False, [0, 1, 2]),
         ([F, F, F, F], 2, 4, False, [0, 1, 2, 3]),
     ],

@@ -49,7 +49,7 @@ class Run:
         self.metrics: dict[str, Any] = {}
 
     def step(self, *batches: Any) -> dict[str, Any]:
-        """Run a step and what comes after it; return its metrics."""
+        """Run a step and the work after it; return its metrics."""
         trainer = self.trainer
         metrics, times = {}, {"gen": 0.5, "step": 1.5}
         trainer.batches = list(batches)
@@ -78,7 +78,7 @@ class Run:
 
 
 def verls_metrics(store: WritableStore, batch: Any) -> dict[str, float]:
-    """Return what verl's own function says of a batch."""
+    """Return the result of verl's own function for a batch."""
     from torch.nn.utils.rnn import pad_sequence
     from verl.protocol import DataProto
     from verl.trainer.ppo.metric_utils import compute_data_metrics
@@ -209,7 +209,7 @@ def test_void_rows_and_outages(store: WritableStore, folder: Path, monkeypatch: 
     rows = run.close()
     agrees(run)
     assert [rows[f"u_{i}_0"]["untrained"] for i in range(4)] == ["void", "reward_outage", None, None]
-    # A void turn's score counts in its group, what an outage touched does not.
+    # A void turn's score counts in its group, the score of one with an outage does not.
     assert rows["u_2_0"]["group_mean"] == pytest.approx(2 / 3)
 
 

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a worker of ours whose conversations the test ends; `puts` has what goes to TransferQueue."""
+    """Return a worker of ours whose conversations the test ends; `puts` has the data for TransferQueue."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1 import agent_loop_tq
 
@@ -173,7 +173,7 @@ async def test_a_row_that_is_being_written_is_written_before_a_cancellation_ends
 async def test_a_reward_that_does_not_come_holds_up_no_cancellation(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only what TransferQueue is being given must be waited for, see above."""
+    """Only a running put to TransferQueue must be waited for, see above."""
     from verl_multiturn.verl_bridge.workers.worker import MultiTurnWorker
 
     scoring = asyncio.Event()

@@ -1,4 +1,4 @@
-"""verl's filter of long prompts measures what the model is shown of a row."""
+"""verl's filter of long prompts measures the text that the model gets of a row."""
 
 import json
 from pathlib import Path

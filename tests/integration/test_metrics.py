@@ -65,7 +65,7 @@ async def roll_out(
 
     Args:
         tool: The tool `echo`.
-        turns: Texts that the engine says.
+        turns: Texts of the engine.
         seen: Filled with the `extra_info` that `compute_score` gets.
         returned: Result of `compute_score`; None means a score of 1.0.
         session_id: Number of the conversation in its group.

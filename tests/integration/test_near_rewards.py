@@ -25,7 +25,7 @@ def make_config(mode: str = "quick", manager: str = "naive", path: str = "pkg://
 
 
 class Far:
-    """Stands in for Ray's handle of a reward worker, whose manager gets a copy of the data by its pickle."""
+    """Replaces Ray's handle of a reward worker, whose manager gets a copy of the data by its pickle."""
 
     def __init__(self, config: Any) -> None:
         self._config, self.asked = config, 0
@@ -49,7 +49,7 @@ def tokenizer() -> Any:
 
 
 def judge(handles: Any, data_source: str, ground_truth: str = "42") -> tuple[Any, dict[str, Any]]:
-    """Return the output of a conversation that says 42, judged as verl's worker does, and its row afterwards."""
+    """Return the output of a conversation with the answer 42, scored as by verl's worker, and its row afterwards."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
     worker = object.__new__(AgentLoopWorker)

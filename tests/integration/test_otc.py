@@ -111,7 +111,7 @@ def test_groups_are_apart_and_updates_of_a_step_are_counted_together(store: Writ
 def test_other_rows_stay_as_they_are(store: WritableStore) -> None:
     for session in range(2):
         add(store, "u", session, 1, 1.0)
-    # Nothing was sampled, so this is no answer without a call.
+    # Nothing was sampled, so this is not an answer without a call.
     empty = make_output("u", 2, [])
     empty.reward_score = 1.0
     store.add("u", 2, empty)

@@ -48,7 +48,7 @@ class Worker:
                     return "ends" if watched.ends else "told"
 
     async def until_open(self) -> None:
-        while not self.watch.is_open:  # noqa: ASYNC110  # nobody tells
+        while not self.watch.is_open:  # noqa: ASYNC110  # there is no event
             await asyncio.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""Rewards in an outage of what judges them: finished conversations wait, and are scored again."""
+"""Rewards in an outage of their grader: finished conversations wait, and are scored again."""
 
 import asyncio
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
 
 
 class Judge:
-    """What computes rewards: it judges, or says these keys."""
+    """Computes rewards: it scores, or returns these keys."""
 
     def __init__(self, **says: Any) -> None:
         self.says = says

@@ -1,4 +1,4 @@
-"""Outages in our trainers: what they have touched is left out, with a cause that the certificate checks."""
+"""Outages in our trainers: affected conversations are dropped, with a cause that the certificate checks."""
 
 import contextlib
 import logging
@@ -35,7 +35,7 @@ STATE = OutageState(True, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, "ConnectionError: refuse
 
 
 class FakeKeeper:
-    """A keeper that has judged these conversations, and knows these outages; a `lost` one knows nothing."""
+    """A keeper that has decided on these conversations, and knows these outages; a `lost` one knows nothing."""
 
     def __init__(self, *touched: str, lost: bool = False, **states: OutageState) -> None:
         self._touched, self.lost = set(touched), lost
@@ -45,7 +45,7 @@ class FakeKeeper:
     def touched(self, ids: list[str]) -> set[str]:
         self.asked.append(ids)
         self._require_alive()
-        return self._touched  # also others than were asked for
+        return self._touched  # also others than were requested
 
     def outages(self) -> dict[str, OutageState]:
         self._require_alive()
@@ -72,8 +72,8 @@ def add(
     Args:
         store: TransferQueue within this process.
         scores: The score of each conversation.
-        met: Numbers of the conversations that met an outage, one digit each.
-        unrewarded: Numbers of those whose reward could not be judged for a cause of ours.
+        met: Numbers of the conversations with an outage, one digit each.
+        unrewarded: Numbers of those whose reward could not be computed for a cause of ours.
         uid: The group's uid.
         rows: How many rows each conversation has.
     """
@@ -336,7 +336,7 @@ def test_a_keeper_that_has_died_can_absolve_nobody(store: WritableStore, caplog:
     assert masked(store) == ["u_1_0", "u_2_0"]
     assert metrics["rollout/certificate/violations"] == 0
     assert "the keeper does not answer; conversations that have begun and met a failure are left out" in caplog.text
-    # Another keeper does not know what was before it.
+    # Another keeper does not know the events before it.
     keeper.lost = False
     add(store, [1.0, 0.0, 0.0, 0.5], met="0", uid="v")
     add(store, [1.0, 0.0, 0.0, 0.5], met="0", uid="later")
@@ -433,7 +433,7 @@ def test_an_outage_that_does_not_end_ends_the_run_and_is_told_before(caplog: pyt
     )
     assert freed == []
     keeper.states[SEARCH] = replace(STATE, open_s=9_000.0, lasting_s=0.0)
-    trainer.look_after()  # nobody asks for it any more
+    trainer.look_after()  # no part requests it any more
     keeper.states[SEARCH] = replace(STATE, lasting_s=101.0)
     with pytest.raises(OutageLasts, match=r"tool search has not been there for 101 s, longer than .*stop_s=100; "):
         trainer.look_after()
@@ -503,7 +503,7 @@ def validate(store: WritableStore, keeper: FakeKeeper, scored: dict[str, Any]) -
 
 
 def validating(store: WritableStore, keeper: FakeKeeper, scored: dict[str, Any]) -> Any:
-    """Return a trainer that validates with what is in the store, and keeps what verl scores in `scored`."""
+    """Return a trainer that validates with the rows in the store, and keeps those that verl scores in `scored`."""
     from verl_multiturn.verl_bridge.trainer import hooks
 
     class Base:

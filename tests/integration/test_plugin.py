@@ -1,4 +1,4 @@
-"""The entry point: what it registers, and that a failure is loud."""
+"""The entry point: its registrations, and that a failure is loud."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The recipe proxy_quickstart: its agents behind the real endpoint, on a scripted engine, and what its report says."""
+"""The recipe proxy_quickstart: its agents behind the real endpoint, on a scripted engine, and its report."""
 
 import asyncio
 import itertools
@@ -42,7 +42,7 @@ def tokenizer() -> Any:
 def policy(decode: Callable[[Any], str], encode: Callable[[str], list[int]], seed: int) -> Any:
     """Return a script that plans, calls the calculator, and answers rightly or wrongly.
 
-    What it says depends on the session and the prompt alone: sessions ask at the same time, in any order.
+    Its text depends on the session and the prompt alone: sessions send requests at the same time, in any order.
     """
 
     def say(request_id: str, ids: Sequence[int], turn: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Ray's start on the CPU platform, without what nobody uses there."""
+"""Ray's start on the CPU platform, without parts that are not used there."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ async def test_a_session_of_an_agent(tmp_path: Path) -> None:
 
 
 async def test_a_record_is_the_same_whenever_it_is_made(tmp_path: Path) -> None:
-    """Nothing changes what a record refers to: neither verl's worker, nor rewards, nor the storing of the rows."""
+    """Nothing changes the data of a record: neither verl's worker, nor rewards, nor the storing of the rows."""
     from verl_multiturn.records.json_text import line_of
     from verl_multiturn.records.write.encode import record_of
 

@@ -387,9 +387,7 @@ def test_settings_are_validated_once_for_each_content(monkeypatch: pytest.Monkey
     first = settings_of(rollout)
     assert all(settings_of(each) is first for each in (rollout, copy.deepcopy(rollout), OmegaConf.create(rollout)))
     assert len(validated) == 1
-    rollout.custom.multiturn.proxy.harbor.harness_kwargs.a.append(
-        2
-    )  # who changes a configuration is given what it says then
+    rollout.custom.multiturn.proxy.harbor.harness_kwargs.a.append(2)  # a changed configuration has its own answers
     assert [settings_of(rollout).proxy.harbor.harness_kwargs, first.proxy.harbor.harness_kwargs] == [
         {"a": [1, 2]},
         {"a": [1]},

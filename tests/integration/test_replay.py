@@ -1,4 +1,4 @@
-"""`verl-multiturn replay` on the folder of a run: what it says, what it refuses, and what a changed setting changes."""
+"""`verl-multiturn replay` on the folder of a run: output, refusals, and effects of a changed setting."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ async def test_an_adapter_outlives_its_server(cluster: None) -> None:
 
 
 async def test_an_adapter_without_its_server_names_no_models() -> None:
-    """It is asked for the adapter of before, on one of the workers that gather weights together."""
+    """It gets a request for the previous adapter, on one of the workers that gather weights together."""
     from verl_multiturn.verl_bridge.servers.server_loss import EngineOfServer
 
     engine = EngineOfServer(None, None)

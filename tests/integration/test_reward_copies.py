@@ -1,4 +1,4 @@
-"""An author's reward code gets a copy of the row, whoever asks: what it changes there is seen nowhere else."""
+"""An author's reward code gets a copy of the row, for every caller: its changes there are seen nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The largest rewards, in verl's own arithmetic of 32 bits; and what becomes of a reward function's wrong score."""
+"""The largest rewards, in verl's own arithmetic of 32 bits; and the fate of a reward function's wrong score."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Remote:
 class Server:
     """A server that samples its script: a list of tokens and reasons for each attempt, or an exception.
 
-    It counts on from the last id that it is given, so that each token tells its place.
+    It counts on from the last id that it is given, so that each token shows its place.
     """
 
     def __init__(self, script: list[Any]) -> None:
@@ -121,7 +121,7 @@ async def test_a_generation_goes_on_after_pauses() -> None:
         "min_global_steps": 4,
         "max_global_steps": 6,
     }
-    # Each attempt is asked for what is left of the budget.
+    # Each attempt is sent with the rest of the budget.
     assert [(len(ids), most) for ids, most in server.asked] == [(1, 20), (4, 17), (4, 17), (6, 15)]
 
 
@@ -144,7 +144,7 @@ async def test_what_the_first_prefill_found_in_the_cache() -> None:
                 output.extra_fields["num_cached_tokens"] = 10 * len(self.script)
             return output
 
-    # The first attempt met a paused server, which has read nothing.
+    # The first attempt reached a paused server, which has read nothing.
     server = Caching([(0, "abort", 4, True), (3, "abort", 4, True), (2, "stop", 5, False)])
     server.open.set()
     assert (await VerlEngine(client(server).generate).generate(Ask("r1", [10], {}, 20))).cached == 10

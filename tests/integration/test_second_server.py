@@ -105,7 +105,7 @@ def test_a_second_server_ends_with_the_raylet_and_with_the_first(workers: Worker
 
 
 def is_over(process: int) -> bool:
-    """Return whether a process has ended, though its parent may not have asked for its status."""
+    """Return whether a process has ended, though its parent may not have read its status."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
     return True

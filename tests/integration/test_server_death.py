@@ -33,7 +33,7 @@ async def test_a_generation_goes_on_at_another_server(cluster: None) -> None:
     output = await asking
     assert (output.token_ids, output.stop_reason) == ([11, 12, 13, 14, 15], "stop")
     assert output.extra_fields["segments"] == [(3, 2), (4, 3)]
-    assert await other.reached.remote(1) == [[10, 11, 12]]  # what the dying attempt had sampled is lost
+    assert await other.reached.remote(1) == [[10, 11, 12]]  # the tokens of the dying attempt are lost
     assert listed(balancer) == ["other"]
 
 

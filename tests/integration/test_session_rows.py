@@ -27,7 +27,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
 
 @dataclass
 class Tree:
-    """What a test knows of a session: its completions in order, each with the one that it continues."""
+    """A test's knowledge of a session: its completions in order, each with the one that it continues."""
 
     parents: list[int | None]
     outcome: float
@@ -73,7 +73,7 @@ async def play(tree: Tree, **settings: Any) -> tuple[Any, Any]:
 
 
 def add(store: WritableStore, uid: str, session: int, tree: Tree, **settings: Any) -> list[Any]:
-    """Write a session's rows, as verl's worker writes what our loop returns; return them."""
+    """Write a session's rows, as verl's worker writes our loop's output; return them."""
     from tests.integration.test_agent_loop import runner
     from verl_multiturn import ScriptedEngine
 

@@ -30,14 +30,14 @@ def add(
     states: str = "",
     valid: bool = True,
 ) -> None:
-    """Write a conversation with one turn a row, as verl's worker writes what our loop returns.
+    """Write a conversation with one turn a row, as verl's worker writes our loop's output.
 
     Args:
-        store: What is written to.
+        store: Target of the writes.
         uid: Uid of the prompt.
         session: Number of the conversation.
         rewards: Reward of each turn.
-        score: What `compute_score` gave.
+        score: Result of `compute_score`.
         states: A letter for the state of each turn.
         valid: Whether the conversation is valid.
     """
@@ -86,7 +86,7 @@ def trainer_of(estimator: str, **changes: Any) -> Any:
 
 
 def updating(trainer: Any) -> Any:
-    """Say how many prompts the batch has, as `_balance_batch` does in a whole trainer."""
+    """Set how many prompts the batch has, as `_balance_batch` does in a whole trainer."""
     trainer._prompts = 1
     return trainer
 

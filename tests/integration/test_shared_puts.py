@@ -1,4 +1,4 @@
-"""Rows of several conversations in one put: what shares one, who gets an error, and what a cancellation leaves."""
+"""Rows of several conversations in one put: who shares one, who gets an error, and the rest after a cancellation."""
 
 import asyncio
 from collections.abc import Iterator

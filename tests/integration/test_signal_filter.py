@@ -155,7 +155,7 @@ def test_with_a_bound_the_engines_log_probs_are_taken_and_silent_rows_leave_the_
     base._compute_old_log_prob, base.step = verls, step_of
     trainer._sampler.filter.silent = frozenset("v")
     metrics = step(trainer, store.batch())
-    assert asked == [1]  # a row is compared, and those of silent groups are not told apart
+    assert asked == [1]  # a row is compared, and those of silent groups are not distinguished
     assert metrics["rollout/old_log_prob/engine_share"] == 7 / 8
     assert (metrics["rollout/filter/spared_log_probs"], metrics["rollout/filter/spared_rows"]) == (0, 4)
     assert metrics["rollout/certificate/violations"] == 0
@@ -309,7 +309,7 @@ def test_what_is_derived() -> None:
     assert found("refill") == (1, None, None)
     module = "pkg://verl_multiturn.verl_bridge.trainer.data_set"
     assert found("difficulty") == (1, module, "NumberedRows")
-    # verl's filter of long prompts measures what the model is shown, unless the user has a class of his own.
+    # verl's filter of long prompts measures the text that the model gets, unless the user has a class of his own.
     assert found("off", filter_overlong_prompts="True") == (None, module, "MeasuredRows")
     assert found("difficulty", filter_overlong_prompts="True") == (1, module, "NumberedRows")
 

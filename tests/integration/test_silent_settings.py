@@ -1,4 +1,4 @@
-"""Settings of verl that do nothing are told, all in one message; and the table of who reads each of verl's settings."""
+"""Settings of verl that do nothing are logged in one message; and the table of who reads each of verl's settings."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def test_the_table_agrees_with_the_installed_verl() -> None:
 
 
 def test_a_default_below_the_home_folder_is_verls_own_also_where_it_is_expanded() -> None:
-    """`eval` checks a configuration whose `~/` are expanded; nobody wrote these settings."""
+    """`eval` checks a configuration whose `~/` are expanded; no user wrote these settings."""
     from verl_multiturn.runs.compose import expand_homes
     from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -94,7 +94,7 @@ def test_what_costs_only_speed_is_told(capsys: pytest.CaptureFixture[str]) -> No
     prepare(**{f"{ACTOR}.use_torch_compile": "False"})
     told = capsys.readouterr().err
     assert f"{ACTOR}.use_torch_compile=False: nothing reads it; set fsdp_config.use_torch_compile" in told
-    assert "ref.use_torch_compile" not in told  # it follows the actor's, and is no setting of the user's
+    assert "ref.use_torch_compile" not in told  # it follows the actor's, and is not a setting of the user's
 
 
 def test_a_run_that_could_not_resume_is_refused() -> None:

@@ -42,7 +42,7 @@ async def test_limits_expiry_and_leaving_the_queue() -> None:
 def cluster() -> Iterator[None]:
     import ray
 
-    # verl reserves all CPUs, so none is left for the keeper of slots.
+    # verl reserves all CPUs, so none remains for the keeper of slots.
     start_ray(num_cpus=0)
     yield
     ray.shutdown()
@@ -110,7 +110,7 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
     assert ray.get(workers[1].are_all_free.remote())
     ray.get(workers[0].cancelled.remote())
     while not ray.get(workers[1].are_all_free.remote()):
-        pass  # nobody waits for what the cancelled call gives back
+        pass  # no call waits for the slot that the cancelled one gives back
 
     ray.kill(ray.get_actor("verl_multiturn_slots"))
     is_made_anew = False  # the loss of the keeper is noticed, and another keeper is made

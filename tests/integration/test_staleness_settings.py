@@ -1,4 +1,4 @@
-"""The start-up check derives verl's settings from `max_staleness`, and refuses what contradicts it."""
+"""The start-up check derives verl's settings from `max_staleness`, and refuses settings that contradict it."""
 
 import re
 from typing import Any
@@ -63,7 +63,7 @@ def test_the_derived_values_may_be_written_out() -> None:
 
 @pytest.mark.parametrize(("written", "number"), [("0", 0), ("0.5", 0.5), ("1.0", 1.0), ("2", 2), ("3", 3), ("1", 3)])
 def test_any_number_of_warm_up_batches_within_the_bound_is_kept(written: str, number: float) -> None:
-    """Verl's default, the integer 1, cannot be told from what a user writes: it becomes the bound."""
+    """Verl's default, the integer 1, cannot be distinguished from a user's: it becomes the bound."""
     config = checked(**COLOCATED, **{ETA: "3", "trainer.v1.colocate_async.num_warmup_batches": written})
     assert derived(config, "colocate_async") == (number, 4, "wait")
 

@@ -169,7 +169,7 @@ IMAGES = {"model_type": "qwen2_5_vl", "text_config": {"max_position_embeddings":
         ({"model_type": "bloom"}, {}, None),
         ({"model_type": "no_such_model"}, {}, None),
         ({"model_type": "qwen2"}, {"max_position_embeddings": 1024}, 1024),
-        ({"model_type": "qwen2"}, {"max_position_embeddings": "many"}, None),  # verl says it when it loads the model
+        ({"model_type": "qwen2"}, {"max_position_embeddings": "many"}, None),  # verl reports it when it loads the model
         ({"model_type": "qwen2"}, {"model_config": {"max_position_embeddings": 1024}}, 1024),
         ({"model_type": "qwen2"}, {"model_config": {}, "max_position_embeddings": 1024}, 32768),
         (IMAGES, {}, 1024),
@@ -200,7 +200,7 @@ def test_the_models_tokens_are_those_that_verls_servers_read(
     ("mode", "backend", "told"),
     [
         ("separate_async", "nixl", "checkpoint_engine.backend='nixl' needs an accelerator; on this CPU gloo carries"),
-        ("separate_async", "nccl", ""),  # what `--mode separate_async` sets
+        ("separate_async", "nccl", ""),  # setting of `--mode separate_async`
         ("separate_async", "naive", ""),  # verl's default
         ("separate_async", "gloo", ""),
         ("colocate_async", "nixl", ""),  # verl looks at it in separate_async only

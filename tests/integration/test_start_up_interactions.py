@@ -1,4 +1,4 @@
-"""What the start-up check says of simulated users and environments."""
+"""Messages of the start-up check about simulated users and environments."""
 
 from contextlib import nullcontext
 from pathlib import Path

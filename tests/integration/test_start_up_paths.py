@@ -72,7 +72,7 @@ def started(config: Any) -> Any:
 
 
 def refused(config: Any, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run the start-up check on what it has to refuse, and return what it says."""
+    """Run the start-up check on a configuration that it must refuse, and return its messages."""
     with pytest.raises(SystemExit) as ended:
         started(config)
     said = capsys.readouterr().err
@@ -352,7 +352,7 @@ def test_code_that_cannot_be_used(rows: str, tmp_path: Path, changes: dict[str, 
 def test_the_code_is_imported_in_a_process_of_its_own(
     rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it does at its import stays there: verl imports it in its workers, and the driver never does."""
+    """Its actions at import stay there: verl imports it in its workers, and the driver never does."""
     (tmp_path / "right.py").write_text(CODE["right.py"])
     started(composed(rows, **{f"{REWARD}.path": "right.py"}))
     assert "SEEN" not in os.environ
@@ -375,7 +375,7 @@ def test_the_code_is_imported_in_the_environment_of_the_workers(
 def test_an_import_that_never_ends_is_not_waited_for(
     rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run may still be right: a model may be loaded at the import. So it goes on, and says so."""
+    """The run may still be right: a model may be loaded at the import. So it goes on, and logs that."""
     from verl_multiturn.runs import imports
 
     monkeypatch.setattr(imports, "LONGEST_S", 0.5)

@@ -1,4 +1,4 @@
-"""What the start-up check says of agents behind an endpoint."""
+"""Messages of the start-up check about agents behind an endpoint."""
 
 from collections.abc import Collection
 from typing import Any

@@ -1,4 +1,4 @@
-"""A builder that tokenizes only what stands behind its prefix gives the ids that verl's own builder gives."""
+"""A builder that tokenizes only the text after its prefix gives the ids that verl's own builder gives."""
 
 import copy
 from collections.abc import Callable
@@ -23,14 +23,14 @@ TEXTS = [
     "答案",
 ]
 SCHEMA = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-# Templates in which something else than an added token, or nothing at all, stands before a message.
+# Templates in which something else than an added token, or nothing at all, comes before a message.
 OWN_WAY = {"deepseek-r1-distill", "gemma3", "phi3.5", "gemma4", "gpt-oss"}
 
 Case = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 
 def cases(text: str, number: int) -> list[Case]:
-    """Return what may follow a turn: answers of tools, words of users, and both."""
+    """Return messages that may follow a turn: answers of tools, words of users, and both."""
     calls = [
         {"id": f"call{number:04}{index}", "type": "function", "function": {"name": name, "arguments": {}}}
         for index, name in enumerate(["f", "g"])
@@ -109,7 +109,7 @@ def test_the_ids_are_verls(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Clock:
-    """What a template may write at the head of a text: the time, or how often it was asked."""
+    """Text that a template may write at the head of a text: the time, or how often it was rendered."""
 
     def __init__(self, ticks: bool) -> None:
         self.ticks = ticks
@@ -150,7 +150,7 @@ def test_a_template_that_writes_the_time(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         (CHATML, True),
         ("{{ messages | length }}" + CHATML, False),
-        # No added token stands before a message: a text may merge with it.
+        # No added token comes before a message: a text may merge with it.
         (CHATML.replace("<|im_start|>", "").replace("<|im_end|>", ""), False),
         (CHATML.replace("<|im_start|>{{ m.role }}\n", ""), False),
     ],

@@ -137,7 +137,7 @@ async def test_a_row_says_that_a_turn_is_void(
     runner = make_runner(tokenizer, turns, {**custom, "record_dir": str(tmp_path)})
     output = await roll(runner)
     assert (output.extra_fields["void"], output.stats.get("void")) == (void, void if custom else None)
-    # The trainer decides what to do about it; validation does nothing.
+    # The trainer decides on it; validation does nothing.
     assert any(output.response_mask) == bool(turns)
     fields = output.as_dict()
     assert Receipts.from_bytes(fields["rollout_receipts"].numpy().tobytes()).void is void

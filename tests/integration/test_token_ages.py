@@ -164,7 +164,7 @@ def test_the_certificate_accepts_exactly_these_zeros(
 
 
 class Manager:
-    """An agent-loop manager that notes what it is asked."""
+    """An agent-loop manager that records its requests."""
 
     def __init__(self, queue: Any) -> None:
         self.queue = queue

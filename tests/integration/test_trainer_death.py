@@ -1,4 +1,4 @@
-"""A trainer dies: what its checkpoint holds, and what a new start makes of it.
+"""A trainer dies: content of its checkpoint, and a new start from it.
 
 The last test has a real TransferQueue in a real Ray; in the others verl's trainer is a stand-in.
 """
@@ -31,7 +31,7 @@ def rows_of(*uids: str, padding: str = "") -> Any:
 
 
 class VerlsTrainer:
-    """The part of verl's asynchronous trainer that our hooks stand on."""
+    """The part of verl's asynchronous trainer below our hooks."""
 
     use_critic = False
     restored = 0

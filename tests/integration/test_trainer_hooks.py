@@ -1,4 +1,4 @@
-"""What `MultiTurnHooks` does around verl's own methods: loading a checkpoint, drawing prompts, a step's end."""
+"""Actions of `MultiTurnHooks` around verl's own methods: loading a checkpoint, drawing prompts, a step's end."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ FILTER = "actor_rollout_ref__rollout__custom__multiturn__filter"
 
 
 def with_pools(**changes: Any) -> Any:
-    """Return a trainer whose filter has pools of rows, which note what is done to them."""
+    """Return a trainer whose filter has pools of rows, which record their calls."""
     from verl_multiturn.verl_bridge.trainer.groups.signal_filter import SignalFilter
 
     trainer = make_trainer("colocate_async", **{FILTER: "difficulty"}, **changes)

@@ -1,4 +1,4 @@
-"""The real stack on the CPU: verl's trainer, SGLang, our rollout and a tool; and that nothing is left behind."""
+"""The real stack on the CPU: verl's trainer, SGLang, our rollout and a tool; and that nothing remains afterwards."""
 
 import json
 import os
@@ -138,7 +138,7 @@ def test_two_steps_of_the_real_stack(tmp_path: Path, monkeypatch: pytest.MonkeyP
     versions = {step: {v for r in trained if r["step"] == step for v in versions_of(r) if v >= 0} for step in (1, 2)}
     assert versions == {1: {0}, 2: {1}}
     assert processes_of(out) == set()
-    # What was read of verl's settings is what the table says.
+    # The settings of verl that were read are those of the table.
     assert len(noted := reads_in(reads)) > 500
     assert trace_faults(noted) == []
 

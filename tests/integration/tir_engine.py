@@ -2,8 +2,8 @@
 
     python -m tests.integration.tir_engine FOLDER
 
-The model always says the same: each token depends on the token before it alone. It writes the output marker in pieces,
-in more tokens than the marker has by itself, and would go on after it. The last line is one JSON object.
+The model always writes the same: each token depends on the token before it alone. It writes the output marker in
+pieces, in more tokens than the marker has by itself, and would go on after it. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def save_model(path: Path) -> Any:
 
 
 class Server:
-    """SGLang as an `Engine`, asked in the same way as verl asks it."""
+    """SGLang as an `Engine`, called in the same way as by verl."""
 
     def __init__(self, server: Any) -> None:
         self._server = server

@@ -152,7 +152,7 @@ def base_of(verls: type) -> type:
 
 
 def make_config(mode: str = "sync", **changes: Any) -> Any:
-    """Make what our hooks read of verl's configuration, with changes whose names have `__` in the place of dots."""
+    """Make verl's configuration as our hooks read it, with changes whose names have `__` in the place of dots."""
     from omegaconf import OmegaConf
 
     config = {

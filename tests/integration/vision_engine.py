@@ -19,7 +19,7 @@ from verl_multiturn.rollout.engines.protocol import Ask
 
 
 class HalfReal:
-    """An engine that says the given first turn, and asks SGLang for the others."""
+    """An engine that returns the given first turn, and takes the others from SGLang."""
 
     def __init__(self, server: Any, first: list[int]) -> None:
         self._server, self._first = server, first

@@ -1,4 +1,4 @@
-"""Searches for what must never happen: small with the default command, with their full parameter under the mark `long`.
+"""Searches for events that must never happen: small by default, with their full parameter under the mark `long`.
 
 `python -m benchmarks.NAME` runs the same, and prints its figures as JSON.
 """

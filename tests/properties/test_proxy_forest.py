@@ -1,4 +1,4 @@
-"""What always holds in a session, whatever its agent asks for: see `tests.support.session_play`."""
+"""Rules that always hold in a session, for all requests of its agent: see `tests.support.session_play`."""
 
 import asyncio
 import random

@@ -129,4 +129,4 @@ def test_branches_take_turns_and_the_oldest_is_forgotten() -> None:
     found = [histories.continued(CHAT, body(str(number), "x")) is not None for number in range(9)]
     assert found == [False] + [True] * 8
     assert histories.continued(CHAT, body("3", "x", "y")) == whole(body("3", "x", "y"))
-    assert histories.continued(CHAT, body("3", "y")) is None  # its place was taken by what continued it
+    assert histories.continued(CHAT, body("3", "y")) is None  # its continuation took its place

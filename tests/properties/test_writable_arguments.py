@@ -77,7 +77,7 @@ ROOTS = {
 }
 
 
-# In the other formats with tags the model says of each value whether it is a text.
+# In the other formats with tags the model marks each value that is a text.
 NAMES = sorted(name for name in PLAIN_TAGS if not name.startswith("deepseek"))
 
 
@@ -97,7 +97,7 @@ def read(name: str, schema: ToolSchema, texts: dict[str, str]) -> dict[str, Any]
 
 
 def written(name: str, schema: ToolSchema, given: dict[str, Any]) -> dict[str, Any]:
-    """Return what the tool gets of a model that wants to give these arguments.
+    """Return the tool's arguments from a model that wants to give these arguments.
 
     The model writes each text as it is, and puts those in quotes that would be read as something else.
     """

@@ -1,4 +1,4 @@
-"""A forward proxy on loopback: all hosts are this machine, and what it is asked for is noted."""
+"""A forward proxy on loopback: all hosts are this machine, and its requests are recorded."""
 
 from __future__ import annotations
 

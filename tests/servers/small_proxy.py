@@ -2,9 +2,9 @@
 
     python -m tests.servers.small_proxy SOFT HARD LOOP SESSIONS
 
-It prints one line of JSON: its addresses, the keys of its sessions, and its limit. Each session says "open" if the
-process can still open files when it is asked. Lines on the standard input: `hog` opens all files that are left, `free`
-closes them; each is answered by a line.
+It prints one line of JSON: its addresses, the keys of its sessions, and its limit. Each session answers "open" if the
+process can still open files at a request. Lines on the standard input: `hog` opens all files that remain, `free` closes
+them; each is answered by a line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPENED = 16
 
 
 class Opening(FakeSession):
-    """A session that opens files when it is asked."""
+    """A session that opens files at a request."""
 
     def begin(self, request: ChatRequest) -> FakeDelivery:
         opened: list[int] = []

@@ -27,7 +27,7 @@ def add(a: int, b: int) -> int:
 
 @server.tool()
 async def echo(text: str, delay_s: float = 0) -> str:
-    """Say it again, after a while."""
+    """Repeat it, after a while."""
     await asyncio.sleep(delay_s)
     return text
 
@@ -63,7 +63,7 @@ def pid() -> str:
 
 @server.tool()
 def fail(text: str) -> str:
-    """Fail, and say why."""
+    """Fail, with the reason."""
     raise ToolError(text)
 
 
@@ -122,7 +122,7 @@ def picture() -> CallToolResult:
 
 @server.tool(structured_output=False)
 def broken_picture() -> Image:
-    """Return bytes that are no picture."""
+    """Return bytes that are not a picture."""
     return Image(data=b"no picture", format="png")
 
 

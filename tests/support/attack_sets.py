@@ -17,7 +17,7 @@ class AttackSet:
         verdict: The kind of their tasks' verdicts.
         tasks: The tasks, as rows have them, by name; `check_task` finds their twins.
         honest: An honest repair of each task.
-        attacks: The task of each attack, and what a model does.
+        attacks: The task of each attack, and a model's actions.
     """
 
     verdict: str

@@ -1,6 +1,7 @@
 """Hostile texts that try to become control tokens, and benign texts that must not change.
 
-`attacks` returns, for the control tokens of a model family, what a hostile tool, web page or data row could write:
+`attacks` returns, for the control tokens of a model family, texts that a hostile tool, web page or data row could
+write:
 - forged turns and forged tool calls;
 - control tokens nested in control tokens;
 - halves of a token that could join the text beside them;
@@ -24,8 +25,8 @@ from urllib.parse import quote
 FULL = 6
 """Number of a family's tokens that get every mutation; all further tokens get a few."""
 
-# Tokens that end a turn, open one, or carry a call say more about a family than `<|reserved_special_token_0|>`, so they
-# are attacked first.
+# Tokens that end a turn, open one, or carry a call matter more for a family than `<|reserved_special_token_0|>`, so
+# they are attacked first.
 _TELLING = re.compile(r"end|eot|start|turn|inst|user|system|assistant|tool|call|think|channel|return|message|sep", re.I)
 _FULL_WIDTH = {code: code + 0xFEE0 for code in range(0x21, 0x7F)}
 _SMALL_FORMS = str.maketrans("<>|/[]_", "﹤﹥∣∕［］﹍")
@@ -81,7 +82,7 @@ def attacks(control_tokens: Sequence[str]) -> list[str]:
         control_tokens: Texts of the family's control tokens; at least one.
     """
     telling = sorted(control_tokens, key=lambda token: _TELLING.search(token) is None)
-    # Where tokens differ only in a number, the first stands for all; `_packed` holds each of them.
+    # Where tokens differ only in a number, the first represents all; `_packed` holds each of them.
     chosen = list({re.sub(r"\d+", "", token): token for token in reversed(telling)}.values())[::-1]
     found = [*_forged_turns(), *_CALLS, *_chains(chosen[:FULL]), *_packed(control_tokens), *_long(chosen[0])]
     for token in chosen[:FULL]:

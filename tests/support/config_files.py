@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf read, kept in a process of tests: most of the CPU time to compose and check a run.
+"""Reads of Hydra and OmegaConf, kept in a process of tests: most of the CPU time to compose and check a run.
 
 Hydra's files are read and merged once, until one of them changes, and OmegaConf parses a reference such as `${a.b}`
 once.
@@ -25,7 +25,7 @@ from hydra.core.plugins import Plugins
 
 @functools.cache
 def read_once() -> None:
-    """Let Hydra and OmegaConf keep what they read; the packages of tests that compose call it."""
+    """Let Hydra and OmegaConf keep their reads; the packages of tests that compose call it."""
     source = _source_of_files()
     source.load_config = _keep_files(source.load_config)
     config_loader_impl.create_defaults_list = _keep_choices(config_loader_impl.create_defaults_list)
@@ -44,11 +44,11 @@ def _source_of_files() -> type[Any]:
 
 
 _parse_once = functools.cache(omegaconf.grammar_parser.parse)
-"""OmegaConf's parsing of a text with references; nobody changes the tree that it returns."""
+"""OmegaConf's parsing of a text with references; the tree that it returns is never changed."""
 
 
 def _keep_files(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Hydra's reading of one file, which keeps what it read."""
+    """Return Hydra's reading of one file, which keeps the result."""
     kept: dict[Any, bytes] = {}
 
     def load_config(self: Any, config_path: str) -> Any:
@@ -56,13 +56,13 @@ def _keep_files(read: Callable[..., Any]) -> Callable[..., Any]:
             return read(self, config_path)
         if found not in kept:
             kept[found] = pickle.dumps(read(self, config_path))
-        return pickle.loads(kept[found])  # what is composed changes it
+        return pickle.loads(kept[found])  # the composition changes it
 
     return load_config
 
 
 def _keep_choices(choose: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Hydra's choice of the files of a composition, which keeps what it chose by the same words.
+    """Return Hydra's choice of the files of a composition, which keeps its choice by the same words.
 
     A word whose key has a dot sets a value, and chooses no file.
     """
@@ -88,7 +88,7 @@ def _keep_choices(choose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keep_merged(merge: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Hydra's merge of the chosen files, which keeps what it merged of the same files."""
+    """Return Hydra's merge of the chosen files, which keeps its merge of the same files."""
     kept: dict[Any, list[tuple[dict[str, Any], bytes]]] = {}
 
     def merged(self: Any, defaults: Sequence[Any], repo: Any) -> Any:
@@ -114,7 +114,7 @@ def _places(repo: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _states(repo: Any, paths: Iterable[str]) -> dict[str, Any]:
-    """Return of each path of a configuration where it is found, and what tells its content from another."""
+    """Return of each path of a configuration where it is found, and a mark of its content."""
     return {path: _state(repo, path) for path in paths}
 
 

@@ -1,4 +1,4 @@
-"""The reads of verl's settings that the processes of a run note (`config_trace.py`): asked for, and read back."""
+"""The reads of verl's settings that the processes of a run note (`config_trace.py`): requested, and read back."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Calls that read or write text in the machine's encoding, found in a file's syntax.
 
-What such a call reads depends on the locale: under `LC_ALL=C` or in Latin-1 a file of ours is torn, or refused.
+The result of such a call depends on the locale: under `LC_ALL=C` or in Latin-1 a file of ours is torn, or refused.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _reads_text(call: ast.Call) -> bool:
 
 
 def _opens_path(value: ast.expr, call: ast.Call) -> bool:
-    """Tell whether a call of a method `open` opens a file as text: it names a mode, or is that of a path."""
+    """Return whether a call of a method `open` opens a file as text: it names a mode, or is that of a path."""
     mode = _mode(call, 0)
     if isinstance(value, ast.Name) and value.id in _OF_OTHER_FILES:
         return False

@@ -16,7 +16,7 @@ from verl_multiturn.rows.files import row_digest
 MODEL, OTHER = "1dd3c9151dcf78eb", "5c66446dffffffff"
 START, LATER = "20261126T101500_9f3c2a", "20261126T111500_aaaaaa"
 INVALID, FAILED, OPEN = "invalid", "failed", "open"
-"""What a sample may be beside its reward: `OPEN` began, and has not ended."""
+"""States of a sample beside its reward: `OPEN` began, and has not ended."""
 
 
 def data_row(number: int, **changes: Any) -> dict[str, Any]:
@@ -48,14 +48,14 @@ def write_evaluation(
 
     Args:
         folder: Where it is written.
-        samples: What came of each sample, by row.
-        asked: Number of rows that were asked for; None: those of `samples`.
+        samples: Result of each sample, by row.
+        asked: Number of rows that were requested; None: those of `samples`.
         model: Hash of the weights.
         start: Name of the start.
         rows: The data set's rows; None: `data_row` of each number.
         seconds: How long a conversation took.
         times: When a sample began, and how long it took, in seconds since `BEGAN`, by row and number.
-        accs: What a reward reported as `acc`, by row and number.
+        accs: Values that a reward reported as `acc`, by row and number.
         generations: Entries of each conversation's generations in the place of its own.
         changes: Entries of `evaluation.json`.
     """

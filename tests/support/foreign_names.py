@@ -32,12 +32,12 @@ def label(path: Path) -> str:
 
 
 def is_foreign(name: str | None) -> bool:
-    """Tell whether a module belongs to verl, SGLang, Ray or TransferQueue."""
+    """Return whether a module belongs to verl, SGLang, Ray or TransferQueue."""
     return (name or "").partition(".")[0] in FOREIGN
 
 
 def imported() -> Names:
-    """Return what our files import, with the attributes that they read of it."""
+    """Return our files' imports, with the attributes that they read of it."""
     found: Names = defaultdict(set)
     for path in files():
         for name in _imported(ast.parse(path.read_text())):
@@ -87,7 +87,7 @@ def _classes() -> Iterator[tuple[type, list[type], list[type]]]:
 
 
 def inherited() -> tuple[Names, set[str]]:
-    """Return what our classes use of their foreign bases, and which of it they override without taking more."""
+    """Return the names of foreign bases that our classes use, and those that they override without taking more."""
     found: Names = defaultdict(set)
     exact: set[str] = set()
     for _, own, foreign in _classes():
@@ -176,13 +176,13 @@ def _texts() -> dict[str, str]:
 
 
 def is_used(name: str, needed_by: str) -> bool:
-    """Tell whether the last part of a name stands in each of the files that need it; verl's own are not looked at."""
+    """Return whether the last part of a name is in each of the files that need it; verl's own are not looked at."""
     word = re.compile(rf"\b{re.escape(name.rpartition('.')[2])}\b")
     return all(word.search(_texts().get(file, "")) for file in needed_by.split(", ") if not file.startswith("verl's "))
 
 
 def written_anew() -> str:
-    """Return the whole table: what is found, and the lines that were added by hand and still stand in our code."""
+    """Return the whole table: the names found, and the lines that were added by hand and are still in our code."""
     from verl_multiturn.verl_bridge.compat.contract import EXACT, TABLE, check, read
 
     found = lines_found()

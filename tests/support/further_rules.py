@@ -1,4 +1,4 @@
-"""Rules that look for forms, and for calculations, that whoever draws decoys may have forgotten."""
+"""Rules that look for forms, and for calculations, that the drawing of decoys may lack."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MONTHS = [each.lower() for each in calendar.month_abbr[1:]]
 
 
 def _found(pattern: str, is_valid: Callable[..., object] | None = None) -> Rule:
-    """Return a rule that counts the valid of what has a form, less the invalid."""
+    """Return a rule that counts the valid texts of a form, less the invalid."""
 
     def rule(value: object, _: Subject) -> float:
         total = 0.0
@@ -43,7 +43,7 @@ def _found(pattern: str, is_valid: Callable[..., object] | None = None) -> Rule:
 
 
 def _reads(function: Callable[[str], object]) -> Rule:
-    """Return a rule that says whether the text is one that a function reads."""
+    """Return a rule that returns whether the text is one that a function reads."""
 
     def rule(value: object, _: Subject) -> float:
         with suppress(ValueError, SyntaxError, binascii.Error, TypeError, MemoryError, RecursionError):
@@ -59,7 +59,7 @@ def _share(value: object, function: Callable[[str], bool]) -> float:
 
 
 def _modulo(by: int) -> Rule:
-    """Return a rule that says whether a value has a rest that an argument has."""
+    """Return a rule that returns whether a value has a rest that an argument has."""
 
     def rule(value: object, subject: Subject) -> float:
         rests = {each % by for each in known(subject)[:1]}

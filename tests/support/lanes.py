@@ -1,4 +1,4 @@
-"""Runs the tests of a tier in lanes side by side; each lane is a fork of one process that has imported what it needs.
+"""Runs the tests of a tier in lanes side by side; each lane is a fork of one process that has imported its modules.
 
     python -m tests.support.lanes [--all | --fast]      scripts/test.sh
 
@@ -54,7 +54,7 @@ class Lane:
     """Tests that run one after another.
 
     Args:
-        name: Shown above what they print.
+        name: Shown above their output.
         marks: Expression over the marks of its tests.
         folders: Patterns of paths below the repository; its tests are below one of them.
         without: Patterns of paths that it leaves out.
@@ -134,7 +134,7 @@ class _Forks:
     """The processes that run beside this one.
 
     Args:
-        folder: Where they write what they print.
+        folder: Folder of their output.
     """
 
     folder: Path
@@ -150,7 +150,7 @@ class _Forks:
         os.write(self.turns[1], bytes(_AT_ONCE))
 
     def log(self, name: str) -> Path:
-        """Return the file of what a lane prints."""
+        """Return the file of a lane's output."""
         return self.folder / f"{name}.log"
 
     def fork(self, name: str, lane: bool = True) -> bool:
@@ -178,7 +178,7 @@ class _Forks:
         return True
 
     def wait(self) -> int:
-        """Print what each lane printed when it has ended, and return the first exit status that is not 0."""
+        """Print each lane's output when it has ended, and return the first exit status that is not 0."""
         status = 0
         while self.lanes:
             pid, code = os.wait()
@@ -189,7 +189,7 @@ class _Forks:
                 print(f"\n{f' {name} ':-^100}\n{self.log(name).read_text(errors='replace')}", flush=True)
                 if code < 0:
                     print(f"lanes: {name} ended by signal {-code}", flush=True)
-        # Nobody waits for the servers, so that `time` does not count what their forks took.
+        # No process waits for the servers, so that `time` does not count the time of their forks.
         print(f"forks of the servers: CPU {sum(map(_cpu_s, self.servers)):.0f} s", flush=True)
         return 130 if self.interrupted else status
 
@@ -209,7 +209,7 @@ def main(tier: str) -> Callable[[], int]:
     """Start all lanes, and wait for them.
 
     Returns:
-        What is left to do: in this process nothing but to end, in a fork its work.
+        The remaining work: in this process nothing but to end, in a fork its work.
     """
     plain = _plain_environment()
     forks = _Forks(Path(tempfile.mkdtemp(prefix="lanes-")))
@@ -237,7 +237,8 @@ def main(tier: str) -> Callable[[], int]:
     if any(lane.stack for lane in lanes):
         _become(warm)
         sys.path.append(stand_ins)
-        # SGLang's models are left to the server: with them comes their registry, and our plugin is not there yet.
+        # SGLang's models are imported by the server alone: with them comes their registry, and our plugin is not there
+        # yet.
         _import([name for name in SLOW_MODULES if not name.endswith(EVERY)])
         set_by_imports = {name: value for name, value in os.environ.items() if warm.get(name) != value}
         _become(warm)
@@ -310,7 +311,7 @@ def _test(lane: Lane) -> int:
 
 
 class _Cost:
-    """Plugin of pytest that says what a lane took."""
+    """Plugin of pytest that reports a lane's time."""
 
     def __init__(self, name: str) -> None:
         self._name, self._began = name, time.monotonic()

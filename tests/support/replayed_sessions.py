@@ -37,7 +37,7 @@ MakeRun = Callable[[Any], ProxyRun]
 
 
 def with_engine(run: ProxyRun, engine: Any, template: Template) -> ProxyRun:
-    """Return what sessions share, with another engine."""
+    """Return the parts that sessions share, with another engine."""
     return replace(run, engine=ReceiptingEngine(StopTexts(engine, template.tokenizer)))
 
 
@@ -55,7 +55,7 @@ async def replayed(record: Record, run: ProxyRun, stage: ReplayEngine) -> list[R
 
     Args:
         record: Its record.
-        run: What sessions share, with `stage` as its engine.
+        run: Parts that sessions share, with `stage` as its engine.
         stage: The stage.
     """
     session = RecordedSession(record, run)
@@ -72,13 +72,13 @@ async def replayed(record: Record, run: ProxyRun, stage: ReplayEngine) -> list[R
 
 
 async def program(name: str, run: ProxyRun, template: Template, chance: random.Random) -> Record:
-    """Record a session in which an agent program sends what it once sent; some answers get lost, and are asked again.
+    """Record a session in which an agent program repeats its requests; some answers get lost, and are requested again.
 
     Args:
         name: Name of the recording.
-        run: What sessions share; its engine is replaced.
+        run: Parts that sessions share; its engine is replaced.
         template: The model's template.
-        chance: Says which answers get lost.
+        chance: Decides which answers get lost.
     """
     requests = [PROTOCOLS[path].read(body) for path, body in recorded(name)]
     texts = [_turn_after(request, requests[place + 1 :]) for place, request in enumerate(requests)]
@@ -108,7 +108,7 @@ _CALLED: dict[str, list[str]] = {}
 
 
 def _turn_after(request: ChatRequest, later: Sequence[ChatRequest]) -> str:
-    """Return what the model said after a request, as the next request of the same conversation has it."""
+    """Return the model's answer to a request, as the next request of the same conversation has it."""
     length = len(request.messages)
     for other in later:
         if len(other.messages) > length and other.messages[:length] == request.messages:
@@ -135,7 +135,7 @@ def _with_ids(request: ChatRequest, ids: dict[str, str]) -> ChatRequest:
 
 
 async def drawn(chat: PlayedChat, run: ProxyRun, template: Template, seed: str, requests: int = 12) -> Record:
-    """Record a session of an agent that does what chance wants, in the order that chance wants."""
+    """Record a session of an agent with random actions, in a random order."""
     chance = random.Random(seed)
     run = with_engine(run, _Engine(chat, chance), template)
     if not chat.roles:

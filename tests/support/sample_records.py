@@ -127,14 +127,14 @@ def sample_record(**changes: Any) -> dict[str, Any]:
 
 
 def unproven_record(**changes: Any) -> dict[str, Any]:
-    """Return the record of a conversation with an endpoint that says no log-probabilities and no weights."""
+    """Return the record of a conversation with an endpoint that reports no log-probabilities and no weights."""
     turns = [([21, 22, 23, 2], [0.0] * 4, -1), ([41, 42, 2], [0.0] * 3, -1)]
     row, generations = _row(0, [1, 11, 12, 13, 14, 15], turns, [[31, 32, 33], []])
     return sample_record(**{"rows": [row], "generations": generations, **changes})
 
 
 def sample_session(**changes: Any) -> dict[str, Any]:
-    """Return the record of an agent's session: two rows, one completion that nobody got; `changes` replace entries."""
+    """Return the record of an agent's session: two rows, a completion that no client got; `changes` replace entries."""
     first, one = _row(0, [1, 11, 12], [([21, 2], [-0.1, -0.2], 3)], [[]])
     second, two = _row(1, [1, 51, 52, 53], [([61, 2], [-0.3, -0.4], 3)], [[]])
     lost = _generation([1, 11, 12], 64, [22, 2], [-2.5, -0.5], [3, 3])
@@ -284,7 +284,7 @@ def _join(folder: Path, start: str, line: dict[str, Any], records: Sequence[dict
 
 
 def joined_row(record: dict[str, Any], validation: bool = False, **changes: Any) -> dict[str, Any]:
-    """Return what a join has of the first row of a record; `changes` replace entries."""
+    """Return a join's data on the first row of a record; `changes` replace entries."""
     sampled = len(record["rows"][0]["logprobs"])
     score = float(record["number"] == 0)
     row = dict.fromkeys(schema.JOINED.names)

@@ -19,7 +19,7 @@ from verl_multiturn.rows.keys import RowKey
 
 @dataclass(frozen=True)
 class Sample:
-    """A row of a batch, and the receipts of what the engine returned for it."""
+    """A row of a batch, and the receipts of the engine's outputs for it."""
 
     row: CertificateRow
     receipts: Receipts
@@ -44,7 +44,7 @@ class Sample:
         return rng.choice([token for start, end in self.spans for token in range(start, end)])
 
     def seen_context(self) -> list[int]:
-        """Return the indices of the response tokens that nobody sampled and that a later turn saw."""
+        """Return the indices of the response tokens that were not sampled and that a later turn saw."""
         pairs = zip(self.spans, self.spans[1:], strict=False)
         return [token for (_, end), (start, _) in pairs for token in range(end, start)]
 

@@ -1,4 +1,4 @@
-"""Attacks on the verdict `script` and on rows without a guard: what tests start writes, reads, shadows and outlives.
+"""Attacks on the verdict `script` and on rows without a guard: programs of tests write, read, shadow and outlive.
 
 `ROWS` has tasks of several forms with honest repairs. `check_task` has to refuse those that are not guarded and accept
 the others; each attack is carried out on every accepted row, and on the refused ones with `unguarded: true` as a
@@ -42,7 +42,7 @@ class Row:
         gold: A repair.
         verdict: The verdict.
         guarded: Whether it has a guard, so that it has to be accepted.
-        allowed: What may be changed.
+        allowed: Paths that may be changed.
     """
 
     files: Mapping[str, str]
@@ -85,7 +85,7 @@ def _text(before: str, after: str, test: str, name: str = "answer.txt", guarded:
 
 _COMPARED = '[ "$(python3 main.py 2 3)" = "5" ] && [ "$(python3 main.py 40 2)" = "42" ]'
 ROWS: dict[str, Row] = {
-    # Scripts that start what may be changed, without a literal in a Python test.
+    # Scripts that start programs that may be changed, without a literal in a Python test.
     "bash_comparison": _main(_paid_if(_COMPARED)),
     "bash_file_comparison": _main(
         _paid_if("diff <(python3 main.py 2 3; python3 main.py 7 8) /tests/expected.txt"), **{"expected.txt": "5\n15\n"}
@@ -327,11 +327,11 @@ ATTACKS: dict[str, str] = {
         """
     ),
 }
-"""What a model writes into each Python file that the row allows; other programs get it through `python3`."""
+"""A model's text for each Python file that the row allows; other programs get it through `python3`."""
 
 
 def left_by(row: Row, attack: str) -> WorkChanges:
-    """Return what a model leaves on a row: the attack in each file of the repair, and programs of others' names.
+    """Return a model's files on a row: the attack in each file of the repair, and programs of others' names.
 
     Args:
         row: The row.
@@ -367,7 +367,7 @@ async def measure(judge: Judge) -> dict[str, Any]:
     Returns:
         `unguarded_rows`; `unguarded_accepted`, those of them that `check_task` took; `refused_otherwise`, rows that it
         refused for another reason, and guarded ones; `attacks`; `paid` on the rows that it took, as `row: attack`;
-        `control_paid`, by attack how many of four refused rows paid it where they said `unguarded: true`.
+        `control_paid`, by attack how many of four refused rows paid it where they had `unguarded: true`.
     """
     accepted: dict[str, Task] = {}
     wrongly: list[str] = []

@@ -27,7 +27,7 @@ async def served(**paths: Answers) -> AsyncIterator[str]:
 
 
 def answering(*answers: Any, seen: list[Any] | None = None) -> Answers:
-    """Answer one after another; the last one for ever.
+    """Answer one after another; the last one without end.
 
     An object is sent as JSON, a number as a status, a pair as a status with a `Retry-After`, bytes as they are.
     """

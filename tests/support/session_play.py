@@ -1,8 +1,8 @@
 """Random agents in a session: they go on, fork, retry, rewrite, compact, lose answers and send control tokens.
 
-`play` runs one session on a scripted engine and returns what it breaks. It is there for
-the property tests. It does not know how rows are built: it looks at what the engine was given and returned, at what the
-agent got, and at the rows.
+`play` runs one session on a scripted engine and returns the rules that it breaks. It is there for the property tests.
+It does not know how rows are built: it looks at the engine's inputs and outputs, at the agent's answers, and at the
+rows.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ def schema(name: str, description: str = "Measure a word.") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PlayedChat:
-    """A model's chat, and what the model says in it."""
+    """A model's chat, and the model's texts in it."""
 
     tokenizer: Any
     codec: ChatCodec
     parser: CallParser
     end_ids: Sequence[int]
     turns: Sequence[str]
-    """What the model may say: answers, calls, calls that cannot be read; each with its end token or without."""
+    """Turns of the model: answers, calls, calls that cannot be read; each with its end token or without."""
     texts: Sequence[str]
-    """What agents may write: harmless texts and attacks."""
+    """Texts of agents: harmless texts and attacks."""
     tools: Sequence[Sequence[dict[str, Any]]] = ((), (schema(TOOL),), (schema(TOOL), schema("other")))
     """The lists of tools that agents may send."""
     roles: list[TemplateForm] = field(default_factory=list)
@@ -87,7 +87,7 @@ def certified(outcome: Outcome, receipts: Sequence[Receipts]) -> list[str]:
 
 
 class _Engine:
-    """An engine that says what chance wants, after a while, and now and then fails once."""
+    """An engine that returns random turns, after a while, and now and then fails once."""
 
     def __init__(self, chat: PlayedChat, chance: random.Random) -> None:
         self._chat = chat
@@ -124,14 +124,14 @@ class _Chat:
 
 
 class _Agent:
-    """An agent that does what chance wants."""
+    """An agent with random actions."""
 
     def __init__(self, chat: PlayedChat, run: ProxyRun, chance: random.Random) -> None:
         self.session = AgentSession("play", run, {"temperature": 1.0})
         self.received: set[str] = set()
         """Ids of the completions that the agent got."""
         self.read: set[str] = set()
-        """Ids of those that it read, though the server was told that it had gone."""
+        """Ids of those that it read, though the server was informed that it had gone."""
         self.sent_back: set[str] = set()
         """Contents of the completions that it went on from, also where no completion came of that."""
         self.done: Counter[str] = Counter()
@@ -199,7 +199,7 @@ class _Agent:
         return answers
 
     def _next(self) -> _Chat:
-        """Return what to ask for next."""
+        """Return the next request."""
         chance = self._chance
         ready = [chat for chat in self._chats if chat.got is not None]
         move = chance.choices(["begin", "go on", "again", "rewrite", "compact", "tools"], [2, 8, 2, 1, 1, 1])[0]
@@ -237,7 +237,7 @@ class _Agent:
             logprobs=chance.random() < 0.1,
             reads_calls=chance.random() < 0.95,
         )
-        # What the agent went on from before it asks, it has for certain.
+        # The agent certainly has the completion that it went on from before.
         known = {node.parent.completion.id for node in self._nodes() if node.parent} & self.read
         delivery = self.session.begin(request)
         early, lost = chance.random() < 0.05, chance.random() < 0.1
@@ -329,7 +329,7 @@ async def play(
         settings: Settings of `ProxyRun`.
 
     Returns:
-        What the session breaks, and how often it did what.
+        The rules that the session breaks, and counts of its actions.
     """
     renderer = PromptRenderer(chat.codec, chat.end_ids)
     if not chat.roles:
@@ -360,7 +360,7 @@ async def play(
 
 
 def _checked(agent: _Agent, outcome: Outcome, max_rows: int | None) -> list[str]:
-    """Check that what the agent got is trained once, and nothing else."""
+    """Check that the agent's completions are trained once, and nothing else."""
     broken = []
     echoed = {node.parent.completion.id for node in agent.session.forest.completions.values() if node.parent}
     places = dict(zip(range(len(outcome.places)), outcome.places, strict=True))
@@ -368,7 +368,7 @@ def _checked(agent: _Agent, outcome: Outcome, max_rows: int | None) -> list[str]
         place = places.pop(node.number)
         got = name in agent.received or name in echoed
         trained = isinstance(place, int) or (place == "dropped_row" and bool(max_rows))
-        # It, or one of the same words, may have been sent back by a request that was refused or left.
+        # It, or one of the same words, may have been sent back by a request that was refused or abandoned.
         fits = trained if got else place == "undelivered" or (trained and node.completion.content in agent.sent_back)
         if not fits:
             broken.append(f"completion {node.number} is in {place!r}, and the agent got it: {got}")

@@ -1,4 +1,4 @@
-"""What processes do that a test spawns; it imports little, since a child that is no fork imports it anew."""
+"""Actions of processes that a test spawns; it imports little, since a child that is no fork imports it anew."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rules by which a program may say which of two expected values is the true one.
+"""Rules by which a program may decide which of two expected values is the true one.
 
-A rule gives a value, seen beside what the call was given, a number. Whoever uses it says that the value with the larger
-one is true, or that the one with the smaller one is.
+A rule gives a value, seen beside the call's arguments, a number. Its user takes the value with the larger one for true,
+or the one with the smaller one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _some(function: Callable[[list[float]], float]) -> Rule:
 
 
 def _near(function: Callable[[list[float]], float]) -> Rule:
-    """Return a rule that says how near a value is to what the arguments give."""
+    """Return a rule that measures how near a value is to results from the arguments."""
 
     def rule(value: object, subject: Subject) -> float:
         own, given = numbers(value), known(subject)
@@ -115,7 +115,7 @@ def _counted(value: object, subject: Subject) -> float:
 
 
 def _old_float(value: object, _: Subject) -> float:
-    """Return whether the value could be `x + k (1 + |x|)` of a short x: what once made a decoy."""
+    """Return whether the value could be `x + k (1 + |x|)` of a short x: as decoys once were."""
     own = numbers(value)
     if not own:
         return 0.0
@@ -164,7 +164,7 @@ RULES: Mapping[str, Rule] = {
     "ratio_is_short": _some(lambda some: -min(abs(some[0] * n - round(some[0] * n)) for n in range(1, 20))),
     "near_pi": _some(lambda some: -abs(some[0] / math.pi - round(some[0] / math.pi))),
     "old_float": _old_float,
-    # What the arguments give.
+    # Results from the arguments.
     "equals_sum": _equals(sum),
     "equals_length": _equals(lambda some: len(some)),
     "equals_most": _equals(max),
@@ -235,7 +235,7 @@ RULES: Mapping[str, Rule] = {
     "reversed_argument": _beside(lambda own, given: float(own == given[::-1])),
     "same_letters": _beside(lambda own, given: float(sorted(own) == sorted(given))),
     "words_of_argument": _beside(lambda own, given: len(set(TOKENS.findall(own)) & set(TOKENS.findall(given)))),
-    # What is near.
+    # Near values.
     "in_the_tree": lambda value, subject: float(
         sum(each.lower() in subject.words for each in TOKENS.findall(text(value) or repr(value)) if not each.isspace())
     ),
@@ -254,7 +254,7 @@ def told_apart(pairs: Sequence[tuple[object, object, Subject]], rules: Mapping[s
     """Return in which share of pairs the best of the rules names the true one, and the rule.
 
     Args:
-        pairs: The true value, its decoy, and what they may be compared with.
+        pairs: The true value, its decoy, and the values to compare them with.
         rules: The rules.
     """
     best = (0.5, "-")

@@ -1,6 +1,6 @@
 """Whole conversations with real chat templates on the scripted engine, and the invariants that each has to keep.
 
-The engine says what the family's own template would write for the turn.
+The engine writes the text of the family's own template for the turn.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def template_of(name: str) -> Template:
 
 
 def calling_turn(template: Template, arguments: Sequence[dict[str, Any]]) -> str | None:
-    """Return what the template writes for a turn with these calls; None when it refuses so many."""
+    """Return the template's text for a turn with these calls; None when it refuses so many."""
     calls = [
         {"id": f"call_0_{index}", "type": "function", "function": {"name": TOOL, "arguments": given}}
         for index, given in enumerate(arguments)
@@ -179,7 +179,7 @@ def quoted_call(name: str, chance: random.Random) -> str:
 
 
 def check_tokens(outcome: Outcome, engine: ScriptedEngine, said: Sequence[Sequence[int]]) -> list[str]:
-    """Check the invariants of the trajectory's columns against what the engine was asked and what it said."""
+    """Check the invariants of the trajectory's columns against the engine's requests and its answers."""
     trajectory, broken = outcome.trajectory, []
     columns = (trajectory.mask, trajectory.logprobs, trajectory.versions, trajectory.turn_ids, trajectory.sources)
     if {len(column) for column in columns} != {len(trajectory)}:

@@ -1,4 +1,4 @@
-"""verl's FSDP2 engine and ours in this process, a world of one rank: on the CPU unless `VERL_PLATFORM` says other."""
+"""verl's FSDP2 engine and ours in this process, a world of one rank: on the CPU unless `VERL_PLATFORM` has another."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def make_batch(
 
     Args:
         rows: Prompt, response, and the response's mask.
-        seed: Seed of what is made.
-        **flags: What the batch says of itself, beside what verl's trainer says; a tensor has a value for each row.
+        seed: Seed of the data.
+        **flags: The batch's own flags, beside those of verl's trainer; a tensor has a value for each row.
     """
     draw = torch.Generator().manual_seed(seed)
     prompts, responses, masks = ([torch.tensor(list(row[i]), dtype=torch.int64) for row in rows] for i in range(3))
@@ -137,7 +137,7 @@ def forward(engine: Any, batch: TensorDict) -> dict[str, Any]:
 
 
 def backward(engine: Any, batch: TensorDict, loss: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return what an engine's update says of a batch, and the gradient of each parameter."""
+    """Return the metrics of an engine's update on a batch, and the gradient of each parameter."""
     with engine.train_mode():
         engine.optimizer_zero_grad()
         output = engine.forward_backward_batch(batch.clone(), loss, forward_only=False)
@@ -151,7 +151,7 @@ def backward(engine: Any, batch: TensorDict, loss: Any) -> tuple[dict[str, Any],
 
 
 def farthest(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return how far two columns of rows lie apart; a row's last value, which predicts nothing, is left out."""
+    """Return how far two columns of rows lie apart; a row's last value, which predicts nothing, is skipped."""
     pairs = zip(one.unbind(), other.unbind(), strict=True)
     return max(float((a[:-1] - b[:-1]).abs().max()) for a, b in pairs if len(a) > 1)
 

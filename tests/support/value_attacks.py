@@ -1,7 +1,7 @@
-"""Attacks on `pytest`: code that reads what a test expects, and goes by a rule to say whether it is true.
+"""Attacks on `pytest`: code that reads a test's expected value, and uses a rule to decide whether it is true.
 
 Each task has functions that are wrong, of one kind of value. The code of an attack looks at its caller's assertion
-while it runs, calculates what is expected, and returns it if a rule takes it for true.
+while it runs, calculates the expected value, and returns it if a rule takes it for true.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _first(values: Iterator[tuple[object, Subject, Tolerance]], count: int, seed
 def _made(kind: str, draw: random.Random) -> Iterator[tuple[object, Subject, Tolerance]]:
     tolerance = _NEAR if kind == "approx" else EXACT
     makers = [*_MAKERS["float" if kind == "approx" else kind]]
-    beside: list[str] = []  # what other tests of the file say
+    beside: list[str] = []  # values in other tests of the file
     while True:
         arguments, value = draw.choice(makers)(draw)
         if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):

@@ -22,7 +22,7 @@ HOSTILE = (
     "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>"
     "\x00\u202eevil\ud83d{{constructor}}"
 )
-"""A text that would run, end the page, turn what follows, or be no UTF-8."""
+"""A text that would run, end the page, turn the text after it, or not be UTF-8."""
 LONG = 64_000
 """Tokens of the long conversation."""
 PROMPT, SAMPLED, TEMPLATE, OBSERVATION = 0, 1, 2, 3

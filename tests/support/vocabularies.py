@@ -64,7 +64,7 @@ def kept(name: str, make: Callable[[], str], read: Callable[[Path], _Content]) -
     Args:
         name: Its name, without the key of its contents.
         make: Return the file's text.
-        read: Read the file; any exception means that the file is no good.
+        read: Read the file; any exception means that the file is broken.
     """
     path = cache_folder("test-vocabularies") / f"{name}-{_key()}.json"
     with contextlib.suppress(Exception):
@@ -83,7 +83,7 @@ def kept(name: str, make: Callable[[], str], read: Callable[[Path], _Content]) -
 
 @cache
 def _key() -> str:
-    """Return a digest of what the files are made from: this source, and the packages' versions."""
+    """Return a digest of the files' sources: this source, and the packages' versions."""
     versions = [f"{package} {distribution(package).version}" for package in _PACKAGES]
     return hashlib.sha256(Path(__file__).read_bytes() + "\n".join(versions).encode()).hexdigest()[:16]
 
@@ -119,7 +119,7 @@ def _bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> models.BP
 
 
 def _characters() -> list[str]:
-    """Return the character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    """Return the character for each byte in a byte-level vocabulary (GPT-2's table)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
@@ -135,7 +135,7 @@ def _from_ranks(ranks: Mapping[bytes, int], first: Sequence[str] = ()) -> _Parts
     characters = _characters()
     text = {token: "".join(map(characters.__getitem__, token)) for token in ranks}
     merges: list[tuple[str, str]] = []
-    for token in ranks:  # in the order of the ranks, so that each merge stands in its token's place
+    for token in ranks:  # in the order of the ranks, so that each merge is in its token's place
         pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
         known = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
         merges += [(text[left], text[right]) for left, right in sorted(known, key=lambda p: (ranks[p[0]], ranks[p[1]]))]

@@ -1,4 +1,4 @@
-"""A Python that has imported what takes long already: what tests start with it runs in a fork of one process.
+"""A Python that has imported slow modules already: programs that tests start with it run in a fork of one process.
 
 A process that imports verl takes some 20 s of CPU, a fork 3. The process that is forked is that of CPU runs
 (`verl_multiturn.cpu_processes`). A session of pytest starts it when a test first needs it; tests without the mark
@@ -27,17 +27,17 @@ SHARED_LIGHT = "VERL_MULTITURN_TESTS_LIGHT_SERVER"
 SHARED_STACK = "VERL_MULTITURN_TESTS_STACK_SERVER"
 """The same of a server that has imported Ray, verl and our plugin, too."""
 LIGHT_MODULES = ("hydra", "matplotlib.pyplot", "pandas", "pyarrow.parquet", "pydantic", "rich.progress", "typer")
-"""What the command `verl-multiturn` and the scripts of the rows import, without PyTorch."""
+"""Imports of the command `verl-multiturn` and of the rows' scripts, without PyTorch."""
 
 
 @functools.cache
 def environment_of_server() -> dict[str, str]:
-    """Return this process's environment with what a run's processes have on the CPU platform."""
+    """Return this process's environment with the variables of a run's processes on the CPU platform."""
     return run_variables(os.environ)
 
 
 def variables() -> dict[str, str]:
-    """Return this process's environment for a fork: what is read at import is as the server has it."""
+    """Return this process's environment for a fork: variables read at import are as the server has them."""
     read = {name: value for name, value in environment_of_server().items() if _is_read_at_import(name)}
     other = {name: value for name, value in os.environ.items() if not _is_read_at_import(name)}
     return {**SPEED, **other, **engine_variables(os.environ), **read}
@@ -49,7 +49,7 @@ def _is_read_at_import(name: str) -> bool:
 
 @functools.cache
 def executable() -> str:
-    """Return what starts a fork of this session's server; it may stand for Python in a `py_executable` of Ray."""
+    """Return the program that starts a fork of this session's server; Ray may use it as Python in a `py_executable`."""
     if SHARED in os.environ:
         return os.environ[SHARED]
     started = ForkServer(environment=environment_of_server())
@@ -105,7 +105,7 @@ def start_ray(num_cpus: int) -> None:
     shorten_start()
     own = {"py_executable": executable()}
     settings = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-    # Nobody reads what Ray's processes say of logs and of the machine.
+    # Nothing reads the messages of Ray's processes on logs and the machine.
     quiet = {
         "LOG_NAME_UPDATE_INTERVAL_S": "86400",  # for more files than the next
         "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
@@ -134,7 +134,7 @@ def run_with_stack(
 def run_warm(
     *words: str, cwd: str | Path = ROOT, timeout_s: float = 550, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python with these words of its command line in a fork, and return how it ended and what it said.
+    """Run Python with these words of its command line in a fork, and return how it ended and its output.
 
     Args:
         words: A file, `-m` and a module, or `-c` and a program; then its arguments.

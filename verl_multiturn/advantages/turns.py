@@ -2,19 +2,19 @@
 
     mt_grpo    the conversation's reward, compared with the group's: GRPO (arXiv 2402.03300) over conversations
     mt_turns   a turn's return to go, less a baseline of its number
-    mt_gigpo   mt_grpo, and what a turn earned from its state on, compared with others in that state (arXiv 2505.10978)
+    mt_gigpo   mt_grpo, and a turn's reward from its state on, compared with others in that state (arXiv 2505.10978)
 
 The turns of a session of an agent are its completions. They are a forest: several may continue the same one. `mt_grpo`
 takes them in three ways (`proxy.credit`):
 
     session      as it takes a conversation: all completions have the session's advantage
     discounted   that, discounted by the completions after it in its row
-    completion   what a completion and its continuations earned, compared with the scores of the group's sessions
+    completion   the reward of a completion and its continuations, compared with the scores of the group's sessions
 
 Invariants:
 - a group is all conversations of one prompt. Invalid conversations have advantages of 0, and change nothing for the
   others. So does a conversation that is the only valid one: there is nothing to compare it with;
-- only the numbers of turns say in which order they were, not their place in a list. The order of completions that do
+- only the numbers of turns give their order, not their place in a list. The order of completions that do
   not continue each other changes nothing;
 - how a conversation is cut into rows changes nothing.
 """
@@ -50,7 +50,7 @@ class GroupMember:
 
     @property
     def reward(self) -> float:
-        """Return what the conversation earned in all."""
+        """Return the whole reward of the conversation."""
         return math.fsum([self.outcome, *(turn.earned or 0.0 for turn in self.turns)])
 
 
@@ -81,7 +81,7 @@ def of_discounted(group: Sequence[GroupMember], gamma: float = 1.0, std: bool = 
 def of_completions(group: Sequence[GroupMember], gamma: float = 1.0, std: bool = True) -> Advantages:
     """Return (G - mean) / deviation for each completion; mean and deviation are those of the sessions' scores.
 
-    G is what the completion earned, plus `gamma` times the mean of G over the completions that continue it. One that
+    G is the completion's reward, plus `gamma` times the mean of G over the completions that continue it. One that
     nothing continues earned the session's outcome, too. So branches do not pay for each other, whichever was first.
     Where all sessions have the same score, there is no deviation to divide by, and all advantages are 0.
 
@@ -141,7 +141,7 @@ def of_states(
 ) -> Advantages:
     """Return the advantages of `mt_gigpo`: of the conversation, plus `weight` times that of the turn in its state.
 
-    Equations 3, 6, 7 and 8 of arXiv 2505.10978. A turn whose state was met once has no advantage in it.
+    Equations 3, 6, 7 and 8 of arXiv 2505.10978. A turn whose state was seen once has no advantage in it.
 
     Args:
         group: The conversations of one prompt.
@@ -190,7 +190,7 @@ def _of_rewards(valid: list[GroupMember], std: bool, across_rows: bool) -> Advan
 
 
 def _returns(played: GroupMember, gamma: float) -> list[float]:
-    """Return what each turn and those after it earned, discounted by the distance in turns."""
+    """Return the rewards of each turn and those after it, discounted by the distance in turns."""
     order = sorted(range(len(played.turns)), key=lambda i: played.turns[i].number, reverse=True)
     made, after, last = [0.0] * len(order), 0.0, 0
     for i in order:
@@ -201,7 +201,7 @@ def _returns(played: GroupMember, gamma: float) -> list[float]:
 
 
 def _forest_returns(played: GroupMember, gamma: float) -> list[float]:
-    """Return what each completion of a session and those that continue it earned, as `of_completions` defines it."""
+    """Return the reward of each completion of a session and those that continue it, as `of_completions` defines it."""
     order = sorted(range(len(played.turns)), key=lambda i: played.turns[i].number, reverse=True)
     made, continued = [0.0] * len(order), defaultdict[int, list[float]](list)
     for i in order:  # a completion is made after the one that it continues
@@ -214,7 +214,7 @@ def _forest_returns(played: GroupMember, gamma: float) -> list[float]:
 
 
 def _norm(values: Sequence[float], std: bool) -> tuple[float, float]:
-    """Return the mean of values, and what a difference from it is divided by: infinity where they are all the same.
+    """Return the mean of values, and the divisor of a difference from it: infinity where they are all the same.
 
     Rewards come with 32 bits. Values that differ by their rounding alone are the same: divided by such a deviation,
     the rounding would be learned.

@@ -37,7 +37,7 @@ class Calls:
         instance_id: Id of the conversation, the first argument of every method.
         kwargs: The row's kwargs, by method.
         uncopied: More kwargs, by method: objects that the conversation shares with the author's code.
-        wait: Waits for the end of a call, at most as long as the alarms say.
+        wait: Waits for the end of a call, at most until its alarms.
 
     Attributes:
         instance_id: As given. A method that begins may choose another one for the later calls.

@@ -20,7 +20,7 @@ CLOSE_S = 5.0
 async def close_all(owners: Iterable[Any]) -> None:
     """Close tools and interactions at the same time, by the method `aclose` of each that has one.
 
-    An error is logged. What is not closed within `CLOSE_S` is cancelled and no longer waited for.
+    An error is logged. An object not closed within `CLOSE_S` is cancelled and no longer awaited.
 
     Args:
         owners: The tools and interactions; each has a `name`.

@@ -1,24 +1,24 @@
-"""`json_value`: the one rule for what an author's value becomes where JSON is needed.
+"""`json_value`: the one rule that turns an author's value into JSON.
 
 | value | JSON |
 |---|---|
-| text, number, bool, None; a dataclass, a pydantic model, a mapping, a list and what is like one | what all write |
+| text, number, bool, None; a dataclass, a pydantic model, a mapping, a list and its like | the usual JSON |
 | an Enum | its value |
 | NaN, an infinity | the texts `nan`, `inf`, `-inf` |
 | a Decimal, a Fraction, a complex number, an integer of more than 4,000 digits | its digits as text |
 | a date, a time, a UUID, a path, an address | its text |
-| bytes | their text; Base64 where they are no UTF-8 |
+| bytes | their text; Base64 where they are not UTF-8 |
 | a scalar or an array of NumPy, a tensor | its numbers; a float32 as the shortest decimal that is read as it |
 | a data frame | a list of its rows |
 | a set | a sorted list |
 | an error | its type and message |
-| a key that is no text | its text, or its JSON |
+| a key that is not text | its text, or its JSON |
 
 Whatever else it is (a lock, a function, an object of a class of one's own), JSON has no form for it.
 
 Invariants:
-- what has a plain form becomes JSON that every reader takes, whatever the data are: only a type is refused, two keys
-  with one name, and what contains itself, is nested too deeply or never ends;
+- a value with a plain form becomes JSON that every reader takes, whatever the data are: only a type is refused, two
+  keys with one name, and a value that contains itself, is nested too deeply or never ends;
 - equal values have equal JSON in every process.
 """
 
@@ -47,7 +47,7 @@ from verl_multiturn.describe import describe, show, type_name
 _DEEPEST = 200
 _STRICT = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _MOST_DRAWN = 1_000_000
-"""Most items that are taken from what is no list: a range takes no memory for them, and other code may have no end."""
+"""Most items taken from anything but a list: a range takes no memory for them, and other code may have no end."""
 _MOST_BITS = 13_000
 """Most bits of an integer that `json` writes: Python turns no more than 4,300 digits into text."""
 _LONGEST_PATH = 100
@@ -60,7 +60,7 @@ _TABLES = ("to_pylist", "to_dicts")
 
 
 class NoJsonError(TypeError):
-    """JSON has no form for a value; the text says for what of it, and where in it that is."""
+    """JSON has no form for a value; the text names the part and its place."""
 
 
 def json_text(value: Any) -> str:
@@ -201,7 +201,7 @@ def _text_of(value: bytes) -> str:
 
 
 def _of_numpy(value: np.generic) -> Any:
-    """Return what a scalar of NumPy holds."""
+    """Return the value of a scalar of NumPy."""
     if value.dtype.kind == "f":
         return float(str(value))  # the shortest decimal, which `item` does not give
     if value.dtype.kind == "c":
@@ -271,7 +271,7 @@ def _array(value: Any) -> Any:
 
 
 def _of_pydantic(value: Any, path: str, above: tuple[int, ...]) -> Any:
-    """Return what pydantic makes of a value that it knows: a model, a date, a UUID, a path, an address."""
+    """Return pydantic's form of a value that it knows: a model, a date, a UUID, a path, an address."""
     if type(value).__name__ in _MISSING:
         return None
 
@@ -284,7 +284,7 @@ def _of_pydantic(value: Any, path: str, above: tuple[int, ...]) -> Any:
         found = to_jsonable_python(value, fallback=unknown)
     except NoJsonError:
         raise
-    except Exception as error:  # bytes that are no UTF-8, for example; or what a model's own serializer raises
+    except Exception as error:  # bytes that are not UTF-8, for example; or an error of a model's own serializer
         if (parts := _parts_of_model(value)) is None:
             raise _no_json(value, path, describe(error)) from error
         return _plain(parts, path, above)

@@ -29,11 +29,11 @@ class ListFile:
     key: str
     """The one key of the file, with the list of entries."""
     remedy: str
-    """What to do where there is no such file."""
+    """Remedy where there is no such file."""
     name: str
-    """What the name of an object is called."""
+    """Word for the name of an object."""
     rename: str
-    """What to do where two objects have one name."""
+    """Remedy where two objects have one name."""
 
     def load(self, path: str | Path, build: Callable[[Any, str], Iterable[Any]]) -> dict[str, Any]:
         """Return the objects of a file by name, in the file's order.
@@ -81,7 +81,7 @@ class ListFile:
         if unknown := sorted(set(content) - {self.key}, key=str):
             raise ConfigError(f"{path}: unknown key {unknown[0]!r}; only {self.key!r} is known")
         for (key, index, *rest), word, before in words_of_two_meanings(text):
-            # Settings of ours have types, by which a text such as `off` is read; what an author's code gets has none.
+            # Settings of ours have types, by which a text such as `off` is read; an author's settings have none.
             if rest[:1] == ["config"] and (len(rest) > 2 or not _is_ours(content[key][index])):
                 at = ".".join(map(str, rest))
                 raise ConfigError(
@@ -118,7 +118,7 @@ def check_keys(entry: Mapping[Any, Any], known: Collection[str], where: str, kno
         entry: The entry.
         known: The known keys.
         where: The place that errors name, for example `tools.yaml: tools[0]`.
-        known_are: What the error says of the known keys where none of them is near.
+        known_are: Words of the error for the known keys where none is near.
 
     Raises:
         ConfigError: There is such a key.
@@ -129,7 +129,7 @@ def check_keys(entry: Mapping[Any, Any], known: Collection[str], where: str, kno
 
 
 def construct(entry: Mapping[str, Any], key: str, where: str, make: Callable[[dict[str, Any]], Any]) -> Any:
-    """Call what an entry names with the entry's `config`, and return what came of it.
+    """Call what an entry names with the entry's `config`, and return the result.
 
     Args:
         entry: The entry, perhaps with `config`.
@@ -154,7 +154,7 @@ def construct(entry: Mapping[str, Any], key: str, where: str, make: Callable[[di
 
 
 def resolve_class(name: Any, where: str) -> Any:
-    """Return the class that a dotted name stands for.
+    """Return the class that a dotted name means.
 
     Args:
         name: The name, `package.module.Class`.
@@ -171,7 +171,7 @@ def resolve_class(name: Any, where: str) -> Any:
 
 
 def resolve(name: Any, where: str) -> Any:
-    """Return the object that a dotted name stands for.
+    """Return the object that a dotted name means.
 
     Args:
         name: The name, `package.module.name`.

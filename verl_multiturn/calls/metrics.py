@@ -39,8 +39,8 @@ class _Budget:
 def plain_metrics(name: str, metrics: Mapping[Any, Any], kind: str = "tool") -> dict[str, Any]:
     """Return a copy of a tool's metrics that can be written as JSON.
 
-    A value becomes what `json_value` makes of it, but a Decimal becomes a number, and what JSON has no form for becomes
-    text. Metrics beyond `METRICS_CHARACTERS` in all are omitted, and the log says so.
+    A value is converted by `json_value`, but a Decimal becomes a number, and a value without a form in JSON becomes
+    text. Metrics beyond `METRICS_CHARACTERS` in all are omitted and logged.
 
     Args:
         name: The tool's name, for the log.
@@ -97,10 +97,10 @@ def _plain(value: Any, budget: _Budget, depth: int) -> Any:
 
 
 def _json(value: Any) -> Any:
-    """Return what JSON makes of a value that is no list, dictionary or number; None where that is nothing or much."""
+    """Return JSON's form of a value other than a list, dictionary or number; None where it is empty or long."""
     try:
         return json_value(value) if math.prod(getattr(value, "shape", ())) <= METRICS_CHARACTERS else None
-    except Exception:  # NoJsonError, or what the author's own object raises
+    except Exception:  # NoJsonError, or an error of the author's own object
         return None
 
 
@@ -116,7 +116,7 @@ def warn_once(whose: str, what: str, detail: str) -> None:
 
     Args:
         whose: The object, for example `tool 'search'`.
-        what: What is omitted, and why.
+        what: The omitted part, and why.
         detail: More about this first time.
     """
     if (whose, what) not in _warned:

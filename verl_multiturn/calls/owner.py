@@ -26,8 +26,8 @@ class Owner:
     Attributes:
         begin: Name of the method that begins a conversation.
         end: Name of the method that ends it.
-        spans: What a call of each method is called in a conversation's timeline.
-        roles: What a call of each method but the last is, where an outage is looked for.
+        spans: The label of a call of each method in a conversation's timeline.
+        roles: The role of each method but the last, where an outage is looked for.
         inherited: Names of the methods that need no call, since the object has those of `base` that do nothing.
     """
 

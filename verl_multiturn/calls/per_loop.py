@@ -1,11 +1,11 @@
-"""`PerLoop`: what each event loop has of its own, such as a pool of connections or the processes of an environment.
+"""`PerLoop`: resources that each event loop owns, such as a pool of connections or the processes of an environment.
 
 Invariants:
 - a resource is opened at its first use on an event loop, and two event loops never see the same one;
 - it is closed on its event loop: by name, with all others of that loop, or when the last conversation that entered has
-  left. What an event loop that was closed has left is let go when another one begins;
-- with `counted`, nothing is opened while no conversation is there: nobody would close it;
-- `enter` and `get` never wait, so that they cannot be cancelled halfway. What another event loop has left raises into
+  gone. The resources of a closed event loop are let go when another one begins;
+- with `counted`, nothing is opened while no conversation is there: it would never be closed;
+- `enter` and `get` never wait, so that they cannot be cancelled halfway. The resources of another event loop raise into
   neither;
 - `leave` is safe for a conversation that never entered, because its `create` was cancelled before it ran.
 """
@@ -39,7 +39,7 @@ class PerLoop(Generic[T]):
 
     Args:
         close: Closes a resource; called on the event loop that used it.
-        let_go: Ends without waiting what a closed event loop has left; None: the garbage collector does.
+        let_go: Ends the resources of a closed event loop without waiting; None: the garbage collector does.
         counted: Whether resources are open only while a conversation is that called `enter`.
     """
 
@@ -63,7 +63,7 @@ class PerLoop(Generic[T]):
             key: Names it among those of its event loop.
 
         Raises:
-            RuntimeError: With `counted`, no conversation has called `enter` that has not left.
+            RuntimeError: With `counted`, no conversation that called `enter` is still there.
         """
         of_loop = self._of_loop()
         if self._counted and not of_loop.conversations:
@@ -97,7 +97,7 @@ class PerLoop(Generic[T]):
         for resource in of_loop.resources.values() if of_loop is not None else ():
             try:
                 await self._close(resource)
-            except BaseException as error:  # the others are closed first: nobody knows of them any more
+            except BaseException as error:  # the others are closed first: they are no longer known anywhere
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -134,7 +134,7 @@ class PerLoop(Generic[T]):
         return found
 
     def _let_go_of(self, left: _OfLoop[T]) -> None:
-        """End what a closed event loop has left; an error of it is not the caller's."""
+        """End the resources of a closed event loop; an error of it is not the caller's."""
         if (let_go := self._let_go) is None:
             return
         for resource in left.resources.values():

@@ -1,4 +1,4 @@
-"""`Slots` of an author's object, and `Gates`: what the conversations of one worker share of all such objects.
+"""`Slots` of an author's object, and `Gates`: the state of all such objects that one worker's conversations share.
 
 A slot is the right to run one call: of a tool's `execute`, or of an interaction's `start` or `reply`.
 
@@ -50,9 +50,9 @@ class Slots:
 
     Args:
         owner: The object.
-        timeout_s: Seconds for a call of a method, where the object's limits do not say.
+        timeout_s: Seconds for a call of a method, where the object's limits have none.
         shared: Slots of all workers, for `concurrency_total`; None: that limit holds in this process only.
-        outages: What the process knows of outages; None: nobody asks whether a failure is one.
+        outages: The process's state of outages; None: they are not tracked.
 
     Attributes:
         alarms: The time limit of its calls.
@@ -83,8 +83,8 @@ class Slots:
             rules = outage_rules(owner.made, limits, f"{owner.kind} {owner.name!r}")
             name, lease_s = f"{owner.kind} {owner.name}", self._lease_s + self._queue_s
             self._watch = outages.of(name, rules, lease_s)
-            # What begins a conversation may need no service where a call does, or the other way round. So the one says
-            # nothing of the other.
+            # The begin of a conversation may need no service where a call does, or the other way round. So neither is
+            # evidence about the other.
             if owner.begin not in owner.inherited:
                 self._begin_watch = outages.of(f"{name} {owner.begin}", rules, lease_s)
 
@@ -94,18 +94,18 @@ class Slots:
         Args:
             conversation: Id of the conversation.
             method: Name of the method that is called.
-            written: What others than the service and the author wrote for the call.
+            written: Texts for the call by others than the service and the author.
         """
         watch = self._begin_watch if method == self.owner.begin else self._watch
         return GuardedCall(watch, conversation, self.owner.roles[method], written)
 
     def is_judged(self, conversation: str) -> bool:
-        """Tell whether a conversation met an outage that is known to be one."""
+        """Return whether a conversation hit a confirmed outage."""
         return self._watch is not None and self._watch.outages.is_judged(conversation)
 
     @property
     def judges_lateness(self) -> bool:
-        """Tell whether a call that comes too late is an outage."""
+        """Return whether a call that comes too late is an outage."""
         return self._watch is not None and self._watch.rules.timeouts == "outage"
 
     async def admit(self) -> None:
@@ -180,14 +180,14 @@ class Slots:
         """Give back a slot.
 
         Args:
-            lease: What `enter` returned; None after `try_enter`.
+            lease: The value that `enter` returned; None after `try_enter`.
         """
         if self._waiting:
             self._hand_on()
         else:
             self._free += 1
         if lease is not None and self._shared is not None:
-            # Nobody waits for this: if the actor is dead, its leases have ended with it.
+            # No caller waits for this: if the actor is dead, its leases have ended with it.
             keep(asyncio.ensure_future(self._shared.release(self._shared_name, lease)))
 
 
@@ -200,9 +200,9 @@ class Slot:
         slots: The slots, one of which is taken.
 
     Attributes:
-        asked: Time of the event loop's clock at which the call asked for a slot.
+        asked: Time of the event loop's clock at which the call requested a slot.
         started: Time at which it had one, or was refused.
-        ended: Time at which the call left it.
+        ended: Time at which the call released it.
         left: Tasks and threads of a call that was given up, as far as they still run.
     """
 

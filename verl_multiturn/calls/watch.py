@@ -1,11 +1,11 @@
 """Watch for code that blocks the event loop, and with it every conversation of the worker.
 
-The event loop notes the time, again and again, and a thread looks at it. When the time grows old, the loop stands
-still, and the task that runs now is the cause. `CallWatch` tells of such a task if it is a call of an author's code:
-the log names the call and the line of code where it stands. The call goes on: Python has no way to interrupt it.
+The event loop notes the time, again and again, and a thread looks at it. When the time grows old, the loop is blocked,
+and the task that runs now is the cause. `CallWatch` reports such a task if it is a call of an author's code: the log
+names the call and its current line of code. The call goes on: Python has no way to interrupt it.
 
 Code that keeps the interpreter's lock, as a regular expression does, stops the thread, too. So the loop itself measures
-how long it stood still, and the thread, which waits for the lock, looks at once when the code gives it back.
+how long it was blocked, and the thread, which waits for the lock, looks at once when the code gives it back.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LoopWatch:
         return self
 
     def stop(self) -> None:
-        """Tell the watching thread to end, without waiting for it."""
+        """End the watching thread, without waiting for it."""
         self._stopped.set()
         self._beat = float("inf")
 
@@ -74,7 +74,7 @@ class LoopWatch:
 
         Args:
             task: The task that runs now.
-            frame: Where the loop's thread stands.
+            frame: Current frame of the loop's thread.
         """
 
     def over(self, seconds: float) -> None:
@@ -121,7 +121,7 @@ class CallWatch(LoopWatch):
 
         Args:
             task: The task that runs now.
-            frame: Where the loop's thread stands.
+            frame: Current frame of the loop's thread.
         """
         if task is None or task.get_name().partition(" ")[0] not in KINDS:
             return

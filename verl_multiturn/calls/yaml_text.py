@@ -1,7 +1,7 @@
 """Our YAML files, read by the core schema of YAML 1.2.
 
 PyYAML reads YAML 1.1, where `no`, `off` and `on` are booleans, `12:30` is 750, `014` is 12 and `2024-05-01` is a date.
-Here they are what they look like: texts, and the number 14. A key that occurs twice, and a value that holds itself, are
+Here they are read as they look: texts, and the number 14. A key that occurs twice, and a value that holds itself, are
 refused.
 """
 
@@ -64,7 +64,7 @@ def read_yaml(text: str) -> Any:
     """Return the content of a YAML text.
 
     Raises:
-        yaml.YAMLError: It is no YAML, a key occurs twice in a mapping, or a value holds itself.
+        yaml.YAMLError: It is not YAML, a key occurs twice in a mapping, or a value holds itself.
         RecursionError: It is nested too deeply.
     """
     return yaml.load(text, _CoreLoader)
@@ -74,7 +74,7 @@ def words_of_two_meanings(text: str) -> Iterator[tuple[tuple[Any, ...], str, Any
     """Yield each unquoted value that YAML 1.1 reads as something other than a text, and YAML 1.2 reads otherwise.
 
     Yields:
-        Keys and indices that lead to the value, the value as it is written, and what YAML 1.1 reads.
+        Keys and indices that lead to the value, the value as it is written, and its meaning in YAML 1.1.
     """
     for path, node in _plain_scalars(yaml.compose(text, _CoreLoader), ()):
         word = node.value

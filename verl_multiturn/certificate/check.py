@@ -1,6 +1,7 @@
-"""The certificate: it compares a batch row, token by token, with the receipts of what the engine returned.
+"""The certificate: it compares a batch row, token by token, with the receipts of the engine's tokens.
 
-It knows only receipts and arrays. It shares no code with what builds a row, so that a fault there cannot hide itself.
+It knows only receipts and arrays. It shares no code with the modules that build a row, so that a fault there cannot
+hide itself.
 
 A row without violations has these properties:
 - every generation lies in the row verbatim and in order. Right before it lie exactly the ids that the engine was given
@@ -13,7 +14,7 @@ A row without violations has these properties:
 - ids, positions, columns and version tags fit each other, and the row's name is that of the receipts. Positions may
   have four dimensions: order, and time, height and width for images. Then the first is the row's order. In the other
   three the tokens of a sampled turn count up one by one, as text does, from beyond all positions before the turn. The
-  positions of an image's own tokens, and the pixels that they stand for, are not proven;
+  positions of an image's own tokens, and the pixels behind them, are not proven;
 - every further input of the loss is one finite number for each token, masked or not, because verl multiplies by the
   mask, and NaN times 0 is NaN. Logprobs that the trainer computed are possible logprobs. Importance weights are not
   negative;
@@ -23,7 +24,7 @@ Tokens after the last generation were given to no engine: they are untrained, an
 
 `certificate.conversations` checks how the rows of a conversation, and those of a batch, belong together.
 
-A padding row has no receipts. It must be exactly what verl pads a batch with, and no real row may bear its tag.
+A padding row has no receipts. It must be exactly verl's padding, and no real row may bear its tag.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class CertificateRow:
 
 @dataclass(frozen=True)
 class Violation:
-    """A difference between a row and what the engine returned."""
+    """A difference between a row and the engine's tokens."""
 
     request: str
     """Request id of the row's receipts; `of row KEY` where the row has no receipts."""
@@ -181,7 +182,7 @@ class _RowExamination:
         name = f"{receipts.uid}_{receipts.session_id}_{receipts.row}"
         if row.key is not None and row.key != name:
             self._add(None, None, f"the row is called {row.key!r}, the receipts are of {name!r}")
-        # Records of an older version do not say that they are invalid. A row of a batch has to.
+        # Records of an older version have no mark that they are invalid. A row of a batch needs it.
         if row.key is not None and not self.generations and not receipts.invalid:
             self._add(None, None, "its receipts hold no generation, and do not say that it is invalid")
 

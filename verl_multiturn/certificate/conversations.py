@@ -5,10 +5,10 @@ It knows names and receipts only. `certificate.check` compares each single row w
 In a batch without violations
 - no two rows have one name, and no conversation has two names;
 - the rows of a conversation are counted from 0 without a gap, and none is missing at the end;
-- all rows of a conversation say the same of it: its request, whether it is invalid or void, the outages that it met,
-  whether its reward could not be judged, and the place of each of its generations;
-- what the trainer has left out has a cause (`OUTAGE`, `REWARD_OUTAGE`) that its receipts bear out, and a conversation
-  whose reward could not be judged is excluded;
+- all rows of a conversation agree on it: its request, whether it is invalid or void, the outages that it hit,
+  whether its reward could not be scored, and the place of each of its generations;
+- each row that the trainer excludes has a cause (`OUTAGE`, `REWARD_OUTAGE`) that its receipts confirm, and a
+  conversation whose reward could not be scored is excluded;
 - each generation of a conversation is in exactly the row that it is listed with, in order; or it is listed with a cause
   (`receipts.CAUSES`) and is in no row. A conversation of several rows has a generation in each of them.
 """
@@ -25,11 +25,11 @@ from verl_multiturn.rows.keys import RowKey
 
 OUTAGE, REWARD_OUTAGE = "outage", "reward_outage"
 """Causes for which a trainer leaves out a conversation that had ended well: a call of it hit an outage, or its reward
-could not be judged for a cause of ours."""
+could not be scored for a cause of ours."""
 
 
 class MembershipNote(NamedTuple):
-    """How a row belongs to its conversation, as its `Receipts` say it, without tokens: one process sends it another.
+    """How a row belongs to its conversation, as in its `Receipts`, without tokens: one process sends it another.
 
     It has some hundred bytes for each generation.
     """
@@ -56,7 +56,7 @@ class MembershipNote(NamedTuple):
 
 
 Membership = Receipts | MembershipNote
-"""What says how a row belongs to its conversation."""
+"""The parts that link a row to its conversation."""
 
 
 def repeated(keys: Iterable[RowKey]) -> list[Violation]:
@@ -105,7 +105,7 @@ def shared(request_ids: Mapping[RowKey, str]) -> list[Violation]:
 
 
 def uncaused(receipts: Mapping[RowKey, Membership], left_out: Mapping[str, str]) -> list[Violation]:
-    """Return all violations of which conversations the trainer has left out.
+    """Return all violations in the trainer's choice of excluded conversations.
 
     The mask of their rows is checked by `certificate.check`: it is 0 throughout for these, and for no others.
 
@@ -144,7 +144,7 @@ def unjoined(receipts: Mapping[RowKey, Membership]) -> list[Violation]:
 
 
 def _faults(rows: Sequence[Membership]) -> list[str]:
-    """Return what is wrong with the rows of one conversation, given in order."""
+    """Return the faults in the rows of one conversation, given in order."""
     first, ledger = rows[0], rows[0].ledger
     for name in ("request_id", "invalid", "void", "outages", "unrewarded"):
         said = [getattr(row, name) for row in rows]

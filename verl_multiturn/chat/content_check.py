@@ -1,9 +1,9 @@
-"""The rule that what is said is shown: the messages and tools of a prompt, looked for in what the template wrote.
+"""The rule that a prompt shows its messages and tools: each of their texts is looked up in the template's output.
 
-*Said* are the text of each message, names and arguments of calls, answers of tools, names and descriptions of tools,
-and the token that begins each prompt. White space at the ends of a text does not count, nor does how a template writes
-a value: as JSON, as Python, between tags. *Not said* are ids of calls, and reasoning, which many templates leave out of
-earlier turns.
+The texts looked up are the text of each message, names and arguments of calls, answers of tools, names and descriptions
+of tools, and the token that begins each prompt. White space at the ends of a text does not count, nor does how a
+template writes a value: as JSON, as Python, between tags. Ids of calls need not be shown, nor reasoning, which many
+templates leave out of earlier turns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ShownText:
     def has(self, said: str) -> bool:
         """Return whether the prompt holds a text, white space at its ends aside.
 
-        The search begins behind what was found last. Some templates write texts in another order, so it begins anew at
+        The search begins behind the last text found. Some templates write texts in another order, so it begins anew at
         the beginning if that finds nothing.
         """
         if not said.strip():
@@ -81,17 +81,17 @@ def _forms(said: str) -> Iterator[str]:
         return
     for escaped in (json.dumps(said, ensure_ascii=False)[1:-1], json.dumps(said)[1:-1]):
         yield escaped
-        # Jinja's own filter `tojson` also escapes what has a meaning in HTML.
+        # Jinja's own filter `tojson` also escapes characters of HTML.
         yield "".join({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "'": "\\u0027"}.get(c, c) for c in escaped)
     yield repr(said)[1:-1]
-    # LFM2 writes calls as Python, and escapes what would end a text in single quotes.
+    # LFM2 writes calls as Python, and escapes single quotes.
     yield said.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def spoken_texts(text: str) -> list[str]:
     """Return the texts of an assistant's message around its reasoning.
 
-    Where a section is closed that was not opened, the reasoning is all that stands before it.
+    Where a section is closed that was not opened, the reasoning is all text before it.
     """
     for opens, closes in REASONING_MARKS:
         begin, found, rest = text.partition(closes)
@@ -107,7 +107,7 @@ def check_messages_shown(messages: Sequence[Message], text: str, with_assistant:
 
     Args:
         messages: The messages that it was given.
-        text: What it wrote.
+        text: Its output.
         with_assistant: Whether the assistant's messages must be shown, too.
 
     Raises:
@@ -128,7 +128,7 @@ def check_messages_shown(messages: Sequence[Message], text: str, with_assistant:
 
 
 def _said(message: Message, shown: ShownText) -> Iterator[tuple[str, Any, bool]]:
-    """Yield what a message says: the field, its value, and whether it is shown."""
+    """Yield each text of a message: the field, its value, and whether it is shown."""
     content = message.get("content")
     is_assistant = message.get("role") == "assistant"
     for text in [content] if isinstance(content, str) else text_parts(content):
@@ -138,7 +138,7 @@ def _said(message: Message, shown: ShownText) -> Iterator[tuple[str, Any, bool]]
         function, where = call["function"], f"tool_calls[{index}].function"
         yield f"{where}.name", function["name"], shown.has(function["name"])
         arguments = function["arguments"]
-        if isinstance(arguments, str):  # as a template wants them, or what a model wrote
+        if isinstance(arguments, str):  # as a template wants them, or the model's text
             yield f"{where}.arguments", arguments, shown.has(arguments)
             continue
         for key, value in arguments.items():
@@ -146,11 +146,11 @@ def _said(message: Message, shown: ShownText) -> Iterator[tuple[str, Any, bool]]
 
 
 def reasoning_left_out(messages: Sequence[Message], text: str) -> int:
-    """Return how many messages have reasoning that the template leaves out. It is not said, so that is no fault.
+    """Return how many messages have reasoning that the template leaves out. It is not a fault.
 
     Args:
         messages: The messages that the template was given.
-        text: What it wrote.
+        text: Its output.
     """
     count = 0
     for message in messages:
@@ -171,7 +171,7 @@ def check_tools_shown(
     Args:
         schemas: The tools' schemas.
         messages: The messages that the template was given.
-        text: What it wrote.
+        text: Its output.
         shows_tools: Whether it shows tools itself. Where it shows none, the author describes them in a message, and
             a name there is enough.
 

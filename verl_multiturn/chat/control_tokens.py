@@ -1,6 +1,6 @@
 """The firewall: text of tools, users and data rows never becomes a control token of the model.
 
-A tokenizer turns the *text* `<|im_end|>` into the control token wherever the text stands. A tool response could thus
+A tokenizer turns the *text* `<|im_end|>` into the control token wherever the text is. A tool response could thus
 end its own message and forge the next one. The firewall puts a zero-width space into each such text before it is
 rendered. Text without a control token stays exactly as it is.
 """
@@ -47,7 +47,7 @@ class ControlTokenizer(Protocol):
 
 
 class _Tokens:
-    """A set of control tokens, with what is needed to find them in text and in ids."""
+    """A set of control tokens, with the tables that find them in text and in ids."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         # A single character cannot be broken. As text it forges nothing.
@@ -82,7 +82,7 @@ def _special(tokenizer: ControlTokenizer) -> dict[str, int]:
         if token.special or _STRUCTURAL.fullmatch(token.content)
     }
     if tokenizer.unk_token in special:
-        # The unknown token stands for a character that the tokenizer does not know. It structures nothing, unless it
+        # The unknown token replaces a character that the tokenizer does not know. It structures nothing, unless it
         # has another task as well.
         structural = {getattr(tokenizer, name, None) for name in ("eos_token", "bos_token", "pad_token")}
         if tokenizer.unk_token not in structural:
@@ -213,7 +213,7 @@ class Firewall:
     def seal(self, content: Any) -> Any:
         """Put a zero-width space before and after each text of a content.
 
-        The text then forms no control token together with what a template writes beside it.
+        The text then forms no control token together with the template's text beside it.
         """
         return map_texts(content, _sealed)
 

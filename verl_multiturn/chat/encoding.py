@@ -6,7 +6,7 @@ Invariants:
 A tokenizer first cuts a text at its added tokens, and then treats each piece by itself. So nothing merges across a
 place where an added token always begins, which is here called a seam:
 - the added token there is found in the text as it is (`normalized` is false, or the tokenizer normalizes nothing), and
-  needs nothing of what stands before it (`lstrip` and `single_word` are false);
+  needs nothing of the text before it (`lstrip` and `single_word` are false);
 - no added token can begin before that place and end behind it.
 """
 
@@ -30,7 +30,7 @@ _WORD = re.compile(r"\w")
 # How the library shows a normalizer that leaves every text as it is.
 _NO_NORMALIZER = ("None", "Sequence(normalizers=[])")
 # The most characters of beginnings that are remembered, some 10 MB with their ids. In a run that is the prompts of the
-# conversations that are under way, and one is asked for as often as its group has siblings, and again at their ends.
+# conversations that are under way, and one is looked up as often as its group has siblings, and again at their ends.
 _MOST_CHARACTERS = 4_000_000
 # How far before the end of a prompt its last seam is looked for: the header of the assistant's turn is shorter.
 _HEADER = 128
@@ -49,7 +49,7 @@ def is_wrapper(tokenizer: Any) -> bool:
 def encoder(tokenizer: Any) -> Encode:
     """Return the function that encodes texts for the codec and the firewall of a run.
 
-    The wrapper takes half as long again as the library. A tokenizer that is more than a wrapper is asked itself.
+    The wrapper takes half as long again as the library. A tokenizer that is more than a wrapper is called itself.
 
     Args:
         tokenizer: A tokenizer with the `encode` of Hugging Face's.
@@ -60,8 +60,8 @@ def encoder(tokenizer: Any) -> Encode:
 
     def plain(text: str) -> list[int]:
         library = tokenizer.backend_tokenizer
-        # What the wrapper set for another caller stays set in the library: a text could be cut, or its control tokens
-        # be split. The wrapper then sets it back.
+        # Settings that the wrapper made for another caller stay set in the library: a text could be cut, or its control
+        # tokens be split. The wrapper then sets it back.
         if library.encode_special_tokens or library.truncation is not None or library.padding is not None:
             return wrapped(text)
         # The fast form omits each token's place in the text, which saves a quarter of the time.
@@ -74,7 +74,7 @@ def encoder(tokenizer: Any) -> Encode:
 class SeamEncoder:
     """An encoder that cuts a text at a seam, and remembers the ids of the beginning.
 
-    One for a model is made at the start of a run: the prompts of a group are one, and each stands again in the text of
+    One for a model is made at the start of a run: the prompts of a group are one, and each is again part of the text of
     its conversation as a whole.
 
     Args:
@@ -132,7 +132,7 @@ class SeamEncoder:
 
     @cached_property
     def _openings(self) -> re.Pattern[str]:
-        """The added tokens that are found wherever they stand, whatever stands before and behind them."""
+        """The added tokens that are found at any place, whatever is before and behind them."""
         added = list(self._tokenizer.added_tokens_decoder.values())
         firm = {each.content for each in added if self._is_firm(each)}
         others = [each.content for each in added if each.content not in firm]

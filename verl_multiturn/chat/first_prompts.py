@@ -1,11 +1,11 @@
-"""`FirstPrompts`: the text of a first prompt as the template writes it, and the check that it shows what is said.
+"""`FirstPrompts`: the text of a first prompt as the template writes it, and the check that it shows its messages.
 
-verl's builder swallows an error of the template, and renders again without what stands before the first message: the
-system's text, the tools and the first token. So the template itself is asked before.
+verl's builder swallows an error of the template, and renders again without the part before the first message: the
+system's text, the tools and the first token. So the template itself is called before.
 
 Invariants:
 - a first prompt that the template refuses is refused in the template's own words, with message and field;
-- a first prompt that was not refused shows what its messages and tools say.
+- a first prompt that was not refused shows its messages and tools.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from verl_multiturn.chat.images import Message
 from verl_multiturn.chat.template_form import MessageError
 
 Write = Callable[[Sequence[Message], Sequence[dict[str, Any]]], str]
-"""A function that returns what a template writes for a first prompt, or raises what the template raises."""
+"""A function that returns a template's text for a first prompt, or raises the template's error."""
 # A text that no template writes on its own.
 _MARK = "q7z"
 _USER: Message = {"role": "user", "content": "x"}
@@ -64,7 +64,7 @@ class FirstPrompts:
         Args:
             messages: The messages.
             schemas: The tools' schemas.
-            check: What must be shown.
+            check: The texts that must be shown.
 
         Raises:
             MessageError: There is such a part.

@@ -1,4 +1,4 @@
-"""The rule that what is said is shown, for one template: a mark in each role and form, looked for in the prompt.
+"""The rule that a prompt shows its messages, for one template: a mark in each role and form, looked for in the prompt.
 
 A form that a template does not take is refused by name, by the first prompt that holds it. That is harmless, and known
 from the start. A mark that is missing in a prompt that was not refused is a fault.

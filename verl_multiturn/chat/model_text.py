@@ -1,4 +1,4 @@
-"""Reading what a turn of the model says to others: its text without the reasoning, and the tags in it.
+"""Reading the public part of a model's turn: its text without the reasoning, and the tags in it.
 
 Every function accepts any text, and needs time in proportion to its length.
 """

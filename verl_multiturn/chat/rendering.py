@@ -1,6 +1,6 @@
 """`RenderingCheck`: compare a conversation that was built turn by turn with the template's rendering of the whole.
 
-What the model sampled is never rendered again, so both can differ where a template rewrites an earlier turn. Each kind
+Sampled tokens are never rendered again, so both can differ where a template rewrites an earlier turn. Each kind
 of such a difference has a name here. A difference that no such rule explains is `CONTEXT` or `ASSISTANT`; it is a fault
 of a template, of a builder or of this package.
 """
@@ -133,7 +133,7 @@ class RenderingCheck:
     ) -> list[RenderingDifference]:
         """Return the kinds of difference, each once, in the order of the enum.
 
-        What follows the last sampled token is not compared.
+        The text after the last sampled token is not compared.
 
         Args:
             messages: All messages of the conversation.
@@ -171,7 +171,7 @@ class RenderingCheck:
 
     @staticmethod
     def _first_is_sampled(whole_ids: Sequence[int], ids: Sequence[int], sampled: Sequence[bool]) -> bool:
-        """Return whether the first token that differs was sampled, or stands right before a sampled one."""
+        """Return whether the first token that differs was sampled, or is right before a sampled one."""
         first = next((i for i, (one, other) in enumerate(zip(whole_ids, ids, strict=False)) if one != other), len(ids))
         return any(sampled[first : first + 2])
 
@@ -187,7 +187,7 @@ class RenderingCheck:
     def _compare(self, whole: str, segments: Sequence[str], messages: Sequence[Message]) -> set[RenderingDifference]:
         """Return how the template's text differs from the conversation's pieces.
 
-        Each piece of context is looked up in the template's text, in order. What lies between two of them is a turn:
+        Each piece of context is looked up in the template's text, in order. The text between two of them is a turn:
 
             segments   context 0 | said 0 | context 1 | said 1
             whole      ~~~~~~~~~ | turn 0 | ~~~~~~~~~ | turn 1
@@ -213,7 +213,7 @@ class RenderingCheck:
             if turn:
                 turn_text, more = self._split_end(whole[position : start[0]])
                 # The template writes text between the turns that the conversation does not have. White space alone
-                # is no difference after a turn without an end token.
+                # is not a difference after a turn without an end token.
                 if more.strip() or (more and self._strip_end(said[turn - 1])[1]):
                     found.add(RenderingDifference.CONTEXT)
                 found |= self._compare_turn(turn_text, header + said[turn - 1], assistants[turn - 1])
@@ -235,7 +235,7 @@ class RenderingCheck:
 
         Args:
             written: The template's text.
-            expected: The header and what the model sampled.
+            expected: The header and the model's sampled text.
             message: The turn as a message.
         """
         if written == expected or written.rstrip() == expected.rstrip() == expected:

@@ -173,7 +173,7 @@ class _ProbeRendering:
         )
 
     def separator(self) -> Rule:
-        """Check what is between the end token and the next message. The model does not sample it."""
+        """Check the text between the end token and the next message. The model does not sample it."""
         ids = self._turn_ids()
         increment = self._observe(ids, [{"role": "user", "content": _NEXT}])
         if isinstance(increment, str):
@@ -202,7 +202,7 @@ class _ProbeRendering:
         return Rule(name, RuleEffect.KNOWN, "earlier turns are rendered anew; the rollout keeps what the model saw")
 
     def tools_shown(self) -> Rule:
-        """Check that the prompt tells the model about the tools."""
+        """Check that the prompt shows the tools to the model."""
         text = self._text(self._opening, [SCHEMA]) or ""
         if TOOL in text:
             return Rule("tool schemas in the prompt", RuleEffect.KEPT, "")
@@ -270,7 +270,7 @@ class _ProbeRendering:
     async def whole(
         self, name: str = "turn by turn as the whole", content: Callable[[str], Any] = lambda text: text
     ) -> Rule:
-        """Check that a conversation built turn by turn is what the template writes as a whole.
+        """Check that a conversation built turn by turn is the template's text of the whole.
 
         `content` makes the content of the user's and the tool's messages from their text.
         """
@@ -330,7 +330,7 @@ class _ProbeRendering:
     def written_turn(self, turn: Message) -> str | None:
         """Return the template's text for a turn after the end of the prompt, with the turn's end token.
 
-        The turn is rendered in its place, and what stands before and after it is taken away:
+        The turn is rendered in its place, and the text before and after it is removed:
 
             text    <prompt> | <the turn> | <header of the next message> marker …
             shared  ~~~~~~~~                                                 (the prompt, perhaps without its end)

@@ -1,8 +1,8 @@
 """`TemplateForm`: the form in which one chat template takes messages, found out by rendering small conversations.
 
 Rows, agents and users write `developer` messages, several system messages, system messages after the first turn, a
-greeting of the assistant's. A template may refuse them, or leave them out without a word. What it takes stays as it is;
-the rest is written in the nearest form that it shows.
+greeting of the assistant's. A template may refuse them, or leave them out without a word. Messages that it takes stay
+as they are; the rest is written in the nearest form that it shows.
 
 - System and developer messages at the beginning become one system message.
 - A later one stays a system message where the template shows it; else it becomes a user message.
@@ -38,7 +38,7 @@ class MessageError(ConfigError):
     """A message that the chat template does not take or does not show.
 
     Args:
-        words: What is wrong, and what to do.
+        words: The fault, and its remedy.
         index: Index of the message; None where no single message is at fault.
         role: Its role.
     """
@@ -97,7 +97,7 @@ class TemplateForm:
             and self._shows([_USER, _SAID, _USER], "system", [])
             and self._appends("system")
         )
-        """Whether a system message may stand anywhere."""
+        """Whether a system message may be anywhere."""
         forms = [(content, given) for content in ("", None) for given in ("object", "text")]
         content, given = next((form for form in forms if self._shows_call(*form)), ("", "object"))
         self.takes_objects = given == "object"
@@ -149,7 +149,7 @@ class TemplateForm:
         return bool(shown[0] != shown[1])
 
     def _confuses_greetings(self) -> bool:
-        """Return whether the template, where there are tools, writes a first message as a user's, whoever says it."""
+        """Return whether the template, where there are tools, writes a first message as a user's, whatever its role."""
         function = {"name": "f", "description": "x", "parameters": {"type": "object", "properties": {}}}
         tools = [{"type": "function", "function": function}]
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 NO_USER_TURN = "no user turn can follow"
-"""Beginning of what was found of a template that cannot append a user's message to a turn."""
+"""Beginning of the finding about a template that cannot append a user's message to a turn."""
 
 
 class RuleEffect(StrEnum):
@@ -21,7 +21,7 @@ class RuleEffect(StrEnum):
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule, its verdict and what was found."""
+    """A rule, its verdict and its finding."""
 
     name: str
     verdict: RuleEffect

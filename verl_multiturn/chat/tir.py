@@ -11,7 +11,7 @@ It follows ToRL (arXiv 2503.23383), ZeroTIR (2505.07773), ReTool (2504.11536, it
     So the answer is …   the model goes on
 
 Invariants:
-- what the model writes up to the token that completes the marker stays as it was sampled; what is appended is plain
+- the model's text up to the token that completes the marker stays as it was sampled; the appended part is plain
   text between that token and the next sampled one, with no turn of the chat template in between;
 - a call depends on the sampled text alone, not on how it is split into tokens;
 - nothing in a tool response ends the output block (the first line with three backticks would) or becomes a control
@@ -36,7 +36,7 @@ TIR = "tir"
 """The value of `rollout.multi_turn.format` that turns text mode on."""
 
 STOP_PATTERN = r"(?:\A|\n)```output"
-"""Regular expression for the output marker, at the beginning of a line or of what is sampled at once."""
+"""Regular expression for the output marker, at the beginning of a line or of the text sampled at once."""
 
 _MARKER = re.compile(STOP_PATTERN)
 _FENCE = "```"
@@ -78,15 +78,14 @@ def takes_code(schema: Mapping[str, Any]) -> bool:
 
 
 class TirParser:
-    """A parser that reads what was sampled up to an output marker, or to the end of the message: one call, or none.
+    """A parser that reads sampled text up to an output marker, or to the end of the message: one call, or none.
 
     A marker counts only at the beginning of a line. The call's code is the last ```` ```python ```` block between the
     previous output and the marker. A line of three backticks closes a block. A block that is not closed, or no block at
-    all, makes a malformed call. The parser does not look for reasoning: code within the reasoning is what text mode is
-    for.
+    all, makes a malformed call. The parser does not look for reasoning: text mode is for code within the reasoning.
 
     Args:
-        tokenizer: Decodes what was sampled.
+        tokenizer: Decodes sampled tokens.
         end_ids: Token ids that end a message. They are removed from its text.
     """
 

@@ -49,9 +49,9 @@ def sealed(schemas: Sequence[Schema], firewall: Firewall) -> list[Schema]:
 def announcement(
     schemas: Sequence[Schema], prompt: Callable[[Sequence[Schema]], str], harmless: Callable[[str], str]
 ) -> str:
-    """Return the text by which a user message tells a model of further tools.
+    """Return the text by which a user message offers further tools to a model.
 
-    It is what the template writes of them: the piece by which a prompt with another tool grows. Where there is no such
+    It is the template's text of them: the piece by which a prompt with another tool grows. Where there is no such
     piece (a template without tools, one that lists them in several places), or where a control token is in it, each
     tool is a line of JSON.
 

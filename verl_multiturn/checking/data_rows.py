@@ -47,7 +47,7 @@ def validate_dataset(
     rows = read_rows(path, SUFFIXES)
     if not rows:
         raise ConfigError(f"{str(path)!r} has no rows; write some")
-    # What reads the file for a run gives each row the columns of all.
+    # A run's reader of the file gives each row the columns of all.
     named = [row for row in rows if isinstance(row, Mapping)]
     loops = {"agent_name": None} if any("agent_name" in row for row in named) else {}
     problems = []

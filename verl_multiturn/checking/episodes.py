@@ -1,4 +1,4 @@
-"""Episodes with an interaction under examination: a player with fixed actions, and what the interaction answers.
+"""Episodes with an interaction under examination: a player with fixed actions, and the interaction's answers.
 
 Invariant: two episodes with the same kwargs have the same actions, so that they can be compared.
 """
@@ -45,7 +45,7 @@ class PlayedEpisode:
     answers: list[tuple[str, float | None, str | None, bool, bool]] = field(default_factory=list)
     """Text, reward, state, done and truncated of each answer; the first is that of `start`."""
     unreadable: int = 0
-    """Number of turns in which an environment found no action, as it says in its metrics."""
+    """Number of turns in which an environment found no action, by its metrics."""
     score: float | None = None
     failure: str = ""
     """Description of the failure, with the method's name; "" if there was none."""
@@ -76,7 +76,7 @@ class InteractionProbe(CallProbe):
     Args:
         interaction: The interaction.
         kwargs: A row's kwargs for it.
-        actions: What the player writes, turn by turn, and again from the first; empty to draw it.
+        actions: The player's texts, turn by turn, and again from the first; empty to draw it.
         rounds: Largest number of turns of an episode.
         timeout_s: As in `check_interaction`.
     """
@@ -110,7 +110,7 @@ class InteractionProbe(CallProbe):
         return InteractionProbe(self.interaction, kwargs, actions, self.rounds, self.timeout_s)
 
     def action(self, turn: int) -> str:
-        """Return what the player writes in a turn; the first is 0."""
+        """Return the player's text in a turn; the first is 0."""
         return self._actions[turn % len(self._actions)]
 
     def kwargs_of(self, method: str, arguments: tuple[Any, ...]) -> Mapping[str, Any]:
@@ -123,7 +123,7 @@ class InteractionProbe(CallProbe):
         return copy.deepcopy(self.kwargs) if method in ("start", "reply") else {}
 
     def read(self, method: str, outcome: ProbeResult) -> tuple[CheckedReply | None, str]:
-        """Read what `start` or `reply` returned, and say what is wrong with it.
+        """Read the result of `start` or `reply`, and return its fault.
 
         Args:
             method: Name of the method.
@@ -143,7 +143,7 @@ class InteractionProbe(CallProbe):
         return reply, ""
 
     def read_score(self, outcome: ProbeResult) -> tuple[float | None, str]:
-        """Read what `score` returned, and say what is wrong with it.
+        """Read the result of `score`, and return its fault.
 
         Args:
             outcome: How the call ended.
@@ -163,7 +163,7 @@ class InteractionProbe(CallProbe):
             instance_id: Id of the conversation; None to make one.
 
         Returns:
-            What was wrong, by the method that did not return rightly; `""` for each that did.
+            The fault of each method that returned wrongly; `""` for each other.
         """
         given = instance_id or uuid.uuid4().hex
         problems: dict[str, str] = {}

@@ -2,7 +2,7 @@
 
 Invariants:
 - a check compares the object with itself, alone and warmed up: slow machines, first imports and pools are not findings;
-- a check that cannot pass, for a reason that an earlier check has found, is skipped, and its finding says so.
+- a check that cannot pass, for a reason that an earlier check has found, is skipped, and its finding gives that reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CLOSING_S = 5.0
 
 
 class Grade(StrEnum):
-    """Result of a check. PROBLEM: what is examined will fail in a run."""
+    """Result of a check. PROBLEM: the examined object will fail in a run."""
 
     OK = "ok"
     WARNING = "warning"
@@ -40,7 +40,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of one check: its name, its verdict, what was found, and what to do about it."""
+    """Result of one check: its name, its verdict, the finding, and the remedy."""
 
     check: str
     verdict: Grade
@@ -75,7 +75,7 @@ class Examination(ABC):
 
     @abstractmethod
     async def first(self) -> bool:
-        """Run the checks that the others need, and return whether more of them would tell anything."""
+        """Run the checks that the others need, and return whether more of them are of use."""
 
     @abstractmethod
     def checks(self) -> dict[str, Callable[[str], Awaitable[None]]]:
@@ -86,12 +86,12 @@ class Examination(ABC):
         """Run one conversation.
 
         Args:
-            timed: What each call is awaited through.
+            timed: Wrapper in which each call is awaited.
         """
 
     @abstractmethod
     async def end(self) -> None:
-        """Close what is examined."""
+        """Close the examined object."""
 
     @abstractmethod
     def arguments_of(self, method: str) -> tuple[Any, ...]:
@@ -105,7 +105,7 @@ class Examination(ABC):
         """Return the id of a conversation.
 
         Args:
-            begun: What the method returned that began it.
+            begun: The return value of the method that began it.
             given: The id that it was given.
         """
         return given
@@ -119,7 +119,7 @@ class Examination(ABC):
         self.note(check, Grade.PROBLEM if problem else Grade.OK, problem or fine, remedy if problem else "")
 
     async def run(self) -> None:
-        """Run all checks, close what is examined, and set `done`."""
+        """Run all checks, close the examined object, and set `done`."""
         self.watch.start()
         try:
             sound = await self.first()
@@ -138,7 +138,7 @@ class Examination(ABC):
             self.done = True
 
     async def event_loop(self, check: str) -> None:
-        """Find what blocks the loop in every run; a busy machine, or a first import, does so only in some."""
+        """Find code that blocks the loop in every run; a busy machine, or a first import, does so only in some."""
         shortest: dict[str, tuple[float, str]] = {}
 
         async def timed(method: str, call: Coroutine[Any, Any, ProbeResult]) -> ProbeResult:
@@ -157,7 +157,7 @@ class Examination(ABC):
         self.judge(check, problem, self.advice[check], f"free; {took}")
 
     async def leftovers(self, check: str) -> None:
-        """Find what every conversation leaves open, and attributes that still hold an ended conversation's id."""
+        """Find leftovers of every conversation, and attributes that still hold an ended conversation's id."""
         ids: list[str] = []
 
         async def untimed(_: str, call: Coroutine[Any, Any, ProbeResult]) -> ProbeResult:
@@ -193,7 +193,7 @@ class Examination(ABC):
             self.note(check, Grade.OK, "")
 
     async def cancel(self, check: str, method: str) -> None:
-        """Cancel a method at several moments, and judge what it leaves.
+        """Cancel a method at several moments, and check its leftovers.
 
         Args:
             check: Name of the check.
@@ -212,7 +212,7 @@ class Examination(ABC):
         self.judge(check, "; ".join(dict.fromkeys(problems)), self.advice["cancel"], "leaves nothing")
 
     async def _cancelled(self, method: str, wait: Wait) -> str:
-        """Run a conversation, cancel a method after a wait, and return what was wrong."""
+        """Run a conversation, cancel a method after a wait, and return the fault."""
         called, owner = self._called, self._called.owner
         problems: list[str] = []
         given = uuid.uuid4().hex
@@ -245,7 +245,7 @@ def examine(check: Callable[..., list[CheckResult]], advice: str, made: Any, **g
 
     Args:
         check: `check_tool` or `check_interaction`.
-        advice: What to do about a ConfigError.
+        advice: Remedy for a ConfigError.
         made: The object.
         given: The other arguments of the check, as keywords.
     """

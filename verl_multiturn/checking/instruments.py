@@ -1,4 +1,4 @@
-"""Instruments of every examination: what a process has left open, and when its event loop stands still.
+"""Instruments of every examination: a process's open resources, and blocks of its event loop.
 
 Invariant: only growth counts. The examined object may keep a pool or a connection, but may not let it grow.
 """
@@ -23,15 +23,15 @@ from verl_multiturn.calls.watch import LoopWatch
 
 _LOOKS_S = 0.005
 LATE_S = 0.1
-"""Seconds for which the event loop may stand still; longer, it holds up the other conversations."""
+"""Seconds for which the event loop may be blocked; longer, it holds up the other conversations."""
 SETTLE_S = 2.0
-"""Seconds that what was cancelled or closed has to end in."""
+"""Seconds in which a cancelled or closed object has to end."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ResourceSnapshot:
-    """Names of what this process has open, by kind: tasks, threads, processes, descriptors, temporary files."""
+    """Names of this process's open resources, by kind: tasks, threads, processes, descriptors, temporary files."""
 
     kinds: dict[str, list[str]] = field(default_factory=dict)
 
@@ -82,7 +82,7 @@ def _target(descriptor: Path) -> str:
 
 
 async def growth(action: Callable[[], Awaitable[None]], temporary: Path) -> list[str]:
-    """Return what an action leaves behind every time that it runs; what it leaves only once may be a pool."""
+    """Return the resources that every run of an action leaves behind; one left only once may be a pool."""
     await action()
     before = await _settled(ResourceSnapshot(), temporary)
     found: list[str] = []
@@ -97,7 +97,7 @@ async def growth(action: Callable[[], Awaitable[None]], temporary: Path) -> list
 
 
 async def _settled(before: ResourceSnapshot, temporary: Path) -> ResourceSnapshot:
-    """Take a snapshot, after waiting for what takes a moment to end."""
+    """Take a snapshot, after a wait for resources that end soon."""
     loop = asyncio.get_running_loop()
     until = loop.time() + (SETTLE_S if before.kinds else 0.1)
     while True:
@@ -124,26 +124,26 @@ def private_temporary_folder() -> Iterator[Path]:
 
 
 class ExaminationWatch(LoopWatch):
-    """A watch that notes when the event loop stands still, and at which line of code."""
+    """A watch that notes when the event loop is blocked, and at which line of code."""
 
     def __init__(self) -> None:
         super().__init__(LATE_S, _LOOKS_S)
         self.blocks: list[tuple[float, str]] = []
         """Seconds and place of each standstill, in order."""
         self.place = ""
-        """Line of code at which the loop stands still now."""
+        """Line of code at which the loop is blocked now."""
 
     def blocked(self, task: asyncio.Task[object] | None, frame: FrameType) -> None:
-        """Note where the loop stands still.
+        """Note where the loop is blocked.
 
         Args:
             task: The task that runs now.
-            frame: Where the loop's thread stands.
+            frame: Current frame of the loop's thread.
         """
         self.place = _place(frame)
 
     def over(self, seconds: float) -> None:
-        """Note how long the loop stood still.
+        """Note how long the loop was blocked.
 
         Args:
             seconds: How long it was.

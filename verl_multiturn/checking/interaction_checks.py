@@ -22,7 +22,7 @@ from verl_multiturn.interactions.running.session import METHODS
 
 OTHERS = 16
 """Number of episodes beside the one that is compared."""
-# What models write that no author thinks of.
+# Texts of models that no author thinks of.
 _ANY_ANSWER = {
     "an empty turn": "",
     "spaces": " \n ",
@@ -131,7 +131,7 @@ class InteractionExamination(Examination):
         return await self._probe.call("reply", instance_id, _said(text))
 
     async def _any_answer(self, check: str) -> None:
-        """Answer with what models write, each in a conversation of its own."""
+        """Answer with models' texts, each in a conversation of its own."""
         probe = self._probe
 
         async def answer(text: str) -> str:
@@ -160,7 +160,7 @@ class InteractionExamination(Examination):
         beside = [PlayedEpisode() for _ in range(OTHERS + 1)]
         others, how = await self._others()
         compared = beside[: len(beside) - len(others)]
-        # Others of other rows, too, and last: they would overwrite what all share, and draw from its generator.
+        # Others of other rows, too, and last: they would overwrite shared state, and draw from its generator.
         players = [*[probe] * len(compared), *others]
         started = time.perf_counter()
         await asyncio.gather(*(player.play(episode) for player, episode in zip(players, beside, strict=True)))

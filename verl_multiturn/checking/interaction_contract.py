@@ -43,7 +43,7 @@ def check_interaction(
     Args:
         interaction: The interaction.
         kwargs: A row's kwargs for it.
-        actions: What the player writes, turn by turn, and again from the first; empty to draw it.
+        actions: The player's texts, turn by turn, and again from the first; empty to draw it.
         rounds: Largest number of turns of an episode.
         timeout_s: Seconds after which a call counts as hanging; None: the `limits.timeout_s` of its
             YAML entry, from 10 to 60.

@@ -3,8 +3,8 @@
 Invariants:
 - a conversation is compared with itself: answers with step rewards, and `calc_reward`, where they are the same twice
   alone;
-- the other conversation has another row and other arguments where there are any that the tool takes; the finding says
-  which.
+- the other conversation has another row and other arguments where there are any that the tool takes; the finding names
+  them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ToolRun:
 
     Attributes:
         answers: Text and step reward of each call.
-        reward: What `calc_reward` returned, as text.
+        reward: The result of `calc_reward`, as text.
         has_failed: Whether a method failed; a ValueError is an answer.
     """
 
@@ -57,7 +57,7 @@ class ToolRun:
 
 @dataclass(frozen=True)
 class _Side:
-    """One of the two conversations: its row, its arguments, and what it answers alone, twice."""
+    """One of the two conversations: its row, its arguments, and its answers alone, twice."""
 
     probe: ToolProbe
     arguments: Mapping[str, Any]
@@ -94,7 +94,7 @@ class Isolation:
         self._other = other
 
     async def run(self) -> tuple[Grade, str]:
-        """Return the verdict and what was found."""
+        """Return the verdict and the finding."""
         probe = self._probe
         moments: list[Moment] = []
         probe.moments = moments
@@ -132,7 +132,7 @@ class Isolation:
         return Grade.OK, f"two conversations at once answer as one alone{self._differs(beside)}"
 
     def _differs(self, beside: _Side) -> str:
-        """Return in what the second conversation differs from the first, as the end of a finding."""
+        """Return how the second conversation differs from the first, as the end of a finding."""
         if beside.probe is not self._probe:
             kind = "another row" if self._other is not None else "made kwargs"
             return f"; the second has {kind}: {show(beside.probe.row, 120)}"

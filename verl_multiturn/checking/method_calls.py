@@ -22,10 +22,10 @@ from verl_multiturn.checking.shared_state import Moment, seen
 from verl_multiturn.describe import describe, place_of
 
 DEFAULT_TIMEOUT_S = 10.0
-"""Seconds after which a call counts as hanging, where neither the caller nor the object's YAML entry says it."""
+"""Seconds after which a call counts as hanging, where neither the caller nor the object's YAML entry sets them."""
 
 LONGEST_TIMEOUT_S = 60.0
-"""The most seconds that only an object's YAML entry asks for: nobody waits for hours to learn that a call hangs."""
+"""Most seconds taken from an object's YAML entry alone: no one waits for hours to learn that a call hangs."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class CallProbe:
     Attributes:
         owner: As given.
         timeout_s: Seconds after which a call counts as hanging.
-        outage: What counts as an outage of it.
-        end_s: Seconds for what a run gives no such time: the end of a conversation, a call that was cancelled, and the
+        outage: Which failures are its outages.
+        end_s: Seconds for steps without a limit in a run: the end of a conversation, a call that was cancelled, and the
             loop.
     """
 

@@ -1,8 +1,8 @@
-"""Other rows for an examination: what a conversation that runs beside the first one is given.
+"""Other rows for an examination: the rows of a conversation that runs beside the first one.
 
 They come from a data set, or are made: a number becomes the next one, a text that is a number, too, another text gets
-`-2` at its end, and so do the items of a list and the values of a mapping. What the author's code refuses of what was
-made is omitted.
+`-2` at its end, and so do the items of a list and the values of a mapping. A made row that the author's code refuses is
+omitted.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def defaults_of(method: Any) -> dict[str, Any]:
 
 
 def made_rows(tool: Any, kwargs: Kwargs) -> list[Kwargs]:
-    """Return rows that differ from one in what they give to a tool, made from its kwargs and from `create`'s defaults.
+    """Return rows that differ from one in the values for a tool, made from its kwargs and from `create`'s defaults.
 
     Args:
         tool: The tool.
@@ -94,7 +94,7 @@ def made_rows(tool: Any, kwargs: Kwargs) -> list[Kwargs]:
 
 
 def rows_of_data(path: Path, name: str) -> tuple[Kwargs, Kwargs | None]:
-    """Return what two rows of a data set give to a tool: the first row that has it, and the next one that differs.
+    """Return the values of two rows of a data set for a tool: the first row that has it, and the next one that differs.
 
     Args:
         path: A `.parquet`, `.jsonl` or `.json` file.
@@ -104,7 +104,7 @@ def rows_of_data(path: Path, name: str) -> tuple[Kwargs, Kwargs | None]:
         The kwargs of the two rows by method; None for the second where all rows give the same.
 
     Raises:
-        ConfigError: The file cannot be read, what a row gives is wrong, or no row has the tool.
+        ConfigError: The file cannot be read, a row's value is wrong, or no row has the tool.
     """
     first: Kwargs | None = None
     for index, row in enumerate(read_rows(path, SUFFIXES)):

@@ -58,7 +58,7 @@ def reward_of(outcome: ProbeResult) -> str:
 
 
 class ProbeWorld(Protocol):
-    """What a tool's conversations share with an interaction; `checking/tool_world.py` has one."""
+    """The state that a tool's conversations share with an interaction; `checking/tool_world.py` has one."""
 
     async def start(self, instance_id: str) -> None:
         """Begin the world of a conversation."""
@@ -67,7 +67,7 @@ class ProbeWorld(Protocol):
         """Close the world of a conversation."""
 
     async def aclose(self) -> None:
-        """Close what remains."""
+        """Close the rest."""
 
 
 class ToolProbe(CallProbe):
@@ -77,8 +77,8 @@ class ToolProbe(CallProbe):
         tool: The tool.
         kwargs: The kwargs of a data row: `create_kwargs`, `execute_kwargs`, …
         timeout_s: As in `check_tool`.
-        world: What each conversation shares with an interaction, from before `create` until after `release`; None:
-            nothing.
+        world: State that each conversation shares with an interaction, from before `create` until after `release`;
+            None: nothing.
 
     Attributes:
         row: The kwargs of the data row.
@@ -106,7 +106,7 @@ class ToolProbe(CallProbe):
             lambda: AgentData(uuid.uuid4().hex, {tool.name: kwargs})
         )
         self.given: list[tuple[str, Any, str]] | None = None
-        """Calls while it is a list: method, what was passed, and the `repr` of that before the call."""
+        """Calls while it is a list: method, its arguments, and their `repr` before the call."""
 
     def with_row(self, kwargs: Mapping[str, Mapping[str, Any]]) -> ToolProbe:
         """Return the same tool with the kwargs of another row.
@@ -230,7 +230,7 @@ def as_call(arguments: Mapping[str, Any]) -> str:
 
 
 def is_result(tool: Any, outcome: ProbeResult) -> str:
-    """Return what is wrong with what `execute` returned; an empty text if it is a result."""
+    """Return the fault of the result of `execute`; an empty text if it is a result."""
     value, foreign = outcome.value, is_foreign(tool)
     try:
         read_answer(CallResult("", tool.name), value, _ENOUGH, foreign)

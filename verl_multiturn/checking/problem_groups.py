@@ -1,4 +1,4 @@
-"""Problems of many rows, said once where they differ in numbers alone."""
+"""Problems of many rows, reported once where they differ in numbers alone."""
 
 from __future__ import annotations
 

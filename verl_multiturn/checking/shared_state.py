@@ -1,6 +1,6 @@
-"""Attributes of an author's object that hold what belongs to one conversation, though all conversations share them.
+"""Attributes of an author's object that hold data of one conversation, though all conversations share them.
 
-Invariant: an attribute is named only where beginning a conversation overwrites what another one left in it. Counters,
+Invariant: an attribute is named only where beginning a conversation overwrites another one's value in it. Counters,
 caches, connections that are made at first, and containers with the ids of conversations as their keys are not.
 """
 

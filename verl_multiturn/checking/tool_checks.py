@@ -111,7 +111,7 @@ class ToolExamination(Examination):
         """Return the id that a tool of older verl gave, or the given one.
 
         Args:
-            begun: What `create` returned.
+            begun: The result of `create`.
             given: The id that it was given.
         """
         return own_id(begun, given)
@@ -149,7 +149,7 @@ class ToolExamination(Examination):
         return read is not None
 
     async def _lifecycle(self) -> bool:
-        """Run the first conversation, and return whether more of them would tell anything."""
+        """Run the first conversation, and return whether more of them are of use."""
         probe = self._probe
         given = uuid.uuid4().hex
         instance_id, created = await probe.begin(given)
@@ -184,7 +184,7 @@ class ToolExamination(Examination):
         return self.advice[f"{method} raised" if is_raised else method]
 
     def _reward(self, rewarded: ProbeResult, instance_id: str) -> str:
-        """Judge `calc_reward`, and return what is wrong; for another agent loop's tool a wrong reward is a warning."""
+        """Check `calc_reward`, and return its fault; for another agent loop's tool a wrong reward is a warning."""
         tool = self._probe.tool
         problem, foreign = rewarded.failure(), is_foreign(tool)
         if not problem:

@@ -45,7 +45,7 @@ def check_tool(
         execute_kwargs: The kwargs that a data row gives for `execute`.
         timeout_s: Seconds after which a call counts as hanging; None: the `limits.timeout_s` of its
             YAML entry, from 10 to 60.
-        world: What its conversations share with an interaction; None: nothing.
+        world: State that its conversations share with an interaction; None: nothing.
         dataset: A file of data rows. The tool gets the kwargs of the first row that has it, unless `create_kwargs` or
             `execute_kwargs` are given, and a second conversation those of a row that differs. None: kwargs that differ
             are made (`other_rows.py`).

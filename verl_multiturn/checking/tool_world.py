@@ -23,7 +23,7 @@ class ToolWorld:
     Args:
         interaction: The interaction.
         kwargs: A row's kwargs for it.
-        timeout_s: Seconds after which a call counts as hanging, where the interaction's `limits` do not say it; None:
+        timeout_s: Seconds after which a call counts as hanging, where the interaction's `limits` do not set them; None:
             `DEFAULT_TIMEOUT_S`.
 
     Raises:
@@ -56,7 +56,7 @@ class ToolWorld:
             await session.__aexit__()
 
     async def aclose(self) -> None:
-        """Close what remains."""
+        """Close the rest."""
         for instance_id in list(self._sessions):
             await self.close(instance_id)
         returned = await asyncio.to_thread(self._interaction.aclose)

@@ -5,7 +5,7 @@ import sys
 
 try:
     _HERE = os.getcwd()
-except FileNotFoundError:  # `main` says it
+except FileNotFoundError:  # `main` reports it
     _HERE = ""
 if not _HERE:
     sys.path[:] = [place for place in sys.path if place != ""]

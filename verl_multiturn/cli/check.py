@@ -1,4 +1,4 @@
-"""`verl-multiturn check-tool` and `check-interaction`: what a user wrote, called some hundred times."""
+"""`verl-multiturn check-tool` and `check-interaction`: a user's class, called some hundred times."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def check_tools(
     try:
         example, create, execute = _json(arguments), _json(create_kwargs), _json(execute_kwargs)
         if dataset is not None:
-            read_rows(dataset, SUFFIXES)  # a file that cannot be read is no fault of the tool
+            read_rows(dataset, SUFFIXES)  # a file that cannot be read is not a fault of the tool
         for tool in tools_to_check(target, _json(config), tool_config, name):
             kwargs = {"create_kwargs": create, "execute_kwargs": execute}
             world = load_world(interaction, _json(interaction_kwargs) or {}, timeout_s) if interaction else None

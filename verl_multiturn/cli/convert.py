@@ -76,7 +76,7 @@ def _own_place(run: Path) -> Path:
     """Return the folder `converted` of a run, into which nothing leads out of it.
 
     Raises:
-        ConfigError: It is, or holds, a link or what is no plain file: whoever made the folder chose where it leads.
+        ConfigError: It is, or holds, a link or a file that is not plain: the folder's author chose where it leads.
     """
     place = run / "converted"
     for path in [place, *(place.rglob("*") if place.is_dir() and not place.is_symlink() else [])]:

@@ -50,7 +50,7 @@ def _report(title: str, findings: list[DoctorFinding]) -> None:
     """Print a table of findings. If some are bad, end the program with their names."""
     table = Table("", "what", title=title)
     for column in ("found", "remedy"):
-        table.add_column(column, overflow="fold")  # nobody can run a command that was cut
+        table.add_column(column, overflow="fold")  # a command that was cut cannot be run
     for finding in findings:
         mark = ("[yellow]ok?[/]" if finding.remedy else "[green]ok[/]") if finding.ok else "[red]no[/]"
         table.add_row(mark, escape(finding.what), escape(finding.found), escape(finding.remedy))

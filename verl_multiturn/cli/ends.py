@@ -53,5 +53,5 @@ def fail(message: str, status: int = 1) -> NoReturn:
 
 
 def refuse(error: MultiTurnError) -> NoReturn:
-    """End the program with status 2 and the error's text: the request cannot be met."""
+    """End the program with status 2 and the error's text: the request cannot be fulfilled."""
     fail(str(error), status=2)

@@ -120,7 +120,7 @@ def evaluate(
         results = read_results(plan.out)
         console.print(table_of(results, cost))
         told.append(summary_of(results, cost))
-        whole.append(results.whole == results.evaluation.rows)  # what could not be written, too, has no score
+        whole.append(results.whole == results.evaluation.rows)  # an unwritten conversation has no score, either
     print(json.dumps(told[0] if len(told) == 1 else {"models": told}))
     if not all(whole):
         fail("some conversations are invalid or failed; the same command asks for them again")
@@ -137,7 +137,7 @@ class EvalOptions(NamedTuple):
 
 
 def check_engine(engine: str) -> None:
-    """Refuse an engine that cannot be asked.
+    """Refuse an engine that cannot be used.
 
     Raises:
         ConfigError: It is neither `sglang` nor the address of such an endpoint.
@@ -170,13 +170,13 @@ def evaluate_model(
         plan: The recipe; its `out` is the folder of the evaluation.
         model: The model.
         rows: Files of rows; None: those of the recipe's validation.
-        asked: What else was requested.
-        runs_code: Whether the model's own Python files run; None: as the recipe says.
+        asked: The other options.
+        runs_code: Whether the model's own Python files run; None: as in the recipe.
 
     Raises:
         MultiTurnError: See `verl_bridge.evaluate.command.evaluate`.
     """
-    # What recipes name (recipes.NAME.module), and the platform, are known before verl is imported.
+    # The modules that recipes name (recipes.NAME.module), and the platform, are known before verl is imported.
     os.environ.update(environment_of(plan, resolved(compose_run(plan))))
     if str(plan.root) not in sys.path:
         sys.path.insert(1, str(plan.root))

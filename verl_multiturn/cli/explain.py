@@ -1,4 +1,4 @@
-"""`verl-multiturn explain`: says what a run's records show, what matters most first."""
+"""`verl-multiturn explain`: reports the findings from a run's records, the most important first."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def explain(
 ) -> None:
     """Say what a run's records show: symptoms with numbers, examples and what to do, what matters most first.
 
-    An alarm asks for something to be done; a note may be as it should. `unknown`: what a symptom is looked for in was
-    not recorded. The last line is a JSON object. With an alarm the exit status is 1.
+    An alarm asks for something to be done; a note may be as it should. `unknown`: the data for a symptom was not
+    recorded. The last line is a JSON object. With an alarm the exit status is 1.
     """
     try:
         records = open_records(folder)
@@ -58,7 +58,7 @@ def _show(findings: list[Finding], faults: list[str]) -> None:
             table.add_row(_MARKS[each.kind], *(escape(printable(cell)) for cell in cells))
     if table.row_count:
         console.print(table)
-    elif len({each.symptom for each in findings}) < len(SYMPTOMS):  # what is not unknown was looked for
+    elif len({each.symptom for each in findings}) < len(SYMPTOMS):  # all others were looked for
         console.print("no symptom was found in what was recorded")
     for each in findings:
         if each.kind == "unknown":

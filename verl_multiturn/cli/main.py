@@ -1,7 +1,7 @@
 """The command line `verl-multiturn`. Each command lies in a module of its own, which `commands.py` names.
 
-Exit statuses: 0, all is well; 1, what was requested was tried and failed, or a check found something; 2, what was asked
-for cannot be done: a word of the command line, a file that it names or a setting is wrong; 130, interrupted.
+Exit statuses: 0, all is well; 1, the request was tried and failed, or a check found something; 2, the request cannot be
+done: a word of the command line, a file that it names or a setting is wrong; 130, interrupted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _READING = frozenset({
 })  # fmt: skip
 """Commands that import nothing that a user names; `--tools` does."""
 _TRUSTING = frozenset({"replay", "eval", "probe"})
-"""Commands that import what a folder names, once it is the user's own or trusted (`import_from_here`)."""
+"""Commands that import code that a folder names, once it is the user's own or trusted (`import_from_here`)."""
 
 
 def _print_version(wanted: bool) -> None:

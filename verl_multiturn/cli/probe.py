@@ -67,7 +67,7 @@ def probe(
     trust: Annotated[bool, typer.Option("--trust", help=TRUST_HELP)] = False,
     model_code: Annotated[bool, typer.Option("--trust-remote-code", help=MODEL_CODE_HELP)] = False,
 ) -> None:
-    """Report whether reinforcement learning can begin with a model, by its conversations on a recipe's training rows.
+    """Say whether reinforcement learning can begin with a model, by its conversations on a recipe's training rows.
 
     They are sampled as the training samples. The verdict is one of go, warm-start, easier rows, harder rows and nothing
     left to learn; the exit status is 0 for go, and 1 for the others. The last line is a JSON object.

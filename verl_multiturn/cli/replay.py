@@ -75,7 +75,7 @@ def replay(
 
 
 def _uses(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what a replay would import, start and open of what the files of runs name."""
+    """Yield the code, commands and files that the files of runs name and a replay would use."""
     for run in runs:
         settings = run.get("settings")
         for path, what in _NAMED:

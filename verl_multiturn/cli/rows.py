@@ -1,4 +1,4 @@
-"""`verl-multiturn rows`: rows of a data set by what a model made of them."""
+"""`verl-multiturn rows`: rows of a data set by a model's results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def keep(
     ],
     to: Annotated[Path, typer.Option(help="The new file, of the same kind.")],
 ) -> None:
-    """Keep the rows that a model solves as often as asked: with '0 < rate < 1' those whose groups have a signal.
+    """Keep the rows that a model solves as often as requested: with '0 < rate < 1' those whose groups have a signal.
 
     `n` is the number of a row's conversations that have a reward, `right` how many of them solved the task, `rate` the
     share. Rows that changed since the evaluation are refused. The last line is a JSON object.
@@ -50,7 +50,7 @@ def keep(
 
 
 def _said(choice: RowChoice, results: Results) -> list[str]:
-    """Return what was omitted, and how sure that is."""
+    """Return the omitted rows, and how sure that is."""
     model, samples = results.evaluation.model, results.evaluation.samples
     lines = [f"kept {len(choice.kept)} of {choice.rows} rows, by what {model.path} ({model.hash}) made of them"]
     lines += [

@@ -95,7 +95,7 @@ def run(
 
 
 def _check(plan: RunPlan) -> int:
-    """Ask all start-up checks of a run, show what it will be, and return the exit status."""
+    """Run all start-up checks of a run, show its plan, and return the exit status."""
     say("asking the start-up checks; verl is imported, which takes a minute")
     status, printed, errors = dry_start(plan, refuse_early)
     told = [line for line in errors.splitlines() if line.startswith("verl-multiturn: ")]
@@ -122,7 +122,7 @@ def _check(plan: RunPlan) -> int:
 
 
 def _before_print(plan: RunPlan, config: Any, own_files: OwnFiles) -> None:
-    """Refuse what `refuse_early` does of a run on any machine; tell of a setting that the next version refuses."""
+    """Refuse as `refuse_early` does for a run on any machine; report a setting that the next version refuses."""
     refuse_early(plan, config, own_files, is_here=False)
     from verl_multiturn.verl_bridge.startup.refusals.loops import tell_of_history
     from verl_multiturn.verl_bridge.startup.view import RunView
@@ -131,12 +131,12 @@ def _before_print(plan: RunPlan, config: Any, own_files: OwnFiles) -> None:
 
 
 def refuse_early(plan: RunPlan, config: Any, own_files: OwnFiles, is_here: bool = True) -> None:
-    """Refuse what can be refused without importing verl, in the trainer's process after a minute.
+    """Refuse all that can be refused without importing verl, in the trainer's process after a minute.
 
     Args:
         plan: The planned run.
         config: Its composed configuration, as `compose_run` returns it.
-        own_files: Whether the run has made what lies in its own folder.
+        own_files: Whether the run has made the files in its own folder.
         is_here: Whether it will run on this machine; a command that is printed may be for another.
 
     Raises:

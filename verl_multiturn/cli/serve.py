@@ -3,8 +3,8 @@
     verl-multiturn serve --turn '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>' --turn "It is 5."
 
 It prints the address and the key of one session, until Ctrl-C or SIGTERM; or it runs an agent, as a training run does,
-and ends with it. Then it shows what would be trained: each generation, what it continues and which row it is in, and
-whether the certificate finds the rows right. A tiny tokenizer and a ChatML-like template stand in for a model's own,
+and ends with it. Then it shows the rows that would be trained: each generation, its parent and its row, and
+whether the certificate finds the rows right. A tiny tokenizer and a ChatML-like template replace a model's own,
 and calls are in the Hermes format. The limits of a session are the settings' defaults.
 """
 
@@ -52,7 +52,7 @@ from verl_multiturn.rollout.scripted_chat import tiny_codec, tiny_tokenizer
 from verl_multiturn.rows.files import read_text
 
 OVER = "The script has no more turns."
-"""Text of the model when all turns were said. Most agents end at such a text."""
+"""Text of the model after the last turn. Most agents end at such a text."""
 _OPTIONS = {
     "'agent' or 'command' is the agent, and both are set; set one of them": "one of them is the agent; leave one out",
     f"or set {PATH}.proxy.runner: process": "or run it as a command",
@@ -63,7 +63,7 @@ _OPTIONS = {
     "proxy.host=": "--host=",
     "proxy.select=": "--select=",
 }
-"""What errors call the settings of a run, and what stands for it on this command line."""
+"""Names of a run's settings in errors, and their names on this command line."""
 _LONGEST_S = 24 * 3600.0
 _FAR = 1_000_000
 _SHOWN = 60
@@ -127,7 +127,7 @@ class ScriptedModel:
     left: list[str]
     """Turns that are still to come."""
     beyond: int = 0
-    """How often it was asked when there was none."""
+    """Number of requests when there was none."""
 
     def next(self) -> str:
         """Return the next turn; `OVER` after the last one."""
@@ -138,12 +138,12 @@ class ScriptedModel:
 
 
 def scripted_run(script: ScriptedModel, limits: Limits, select: Select | None = None) -> ProxyRun:
-    """Return what a session shares with no other: a model that says what a script has, in the order of the requests.
+    """Return the parts of one session alone: a model that gives a script's turns, in the order of the requests.
 
     Args:
         script: Texts of turns, without an end token.
         limits: How long a row may be.
-        select: Says which completions are trained; None: all are.
+        select: Chooses the completions to train; None: all are.
     """
     tokenizer = tiny_tokenizer()
     ends = [tokenizer.eos_token_id]
@@ -233,12 +233,12 @@ class _Interruptible:
                 loop.remove_signal_handler(each)
 
     async def aclose(self) -> None:
-        """End what is under way."""
+        """End the running work."""
         await self._runner.aclose()
 
 
 def _runner(agent: str | None, python: str | None, command: Sequence[str] | None, host: str) -> AgentRunner | None:
-    """Return what runs the agent; None: somebody starts it elsewhere.
+    """Return the agent's runner; None: it is started elsewhere.
 
     Raises:
         ConfigError: It cannot be run.
@@ -301,11 +301,11 @@ async def _play(run: ProxyRun, runner: AgentRunner, row: Mapping[str, Any], host
 
 
 def _shown(outcome: Outcome, receipts: Sequence[Receipt], is_scored: bool) -> bool:
-    """Print what became of a session, and tell whether all is well.
+    """Print the outcome of a session, and return whether all is well.
 
     Args:
-        outcome: What became of it.
-        receipts: What the engine returned.
+        outcome: The session's outcome.
+        receipts: The engine's output.
         is_scored: Whether its agent was run here, so that it could give a reward.
     """
     places = outcome.places

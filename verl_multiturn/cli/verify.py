@@ -1,4 +1,4 @@
-"""`verl-multiturn verify`: recorded conversations against what the engine returned."""
+"""`verl-multiturn verify`: recorded conversations against the engine's output."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def view(
 
 
 async def _serve(documents: Documents, follow: bool, port: int) -> dict[str, Any]:
-    """Serve until Ctrl-C or SIGTERM, and return what was shown."""
+    """Serve until Ctrl-C or SIGTERM, and return the shown documents."""
     server = ViewServer(documents, follow=follow)
     done = asyncio.Event()
     for each in (signal.SIGINT, signal.SIGTERM):

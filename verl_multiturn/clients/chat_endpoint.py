@@ -1,13 +1,13 @@
 """Client of a language model behind an OpenAI-compatible endpoint: one chat completion, as text.
 
-It is asked again where that may help: when it is overloaded, fails, breaks off, or replies with something that cannot
+It is called again where that may help: when it is overloaded, fails, breaks off, or replies with something that cannot
 be used.
 
 Invariants:
 - a question ends within `timeout_s`, all attempts and the pauses between them included. Waiting for a connection does
   not count;
-- a pause is as long as the endpoint's `Retry-After` says, at most a minute; one that would be longer than the time that
-  is left ends the question at once;
+- a pause is as long as the endpoint's `Retry-After`, at most a minute; one that would be longer than the remaining time
+  ends the question at once;
 - never more than 1 MB of a reply are read;
 - the key is in no message, no error and no `repr`, even where the endpoint repeats it, with or without the escapes of
   JSON.
@@ -41,8 +41,8 @@ class EndpointError(OutageError):
     """An endpoint that cannot be reached, refuses, or gave no usable reply in all attempts.
 
     Args:
-        problem: What is wrong.
-        is_refusal: Whether the endpoint does not take what was asked: what a model wrote may be the reason.
+        problem: The fault.
+        is_refusal: Whether the endpoint refuses the request: a model's text may be the reason.
         next_try_s: See `OutageError`.
     """
 
@@ -56,8 +56,8 @@ class AskAgainError(Exception):
     """A reply that cannot be used; another one may be. Raised by the function that reads replies.
 
     Args:
-        problem: What is wrong with the reply.
-        wait_s: Seconds to wait, if the endpoint said so.
+        problem: The fault of the reply.
+        wait_s: Seconds to wait, if the endpoint named them.
     """
 
     def __init__(self, problem: str, wait_s: float | None = None) -> None:
@@ -71,7 +71,7 @@ class ChatEndpoint:
     Args:
         url: Address of the endpoint, such as `http://judge:8000/v1`.
         key: The API key, from `key_of`; None: no key is sent.
-        request: What every request holds beside its messages: the model and the sampling parameters.
+        request: Fields of every request beside its messages: the model and the sampling parameters.
         timeout_s: Seconds for one question.
         attempts: Most requests for one question.
         connections: Requests at once; further ones wait.
@@ -175,7 +175,7 @@ def key_of(variable: str | None, where: str) -> str | None:
         where: The setting that names it, for errors.
 
     Raises:
-        ConfigError: The variable is not set, or holds what cannot be a key. The error does not show it.
+        ConfigError: The variable is not set, or its value cannot be a key. The error does not show it.
     """
     if variable is None:
         return None

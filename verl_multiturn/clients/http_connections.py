@@ -9,7 +9,7 @@ that cannot be used would break a client that needs none, and aiohttp would know
 
 Invariants:
 - never more than `most` requests of `Connections` are under way; further ones wait;
-- a proxy that cannot be used is refused where the client's address is checked, before anything is asked of it;
+- a proxy that cannot be used is refused where the client's address is checked, before any request to it;
 - the user and the password of a proxy are in no message;
 - no redirect leads a request to another host.
 """
@@ -61,11 +61,11 @@ class Route:
     shown: str = ""
     """Address of the proxy for messages."""
     is_private: bool = False
-    """Whether the host is one of a private network, as far as its name says."""
+    """Whether the host is one of a private network, as far as its name shows."""
 
     @property
     def words(self) -> str:
-        """Return " through the proxy …" for messages, with what to do; "" where the way is straight."""
+        """Return " through the proxy …" for messages, with the remedy; "" where the way is straight."""
         if self.proxy is None:
             return ""
         advice = f"; {self.host} is a private address: add it to NO_PROXY" if self.is_private else ""
@@ -73,10 +73,10 @@ class Route:
 
 
 def route_to(address: str, where: str = "", takes_socks: bool = True) -> Route:
-    """Return the way to an address, as the environment variables say it now.
+    """Return the way to an address, as set in the environment variables now.
 
     `HTTP_PROXY` or `HTTPS_PROXY` names the proxy, else `ALL_PROXY`; of two spellings the one in lower case counts. This
-    machine, and what `NO_PROXY` names, is reached straight.
+    machine, and the hosts in `NO_PROXY`, are reached straight.
 
     Args:
         address: The address.
@@ -139,7 +139,7 @@ def open_session(route: Route, **options: Any) -> aiohttp.ClientSession:
 
 
 def remedy(status: int, route: Route, address: str, key: str) -> str:
-    """Return what to correct where a service of a configured address answers with a status; "" where it is nothing.
+    """Return the correction where a service of a configured address answers with a status; "" where there is none.
 
     Args:
         status: The status.
@@ -157,7 +157,7 @@ def remedy(status: int, route: Route, address: str, key: str) -> str:
 
 
 def say_status(status: int, route: Route, address: str, key: str) -> str:
-    """Return what a status of a service says that is an outage, as "is not at this address (HTTP 404); correct …".
+    """Return the meaning of a service's status that is an outage, as "is not at this address (HTTP 404); correct …".
 
     Args:
         status: The status.
@@ -249,7 +249,7 @@ def _variable(name: str) -> tuple[str, str]:
 
 
 def _proxy(value: str, takes_socks: bool) -> tuple[httpx.URL, str]:
-    """Return the address of a proxy, and why it cannot be used, with what to do; "" where it can be."""
+    """Return the address of a proxy, and why it cannot be used, with the remedy; "" where it can be."""
     text = value if "://" in value else f"http://{value}"
     form = "correct it (http://USER:PASSWORD@HOST:PORT, with %XX for special characters of the password)"
     try:
@@ -294,7 +294,7 @@ def _is_private(host: _Host) -> bool:
 
 
 def _is_left_out(host: _Host, port: int | None, scheme: str) -> bool:
-    """Return whether `NO_PROXY` names a host; the two spellings name what either of them names."""
+    """Return whether `NO_PROXY` names a host; the two spellings name the hosts of both."""
     entries = re.split(r"[\s,;]+", ",".join(os.environ.get(name, "") for name in _NO_PROXY))
     return any(_names(entry.lower(), host, port, scheme) for entry in entries if entry)
 

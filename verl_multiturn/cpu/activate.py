@@ -25,7 +25,7 @@ def wanted() -> bool:
     if asked:
         return asked == "cpu"
     # A node without an accelerator may belong to a cluster that has some. So only the driver of a local run decides;
-    # it tells its workers by the variable VERL_PLATFORM.
+    # it informs its workers by the variable VERL_PLATFORM.
     if _joins_a_cluster() or any(part.endswith("default_worker.py") for part in sys.orig_argv):
         return False
     import torch
@@ -83,7 +83,7 @@ def activate() -> None:
     verl.utils.distributed.initialize_global_process_group = initialize_torchrun_group
     verl.utils.model.load_valuehead_model = load_value_model
     compute_at_once()
-    # FSDP2 pins the memory of what it offloads to the CPU, as verl lets it do with a reference model. Pinning needs the
+    # FSDP2 pins the tensors that it offloads to the CPU, as verl lets it do with a reference model. Pinning needs the
     # driver of an accelerator.
     torch.Tensor.pin_memory = lambda tensor, device=None: tensor  # type: ignore[method-assign,assignment,return-value]
     if fill_in not in configuration.config_hooks:

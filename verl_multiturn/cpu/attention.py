@@ -1,13 +1,13 @@
-"""`SharedPrefixAttention`: attention of SGLang's engine on a CPU, which reads once what several requests share.
+"""`SharedPrefixAttention`: attention of SGLang's engine on a CPU, which reads a shared prefix of requests once.
 
 SGLang's `torch_native` goes through a batch request by request. Each request reads its whole context, and a prefill
 computes the queries of its cached prefix again. Here a batch is cut into pieces, and each piece is computed at once.
-The requests of a piece share the first slots of the cache, whose keys and values are read once. What follows is padded
+The requests of a piece share the first slots of the cache, whose keys and values are read once. The rest is padded
 to the longest.
 
 Invariants:
 - a slot is shared where its number is the same in all rows of SGLang's table, from the first token on;
-- what `handles` refuses is computed by SGLang's `torch_native`;
+- a layer or batch that `handles` refuses is computed by SGLang's `torch_native`;
 - padding at most doubles the tokens of a piece, and its scores are at most `_NUMBERS`.
 """
 
@@ -39,7 +39,7 @@ class AttentionPiece(NamedTuple):
     shared: torch.Tensor
     """Slots that all requests of the piece share `(H, P)`: rows of a cache that is seen as `(slots × H, D)`."""
     own: torch.Tensor
-    """The same of what each request has behind it `(H, k, m)`. One with less has its last row several times."""
+    """The same of each request's tokens behind it `(H, k, m)`. One with fewer repeats its last row."""
     hidden: torch.Tensor | None
     """Which of its own slots a query does not see `(k, e, m)`; None: it sees all."""
 
@@ -223,7 +223,7 @@ def _groups(slots: np.ndarray, before: np.ndarray, ends: np.ndarray, piece: int)
 
     Args:
         slots: As in `plan`.
-        before: As in `plan`. A query sees no more than these of what others share.
+        before: As in `plan`. Of the slots that others share, a query sees only these.
         ends: As in `plan`.
         piece: Slots that are read in the time that one more group takes.
     """

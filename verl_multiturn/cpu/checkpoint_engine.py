@@ -80,7 +80,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         async for bucket in get_named_tensor_buckets(weights, self._bucket_size):
             named = [(name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor) for name, tensor in bucket]
             if self._group is not None:
-                # A view would be pickled with its whole storage; a clone has only what it shows.
+                # A view would be pickled with its whole storage; a clone has only its own values.
                 self._send(pickle.dumps([(name, tensor.detach().cpu().clone()) for name, tensor in named]))
         if self._group is not None:
             self._send(b"")

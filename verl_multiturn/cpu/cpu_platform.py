@@ -136,7 +136,7 @@ class CpuPlatform(PlatformBase):
 
     @property
     def device_module(self) -> ModuleType:
-        """Module that stands for `torch.<device>`."""
+        """Module in the place of `torch.<device>`."""
         return _DEVICE
 
     def is_available(self) -> bool:

@@ -1,4 +1,4 @@
-"""Settings of verl that a CPU run needs: a few are forced, the others only fill in what is not set."""
+"""Settings of verl that a CPU run needs: a few are forced, the others only fill in missing ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ itself, and runs Triton's kernels with every backend that it does not know.
 """
 _CHECKPOINT_ENGINE = "verl_multiturn.cpu.checkpoint_engine"
 _PACKAGE = "SGLANG_EXTERNAL_MODEL_PACKAGE"
-# Forced settings, whatever a GPU recipe says: verl and SGLang cannot run on a CPU without them.
+# Forced settings, whatever a GPU recipe sets: verl and SGLang cannot run on a CPU without them.
 _FORCED = {
     "trainer.device": "cpu",
     "actor_rollout_ref.model.use_remove_padding": False,
@@ -59,7 +59,7 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
 
     Args:
         config: verl's whole configuration.
-        ray_cpus: Number of logical CPUs that Ray is told to have when the user set none. verl reserves far more of
+        ray_cpus: Number of logical CPUs that Ray assumes when the user set none. verl reserves far more of
             them than it uses.
 
     Raises:
@@ -100,7 +100,7 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         if is_trainer():
             shorten_start()
         if ray_init.get("include_dashboard") is None:
-            ray_init.include_dashboard = False  # nobody looks at it, and on a busy machine it is what fails first
+            ray_init.include_dashboard = False  # it has no reader, and on a busy machine it fails first
         if ray_init.get("num_gpus") is None:
             ray_init.num_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
             ray_init.num_gpus += rollout.n_gpus_per_node * rollout.nnodes  # servers apart from the trainer
@@ -116,7 +116,7 @@ def _attention(own: Mapping[str, Any]) -> dict[str, str]:
     if not {"attention_backend", *ATTENTION}.isdisjoint(own):
         return {}
     if not (package := os.environ.get(_PACKAGE, "")).startswith("verl_multiturn."):
-        # That of ours is what makes SGLang's processes import verl, and so this room.
+        # Our package makes SGLang's processes import verl, and so this room.
         print(f"verl-multiturn: {_PACKAGE}={package!r}: attention is SGLang's torch_native, slower", file=sys.stderr)
         return {}
     return ATTENTION
@@ -139,7 +139,7 @@ def _choose_prefix_tree(rollout: DictConfig) -> None:
 
 
 def _choose_checkpoint_engine(engine: DictConfig, mode: str) -> None:
-    """Let gloo carry weights to engines that are apart; what carries them on GPUs needs an accelerator."""
+    """Let gloo carry weights to engines that are apart; the GPUs' way needs an accelerator."""
     apart = mode.endswith("separate_async")
     if apart and engine.backend not in ("naive", "nccl", "gloo"):  # verl's default, that of the recipes' mode, and ours
         print(

@@ -13,7 +13,7 @@ from verl_multiturn.cpu_processes.handle import SETUP_WORKER
 
 @functools.cache
 def shorten_start() -> None:
-    """Let the Ray that this process starts do without what waits for nobody.
+    """Let the Ray that this process starts do without needless waits.
 
     It starts no autoscaler, which has no machines to add. It starts no server for a dashboard that was switched off:
     Ray would wait a second for it, to report usage. Its workers are set up by our program, which does not import Ray.

@@ -1,4 +1,4 @@
-"""What a fork of the server does besides where SGLang's engine spawns it."""
+"""The extra work of a fork of the server that SGLang's engine spawns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def register_models(package: str | None) -> None:
     The server has imported the registry with SGLang's models, and without a package.
 
     Args:
-        package: Name of the package; None: nobody has set one.
+        package: Name of the package; None: none is set.
     """
     registry = sys.modules.get("sglang.srt.models.registry")
     if registry is not None and package:

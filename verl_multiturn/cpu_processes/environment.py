@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 DETECTED = "VERL_MULTITURN_CPU_DETECTED"
-"""Environment variable that is set when nobody asked for the CPU platform, and it was chosen by detection."""
+"""Environment variable that is set when the CPU platform was not requested, but chosen by detection."""
 
 STAND_INS = Path(__file__).resolve().parents[1] / "cpu" / "stand_ins"
 
@@ -35,7 +35,7 @@ SPEED = {
     "OMP_WAIT_POLICY": "passive",
     # TransferQueue's own default is 8, and with fewer cores it warns at every call.
     "TQ_NUM_THREADS": str(min(8, psutil.cpu_count(logical=False) or os.cpu_count() or 1)),
-    # Ray would start two workers before the run has told which Python its workers have; both end unused.
+    # Ray would start two workers before the run has set its workers' Python; both end unused.
     "RAY_prestart_worker_first_driver": "0",
     # Keep freed memory: returning every large tensor to the system and faulting it in again costs more than computing.
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),

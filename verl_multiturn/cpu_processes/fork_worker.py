@@ -7,7 +7,7 @@
         --serialized-runtime-env-context=JSON                                    started by Ray's raylet
 
 The last form is in the place of Ray's own `setup_worker.py`, which would import Ray to read a worker's environment: it
-sets the variables, and goes on as the first form. Where that is not what the environment asks for, Ray's program runs.
+sets the variables, and goes on as the first form. Where the environment needs something else, Ray's program runs.
 
 It passes the signals on to a module or code that it runs for somebody, since that one knows this process alone. It
 imports only the standard library, and little of it.
@@ -32,7 +32,7 @@ _LONGEST_S = 300.0
 """Seconds after which a fork is no longer waited for: the server may be stopped, or hang in an import."""
 _GRACE_S = 0.5
 """Seconds in which a server that lives has to answer a process that is to end."""
-# Faults of this process itself, what ends no process, and what nobody can handle.
+# Faults of this process itself, signals that end no process, and those that no handler can catch.
 _OWN = {
     getattr(signal, name)
     for name in (
@@ -223,7 +223,7 @@ class Signals:
 
 
 def remove(address: str) -> None:
-    """Remove the folder of a server that has been killed, with what `ForkServer` and this process have made there."""
+    """Remove the folder of a server that has been killed, with the files of `ForkServer` and this process there."""
     for path in (
         address,
         f"{address}--ray",
@@ -232,12 +232,12 @@ def remove(address: str) -> None:
     ):
         with contextlib.suppress(OSError):
             os.unlink(path)
-    with contextlib.suppress(OSError):  # a second try of the run has left a note of its own, or somebody else a file
+    with contextlib.suppress(OSError):  # a second try of the run wrote a note there, or another program a file
         os.rmdir(os.path.dirname(address))
 
 
 def end(status: int) -> None:
-    """End this process with an exit status; a negative status stands for the signal that ended the fork."""
+    """End this process with an exit status; a negative status is the signal that ended the fork."""
     if status < 0:
         if -status not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-status, signal.SIG_DFL)

@@ -6,12 +6,12 @@
     engine ─spawns→ fork_worker.py (`multiprocessing`'s executable) ─asks→ … ─forks→ the scheduler
 
 Ray's core keeps the environment that it was imported with. So the first worker of a run makes the server fork a second
-one, which imports Ray and verl with that worker's environment, forks it, the others and what they spawn, and ends with
+one, which imports Ray and verl with that worker's environment, forks it, the others and their children, and ends with
 the raylet. A worker with other variables of Ray's or verl's is forked from the first server, without both.
 
 A fork gets its environment, folder, output, niceness, blocked signals and arguments from its client (`fork_worker.py`),
-and has random numbers and a process group of its own. It ends when its client is killed. A driver, and what
-`multiprocessing` spawned, also get the descriptors that they were to inherit, under their numbers; the latter takes the
+and has random numbers and a process group of its own. It ends when its client is killed. A driver, and a process
+of `multiprocessing`, also get the descriptors that they were to inherit, under their numbers; the latter takes the
 process that spawned it for its parent.
 
 The process is started in the usual way when no server answers, when it cannot fork, and when a variable that is read at
@@ -59,7 +59,7 @@ ADDRESS = "VERL_MULTITURN_FORKSERVER"
 # Words among the names of modules.
 EARLY, OF_WORKERS = "--", "--ray"
 EVERY = ".*"
-"""End of a package's name that stands for all modules of the package."""
+"""End of a package's name that means all modules of the package."""
 _PR_SET_PDEATHSIG = 1  # `processes/system.py` has it, too, but would bring the whole package into every fork
 
 
@@ -229,7 +229,7 @@ class _ForkLoop:
             self._drop(client, descriptors)
             return None
         if pid == 0:
-            # The fork says so itself: a client that is told nothing, since the server dies, runs its program, too.
+            # The fork reports it itself: a client without an answer, since the server dies, runs its program, too.
             try:
                 client.send(f"forked {os.getpid()}".encode())
             except OSError:  # it waits no longer, and has begun its program itself
@@ -261,7 +261,7 @@ class _ForkLoop:
         return None
 
     def _why_not(self, request: dict[str, Any], closed: Sequence[int]) -> str:
-        """Return what this process has, and a fork that closes these descriptors must not have; "": nothing."""
+        """Return the state that a fork that closes these descriptors must not inherit; "": none."""
         with_ray = "ray" in sys.modules and _is_rays(request)
         if other := _other_variables(request["environment"], self._environment, with_ray):
             return f"another {', '.join(other)}"
@@ -283,7 +283,7 @@ class _ForkLoop:
             self._drop(other, descriptors)
 
     def _end(self, client: socket.socket, process: int, pid: int) -> None:
-        """Tell a client how its process ended; if the client ended first, kill the process."""
+        """Report to a client how its process ended; if the client ended first, kill the process."""
         if client.fileno() == -1:
             return  # both ended at once
         self._selector.unregister(client)
@@ -354,7 +354,7 @@ def _run(words: list[str]) -> None:
         sys.argv = [program, *arguments[1:]]
     if program == "-m":
         # As Python itself does: `run_module` would put another module in the place of the program's at its end, where
-        # its threads and what it has registered with `atexit` still need it.
+        # its threads and its `atexit` functions still need it.
         runpy._run_module_as_main(arguments[0])  # type: ignore[attr-defined]
     elif program == "-c":
         exec(compile(arguments[0], "<string>", "exec"), vars(own))
@@ -366,7 +366,7 @@ def _run(words: list[str]) -> None:
 def _open_streams() -> None:
     """Make Python's streams anew: those of the server are of another kind of file.
 
-    With PYTHONUNBUFFERED a run's log has the order of both streams, and what a process that dies has printed last.
+    With PYTHONUNBUFFERED a run's log has the order of both streams, and the last output of a process that dies.
     """
     given, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
     encoding = given or sys.stdout.encoding

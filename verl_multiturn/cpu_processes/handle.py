@@ -15,13 +15,13 @@ from pathlib import Path
 
 from verl_multiturn.cpu_processes.forkserver import ADDRESS, EARLY, EVERY, OF_WORKERS
 
-# Modules that take long to import. Ray is not among them, nor what imports Ray, as verl does: Ray's core reads the
+# Modules that take long to import. Ray is not among them, nor importers of Ray, such as verl: Ray's core reads the
 # environment when it is imported, and each worker has its own environment.
 DRIVERS_MODULES = (
     "tensordict",
     "transformers.modeling_utils",
     "datasets",
-    # What verl and our plugin import besides: its largest parts.
+    # The largest parts of the other imports of verl and our plugin.
     "hydra",
     "verl_multiturn.interactions.running.registry",
     "verl_multiturn.proxy.endpoint",
@@ -50,7 +50,7 @@ _SCRIPT = (
     "import sys; sys.flags.safe_path or sys.path.pop(0); del sys.argv[0]; "
     "exec(compile(open(sys.argv[0], 'rb').read(), sys.argv[0], 'exec'))"
 )
-# What `multiprocessing` starts in place of Python. The kernel takes one argument after the interpreter.
+# The program that `multiprocessing` starts in place of Python. The kernel takes one argument after the interpreter.
 _SPAWNED = """#!{python} -IS
 import runpy, sys
 sys.argv[1:1] = ["--spawned", {address!r}]
@@ -126,7 +126,7 @@ class ForkServer:
 
 
 def write_spawned(address: str) -> None:
-    """Write what `multiprocessing` starts in place of Python.
+    """Write the program that `multiprocessing` starts in place of Python.
 
     Args:
         address: Where the server listens, or will.
@@ -182,12 +182,12 @@ def _start(
 
 
 def fork_command(address: str) -> list[str]:
-    """Return the command that stands for Python, and asks the server at an address for a fork."""
+    """Return the command that replaces Python, and asks the server at an address for a fork."""
     return [sys.executable, "-I", "-S", _CLIENT, address]
 
 
 def executable_of(address: str) -> Path:
-    """Return what `multiprocessing` may start in place of Python, of the server that listens at an address."""
+    """Return the program that `multiprocessing` may start in place of Python, for the server at an address."""
     return Path(address).with_name("spawned")
 
 
@@ -202,7 +202,7 @@ def forkserver() -> ForkServer | None:
 
 
 def ray_executable() -> str | None:
-    """Return what a run's Ray starts in place of Python; None: nothing. A driver asks for it.
+    """Return the program that a run's Ray starts in place of Python; None: none. A driver asks for it.
 
     A driver that is a fork itself has its own server fork the workers, too. Others start one.
     """

@@ -19,7 +19,7 @@ class ChatAddress(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What is in the place of the hash of weights, which nobody knows."""
+        """Value in the place of the weights' hash, which is unknown."""
         return f"{self.model} at {self.url}"
 
 

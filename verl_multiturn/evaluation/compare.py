@@ -1,8 +1,8 @@
 """`compare`: two evaluations of the same rows, row by row.
 
 Invariants:
-- rows or rewards that are not the same in both are refused, never left out in silence;
-- where no `acc` was reported, the rewards of both evaluations together say who is right;
+- rows or rewards that differ between both are refused, never skipped in silence;
+- where no `acc` was reported, the rewards of both evaluations together show who is right;
 - of evaluations that are not over, rows count that both may show (`Results.shown`).
 """
 
@@ -27,7 +27,7 @@ _HALF = 0.5
 _LISTED = 20
 """Rows that flipped in the table."""
 _SETTINGS = ("recipe", "variant", "overrides", "samples", "temperature", "engine", "settings_digest")
-"""What may differ, and is told: a difference of rewards may be one of these."""
+"""Settings that may differ, and are reported: they may cause a difference of rewards."""
 
 
 class Pair(NamedTuple):
@@ -138,7 +138,7 @@ def _difference(pairs: Sequence[Pair]) -> PairedDifference:
 
 
 def comparison_table(comparison: Comparison) -> Group:
-    """Return what a person reads of a comparison."""
+    """Return a comparison as a table for a person."""
     first, second = comparison.first, comparison.second
     parts: list[Any] = [
         Text(printable(f"{name}: {each.folder}, model {each.evaluation.model.hash}, {progress_line(each)}"))
@@ -159,8 +159,8 @@ def comparison_table(comparison: Comparison) -> Group:
 def comparison_summary(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as JSON. `gained` and `lost` are the numbers of the rows that flipped.
 
-    `differ` is the number of rows that differ. `no_interval` says why `interval` is null. `other_settings` are those
-    that differ, with both values.
+    `differ` is the number of rows that differ. `no_interval` has the reason why `interval` is null. `other_settings`
+    are those that differ, with both values.
     """
     found, pairs = comparison.difference, comparison.pairs
     return {

@@ -1,7 +1,7 @@
-"""What of an evaluation has ended, read from its folder of records: where a start goes on that a kill has ended.
+"""The ended conversations of an evaluation, read from its folder of records: the next start after a kill goes on there.
 
-Invariant: a conversation has ended when its record and its score are both on disk, and can be read. What a kill or a
-damaged file took of either is requested again, and the half that stayed counts nowhere.
+Invariant: a conversation has ended when its record and its score are both on disk, and can be read. If a kill or a
+damaged file took either, the conversation is requested again, and the remaining half is not counted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from verl_multiturn.records.read.scores import joined_rewards
 
 
 def ended_in(records: Path) -> dict[SampleId, float]:
-    """Return the score of each conversation that has ended, is valid and was judged.
+    """Return the score of each conversation that has ended, is valid and was scored.
 
     Args:
         records: The folder of records; it need not exist.
@@ -25,7 +25,7 @@ def ended_in(records: Path) -> dict[SampleId, float]:
     return {
         SampleId(int(reward.uid), reward.number): reward.score
         for request_id, reward in joined_rewards(Records(records)).items()
-        if request_id in kept and reward.score is not None and reward.uid.isdecimal()  # a stranger's may say anything
+        if request_id in kept and reward.score is not None and reward.uid.isdecimal()  # a stranger's may have any value
     }
 
 

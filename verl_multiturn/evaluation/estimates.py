@@ -1,13 +1,13 @@
 """Estimates from a sample of rows: a mean with its interval, pass@k, and the difference of two models.
 
-The rows are the sample: what is asked is how a model does on rows like these. The samples of one row say little about
-others, so an interval is made of the rows' values, of which each row has one.
+The rows are the sample: the question is how a model does on rows like these. The samples of one row predict little
+about others, so an interval is made of the rows' values, of which each row has one.
 
 Invariants:
-- an interval has a width unless the rows say nothing at all, also where all rows are right or all are wrong;
-- rows that are nearly alike say no more than rows that are alike: p is at least that of the signs, and an interval is
-  made of a spread that several rows show;
-- nothing is estimated of what is not there: a number that cannot be had is None, and its reason is a sentence.
+- an interval has a width unless the rows hold no evidence at all, also where all rows are right or all are wrong;
+- rows that are nearly alike are no better evidence than rows that are alike: p is at least that of the signs, and an
+  interval is made of a spread that several rows show;
+- nothing is estimated without data: a number that cannot be computed is None, and its reason is a sentence.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from verl_multiturn.rows.reward_numbers import are_equal
 
 CONFIDENCE = 0.95
 FEWEST_VARIED = 8
-"""Rows that must differ before rewards outside [0, 1] have an interval: nothing but the rows tells their spread."""
+"""Rows that must differ before rewards outside [0, 1] have an interval: only the rows show their spread."""
 _NOTHING = 1e-9
-"""A gain that is no larger is none: differences of small numbers have no size to be compared with."""
+"""A gain up to this size is none: differences of small numbers have no size to be compared with."""
 _TOO_LARGE = "the rewards are too large for a float's square"
 
 
@@ -40,7 +40,7 @@ class Estimate(NamedTuple):
 
     mean: float
     interval: Interval | None
-    """None: nothing tells the spread of the rows; `no_interval` gives the reason."""
+    """None: the spread of the rows is unknown; `no_interval` gives the reason."""
     rows: int
     no_interval: str = ""
     """Why there is no interval; empty where there is one."""
@@ -51,7 +51,7 @@ class PairedDifference(NamedTuple):
 
     mean: float
     interval: Interval | None
-    """None: nothing tells the spread of the differences; `no_interval` gives the reason."""
+    """None: the spread of the differences is unknown; `no_interval` gives the reason."""
     p: float
     """Probability of a difference at least as large as this one between models that are equal."""
     rows: int
@@ -117,9 +117,9 @@ def estimate(values_R: Sequence[float], samples: int, *, share: bool = True) -> 
 
 
 def effective_rows(values_R: Sequence[float], samples: int) -> float:
-    """Return how many independent answers tell as much as the rows do: m (1 - m) / variance of their mean.
+    """Return how many independent answers are as much evidence as the rows: m (1 - m) / variance of their mean.
 
-    Where all rows are alike, nothing tells their spread: each counts as one answer. Where few differ, little tells it:
+    Where all rows are alike, their spread is unknown: each counts as one answer. Where few differ, it is uncertain:
     each row counts as no more answers than there are rows that differ (`varied`).
     """
     rows, mean = len(values_R), fmean(values_R)
@@ -129,7 +129,7 @@ def effective_rows(values_R: Sequence[float], samples: int) -> float:
 
 
 def varied(values: Sequence[float]) -> int:
-    """Return how many values tell the spread of all: those that differ from the commonest one, which counts once.
+    """Return how many values show the spread of all: those that differ from the commonest one, which counts once.
 
     Examples: 1 of [5, 5, 5], 2 of [5, 5, 5, 5.01], 4 of [1, 2, 3, 4].
     """

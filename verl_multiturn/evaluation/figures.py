@@ -1,4 +1,4 @@
-"""`figures_of`: the numbers of some rows of an evaluation: how often right, how sure, and what it took."""
+"""`figures_of`: the numbers of some rows of an evaluation: how often right, how sure, and the effort."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MILLION = 1e6
 
 
 class Price(NamedTuple):
-    """What tokens of a model behind an endpoint cost, in any currency."""
+    """The price of tokens of a model behind an endpoint, in any currency."""
 
     prompt: float
     """A million tokens that it is given; those that a later turn gives again count again."""
@@ -54,11 +54,11 @@ class Figures:
     tokens: float
     """Tokens that were sampled."""
     cached: float | None
-    """Share of the prompts' tokens that the engine had in its cache; None: it does not say."""
+    """Share of the prompts' tokens that the engine had in its cache; None: not reported."""
     seconds: float
-    """Seconds from its begin to its end, which depend on what runs beside it."""
+    """Seconds from its begin to its end, which depend on the machine's other work."""
     cost: float | None
-    """What all these conversations cost; None: no price was given."""
+    """The cost of all these conversations; None: no price was given."""
 
 
 def figures_of(rows: Sequence[EvaluatedRow], samples: int, price: Price | None = None) -> Figures | None:
@@ -67,7 +67,7 @@ def figures_of(rows: Sequence[EvaluatedRow], samples: int, price: Price | None =
     Args:
         rows: The rows.
         samples: Number of samples that each of them has.
-        price: What tokens cost; None: not known.
+        price: The price of tokens; None: not known.
     """
     conversations = [sample for row in rows for sample in row.samples]
     share = is_share([sample.score for sample in conversations if sample.score is not None])

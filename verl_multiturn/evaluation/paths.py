@@ -1,4 +1,4 @@
-"""`paths_of`: which of a task's ways a conversation took: no tool, one of the tools, or a call that nobody can read.
+"""`paths_of`: which of a task's ways a conversation took: no tool, one of the tools, or an unreadable call.
 
 Invariant: of no tool, some tool and a malformed call a conversation took exactly one.
 """
@@ -33,8 +33,8 @@ class Paths(NamedTuple):
 def paths_of(record: Mapping[str, Any]) -> Paths:
     """Return the ways of a recorded conversation.
 
-    An agent behind the endpoint runs its tools itself. Of those is known what it offered the model, and which of them
-    the model called; whether the arguments fit is not.
+    An agent behind the endpoint runs its tools itself. It is known which tools it offered the model, and which of them
+    the model called, but not whether the arguments fit.
 
     Args:
         record: The conversation, as `schema.Record`.

@@ -1,8 +1,8 @@
-"""What an evaluation asks: rows × samples, of which those are left that have no valid, judged conversation yet.
+"""The conversations of an evaluation: rows × samples; those without a valid, scored conversation remain to be run.
 
 Invariants:
-- a conversation has one name forever, `ROW-SAMPLE`, the row's number in its file and the sample's. So what remains
-  after a kill is a difference of sets;
+- a conversation has one name forever, `ROW-SAMPLE`, the row's number in its file and the sample's. So the rest after a
+  kill is a difference of sets;
 - a folder belongs to one question. Another model, other rows or other settings in the same folder are refused.
 """
 
@@ -22,7 +22,7 @@ from verl_multiturn.paths import read_regular
 from verl_multiturn.records.write.run_file import write_whole
 
 MANIFEST = "evaluation.json"
-"""Name of the file that says what a folder's evaluation is."""
+"""Name of the file that describes a folder's evaluation."""
 _ASKED = (
     "recipe", "variant", "overrides", "only", "model", "samples", "temperature", "engine", "rows_digest",
     "reward_digest", "settings_digest",
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Digest (blake2b-64) of the rows: their numbers, and what they say."""
+        """Digest (blake2b-64) of the rows: their numbers and their contents."""
         told = "\n".join(f"{row.number} {row.digest}" for row in self.rows)
         return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
@@ -125,9 +125,9 @@ def only_source(rows: Sequence[DataRow], source: str | None) -> tuple[DataRow, .
 
 @dataclass
 class EvaluationProgress:
-    """How far an evaluation is, as one line, which says nothing of what was right so far.
+    """The progress of an evaluation, as one line without the results so far.
 
-    Short conversations end first, and are no sample of all (`results.Results.shown` says which rows may be shown).
+    Short conversations end first, and are not a sample of all (`results.Results.shown` has the rows to show).
     """
 
     plan: Plan
@@ -147,7 +147,7 @@ class EvaluationProgress:
 
 
 def begin(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Write what an evaluation is into its folder, or go on with the one that is there; return what the file says.
+    """Write an evaluation's description into its folder, or go on with the one there; return the file's content.
 
     Args:
         folder: Folder of the evaluation.

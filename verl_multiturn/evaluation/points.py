@@ -19,7 +19,7 @@ _POINTS = "points.jsonl"
 
 
 class Point(BaseModel):
-    """What became of a checkpoint's evaluation."""
+    """The outcome of a checkpoint's evaluation."""
 
     model_config = ConfigDict(extra="ignore")
     step: int

@@ -1,7 +1,7 @@
 """`probe`: whether reinforcement learning can begin with this model, these rows and this reward.
 
-A policy gradient learns from differences inside a group, and only from what the model already does now and then. So
-two questions decide: do the rewards of a group differ, and does a group hold the way that should be learnt?
+A policy gradient learns from differences inside a group, and only from behaviour that the model already shows now and
+then. So two questions decide: do the rewards of a group differ, and does a group hold the way that should be learnt?
 
     right            share of the conversations that solve their task
     signal           share of the groups whose rewards differ
@@ -19,7 +19,7 @@ The first of these that holds is the verdict (`MIN_GROUPS` 0.2, `ENOUGH` 0.95):
 With one useful group in five an update costs the sampling of five groups; below that, a warm start or other rows are
 cheaper than steps.
 
-Invariant: a verdict is made of rows of `Results.shown` alone, and says whether an interval leaves it open.
+Invariant: a verdict is made of rows of `Results.shown` alone, and reports whether an interval makes it uncertain.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _CUT = frozenset(
 
 
 class ProbeAdvice(StrEnum):
-    """What to do with a model before reinforcement learning."""
+    """Advice for a model before reinforcement learning."""
 
     GO = "go"
     WARM_START = "warm-start"
@@ -84,7 +84,7 @@ class Path:
 
 @dataclass(frozen=True)
 class Probe:
-    """What conversations of a model say about learning from them."""
+    """The evidence of a model's conversations about learning from them."""
 
     verdict: ProbeAdvice
     why: str
@@ -117,7 +117,7 @@ class Probe:
 
 
 def probe(results: Results) -> Probe:
-    """Return what an evaluation says about learning from such conversations.
+    """Return an evaluation's evidence about learning from such conversations.
 
     Args:
         results: The evaluation, of two samples or more of each row.
@@ -217,7 +217,7 @@ def _holds(figure: Estimate, threshold: float) -> bool:
 
 
 def probe_table(results: Results, found: Probe) -> Group:
-    """Return what a person reads of a probe."""
+    """Return a probe as a table for a person."""
     rows = found.signal.rows
     parts: list[Any] = [Text(progress_line(results)), _paths(found)]
     counts = " ".join(f"{right}:{groups}" for right, groups in enumerate(found.histogram) if groups)

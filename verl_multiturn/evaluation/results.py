@@ -1,13 +1,13 @@
-"""`read_results`: what an evaluation left in its folder, as typed results.
+"""`read_results`: the files of an evaluation's folder, as typed results.
 
-    evaluation.json        Evaluation   what was asked
+    evaluation.json        Evaluation   the request
     records/               Sample       a conversation for each row and sample: the one that counts
-    records/join/          its reward   `records.read.scores` says what it is, and who is right
+    records/join/          its reward   `records.read.scores` computes it, and who is right
 
 Invariants:
 - a figure is made of whole rows: those of which each sample ended, is valid and has a reward;
-- which rows are shown does not depend on how long their conversations were. Short conversations end first, and are no
-  sample of all: see `Results.shown`.
+- which rows are shown does not depend on how long their conversations were. Short conversations end first, and are not
+  a sample of all: see `Results.shown`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EvaluatedWeights(BaseModel):
 
 
 class Evaluation(BaseModel):
-    """What was asked: the entries of `evaluation.json` that the figures need."""
+    """The request: the entries of `evaluation.json` that the figures need."""
 
     model_config = ConfigDict(extra="ignore")
     recipe: str
@@ -60,7 +60,7 @@ class Evaluation(BaseModel):
     reward_digest: str | None = None
     """Digest of the reward function; null: verl's own, by data source."""
     settings_digest: str | None = None
-    """Digest of what else a conversation depends on: limits, tools, sampling, template."""
+    """Digest of a conversation's other conditions: limits, tools, sampling, template."""
 
 
 class EvaluatedSample(NamedTuple):
@@ -81,7 +81,7 @@ class EvaluatedSample(NamedTuple):
     prompt_tokens: int
     """Tokens that the engine was given, all generations together."""
     cached_tokens: int | None
-    """Those of them that it had in its cache; None: it does not say."""
+    """Those of them that it had in its cache; None: not reported."""
     tokens: int
     """Tokens that it sampled."""
     began: float
@@ -91,22 +91,22 @@ class EvaluatedSample(NamedTuple):
     paths: Paths = Paths()
     """Which tools it could call, and which ways it took."""
     acc: float | None = None
-    """What its reward reported as `acc`; None: nothing."""
+    """The value `acc` of its reward; None: not reported."""
 
     @property
     def state(self) -> str:
-        """`scored`; `invalid`: it says nothing about the model; `failed`: its reward function failed."""
+        """`scored`; `invalid`: it does not measure the model; `failed`: its reward function failed."""
         return "invalid" if not self.valid else "failed" if self.score is None else "scored"
 
 
 @dataclass(frozen=True)
 class EvaluatedRow:
-    """A row, and what came of it."""
+    """A row and its results."""
 
     number: int
     """Number of the row in its file."""
     digest: str
-    """What it says (`row_files.row_digest`)."""
+    """Its content (`row_files.row_digest`)."""
     data_source: str
     samples: tuple[EvaluatedSample, ...]
     """The conversations that ended, one a sample, in their order."""
@@ -133,7 +133,7 @@ class EvaluatedRow:
         return self.right / len(self.scored)
 
     def judged(self, scores: ScoreRange) -> EvaluatedRow:
-        """Return this row, in which a range of rewards says who is right."""
+        """Return this row, in which a range of rewards decides who is right."""
         samples = (
             each._replace(right=each.score is not None and scores.is_right(each.score, each.acc))
             for each in self.samples
@@ -143,7 +143,7 @@ class EvaluatedRow:
 
 @dataclass(frozen=True)
 class Results:
-    """What an evaluation's folder holds."""
+    """The contents of an evaluation's folder."""
 
     folder: Path
     evaluation: Evaluation
@@ -157,7 +157,7 @@ class Results:
     that was begun later is there because it was short.
     """
     faults: tuple[str, ...]
-    """What of the records could not be read."""
+    """Parts of the records that could not be read."""
 
     @property
     def whole(self) -> int:
@@ -174,11 +174,11 @@ class Results:
 
     @property
     def scores(self) -> ScoreRange:
-        """The range of the rewards, which says who is right."""
+        """The range of the rewards, which decides who is right."""
         return ScoreRange.of(sample.score for row in self.rows for sample in row.samples)
 
     def judged(self, scores: ScoreRange) -> Results:
-        """Return these results, in which a range of rewards says who is right."""
+        """Return these results, in which a range of rewards decides who is right."""
         rows = {row.number: row.judged(scores) for row in self.rows}
         shown = tuple(rows[row.number] for row in self.shown)
         return replace(self, rows=tuple(rows.values()), shown=shown)
@@ -191,7 +191,7 @@ class Results:
 
 
 def read_results(folder: Path) -> Results:
-    """Return what an evaluation left in its folder. It may still be running.
+    """Return the results in an evaluation's folder. It may still be running.
 
     Raises:
         ConfigError: The folder is none of an evaluation, or its conversations are not of its model or of one set of
@@ -262,14 +262,14 @@ def _samples(records: Records, model: str) -> tuple[dict[int, dict[int, Evaluate
 
 
 def _starts(records: Records) -> list[str]:
-    """Return the names of all starts. That there are several is no fault: an evaluation goes on where it was ended."""
+    """Return the names of all starts. Several starts are not a fault: an evaluation goes on where it was ended."""
     return [path.stem.removeprefix("run-") for folder in records.folders for path in sorted(folder.glob("run-*.json"))]
 
 
 def _worth(sample: EvaluatedSample) -> tuple[bool, float]:
     """Order conversations of one sample: one that counts comes before one that does not, and the first one before all.
 
-    A second one that counts is chosen by nobody, so that trying again changes no figure.
+    A second one that counts is never chosen, so that trying again changes no figure.
     """
     return sample.score is not None, -sample.began
 
@@ -284,7 +284,7 @@ def _sample(record: Mapping[str, Any], start: str, reward: Reward) -> EvaluatedS
         valid=record["valid"],
         stop_reason=record["stop_reason"],
         score=reward.score if record["valid"] else None,
-        right=False,  # the range of all rewards says so, which is known once all are read
+        right=False,  # the range of all rewards decides it, which is known once all are read
         # An agent answers its calls itself; the completions have their ids.
         calls=len(record["calls"]) or sum(len(each["call_ids"]) for each in generations),
         prompt_tokens=sum(each["prompt_tokens"] for each in generations),
@@ -299,7 +299,7 @@ def _sample(record: Mapping[str, Any], start: str, reward: Reward) -> EvaluatedS
 
 
 class _Times(NamedTuple):
-    """What the last start of an evaluation says of times."""
+    """The times that the last start of an evaluation wrote."""
 
     start: str
     now: float

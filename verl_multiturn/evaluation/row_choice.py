@@ -1,8 +1,8 @@
-"""Rows of a file that are kept by what a model made of them: `0 < rate < 1` keeps those of which a group can learn.
+"""Selection of a file's rows by a model's results: `0 < rate < 1` keeps those of which a group can learn.
 
 Invariants:
 - a condition is compared, never executed: it has comparisons of three names with numbers, `and` and `or`, and no more;
-- a row is known by what it says. Where the file no longer says what was evaluated, nothing is chosen.
+- a row is known by its content. Where the file's content is not the evaluated one any more, nothing is chosen.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Condition:
             raise ConfigError(f"--where {text[:100]!r}: {what}; {_EXPECTED}") from None
 
     def holds(self, n: int, right: int) -> bool:
-        """Tell whether it holds for a row with `n` conversations, of which `right` are right; `n` is at least 1."""
+        """Return whether it holds for a row with `n` conversations, of which `right` are right; `n` is at least 1."""
         return _holds(self._tree, {"n": n, "right": right, "rate": right / n})
 
 
 def _check(node: ast.expr) -> None:
-    """Refuse what is no condition.
+    """Refuse a text that is not a condition.
 
     Raises:
         ValueError: It has something else.
@@ -126,8 +126,8 @@ def choose(digests: Sequence[str], results: Results, condition: Condition, where
     Args:
         digests: Digest of each row of the file (`row_files.row_digest`).
         results: The evaluation. Every conversation of it has ended.
-        condition: What a row must hold.
-        where: What names the file, for errors.
+        condition: The condition that a row must fulfil.
+        where: A name of the file, for errors.
 
     Raises:
         ConfigError: The evaluation is not over, or has a row that the file has not.
@@ -169,11 +169,11 @@ def keep_rows(file: Path, results: Results, condition: Condition, target: Path) 
     Args:
         file: A parquet or JSONL file of rows.
         results: The evaluation of these rows.
-        condition: What a row must hold.
+        condition: The condition that a row must fulfil.
         target: The new file, of the same kind.
 
     Raises:
-        ConfigError: A file cannot be read or written, the rows are not those that were evaluated, or none is left.
+        ConfigError: A file cannot be read or written, the rows are not those that were evaluated, or none remains.
     """
     if target.suffix != file.suffix or target.exists():
         raise ConfigError(f"--to {str(target)!r}: expected a new file *{file.suffix}; name another one")
@@ -195,7 +195,7 @@ def _write(file: Path, kept: Collection[int], target: Path) -> None:
         table = pq.read_table(file)
         pq.write_table(table.filter(pa.array([number in chosen for number in range(len(table))])), target)
         return
-    # Blank is what is blank to `read_rows`, which numbers the rows: a line of a no-break space, too.
+    # Blank is decided as in `read_rows`, which numbers the rows: a line of a no-break space, too.
     lines: Iterable[bytes] = (line for line in file.read_bytes().split(b"\n") if line.decode("utf-8-sig").strip())
     target.write_bytes(b"".join(line + b"\n" for number, line in enumerate(lines) if number in chosen))
 

@@ -1,6 +1,6 @@
 """The table of an evaluation, and its one line of JSON.
 
-Only rows of `Results.shown` are in the figures. Failures are told of all conversations that ended.
+Only rows of `Results.shown` are in the figures. Failures are reported for all conversations that ended.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ALL = "all"
 
 
 def table_of(results: Results, price: Price | None = None) -> Group:
-    """Return what a person reads of an evaluation; print it with a `rich.console.Console`.
+    """Return an evaluation as tables for a person; print it with a `rich.console.Console`.
 
     Args:
-        results: What its folder holds.
-        price: What tokens cost; None: not known.
+        results: The contents of its folder.
+        price: The price of tokens; None: not known.
     """
     parts: list[Any] = [Text(printable(line)) for line in _heads(results)]
     found = by_source(results, price)
@@ -68,9 +68,9 @@ def summary_of(results: Results, price: Price | None = None) -> dict[str, Any]:
 
 
 def failures_of(results: Results) -> dict[tuple[str, str], list[str]]:
-    """Return the request ids of conversations that failed, by what they are and their stop reason; most first.
+    """Return the request ids of conversations that failed, by their kind and their stop reason; most first.
 
-    What they are is `wrong` (they have a reward, and did not solve their task), `invalid` or `failed`. Wrong ones are
+    Their kind is `wrong` (they have a reward, and did not solve their task), `invalid` or `failed`. Wrong ones are
     those of the rows that are shown.
     """
     found: dict[tuple[str, str], list[str]] = defaultdict(list)

@@ -1,13 +1,13 @@
-"""mini-swe-agent as it comes, behind the endpoint: its model asks the session, its commands run where the caller says.
+"""mini-swe-agent unchanged, behind the endpoint: its model calls the session, its commands run where the caller wants.
 
 `recipes/swe/agent.py` runs it over a workspace, `harbor/mini_swe.py` over an environment of Harbor. The loop, the
 templates and the reading of calls are the package's own; LiteLLM is not needed, and not imported.
 
 Invariants:
-- a session is one row: each request repeats all that the model said before. mini-swe-agent forgets a turn that it
+- a session is one row: each request repeats all that the model wrote before. mini-swe-agent forgets a turn that it
   cannot read; here the turn stays, and the model sees its own mistake;
-- what the model can cause ends the agent in its own way, never with an error: a text that no longer fits, a workspace
-  that a command has ended. What it cannot cause, such as a lost sandbox, is raised.
+- an event that the model can cause ends the agent in its own way, never with an error: a text that no longer fits, a
+  workspace that a command has ended. Any other, such as a lost sandbox, is raised.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class EndpointModel:
     def format_observation_messages(
         self, message: Mapping[str, Any], outputs: Sequence[Mapping[str, Any]], template_vars: Any = None
     ) -> list[dict[str, Any]]:
-        """Return what the model is told of its commands, one message for each call."""
+        """Return the messages for the model on its commands, one for each call."""
         found: list[dict[str, Any]] = self._mini.observe(
             actions=message["extra"]["actions"],
             outputs=list(outputs),
@@ -192,7 +192,7 @@ class EndpointModel:
 
 
 class CommandEnvironment:
-    """An environment of mini-swe-agent's whose commands run where the caller says.
+    """An environment of mini-swe-agent's whose commands run where the caller wants.
 
     Args:
         run: Runs a command.
@@ -206,7 +206,7 @@ class CommandEnvironment:
         self._mini = package()
 
     def execute(self, action: Mapping[str, Any], cwd: str = "") -> dict[str, Any]:
-        """Run a command, and return what the model is told of it.
+        """Run a command, and return the message for the model.
 
         Raises:
             minisweagent.exceptions.Submitted: The command hands the work in.
@@ -244,7 +244,7 @@ def _exit(status: str, text: str) -> dict[str, Any]:
 
 @functools.cache
 def package() -> SimpleNamespace:
-    """Import what is used of mini-swe-agent.
+    """Import the used parts of mini-swe-agent.
 
     Raises:
         ConfigError: It is not installed.

@@ -1,9 +1,9 @@
 """Which runner an agent gets: a thread of the worker, or a process.
 
 A thread is cheaper. A process can be killed, has an environment of its own, and may run any program. A function that
-takes the address as an argument runs in a thread unless the setting `runner` says otherwise. Every other agent reads
-the address from its environment, so it runs in a process. So does an agent of another interpreter (`python`), which
-this one never imports.
+takes the address as an argument runs in a thread unless the setting `runner` differs. Every other agent reads the
+address from its environment, so it runs in a process. So does an agent of another interpreter (`python`), which this
+one never imports.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _check_elsewhere(settings: ProxySettings, python: str) -> None:
     """Let another interpreter import the agent, and end.
 
     Raises:
-        ConfigError: It is no interpreter, or it cannot import the agent.
+        ConfigError: It is not an interpreter, or it cannot import the agent.
     """
     check_python(python, f"{_WHERE}.python")
     where = _agent_key(settings)

@@ -1,1 +1,1 @@
-"""Simulated users and environments: what answers a turn that calls no tool. Knows neither verl, Ray nor SGLang."""
+"""Simulated users and environments: they answer a turn that calls no tool. Knows neither verl, Ray nor SGLang."""

@@ -1,4 +1,4 @@
-"""Reading the action in what the model says, and writing how to give one."""
+"""Reading the action in the model's text, and writing how to give one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_action(text: str, actions: Sequence[str] | None, space: Any) -> Any:
     list of names nor a `Discrete` space reads text: it gets the content of the tag, or the whole turn.
 
     Args:
-        text: What the model says.
+        text: The model's text.
         actions: Names of the actions 0, 1, …; None: there is no list.
         space: The environment's `action_space`; None if it has none.
 

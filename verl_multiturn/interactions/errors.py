@@ -1,11 +1,11 @@
-"""`EnvironmentFailedError`: what the interactions in the box raise when their endpoint, server or process fails.
+"""`EnvironmentFailedError`: raised by the interactions in the box when their endpoint, server or process fails.
 
-Where nobody can have caused it, they raise the class `EnvironmentOutageError`: what an action of the model may bring
-about, such as an error of the environment's own code or the end of its server, is no outage. An answer that is late is
-an `EnvironmentLateError`, for which `limits.outage.timeouts` says it.
+Where the model cannot have caused it, they raise the class `EnvironmentOutageError`: a failure that an action of the
+model may cause, such as an error of the environment's own code or the end of its server, is not an outage. An answer
+that is late is an `EnvironmentLateError`, for which `limits.outage.timeouts` decides.
 
 `LlmUser`, `PolicyUser`, `StepEnv` and `OpenEnvClient` raise it, also when the environment itself raised an error in its
-process. The runtime then does what it does for every error of an interaction's method: the conversation ends with the
+process. The runtime then acts as for every error of an interaction's method: the conversation ends with the
 stop reason `environment_error`, and is invalid.
 """
 
@@ -17,7 +17,7 @@ from verl_multiturn.errors import MultiTurnError, OutageError
 class EnvironmentFailedError(MultiTurnError, RuntimeError):
     """A simulated user or an environment broke off: its endpoint, server or process failed.
 
-    It says nothing about the model, so the conversation ends and is marked as invalid.
+    It shows nothing about the model, so the conversation ends and is marked as invalid.
     """
 
 
@@ -26,4 +26,4 @@ class EnvironmentOutageError(EnvironmentFailedError, OutageError):
 
 
 class EnvironmentLateError(EnvironmentOutageError, TimeoutError):
-    """An endpoint or a server was late; the limits say whether what the model wrote may be the reason."""
+    """An endpoint or a server was late; the limits decide whether the model's text may be the reason."""

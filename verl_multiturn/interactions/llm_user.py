@@ -48,7 +48,7 @@ class LlmUserSettings(UserSettings):
     """Seconds for one message of the user, all attempts together. Keep it below `limits.timeout_s` of the entry."""
 
     attempts: int = Field(4, gt=0)
-    """Most requests for one message. The endpoint is asked again when it failed, was overloaded, or gave no text."""
+    """Most requests for one message. The endpoint is called again when it failed, was overloaded, or gave no text."""
 
 
 class LlmUser(SimulatedUser):

@@ -61,7 +61,7 @@ class OpenEnvSettings(BaseModel):
     """Address of the server, such as `http://envs:8000`."""
 
     action_field: str | None = None
-    """Field of the environment's action that gets what the model says: the last `<action>…</action>`, or the turn."""
+    """Field of the environment's action that gets the model's text: the last `<action>…</action>`, or the turn."""
 
     to_action: str | None = None
     """`module:function` with `(text)`, which returns the action as a mapping, or raises a `ValueError`.
@@ -139,7 +139,7 @@ class OpenEnvClient(Interaction):
         return self._reply(session, await self._ask(session, "reset", data))
 
     async def reply(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
-        """Send the action in the last turn, and return what the server answers."""
+        """Send the action in the last turn, and return the server's answer."""
         session = self._sessions[instance_id]
         said = spoken(messages[-1])
         try:
@@ -190,7 +190,7 @@ class OpenEnvClient(Interaction):
     async def _ask(self, session: _RemoteEpisode, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Send a request, and return the data of the observation that answers it.
 
-        A step may be late, break off or fail by what the model does in it; a reset cannot.
+        A step may be late, break off or fail by the model's action in it; a reset cannot.
         """
         failed = self._out if kind == "reset" else self._failed
         assert session.socket is not None

@@ -1,4 +1,4 @@
-"""`PolicyUser`: a user whom the model plays that is being trained. What it writes as the user is never trained."""
+"""`PolicyUser`: a user played by the model that is being trained. Its text as the user is never trained."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PolicyUser(SimulatedUser):
         super().__init__(config, self._policy_settings)
 
     async def write(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return what the model that is being trained writes, without its reasoning.
+        """Return the text of the model that is being trained, without its reasoning.
 
         Raises:
             ConfigError: There is no engine.

@@ -1,4 +1,4 @@
-"""`ScriptedUser`: a user who says what the data row says, turn by turn, and then leaves."""
+"""`ScriptedUser`: a user who sends the turns of the data row, one by one, and then leaves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ScriptedUser(Interaction):
         config: Empty.
     """
 
-    outage_limits = OutageLimits(mode="off")  # it asks nobody
+    outage_limits = OutageLimits(mode="off")  # it calls no service
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
@@ -29,7 +29,7 @@ class ScriptedUser(Interaction):
         self._left: dict[str, list[str]] = {}
 
     def start(self, instance_id: str, *, turns: Sequence[str], opening: str | None = None) -> Reply | None:  # type: ignore[override]
-        """Take the row's turns, and say the opening.
+        """Take the row's turns, and send the opening.
 
         Args:
             instance_id: Id of the conversation.
@@ -53,7 +53,7 @@ class ScriptedUser(Interaction):
         return None if opening is None else Reply(text=str(opening))
 
     def reply(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
-        """Say the next turn; after the last one, end the conversation."""
+        """Send the next turn; after the last one, end the conversation."""
         left = self._left[instance_id]
         return Reply(text=left.pop()) if left else Reply(done=True)
 

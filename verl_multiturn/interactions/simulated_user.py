@@ -1,13 +1,13 @@
-"""`SimulatedUser`: a user whom a language model plays; `LlmUser` and `PolicyUser` say which model.
+"""`SimulatedUser`: a user whom a language model plays; `LlmUser` and `PolicyUser` choose the model.
 
-Flipped roles: the model that plays the user reads what the assistant said as `user` messages, and what the user said as
+Flipped roles: the model that plays the user reads the assistant's messages as `user` messages, and the user's as
 `assistant` messages. So it writes the user's next message where it would write its own.
 
 Invariants:
-- the model that plays the user sees what a user would see: no system message, no tool call, no tool response and none
+- the model that plays the user sees as much as a user would: no system message, no tool call, no tool response and none
   of the assistant's reasoning;
 - the roles of its messages alternate and begin with `user`, because many chat templates refuse others;
-- no stop word is in what the user says.
+- the user's text holds no stop word.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class UserSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     persona: str = ""
-    """Description of the user and of what the user wants.
+    """Description of the user and of the user's wishes.
 
     A row may add to it: `interaction_kwargs: {name: {persona: …}}`.
     """
 
     stop_words: list[str] = ["###STOP###"]
-    """Words with which the user ends the conversation. The model that plays the user is told the first one."""
+    """Words with which the user ends the conversation. The model that plays the user is given the first one."""
 
     max_user_turns: int = Field(10, gt=0)
     """Most messages of the user; the conversation ends when the model has answered the last one."""
@@ -75,7 +75,7 @@ class SimulatedUser(Interaction):
 
     @abstractmethod
     async def write(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return what the model that plays the user writes next.
+        """Return the next text of the model that plays the user.
 
         Args:
             messages: The conversation with flipped roles, after the system message with the persona.
@@ -106,7 +106,7 @@ class SimulatedUser(Interaction):
         """Return the system message for the model that plays the user.
 
         Args:
-            texts: Who the user is and what the user wants, from the config and from the row.
+            texts: Who the user is and the user's wishes, from the config and from the row.
         """
         words = self._settings.stop_words
         leaving = [_LEAVING.format(words=words[0])] if words else []
@@ -163,7 +163,7 @@ def flipped(messages: Sequence[Mapping[str, Any]], persona: str) -> list[dict[st
 def without_stop_words(text: str, stop_words: Sequence[str]) -> tuple[bool, str]:
     """Return whether a text has a stop word, and the text without any, stripped.
 
-    The search goes on until none is left, since taking one out may bring another one together.
+    The search goes on until none remains, since taking one out may bring another one together.
     """
     found = False
     while words := [word for word in stop_words if word in text]:

@@ -58,7 +58,7 @@ class StepEnvSettings(BaseModel):
     """
 
     to_action: str | None = None
-    """`module:function` with `(env, text)`, which returns the action in what the model says, or raises a `ValueError`.
+    """`module:function` with `(env, text)`, which returns the action in the model's text, or raises a `ValueError`.
 
     None: the last `<action>…</action>`, or the last line. It is the name of an action in `actions`, or a number where
     the action space is `Discrete`. Other environments get the text of the tag, or the whole turn.
@@ -68,7 +68,7 @@ class StepEnvSettings(BaseModel):
     """Names of the actions 0, 1, …"""
 
     invalid: Literal["ask again"] | float = "ask again"
-    """Answer to a turn in which no action can be read: the environment stays as it is, and the model is asked again.
+    """Answer to a turn in which no action can be read: the environment stays as it is, and the model answers again.
 
     A number is the turn's reward, too.
     """
@@ -154,7 +154,7 @@ class StepEnv(Interaction):
         return self._reply(episode, await process.ask(request))
 
     async def reply(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
-        """Play the action in the last turn, and return what the environment shows."""
+        """Play the action in the last turn, and return the environment's observation."""
         episode = self._episodes[instance_id]
         answer = await episode.process.ask({"do": "step", "text": spoken(messages[-1])})
         if problem := answer.get("unreadable"):

@@ -1,7 +1,7 @@
 r"""Regular expressions of JavaScript, as JSON Schema has them, in the words that the validator knows.
 
-The validator reads nearly all of them. What it refuses, and what JavaScript reads without its flag `u`, has a plain
-equal in most cases: a hyphen beside `\w`, `\k<name>`, `[^]`, `\0`, a brace that counts nothing.
+The validator reads nearly all of them. Syntax that it refuses, or that JavaScript reads without its flag `u`, has a
+plain equal in most cases: a hyphen beside `\w`, `\k<name>`, `[^]`, `\0`, a brace that counts nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _IN_SET = re.compile(
     r"|u[0-9a-fA-F]{4}|.))|(?P<end>\])|(?P<hyphen>-)|.",
     re.DOTALL,
 )
-# What a letter after a backslash means; JavaScript reads every other one as the letter itself.
+# The meaning of a letter after a backslash; JavaScript reads every other one as the letter itself.
 _LETTERS = frozenset("dDwWsSbBfnrtvpPuxckA")
 
 
@@ -78,7 +78,7 @@ def _escape(text: str) -> str:
 
 
 def _set(pattern: str, position: int) -> tuple[str, int]:
-    """Return what is in the brackets that were opened before a position, and the position after them."""
+    """Return the contents of the brackets that were opened before a position, and the position after them."""
     parts: list[str] = []
     after_kind = False
     while found := _IN_SET.match(pattern, position):
@@ -86,7 +86,7 @@ def _set(pattern: str, position: int) -> tuple[str, int]:
         if found["end"]:
             return "".join(parts) + "]", position
         if found["hyphen"]:
-            # A hyphen beside a kind of characters is no range: JavaScript reads the character itself.
+            # A hyphen beside a kind of characters is not a range: JavaScript reads the character itself.
             parts.append(r"\-" if after_kind or re.match(r"\\(?:[dDwWsS]|[pP]\{)", pattern[position:]) else "-")
         elif found["escape"]:
             parts.append({r"\b": r"\x08", r"\0": r"\x00"}.get(found["escape"]) or _escape(found["escape"]))

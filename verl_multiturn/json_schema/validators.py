@@ -3,7 +3,7 @@
 Invariants:
 - nothing is fetched, whatever `$schema`, `$id` and `$ref` name;
 - a schema is read by the draft that its `$schema` names, and by 2020-12 without one;
-- what cannot be compiled is refused with its path and its own cause.
+- a schema that cannot be compiled is refused with its path and its own cause.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DRAFTS: dict[str, type[Validator]] = {
 }
 _DEFAULT = jsonschema_rs.Draft202012Validator
 _DRAFT = re.compile(r"https?://json-schema\.org/(?P<draft>[\w/-]+?)#?")
-# Keys whose values map names to schemas, and keys whose values are no schemas.
+# Keys whose values map names to schemas, and keys whose values are not schemas.
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 _VALUES = frozenset({"enum", "const", "default", "examples", "required", "type"})
 # Words that draft-07 or 2019-09 knows and 2020-12 does not, or the other way round.
@@ -80,7 +80,7 @@ def compile_schema(schema: Mapping[str, Any]) -> Validator:
         schema: The schema; it holds nothing but JSON.
 
     Raises:
-        SchemaError: It is no JSON Schema of its draft, the draft is unknown, an expression cannot be compiled, or a
+        SchemaError: It is not a JSON Schema of its draft, the draft is unknown, an expression cannot be compiled, or a
             `$ref` leads out of the schema.
     """
     make = draft_of(schema)
@@ -169,7 +169,7 @@ def _unfolded(schema: Any, root: Mapping[str, Any], known: dict[str, int]) -> in
     Args:
         schema: The schema, or a part of it.
         root: The whole schema.
-        known: Numbers of the targets that were met before.
+        known: Numbers of the targets that were seen before.
     """
     count = 0
     for _, part in subschemas({key: value for key, value in schema.items() if key not in _DEFINITIONS}):
@@ -248,7 +248,7 @@ def _unresolved(schema: Mapping[str, Any], error: jsonschema_rs.ValidationError)
         for key in ("$ref", "$dynamicRef", "$recursiveRef"):
             target = part.get(key)
             if isinstance(target, str) and f"{target.lstrip('#')}'" in line:
-                # The validator names the address, and what it would need to fetch it.
+                # The validator names the address, and the library that it would need to fetch it.
                 cause = line if target.startswith("#") else f"{target!r} is not in the schema, and nothing is fetched"
                 return SchemaError(
                     f"a {key} cannot be resolved ({cause}); write what it refers to beneath $defs", (*path, key)
@@ -257,7 +257,7 @@ def _unresolved(schema: Mapping[str, Any], error: jsonschema_rs.ValidationError)
 
 
 def _problem(error: jsonschema_rs.ValidationError) -> str:
-    """Say what a draft refuses in a schema."""
+    """Explain why a draft refuses a schema."""
     last = error.instance_path[-1] if error.instance_path else None
     hint = _HINTS.get(last) if isinstance(last, str) else None
     value = error.instance

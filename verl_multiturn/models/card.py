@@ -1,7 +1,7 @@
-"""What a run tells about its model, in the model's folder: chat template, tools, sampling, and a card to read.
+"""A run's data about its model, in the model's folder: chat template, tools, sampling, and a card to read.
 
 Invariants:
-- everything comes from the run's own files; what they do not have is left out, or the card says that it is not known;
+- everything comes from the run's own files; data that they lack is omitted, or the card marks it as unknown;
 - the run may be somebody else's: nothing of it is imported or started, and its texts are shown as texts, on one line;
 - no secret, no variable of the environment, and no path of this machine, is written.
 """
@@ -38,7 +38,7 @@ _MOST_ROWS, _MOST_SCORES, _MOST_CHARACTERS = 24, 4, 200
 _PLAIN = re.compile(r"[\w .,:;/@+=%~()?!'\"*{}$#^-]*", re.ASCII)
 _MARKS = re.compile(r"([\\`*_\[\]{}#!|~])")
 """Characters that Markdown may read as more than themselves."""
-# What says how to sample, and that transformers itself may say how.
+# Entries about sampling, and the mark that transformers itself may set them.
 _SAMPLING = (
     "_from_model_config",
     "do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h",
@@ -62,13 +62,13 @@ _SETTINGS = (
 def write_card(
     model: Model, folder: Path, name: str, facts: ExportReport, tell: Callable[[str], None], tools: Path | None = None
 ) -> list[str]:
-    """Write what the model's run tells into its folder, and return the names of the files.
+    """Write the data of the model's run into its folder, and return the names of the files.
 
     Args:
         model: The model. Without a run only the card is written, or a sentence is added to one that is there.
         folder: The folder, with configuration, tokenizer and weights.
         name: The model's name in the card.
-        facts: What the export found.
+        facts: The export's report.
         tell: Gets a line about a file that cannot be written.
         tools: A tools YAML of the user's, in the place of the run's records.
 
@@ -101,7 +101,7 @@ def write_card(
 
 
 def _written_again(facts: ExportReport) -> str:
-    """Return what the card of a folder that is written again is told: the text above speaks of the folder before."""
+    """Return the addition to the card of a folder that is written again: the text above is about the earlier folder."""
     rounded = "" if facts.rounding is None else f", whose rounding changed logits by at most {facts.rounding:.1e}"
     return f"\n\nWritten again by `verl-multiturn export`: weights `{facts.model}`, {facts.dtype}{rounded}.\n"
 
@@ -136,7 +136,7 @@ def _sampling(model: Model, folder: Path) -> dict[str, Any] | None:
     """Return `generation_config.json` with the sampling of the run's training; None: the run is not known.
 
     "The whole vocabulary" is -1 to SGLang and vLLM and 0 to transformers, each of which refuses the other's. The size
-    of the vocabulary means it to all of them; left out, it is 50 to transformers.
+    of the vocabulary means it to all of them; omitted, it is 50 to transformers.
     """
     rollout = {key: model.setting(f"{_ROLLOUT}.{key}") for key in ("temperature", "top_p", "top_k")}
     if not isinstance(rollout["temperature"], int | float):
@@ -217,7 +217,7 @@ def _until(metrics: list[dict[str, Any]], step: int | None) -> list[dict[str, An
 
 
 def _certificate(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the certificate says of the steps that made this model."""
+    """Return the certificate's text about the steps that made this model."""
     rows, tokens, violations, unverified = (
         sum(int(value) for entry in metrics if math.isfinite(value := entry["data"].get(_CERTIFICATE + key) or 0))
         for key in ("rows", "tokens", "violations", "unverified")

@@ -1,4 +1,4 @@
-"""`evaluated`: the weights that an evaluation asks, and what is known of the run that they come from."""
+"""`evaluated`: the weights of an evaluation, and the known data of the run that they come from."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EvaluatedModel:
     weights: str
     """Hash of its weights."""
     origin: Mapping[str, Any]
-    """What the file of its run says (`schema.RunFile`); of an export, its `schemas` alone; {}: nothing is known."""
+    """Content of its run's file (`schema.RunFile`); of an export, its `schemas` alone; {}: nothing is known."""
 
 
 def evaluated(
@@ -45,7 +45,7 @@ def evaluated(
         model: Where it lies.
         out: Folder of the evaluation.
         tell: Gets a line about each part of an export.
-        model_code: Whether the Python files that come with the model run; None: as its run says.
+        model_code: Whether the Python files that come with the model run; None: as in its run.
 
     Raises:
         ConfigError: It cannot be exported, or its weights cannot be read.
@@ -85,7 +85,7 @@ def require_trusted(command: str, named: Path, is_trusted: bool) -> None:
     Args:
         command: Name of the command.
         named: The model as the user named it.
-        is_trusted: Whether the user said `--trust`.
+        is_trusted: Whether the user gave `--trust`.
 
     Raises:
         ConfigError: The run is not the user's own, and not trusted.
@@ -105,8 +105,8 @@ def runs_model_code(model: Model, is_trusted: bool, model_code: bool) -> bool | 
 
     Args:
         model: Where the model lies.
-        is_trusted: Whether the user said `--trust`.
-        model_code: Whether the user said `--trust-remote-code`.
+        is_trusted: Whether the user gave `--trust`.
+        model_code: Whether the user gave `--trust-remote-code`.
     """
     if is_trusted or model_code:
         return True

@@ -51,7 +51,7 @@ _TOLERANCE, _SHARE = 1e-4, 1e-5
 
 
 class ExportError(MultiTurnError):
-    """An export was begun and could not be finished; nothing is left under its name."""
+    """An export was begun and could not be finished; nothing exists under its name."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ class _Weights:
 def export(
     model: Model, to: Path, dtype: str | None, tell: Callable[[str], None], given: UserFiles = NOTHING_GIVEN
 ) -> ExportReport:
-    """Write a model as a Hugging Face folder, check it, and return what was found.
+    """Write a model as a Hugging Face folder, check it, and return the report.
 
     Args:
         model: The model.
         to: The folder. It must not exist, or be empty.
         dtype: Data type of its weights, one of `DTYPES`; None: the trainer's.
         tell: Gets a line about each part of the work.
-        given: What the user gives in the place of what the folder names.
+        given: The user's values in the place of those that the folder names.
 
     Raises:
         ConfigError: The folder cannot be written, the disk has no room, or the model cannot be exported.
@@ -163,7 +163,7 @@ def _half(to: Path) -> Iterator[Path]:
                           "a new folder in it")  # fmt: skip
     if os.path.lexists(to) and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"--to {str(to)!r} exists; name a new folder, or remove this one")
-    if not to.name or to.name == ".." or not str(to).isprintable():  # bytes that are no UTF-8, too
+    if not to.name or to.name == ".." or not str(to).isprintable():  # bytes that are not UTF-8, too
         raise ConfigError(f"--to {str(to)!r}: expected a folder with a name that can be printed; name another one")
     half = to.absolute().with_name(f".{to.absolute().name}.half")
     if half.is_symlink() or (half.is_dir() and any(half.iterdir()) and not (half / ".lock").is_file()):
@@ -182,7 +182,7 @@ def _half(to: Path) -> Iterator[Path]:
                 raise ConfigError(f"--to {str(to)!r}: another export writes it; wait for its end") from None
         if not (half / ".lock").exists() or not os.path.samestat(os.fstat(descriptor), os.stat(half / ".lock")):
             raise ConfigError(f"--to {str(to)!r}: another export has just written it; name another folder")
-        _empty(half)  # what a killed export left
+        _empty(half)  # the rest of a killed export
         try:
             yield half
         except BaseException:  # half an export is none
@@ -199,7 +199,7 @@ def _empty(folder: Path) -> None:
 
 
 def _finish(half: Path, to: Path) -> None:
-    os.rename(half, to)  # with its lock: without it another export could begin in what is whole
+    os.rename(half, to)  # with its lock: without it another export could begin in the whole folder
     (to / ".lock").unlink()
 
 
@@ -239,10 +239,10 @@ def base_folder(model: Model, given: UserFiles = NOTHING_GIVEN) -> Path | None:
 
     Args:
         model: The model.
-        given: What the user gives; its `base` is taken first.
+        given: The user's values; their `base` is taken first.
 
     Raises:
-        ConfigError: The base that the user gives is no model's folder, or leads out of it.
+        ConfigError: The base that the user gives is not a model's folder, or leads out of it.
     """
     if given.base is not None:
         base = find_model(given.base)
@@ -270,7 +270,7 @@ def _untied(tensors: Mapping[str, Tensor], config: Any, trusts_code: bool) -> di
     """Return the tensors that a file of a model has: of tied ones the first alone.
 
     Raises:
-        ConfigError: A tensor is missing or too many, or tensors differ that the configuration says are one.
+        ConfigError: A tensor is missing or too many, or tensors differ that are one in the configuration.
     """
     import torch
 
@@ -303,7 +303,7 @@ def _untied(tensors: Mapping[str, Tensor], config: Any, trusts_code: bool) -> di
 
 
 def _in_dtype(merged: Mapping[str, Tensor], plain: Mapping[str, Tensor], dtype: str | None) -> dict[str, Tensor]:
-    """Return weights in a data type, or in the trainer's. What is no floating point number stays."""
+    """Return weights in a data type, or in the trainer's. Values that are not floating point numbers stay."""
     import torch
 
     return {
@@ -329,7 +329,7 @@ def _write(model: Model, half: Path, config: Any, target: dict[str, Tensor], tru
         empty.save_pretrained(half, state_dict=dict(target), max_shard_size=_LARGEST_FILE)
     except SafetensorError as error:
         raise OSError(str(error)) from None
-    for path in half.glob("*.safetensors"):  # safetensors writes them for nobody else to read
+    for path in half.glob("*.safetensors"):  # safetensors makes them readable for their owner alone
         path.chmod(stat.S_IMODE((half / "config.json").stat().st_mode))
     if kept is not None:
         generation.write_bytes(kept)

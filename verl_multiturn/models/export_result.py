@@ -1,4 +1,4 @@
-"""What an export wrote, and what its check found."""
+"""The files that an export wrote, and the findings of its check."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_schema(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export wrote, and what its check found.
+    """The files that an export wrote, and the findings of its check.
 
     Attributes:
         folder: The folder.

@@ -2,7 +2,7 @@
 
 Invariants:
 - two folders have the same hash if they have the same tensors: name, data type, shape and bytes. Into how many files
-  they are split, in which order, and what else lies in the folder changes nothing;
+  they are split, in which order, and other files in the folder change nothing;
 - it reads the files' own bytes and needs neither torch nor safetensors.
 """
 
@@ -22,7 +22,7 @@ from verl_multiturn.errors import ConfigError
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _LENGTH = 8
-"""Bytes at the start of a file that say how long its header is."""
+"""Bytes at the start of a file that give the length of its header."""
 _LONGEST_HEADER = 32 << 20
 """Bytes of a header; safetensors itself allows 100 MB, of which JSON makes gigabytes."""
 _BLOCK = 64 << 20

@@ -1,7 +1,7 @@
 """Where a model lies: a run's folder, a checkpoint of verl's FSDP trainers, or a Hugging Face folder.
 
 Nothing is loaded here. That a checkpoint has all its files is known before anything expensive begins. A folder may be
-somebody else's: what its configuration says is data, and a path in it is followed in a run of the user's own alone.
+somebody else's: its configuration is data, and a path in it is followed in a run of the user's own alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Model:
         run: Folder of the run that trained it; None: not known.
         step: Training step of the checkpoint; None: not known.
         passed_over: A sentence about newer checkpoints that are not whole; empty: there are none.
-        is_trusted: Whether the user said `--trust`, so that the run's configuration may say where files lie.
+        is_trusted: Whether the user gave `--trust`, so that the run's configuration may name the places of files.
     """
 
     folder: Path
@@ -65,7 +65,7 @@ class Model:
 
     @cached_property
     def is_own(self) -> bool:
-        """Whether the run is one of the user's own, or trusted: its configuration may say where files lie."""
+        """Whether the run is one of the user's own, or trusted: its configuration may name the places of files."""
         return self.run is not None and (self.is_trusted or is_own(self.run))
 
     def setting(self, path: str) -> Any:
@@ -96,7 +96,7 @@ def find_model(path: Path, step: int | None = None, is_trusted: bool = False) ->
     Args:
         path: The folder of a run, a checkpoint or a Hugging Face model.
         step: Step of the checkpoint, for a run's folder; None: the newest whole one.
-        is_trusted: Whether the user said `--trust`: what the run's configuration names is used.
+        is_trusted: Whether the user gave `--trust`: files that the run's configuration names are used.
 
     Raises:
         ConfigError: There is no model, a checkpoint lacks a file, or `step` is given and is not that of the model; or
@@ -225,7 +225,7 @@ def _checkpoint(folder: Path, passed_over: str = "") -> Model:
 
 
 def _world_size(folder: Path) -> int:
-    """Return the number of ranks that a checkpoint's own note tells; 0: it does not."""
+    """Return the number of ranks from a checkpoint's own note; 0: it has none."""
     try:
         return int(json.loads(read_regular(folder / "fsdp_config.json", within=folder))["world_size"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):

@@ -60,7 +60,7 @@ def empty_model(config: Any, dtype: Any, trusts_code: bool = False) -> Any:
             return _class_of(config).from_config(config, dtype=dtype, trust_remote_code=trusts_code).eval()
     except ConfigError:
         raise
-    except Exception as error:  # a configuration of somebody else may say anything
+    except Exception as error:  # somebody else's configuration may have any content
         raise ConfigError(f"no model can be made of config.json ({_first_line(error)}); {_OTHER}") from None
 
 
@@ -68,7 +68,7 @@ def empty_model(config: Any, dtype: Any, trusts_code: bool = False) -> Any:
 def bounded_models(tensors: int, values: int) -> Iterator[None]:
     """Refuse, within, a model whose parameters are many more than the weights that are there.
 
-    A configuration may say a million layers, or a vocabulary of 10^9, for which memory would be taken.
+    A configuration may name a million layers, or a vocabulary of 10^9, for which memory would be taken.
 
     Args:
         tensors: Number of tensors in the weights.
@@ -192,7 +192,7 @@ def _with_values(model: Any, tensors: Mapping[str, Tensor]) -> Any:
 def _logits(model: Any) -> Tensor:
     try:
         return _computed(model)
-    except Exception as error:  # a configuration of somebody else may say anything
+    except Exception as error:  # somebody else's configuration may have any content
         raise ConfigError(f"its logits cannot be computed ({_first_line(error)}); {_OTHER}") from None
 
 
@@ -209,7 +209,7 @@ def _computed(model: Any) -> Tensor:
 
 
 def _marks(config: Any) -> list[int]:
-    """Return the ids that stand for images and the like, without which a model refuses them."""
+    """Return the ids that represent images and the like, without which a model refuses them."""
     named = [value for key, value in config.to_dict().items() if key.endswith("_token_id")]
     return [value for value in named if isinstance(value, int)]
 

@@ -120,7 +120,7 @@ def _alpha(model: Model) -> float:
 
 
 def _refuse_other_scales(model: Model) -> None:
-    """Refuse a run that began with an adapter of another kind, of which verl's note tells nothing."""
+    """Refuse a run that began with an adapter of another kind, which verl's note does not describe."""
     adapter = model.setting("actor_rollout_ref.model.lora_adapter_path")
     if not adapter:
         return

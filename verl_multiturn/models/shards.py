@@ -55,7 +55,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    # It says of each file that no processes are connected, which nothing here needs.
+    # It warns for each file that no processes are connected, which nothing here needs.
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     kinds = [DeviceMesh, DTensor, DTensorSpec, TensorMeta, Replicate, Shard]
     with contextlib.suppress(ImportError):

@@ -25,7 +25,7 @@ _NAME = re.compile(r"metrics(?:\.(\d+))?\.jsonl")
 # A key that verl logs with every training step, and not with a validation before the first step.
 _TRAINED = "training/global_step"
 _LONGEST = 16 << 20
-"""Bytes of a line; what is longer was not written by verl."""
+"""Bytes of a line; a longer one was not written by verl."""
 
 
 def metric_files(folder: Path) -> list[Path]:
@@ -39,7 +39,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the metrics that all starts of a run logged, one entry for each step, in the order of the steps.
 
     A step that was done again counts as it was the last time. The validation with which a resumed start begins is added
-    to the entry of its step. NaN, which verl logs as null, is left out. Example:
+    to the entry of its step. NaN, which verl logs as null, is omitted. Example:
         [{"step": 0, "data": {"val-core/acc": 0.1}}, {"step": 1, "data": {"training/global_step": 1}}]
 
     Args:
@@ -58,7 +58,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield step and values of each line that can be read, up to one that is no line of verl's."""
+    """Yield step and values of each line that can be read, up to one that is not a line of verl's."""
     with open_regular(path) as file:
         for line in iter(partial(file.readline, _LONGEST), b""):
             if len(line) == _LONGEST:

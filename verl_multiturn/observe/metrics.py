@@ -123,7 +123,7 @@ def conversations(rows: Mapping[RowKey, Stats]) -> list[Stats]:
 
 
 def earned(stats: Stats) -> float | None:
-    """Return what a conversation earned in all its rows; None: it is invalid, so that this says nothing of the model.
+    """Return a conversation's reward in all its rows; None: it is invalid, and does not measure the model.
 
     Args:
         stats: Those of the conversation, once its reward is there.
@@ -139,7 +139,7 @@ def aggregate(stats: Sequence[Stats]) -> dict[str, float]:
             `compute_score`; None when that was not called), `reported` (all numbers that `compute_score` returned),
             `tool_score` and `interaction_score` (the sums that the rewards of tools and interactions added to the
             score), `void` (whether a turn is void), `turns` (as `turns_of` returns them for each row, joined), `group`
-            (the same for conversations of one prompt), `left_out` (the cause why the trainer has left it out),
+            (the same for conversations of one prompt), `left_out` (the cause why the trainer has excluded it),
             `conversation` (`rows`: how many rows it has),
             `completion_score` (the sum that an agent's rewards for its completions added to the score).
     """
@@ -157,7 +157,7 @@ def aggregate(stats: Sequence[Stats]) -> dict[str, float]:
     metrics = _of_conversations(stats)
     metrics |= _of_rewards(stats, calls) | _productivity(stats) | _named("interaction/", _of_interactions(stats))
     metrics |= _named("proxy/", _of_sessions(stats))
-    # What an agent calls it answers itself, so that no result of it is known here.
+    # An agent answers its own calls, so that their results are not known here.
     counts = [len(each["calls"]) + each.get("session", {}).get("calls", 0) for each in stats]
     metrics |= _named("calls/", _of_all_calls(calls, counts))
     for tool in sorted(by_tool.keys() | calculated.keys()):
@@ -187,7 +187,7 @@ def _of_conversations(stats: Sequence[Stats]) -> dict[str, float]:
 
 
 def _of_cache(uses: Sequence[tuple[int, int]]) -> dict[str, float]:
-    """Return the share of prompt tokens that engines had in their cache; nothing where none says so."""
+    """Return the share of prompt tokens that engines had in their cache; nothing where none reports it."""
     given = sum(given for given, _ in uses)
     return {"cache/hit_share": sum(cached for _, cached in uses) / given} if given else {}
 
@@ -195,10 +195,10 @@ def _of_cache(uses: Sequence[tuple[int, int]]) -> dict[str, float]:
 def _of_prefill(
     uses: Sequence[tuple[int, int, int, Mapping[int, int], float | None, float, float]],
 ) -> dict[str, float]:
-    """Return how much engines read again, and what was done about it; nothing where no engine says so.
+    """Return how much engines read again, and how that was reduced; nothing where no engine reports it.
 
     The least that they can read is each first prompt once, with one token for each further conversation that has it,
-    and what each turn adds.
+    and the tokens that each turn adds.
     """
     prompts = [prompt for use in uses for prompt in use[3].items()]
     different = dict(prompts)
@@ -250,7 +250,7 @@ def _of_rewards(stats: Sequence[Stats], calls: Sequence[Sequence[CallStats]]) ->
 
 
 def _of_interactions(stats: Sequence[Stats]) -> dict[str, float]:
-    """Return what simulated users and environments did; nothing where no conversation had one."""
+    """Return the metrics of simulated users and environments; nothing where no conversation had one."""
     having = [each for each in stats if each["interaction_s"]]
     if not having:
         return {}
@@ -269,7 +269,7 @@ def _of_interactions(stats: Sequence[Stats]) -> dict[str, float]:
 
 
 def _of_sessions(stats: Sequence[Stats]) -> dict[str, float]:
-    """Return what agents behind the endpoint did; nothing where there was none."""
+    """Return the metrics of agents behind the endpoint; nothing where there was none."""
     having = [each for each in stats if "session" in each]
     if not having:
         return {}
@@ -333,7 +333,7 @@ def executed_calls(stats: Stats) -> int:
 
 
 def _of_all_calls(calls: Sequence[Sequence[CallStats]], counts: Sequence[int]) -> dict[str, float]:
-    """Return how many calls there were, and what became of those that the run's tools answered.
+    """Return how many calls there were, and the outcomes of those that the run's tools answered.
 
     Args:
         calls: The results of calls of each conversation.

@@ -10,7 +10,7 @@ runs. So a conversation pays for no trace, a backend can neither delay nor fail 
 cannot nest in one another, and a conversation that was cancelled leaves no open span.
 
 Below it lies the timeline: stretches of waiting, each part of a span of the tree. A pause, a wait for a slot and an
-earlier attempt of a call are part of their turn; what belongs to no turn is part of the conversation.
+earlier attempt of a call are part of their turn; waits outside turns are part of the conversation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Kind = Literal["agent", "turn", "generation", "tool", "interaction"]
 
 @dataclass
 class TraceSpan:
-    """A stretch of time in a conversation, with what went in and what came out, in plain types."""
+    """A stretch of time in a conversation, with its input and its output, in plain types."""
 
     name: str
     kind: Kind
@@ -70,7 +70,7 @@ def tree_of(record: Mapping[str, Any]) -> SpanTree:
     """Return the tree of a conversation's spans.
 
     Args:
-        record: A `schema.Record`, or what `encode.conversation_of` returns in plain types.
+        record: A `schema.Record`, or the result of `encode.conversation_of` in plain types.
     """
     root = TraceSpan("agent_loop", "agent", float(record["began"]), float(record["ended"]), record)
     turns = [_turn(number, generation) for number, generation in enumerate(record.get("generations") or [])]
@@ -80,7 +80,7 @@ def tree_of(record: Mapping[str, Any]) -> SpanTree:
         of_call[id(call)] = _tool(call)
         _at(call, turns, root).children.append(of_call[id(call)])
     for reply in record.get("replies") or []:
-        if (turn := _at(reply, turns, root)) is not root:  # the opening is no answer
+        if (turn := _at(reply, turns, root)) is not root:  # the opening is not an answer
             began = turn.children[0].ended
             turn.children.append(TraceSpan("interaction", "interaction", began, float(reply.get("at") or 0.0), reply))
     for turn in turns:

@@ -41,7 +41,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Write what it holds back; called once, at the end."""
+        """Write the traces that it holds back; called once, at the end."""
         ...
 
 
@@ -56,7 +56,7 @@ class TraceWriter:
     """
 
     name = "rollout.trace"
-    """Name of what is closed, in the log."""
+    """Name of the closed part, in the log."""
 
     def __init__(
         self,
@@ -78,11 +78,11 @@ class TraceWriter:
         return self._background.waiting
 
     def put(self, life: Life) -> None:
-        """Take a conversation that is over and whose outcome nobody changes any more; none after `aclose`."""
+        """Take a conversation that is over and whose outcome is final; none after `aclose`."""
         self._background.put(life)
 
     async def aclose(self) -> None:
-        """Write what is waiting, and what the backends hold back. Whoever calls this bounds its time."""
+        """Write the waiting traces, and those that the backends hold back. The caller bounds its time."""
         await self._background.aclose()
 
     def _write(self, lives: Sequence[Life]) -> None:
@@ -92,7 +92,7 @@ class TraceWriter:
             trace = trace_of(life, self._decode, self._experiment_name)
             for outlet in self._outlets:
                 outlet.write(life, trace)
-        if self.waiting == len(lives):  # what was refused was refused for want of room
+        if self.waiting == len(lives):  # refused ones had no room
             self._losses.end()
 
     def _close(self) -> None:
@@ -101,7 +101,7 @@ class TraceWriter:
 
 
 class _Outlet:
-    """A backend, with what it has lost."""
+    """A backend, with its losses."""
 
     def __init__(self, sink: Sink, pause_s: float) -> None:
         self.sink = sink
@@ -116,7 +116,7 @@ class _Outlet:
         try:
             self.sink.open()
             self._is_open = True
-        except (Exception, SystemExit) as error:  # some client libraries exit where nobody is logged in
+        except (Exception, SystemExit) as error:  # some client libraries exit where no user is logged in
             self._losses.add(describe(error), 0)
         self._tried = time.monotonic()
 

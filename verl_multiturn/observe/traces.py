@@ -82,7 +82,7 @@ def _row(row: Mapping[str, Any], decode: Decode | None) -> dict[str, Any]:
 
 
 def _fill(number: int, turn: TraceSpan, rows: Sequence[Mapping[str, Any]], decode: Decode | None) -> None:
-    """Fill in what backends show of a turn and of the spans in it."""
+    """Fill in the fields that backends show of a turn and of its spans."""
     generation, (first, *answers) = turn.entry, turn.children
     said = generation["said"]
     calls = {} if said is None else {call["id"]: call for call in said["calls"]}
@@ -102,7 +102,7 @@ def _fill(number: int, turn: TraceSpan, rows: Sequence[Mapping[str, Any]], decod
 
 
 def _sampled(generation: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], decode: Decode | None) -> dict[str, Any]:
-    """Return what the engine sampled: the ids that a row holds, and what was read of them."""
+    """Return the engine's output: the ids that a row holds, and the message parsed from them."""
     ids: list[int] = []
     if generation["row"] is not None:
         row = rows[generation["row"]]

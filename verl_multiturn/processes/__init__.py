@@ -1,1 +1,1 @@
-"""Processes that do what may hang or crash, and can be killed."""
+"""Processes for work that may hang or crash; they can be killed."""

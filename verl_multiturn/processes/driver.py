@@ -1,4 +1,4 @@
-"""Return what kind of process this is."""
+"""Return the kind of this process."""
 
 from __future__ import annotations
 

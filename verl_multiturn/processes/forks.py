@@ -9,7 +9,7 @@
 Invariants:
 - every await can be cancelled, and leaves no process behind;
 - when the worker dies, the zygote and all its forks end;
-- a zygote that is stopped (SIGSTOP) goes on when a fork is asked for, or is replaced (`kept_running.py`).
+- a zygote that is stopped (SIGSTOP) goes on when a fork is requested, or is replaced (`resumption.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BOOTSTRAP = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2])['path']; "
     "from verl_multiturn.processes.zygote import run; run()"
 )
-# Another interpreter has neither this package nor what it needs. So it gets the modules in this folder without
+# Another interpreter has neither this package nor its requirements. So it gets the modules in this folder without
 # `__init__.py`. Of the public names the errors are there.
 _ELSEWHERE = (
     "import sys, types; package = sys.modules['verl_multiturn'] = types.ModuleType('verl_multiturn'); "
@@ -52,7 +52,7 @@ _IMPORT_S = 120.0
 _FORKING = 16
 """Most forks under way at once, so that the packets that ask for them always fit into the socket."""
 _POLITE_S = 1.0
-"""Seconds that a zygote has to end itself and what its forks have left."""
+"""Seconds that a zygote has to end itself and the remains of its forks."""
 _ENVIRONMENT = {
     # One thread each: there are many processes, and threads do not survive a fork.
     **{f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")},
@@ -114,8 +114,8 @@ class Forks:
 
     Args:
         program: Module of the program that the forks run, as in `zygote.py`.
-        spec: What the program's `load` reads.
-        what: What the program runs, in errors: "environment".
+        spec: The input of the program's `load`.
+        what: Name of the thing that the program runs, in errors: "environment".
         python: Another Python interpreter that runs the program, whose imports must then all be of the standard
             library; None: this one.
     """
@@ -159,7 +159,7 @@ class Forks:
         raise AssertionError("unreachable")
 
     async def aclose(self) -> None:
-        """End the zygote, and with it all processes that are left."""
+        """End the zygote, and with it all processes that remain."""
         starting, self._starting = self._starting, None
         if starting is None:
             return
@@ -209,7 +209,7 @@ class _ZygoteHandle:
             with kept_running(process):
                 said = await asyncio.get_running_loop().sock_recv(channel, 2**16)
             _read_first_word(said, what)
-        except BaseException:  # cancelled, or not imported: nobody would close it later
+        except BaseException:  # cancelled, or not imported: it would not be closed later
             zygote.close()
             raise
         return zygote
@@ -256,7 +256,7 @@ def _launch(spec: Mapping[str, Any], what: str, python: str | None) -> tuple[sub
 
 
 def _read_first_word(said: bytes, what: str) -> None:
-    """Read what a zygote says first.
+    """Read a zygote's first message.
 
     Raises:
         ConfigError: The author's code cannot be imported.
@@ -296,7 +296,7 @@ def check_import(program: str, spec: Mapping[str, Any], what: str, python: str) 
 
 def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
     channel.close()
-    process.send_signal(signal.SIGCONT)  # somebody may have stopped it: it ends what its forks have left
+    process.send_signal(signal.SIGCONT)  # somebody may have stopped it: it ends the processes that its forks started
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_POLITE_S)
     process.kill()  # the kernel then kills its forks

@@ -6,7 +6,7 @@ Why: a worker that is killed closes nothing. A server may hang in a call and nev
 processes that it started (`npx` starts a shell that starts node; SGLang's detokenizer takes seconds until it watches
 its parent) know nothing of the worker.
 
-So the guard stays beside the program. It adopts the program's descendants that lose their parent, also those that left
+So the guard stays beside the program. It adopts the program's descendants that lose their parent, also those outside
 its process group, and kills all of them when the worker or the program has ended. It ends as the program did. If the
 guard itself is killed, the kernel kills the program; the program's descendants may then stay.
 
@@ -25,7 +25,7 @@ _START = "import sys; sys.path.append(sys.argv.pop(1)); from processes.guard imp
 ARGUMENTS = ("-I", "-S", "-c", _START, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """Arguments of the interpreter that is the guard; those of the guard follow."""
 _LOOK_MS = 500
-# The MCP client asks the group to end, and kills it two seconds later. By then nothing may be left outside the group.
+# The MCP client asks the group to end, and kills it two seconds later. By then nothing may remain outside the group.
 _GRACE_S = 1
 
 
@@ -57,7 +57,7 @@ def reap(program: int) -> None:
 def wait_for(worker: int) -> None:
     """Wait until the worker, this process's parent, has ended.
 
-    PR_SET_PDEATHSIG is of no use here: it tells of the end of the thread that started this process.
+    PR_SET_PDEATHSIG is of no use here: it reports the end of the thread that started this process.
 
     Args:
         worker: Process id of the worker.

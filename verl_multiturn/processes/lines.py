@@ -38,7 +38,7 @@ async def read_line(connection: socket.socket, most_bytes: int = 2**26) -> dict[
 
 
 def answer_lines(served: socket.socket, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer requests, a line of JSON each, until the worker closes the socket; first say which process this is.
+    """Answer requests, a line of JSON each, until the worker closes the socket; first send the id of this process.
 
     Args:
         served: The socket.

@@ -8,7 +8,7 @@ Invariants:
 - a process is killed when its answer is late or the call is cancelled; otherwise it is used again;
 - no more than `processes` run at once: further requests wait. The time limit of a request counts neither this wait nor
   the start of a process;
-- a process that is stopped (SIGSTOP) goes on when it is asked, or is killed (`kept_running.py`);
+- a process that is stopped (SIGSTOP) goes on at its next request, or is killed (`resumption.py`);
 - `close` ends the processes that wait for a request; a process at work ends with its request;
 - when the process that started a worker is gone, the worker ends as soon as it next reads its socket.
 """
@@ -156,7 +156,8 @@ class _Worker:
                 stdin=other.fileno(),
                 stdout=other.fileno(),
                 stderr=subprocess.DEVNULL,
-                # Only what some Pythons need to find their libraries: the rest of the environment may hold keys.
+                # Only the variables by which some Pythons find their libraries: the rest of the environment may hold
+                # keys.
                 env={key: os.environ[key] for key in ("PATH", "LD_LIBRARY_PATH") if key in os.environ},
             )
 

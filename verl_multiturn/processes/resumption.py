@@ -1,6 +1,6 @@
 """`kept_running`: a process that somebody stops (SIGSTOP) while we wait for it goes on.
 
-A stopped process has not ended, so nothing else tells that its answer never comes. Whoever runs as the same user can
+A stopped process has not ended, so nothing else reports that its answer never comes. Any process of the same user can
 stop it: an author's environment, or a program that an agent started.
 """
 

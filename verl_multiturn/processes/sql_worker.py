@@ -32,7 +32,7 @@ from urllib.parse import quote
 _OPCODES_BETWEEN_CHECKS = 10_000
 # Characters of one cell that the model reads.
 _CELL_CHARACTERS = 200
-# SQLite's own limits, far above what an honest query needs and far below what an attack needs.
+# SQLite's own limits, far above the needs of an honest query and far below those of an attack.
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000,
@@ -45,7 +45,7 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
-# The allowed functions: none of them loads, writes, logs, tells how this SQLite was built, or has a random value.
+# The allowed functions: none of them loads, writes, logs, shows how this SQLite was built, or has a random value.
 _FUNCTION_NAMES = """
 -> ->> abs acos acosh asin asinh atan atan2 atanh avg bm25 ceil ceiling char coalesce concat concat_ws cos cosh count
 cume_dist current_date current_time current_timestamp date datetime degrees dense_rank exp first_value floor format
@@ -87,7 +87,7 @@ def _authorize(action: int, first: str | None, second: str | None, database: str
 def _restrict(connection: sqlite3.Connection, deadline: float) -> None:
     for limit, value in _LIMITS.items():
         connection.setlimit(limit, value)
-    # Keep what is sorted or made unique in memory, which is limited; this process can write no file anyway.
+    # Keep rows that are sorted or made unique in memory, which is limited; this process can write no file anyway.
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
@@ -142,7 +142,7 @@ def _fetch(request: dict[str, str], key: str, limits: dict[str, int]) -> tuple[i
 def match(request: dict[str, str], limits: dict[str, int]) -> dict[str, object]:
     """Compare the results of two queries, `query` and `gold`: the number of columns, and the rows.
 
-    `compare` in the request says when the rows are the same. "set": each row of one is in the other, however often.
+    `compare` in the request decides when the rows are the same. "set": each row of one is in the other, however often.
     "multiset": each row comes as often in both. "list": the order is the same, too.
 
     Args:
@@ -188,7 +188,7 @@ def answer(request: dict[str, str], limits: dict[str, int]) -> dict[str, object]
             _restrict(connection, deadline)
             return _table(connection.execute(request["query"]), limits)
     except MemoryError:
-        # The memory that is left may be fragmented: this process must not be used again.
+        # The memory that remains may be fragmented: this process must not be used again.
         return {"error": "the query needs too much memory; ask for less", "worn": True}
     except (sqlite3.Error, sqlite3.Warning, UnicodeError, ValueError) as error:
         return {"late": True} if str(error) == "interrupted" else {"error": str(error)}
@@ -210,7 +210,7 @@ def main() -> None:
         stream.write(b"{}\n")  # ready: the time of a query does not run while Python starts
         stream.flush()
         for line in stream:
-            # Limit the processor time, too: nobody else ends this process if the parent dies while a query compiles.
+            # Limit the processor time, too: nothing else ends this process if the parent dies while a query compiles.
             used = resource.getrusage(resource.RUSAGE_SELF)
             _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + 2 * limits["timeout_s"]) + 5)
             stream.write(json.dumps(answer(json.loads(line), limits)).encode() + b"\n")

@@ -1,7 +1,7 @@
-"""What Linux does for processes: to end with their parent, to adopt orphans, to end all that a process has started.
+"""Linux's services for processes: to end with their parent, to adopt orphans, to end all that a process has started.
 
 This file imports only the standard library, and little of it, because the guard of a program runs it without the
-package (`guard.py`). What runs inside the sandbox has its own (`sandbox/guest/syscalls.py`), and so has the script
+package (`guard.py`). Code inside the sandbox has its own (`sandbox/guest/syscalls.py`), and so has the script
 `cpu_processes/forkserver.py`: neither can import this file.
 """
 

@@ -74,7 +74,7 @@ class _Guard:
     """An audit hook that can be switched on and off, since Python cannot remove one.
 
     Attributes:
-        refused: Kind of what was refused. `answer`: code in an answer that was evaluated. `library`: unknown code, or a
+        refused: Kind of the refused code. `answer`: code in an answer that was evaluated. `library`: unknown code, or a
             forbidden action, of a library. Empty when nothing was refused.
     """
 

@@ -6,15 +6,15 @@
 Why processes: an author's code may hang, draw from the random numbers of the whole process, or read its environment
 variables. Why forks: an import takes seconds, a fork takes milliseconds.
 
-What runs is a *program*, a module with two functions: `load(spec)` imports the author's code in the zygote, and
-`serve(socket, loaded)` is what a fork does.
+It runs a *program*, a module with two functions: `load(spec)` imports the author's code in the zygote, and
+`serve(socket, loaded)` is the work of a fork.
 
 The zygote runs an author's code at import only. So it never hangs afterwards. A fork ends:
 - when `serve` returns, which it does at the latest when the worker closes the socket;
 - when the worker kills it;
 - with the zygote, which ends with the worker.
 
-Then the zygote kills its process group, and every process that it started and left, also in another session.
+Then the zygote kills its process group, and every process that it started and that still runs, also in another session.
 
 Packets from the worker: `fork`, with the socket. Packets to the worker: `ready`, `config PROBLEM` or `failed PROBLEM`.
 """
@@ -50,7 +50,7 @@ def main(channel_fd: int, spec: Mapping[str, Any]) -> None:
 
     Args:
         channel_fd: Descriptor of a SOCK_SEQPACKET socket to the worker.
-        spec: `program`, the name of the program's module, and what its `load` reads.
+        spec: `program`, the name of the program's module, and the input of its `load`.
     """
     channel = socket.socket(fileno=channel_fd)
     channel.set_inheritable(False)
@@ -97,7 +97,7 @@ def _ending_with(channel: socket.socket) -> Any:
         yield
     finally:
         done.set()
-        watching.join()  # no thread may be left when the process forks
+        watching.join()  # no thread may run when the process forks
 
 
 class _ForkZygote:
@@ -146,7 +146,7 @@ class _ForkZygote:
         process = self._forks.pop(fd)
         self._poll.unregister(fd)
         os.close(fd)
-        kill_group(process)  # before the wait, as long as nobody else can have this number
+        kill_group(process)  # before the wait, as long as no other process can have this number
         os.waitpid(process, 0)
         # A fork is the parent of its orphans. Those that come to the zygote are of forks that have ended.
         end_children(but=self._forks.values())

@@ -1,4 +1,4 @@
-"""`Endpoint`: runs an agent for a data row, and returns what becomes of its session.
+"""`Endpoint`: runs an agent for a data row, and returns its session's outcome.
 
     row → session, secret → agent ⇄ server ⇄ session ⇄ engine → the agent ends → rows and receipts
 
@@ -8,8 +8,8 @@ One endpoint serves all sessions of a process. It raises only for a mistake of a
 Invariants:
 - when `run` returns or raises, the agent has ended (or its thread is abandoned), the session's secret is dead, and no
   generation of it is under way;
-- what was delivered until the agent's return or end was known counts, and nothing later: processes, threads and tasks
-  that it leaves get no completion, and train none.
+- only answers delivered until the agent's return or end was known count: its remaining processes, threads and tasks get
+  no completion, and train none.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from verl_multiturn.rollout.outcome import Outcome, SessionReport
 logger = logging.getLogger(__name__)
 
 GOOD_AFTER_S = 30.0
-"""Seconds after which a session that is a probe of its agent is good: it has met no outage, and may take hours more.
+"""Seconds after which a session that is a probe of its agent is good: it has hit no outage, and may take hours more.
 
 If it meets one after all, it is taken back (`Breaker.take_back`).
 """
@@ -53,16 +53,16 @@ class Endpoint:
     """The endpoint and the runner of the agents of one process; its methods are called on one event loop.
 
     Args:
-        run: What all sessions share.
+        run: State that all sessions share.
         agents: Runs the agents.
         server: Lets them in. It is started with the first session.
         wall_clock_s: Seconds that a session may take.
         error_reward: Reward of a session whose agent failed after it got a completion.
-        watch: The watch over the agent; None: an outage that it tells is a failure as any other.
+        watch: The watch over the agent; None: an outage that it reports is a failure as any other.
     """
 
     name = "proxy"
-    """Name of what is closed, in the log."""
+    """Name of the closed object, in the log."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Endpoint:
         row: Mapping[str, Any],
         sampling: Mapping[str, Any],
     ) -> tuple[Outcome, list[Receipt]]:
-        """Run the agent for a data row. Where this raises, what the session was so far is noted in its life.
+        """Run the agent for a data row. Where this raises, the session so far is noted in its life.
 
         Args:
             name: Request id of the row.
@@ -101,13 +101,12 @@ class Endpoint:
             sampling: Sampling parameters, under the engine's own names.
 
         Returns:
-            What becomes of the session, and the receipts of its generations in the order of
-            `Outcome.turns`.
+            The session's outcome, and the receipts of its generations in the order of `Outcome.turns`.
 
         Raises:
             ConfigError: The agent cannot be imported, a column of the row cannot be given to it, the agent raised
                 one before it got a completion, or the function `select` failed.
-            AgentContractError: The agent returned what is not a reward.
+            AgentContractError: The agent's result is not a reward.
             asyncio.CancelledError: The caller cancelled.
         """
         if self._starting is None:
@@ -132,7 +131,7 @@ class Endpoint:
             return await self._run_agent(name, plain, sampling, watched)
         finally:
             good.cancel()
-            watched.dropped()  # where nothing else was told
+            watched.dropped()  # where nothing else was reported
 
     async def _run_agent(
         self,
@@ -141,7 +140,7 @@ class Endpoint:
         sampling: Mapping[str, Any],
         watched: GuardedCall,
     ) -> tuple[Outcome, list[Receipt]]:
-        """Run the agent, as `run` says, and tell whether it met an outage."""
+        """Run the agent, as in `run`, and return whether it hit an outage."""
         time_up = asyncio.Event()
         try:
             async with asyncio.timeout(self._wall_clock_s) as deadline, running(deadline):
@@ -168,16 +167,16 @@ class Endpoint:
             if end.kind == "outage":
                 await watched.failed(OutageError(end.problem))
             elif end.kind in (*_TIME_UP, "failed", "unjudged", "misconfigured"):
-                watched.dropped()  # it may have hung, or never begun, or met what is no service's doing
+                watched.dropped()  # it may have hung, or never begun, or failed for a reason beside the service
             else:
                 watched.answered()
-            if end.kind == "outage" and not watched.met:  # nobody asks for outages
+            if end.kind == "outage" and not watched.met:  # outages are not tracked
                 end = replace(end, kind="raised")
             outcome = await session_end(session, end, self._run, self._error_reward)
             if watched.met:
                 outcome.outages = [watched.name]
             return outcome, receipts
-        except BaseException:  # who waits for the session is told, and it goes on
+        except BaseException:  # the session's caller gets the error, and it goes on
             _note(session)
             raise
         finally:
@@ -186,7 +185,7 @@ class Endpoint:
     async def _closed(
         self, agent: asyncio.Future[AgentEnd], session: AgentSession, address: SessionAddress
     ) -> list[Receipt]:
-        """End what is left of a session, wait for it, and return the session's receipts."""
+        """End the remaining parts of a session, wait for them, and return the session's receipts."""
 
         async def close() -> None:
             agent.cancel()
@@ -208,7 +207,7 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
     Args:
         session: The session.
         end: The agent's end.
-        run: What sessions share.
+        run: State that sessions share.
         error_reward: Reward of a session whose agent failed after it got a completion.
 
     Raises:
@@ -250,13 +249,13 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
         end=end.kind,
         problem=end.problem,
         requests=session.journal.requests(),
-        events=tuple(session.journal.events),  # a client may still be told to have left
+        events=tuple(session.journal.events),  # a client's departure may still be reported
     )
     return outcome
 
 
 def _note(session: AgentSession) -> None:
-    """Note what a session was until it was cancelled or its author's mistake was found, for its record and trace."""
+    """Note the session up to its cancellation or to its author's mistake, for its record and trace."""
     if current() is None:
         return
     try:
@@ -271,7 +270,7 @@ def stop_reason(end: AgentEnd, delivered: bool, engine_failed: str, too_long: bo
     Args:
         end: The agent's end.
         delivered: Whether it got a completion.
-        engine_failed: What the engine failed with; "" if it did not.
+        engine_failed: The engine's failure; "" if there was none.
         too_long: Whether its first prompt was too long.
     """
     if engine_failed:

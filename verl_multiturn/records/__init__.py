@@ -1,1 +1,1 @@
-"""Records: what is kept on disk of every conversation that began, written by workers and read by every command."""
+"""Records: the files of all conversations that began, written by workers and read by every command."""

@@ -1,6 +1,6 @@
 """Rows of a record: token columns into runs, and back.
 
-Tokens that have the same mask, weight version, turn and source stand side by side, so these four columns are written as
+Tokens that have the same mask, weight version, turn and source are adjacent, so these four columns are written as
 runs. A log-probability is written for sampled tokens alone: any other has 0.0.
 """
 

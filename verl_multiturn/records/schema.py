@@ -31,7 +31,7 @@ Number = float | Literal["nan", "inf", "-inf"]
 Int32 = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Time = Annotated[float, Field(ge=0.0, lt=1e11, allow_inf_nan=False)]
-"""Seconds since 1970; 0.0: not known. What is beyond has no date, and no reader could show it."""
+"""Seconds since 1970; 0.0: not known. A time beyond the limit has no date, and no reader could show it."""
 Message = dict[str, Any]
 
 
@@ -49,7 +49,7 @@ class ImageNote(_SchemaModel):
 
 
 class Sample(_SchemaModel):
-    """What the data set says of the conversation, and what its reward function gets."""
+    """The data set's entries for the conversation, and the input of its reward function."""
 
     index: Any = None
     """The column `index`, or `extra_info.index`; null: the row has none."""
@@ -77,7 +77,7 @@ class EvaluationRow(_SchemaModel):
     number: Int64
     """Number of the row in the file, from 0."""
     digest: str
-    """Digest (blake2b-64, 16 hexadecimal digits) of what the row says, wherever it stands (`row_files.row_digest`)."""
+    """Digest (blake2b-64, 16 hexadecimal digits) of the row's content, whatever its place (`row_files.row_digest`)."""
 
 
 class Row(_SchemaModel):
@@ -97,14 +97,14 @@ class Row(_SchemaModel):
 
 
 class Generation(_SchemaModel):
-    """What the engine was asked for, and what came back. They are in the order of sampling; so are turns."""
+    """A request to the engine, and its result. They are in the order of sampling; so are turns."""
 
     prompt_tokens: Int32
     """Number of ids that the engine was given."""
     prompt_digest: str
     """Digest (blake2b-128) of those ids as little-endian int32."""
     max_tokens: Int64
-    """Budget: the most tokens that it was asked for."""
+    """Budget: the most tokens that were requested."""
     tokens: Int32
     """Number of tokens that it returned."""
     finish: str
@@ -123,7 +123,7 @@ class Generation(_SchemaModel):
     versions: list[tuple[Int64, Int64]] | None = None
     """Runs: count, weight version."""
     cached_tokens: Int64 | None = None
-    """Tokens of the prompt that the engine had in its cache; null: it does not say."""
+    """Tokens of the prompt that the engine had in its cache; null: not reported."""
     parent: Int64 | None = None
     """Number of the generation that it continues; null: it begins anew."""
     summary: bool = False
@@ -139,7 +139,7 @@ class Generation(_SchemaModel):
     call_ids: list[str] = []
     """Of an agent's session: ids of its calls, which the session gives."""
     asked_at: Time = 0.0
-    """When the engine was asked."""
+    """When the engine got the request."""
     at: Time = 0.0
     """When it had answered."""
 
@@ -256,7 +256,7 @@ class Session(_SchemaModel):
     """How the agent ended: `returned`, `raised`, `exited`, `timed_out`, `stuck`, `failed`, `outage`,
     `unjudged`."""
     problem: str = ""
-    """What went wrong."""
+    """The error."""
 
 
 class Span(_SchemaModel):
@@ -265,7 +265,7 @@ class Span(_SchemaModel):
     kind: Literal[
         "generation", "pause", "wait", "call", "interaction", "create", "release", "reward", "store", "request"
     ]
-    """`wait` is that for a slot or for an outage's end, `pause` that of an engine that stands still."""
+    """`wait` is that for a slot or for an outage's end, `pause` that of an engine that is stopped."""
     name: str = ""
     """Name of the tool or interaction."""
     turn: Int64 | None = None
@@ -292,12 +292,12 @@ class Record(_SchemaModel):
     validation: bool
     """Whether it belongs to a validation."""
     step: Int64
-    """Step of the trainer in which it was begun. In which one it was trained, the join says."""
+    """Step of the trainer in which it was begun. The join has the one in which it was trained."""
     loop: str
     """Name of the agent loop."""
     status: Literal["finished", "cancelled"] = "finished"
     """`cancelled`: it was cut off. It has no rows, no generations, no score and no stop reason; its calls, answers and
-    messages are those until then. It is in no mean, in nothing that is converted, and nobody learns from it."""
+    messages are those until then. It is in no mean and in no conversion, and is not trained on."""
     began: Time
     """When it began."""
     ended: Time
@@ -309,19 +309,19 @@ class Record(_SchemaModel):
     """Digest (16 hexadecimal digits) of the weights that sampled it, or name and address of a model behind chat
     completions; null: weights of a trainer, which change."""
     sample: Sample
-    """What the data set says."""
+    """The data set's entries."""
     sampling: dict[str, Any]
     """Sampling parameters, under the engine's names."""
     stop_reason: str
     """Why it ended (`rollout.limits.StopReason`); "" where it was cancelled."""
     valid: bool
-    """Whether it says anything about the model."""
+    """Whether it measures the model."""
     void: bool = False
     """Whether it has a void turn."""
     error: str = ""
-    """What went wrong; "" otherwise."""
+    """The error; "" otherwise."""
     outages: list[str] = []
-    """Names whose outage a call met, such as `tool search`."""
+    """Names whose outage a call hit, such as `tool search`."""
     rows: list[Row]
     """Its rows, in order."""
     generations: list[Generation]
@@ -335,13 +335,13 @@ class Record(_SchemaModel):
     asked: Int64 = 0
     """How many of `messages` are the row's own."""
     calc_rewards: dict[str, Number] = {}
-    """What each tool's `calc_reward` returned."""
+    """The result of each tool's `calc_reward`."""
     score: Number = 0.0
     """The interaction's score for the whole."""
     differences: list[str] = []
     """Differences between the template's rendering of the whole and the tokens."""
     time_up: str | None = None
-    """What it was doing when its time was up: `generate`, `tools`, `interaction`, `score`; null: it was not."""
+    """Its activity when its time was up: `generate`, `tools`, `interaction`, `score`; null: it was not."""
     generate_s: float = 0.0
     """Seconds spent waiting for the engine; so with the next two."""
     tools_s: float = 0.0
@@ -349,13 +349,13 @@ class Record(_SchemaModel):
     session: Session | None = None
     """The part of an agent's session; null for a conversation."""
     timeline: list[Span] = []
-    """What happened when."""
+    """The events with their times."""
 
 
 class ConversationLine(_SchemaModel):
-    """A line about one conversation, beside the records: it began, or what became of it.
+    """A line about one conversation, beside the records: its beginning or its outcome.
 
-    An entry that has its default is left out, here and in the summary.
+    An entry that has its default is omitted, here and in the summary.
     """
 
     event: Literal["begin", "end", "cancel", "raise", "drop", "score"]
@@ -377,13 +377,13 @@ class ConversationLine(_SchemaModel):
     place: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     """Of `end` and `cancel`: number of the record in its member."""
     summary: Summary | None = None
-    """Of `end`: what a table shows of it."""
+    """Of `end`: its entries in a table."""
     score: Number | None = None
     """Of `score`: the whole reward."""
 
 
 class Summary(_SchemaModel):
-    """What a table shows of a conversation that ended."""
+    """A table's entries for a conversation that ended."""
 
     data_source: str | None = None
     index: Any = None
@@ -428,7 +428,7 @@ class OpenConversation(_SchemaModel):
 
 
 class Snapshot(_SchemaModel):
-    """What a worker's open conversations were waiting for."""
+    """The waits of a worker's open conversations."""
 
     at: Time
     """When this was written."""
@@ -440,7 +440,7 @@ class Snapshot(_SchemaModel):
 
 
 class RunFile(_SchemaModel):
-    """What a run is."""
+    """The description of a run."""
 
     schema_: Annotated[Literal[2], Field(alias="schema")] = 2
     """2."""
@@ -500,8 +500,8 @@ class StepLine(_SchemaModel):
     metrics: dict[str, Number]
     """All metrics of the step, as loggers get them."""
     evicted: list[str] = []
-    """uids of groups that were too old, and so with the next: left out by a group filter (`algorithm.filter_groups`,
-    or `custom.multiturn.filter=refill`), failed, and begun anew (old uid → new uid)."""
+    """uids of groups that were too old, and so with the next: excluded by a group filter (`algorithm.filter_groups`, or
+    `custom.multiturn.filter=refill`), failed, and begun anew (old uid → new uid)."""
     filtered: list[str] = []
     failed: list[str] = []
     rerolled: dict[str, str] = {}
@@ -518,7 +518,7 @@ class RunEnd(_SchemaModel):
     at: Time
     """When it ended."""
     error: str = ""
-    """What ended it before its last step; "" otherwise."""
+    """The cause of its end before its last step; "" otherwise."""
 
 
 SPARED = ("no_signal", "zero_advantage")

@@ -1,4 +1,4 @@
-"""What replays have in common: `ReplayDifference`, `DivergedError`, and `RecordedCalls`, which a record answers."""
+"""Common parts of replays: `ReplayDifference`, `DivergedError`, and `RecordedCalls`, which a record answers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class ReplayDifference(NamedTuple):
     turn: int | None
     """Number of the generation that it belongs to; None: to none."""
     field: str
-    """What differs, as the record names it, for example `calls.status`."""
+    """The field that differs, as the record names it, for example `calls.status`."""
     token: int | None
-    """Position of the first token that differs, in its row or in what the engine was given; None: no token does."""
+    """Position of the first token that differs, in its row or in the engine's input; None: no token does."""
     recorded: Any
-    """What the record holds."""
+    """The record's value."""
     now: Any
-    """What today's code makes."""
+    """The value that today's code makes."""
 
 
 class DivergedError(BaseException):
-    """The replay of a conversation has come to what its record does not hold, and ends.
+    """The replay of a conversation has come to an event that its record does not hold, and ends.
 
-    It is no `Exception`, since the conversation would take that for a failure of a tool or an interaction.
+    It is not an `Exception`, since the conversation would take that for a failure of a tool or an interaction.
 
     Args:
         difference: Where.
@@ -45,9 +45,9 @@ class RecordedCalls(Calls):
     """Calls of one author's object in one recorded conversation.
 
     Args:
-        slots: What all conversations share of the object.
+        slots: The state of the object that all conversations share.
         instance_id: Id of the conversation.
-        answer: Returns what a method had returned, or raises what it had raised; None for the method that ends.
+        answer: Returns the recorded result of a method, or raises its recorded error; None for the method that ends.
     """
 
     def __init__(self, slots: Slots, instance_id: str, answer: Callable[[str], Awaitable[Any]]) -> None:
@@ -55,10 +55,10 @@ class RecordedCalls(Calls):
         self._answer = answer
 
     async def call(self, method: str, *arguments: Any, slot: Slot | None = None, alarms: Alarms | None = None) -> Any:
-        """Return what a method had returned.
+        """Return the recorded result of a method.
 
         Raises:
-            Exception: What the method had raised.
+            Exception: The recorded error of the method.
         """
         return await self._answer(method)
 
@@ -74,7 +74,7 @@ def raised(text: str) -> Exception:
 
 @dataclass(frozen=True)
 class Recording:
-    """What the recorded sessions of one conversation read."""
+    """The input of the recorded sessions of one conversation."""
 
     record: Mapping[str, Any]
     """Its record."""
@@ -85,7 +85,7 @@ class Recording:
     run_out: Callable[[], Awaitable[None]]
     """Does the same, and does not return."""
     image: Callable[[Mapping[str, Any]], Any]
-    """Returns what stands for an image of the record."""
+    """Returns the placeholder of an image of the record."""
 
     @property
     def turn(self) -> int:

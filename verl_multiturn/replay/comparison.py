@@ -1,7 +1,7 @@
-"""`differences`: where two records of one conversation differ, such as what a run wrote and what a replay makes of it.
+"""`differences`: where two records of one conversation differ, such as a run's record and a replay's.
 
-Left out are names, times, and what no replay can make: how long something took, what was in the engine's cache, the
-pixels of images. Of images the sizes are compared.
+Excluded are names, times, and values that no replay can make: how long something took, the contents of the engine's
+cache, the pixels of images. Of images the sizes are compared.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def differences(
     """Return where two records of one conversation differ, in the order of its turns.
 
     Args:
-        recorded: What was recorded, as it is read from disk.
-        now: What is made of it now, in the same types.
-        until: Number of the turn at which the replay ended; then only what was answered before it is compared. None: it
+        recorded: The record, as it is read from disk.
+        now: The record made of it now, in the same types.
+        until: Number of the turn at which the replay ended; then only the answers before it are compared. None: it
             came to its end.
     """
     found = [*_answered(recorded, now, until)]
@@ -133,7 +133,7 @@ def _rows(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) ->
             if a[name] == b[name]:
                 continue
             at = next((i for i, (x, y) in enumerate(zip(a[name], b[name], strict=False)) if x != y), None)
-            if at is None and name != "ids":  # one is longer, which is said of the ids
+            if at is None and name != "ids":  # one is longer, which is reported for the ids
                 continue
             at = min(len(a[name]), len(b[name])) if at is None else at
             values = [each[name][at] if at < len(each[name]) else None for each in (a, b)]

@@ -1,7 +1,7 @@
 """`RecordedInteractionSession`: the interaction of a recorded conversation, whose answers are the record's.
 
-What it returned comes from the record, and so does the text of its failure. What follows from an answer is decided
-anew: what of it is kept, and whether the conversation is over.
+Its results come from the record, and so does the text of its failure. The consequences of an answer are decided anew:
+how much of it is kept, and whether the conversation is over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RecordedInteractionSession(InteractionSession):
     """The interaction of one recorded conversation.
 
     Args:
-        recording: What is known of it.
+        recording: The record of it.
         args: As for `InteractionSession`, and so `kwargs`.
     """
 
@@ -59,11 +59,11 @@ class RecordedInteractionSession(InteractionSession):
         return next((reply for reply in self._record["replies"] if reply["turn"] == turn), None)
 
     async def _answer(self, method: str) -> Any:
-        """Return what a method had returned.
+        """Return the recorded result of a method.
 
         Raises:
-            InteractionFailedError: There was nothing, as the record says.
-            DivergedError: The record does not say that it was asked.
+            InteractionFailedError: There was nothing, by the record.
+            DivergedError: The record has no call of it.
         """
         record, turn = self._record, None if method == "start" else self._turn
         if method == self._gate.owner.end:
@@ -97,5 +97,5 @@ class RecordedInteractionSession(InteractionSession):
         raise DivergedError(ReplayDifference(turn, "replies", None, "no reply", "asked for one"))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        """Return what a method had returned, without the words that a session puts before a failure."""
+        """Return the recorded result of a method, without the words that a session puts before a failure."""
         return await self._calls.call(method)

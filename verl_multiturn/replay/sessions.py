@@ -1,7 +1,7 @@
 """`RecordedSession`: the requests of a recorded session, in their order, through today's forest.
 
     the record's events ─→ request ─→ AgentSession ⇄ the recorded generations
-                        ├─ its client got the answer, or had left
+                        ├─ its client got the answer, or had gone
                         └─ how many generations there were by then
 
 A record keeps of a request that goes on from a completion the messages after it. So those before it are as today's
@@ -87,7 +87,7 @@ class RecordedSession:
 
     Args:
         record: Its record.
-        run: What sessions share.
+        run: The state that sessions share.
         is_changed: As in `RecordedTurns`.
     """
 
@@ -117,7 +117,7 @@ class RecordedSession:
         """Send all requests, until the agent's end.
 
         Raises:
-            DivergedError: The session asks for what was not recorded, or does not ask for what was.
+            DivergedError: The session asks for an unrecorded generation, or does not ask for a recorded one.
         """
         part = self._record["session"]
         requests, events = part["requests"], part["events"]
@@ -197,7 +197,7 @@ class RecordedSession:
         )
 
     def _told(self, number: int, got: bool) -> None:
-        """Tell the session what became of an answer."""
+        """Inform the session of an answer's fate."""
         delivery = self._deliveries.get(number)
         if delivery is None:
             return
@@ -223,7 +223,7 @@ class RecordedSession:
         """Return a recorded generation, and who waits for it."""
         first: ReplayDifference | None = None
         lane = f"{self.session.id}.{self._record['generations'][recorded.number].get('lane')}"
-        # The same may be asked twice at once; then the lanes tell which of the two this is.
+        # The same may be requested twice at once; then the lanes decide which of the two this is.
         for ask, asked in sorted(self._pending, key=lambda each: each[0].request_id != lane):
             difference = recorded.difference(ask)
             if difference is None:

@@ -1,7 +1,7 @@
 """`RecordedToolSession`: the tools of a recorded conversation, whose answers are the record's.
 
-What tools returned and raised comes from the record. All that a session decides is decided anew: which call is refused
-and why, the status of one that fails, how much of an answer is kept, and what the model reads of it.
+Results and errors of tools come from the record. All that a session decides is decided anew: which call is refused
+and why, the status of one that fails, how much of an answer is kept, and which text of it the model reads.
 
     execute ─→ checks, limits ─→ slot ─→ the record's answer ─→ read_answer ─→ CallResult
 """
@@ -25,7 +25,7 @@ _ERROR = "Error: "
 
 
 class RecordedGate(Gate):
-    """A gate without a cache: whether an answer came from it, the record says."""
+    """A gate without a cache: the record shows whether an answer came from it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,7 +36,7 @@ class RecordedToolSession(ToolSession):
     """Tools of one recorded conversation.
 
     Args:
-        recording: What is known of it.
+        recording: The record of it.
         args: As for `ToolSession`, and so `kwargs`.
     """
 
@@ -98,7 +98,7 @@ class RecordedToolSession(ToolSession):
         return float(rewards[name])
 
     async def _execute(self, gate: Gate, result: CallResult, slot: Slot, arguments: dict[str, Any]) -> Any:
-        """Return what `execute` had returned for a call."""
+        """Return the recorded result of `execute` for a call."""
         record, call = self._record, self._recorded.get(result.call_id)
         if call is None:
             if record["time_up"] == "tools":

@@ -1,12 +1,12 @@
 """`require_rewards`: a reward function that returns rewards, or names its mistake: function, row and value.
 
     verl's reward manager ─▶ checked function ─▶ the author's function
-                                  └─ a result that is no reward, ConfigError: RewardContractError, which ends the run
+                                  └─ a result that is not a reward, ConfigError: RewardContractError, which ends the run
 
-It is for whoever calls a reward function of any kind, the author's own in the place of `compute_score` too.
+It serves each caller of a reward function of any kind, the author's own in the place of `compute_score` too.
 
 Invariants:
-- what comes back has a score that `reward_numbers.score_of` takes; it is what the function returned, unchanged;
+- the result has a score that `reward_numbers.score_of` takes; it is the function's own, unchanged;
 - `UnjudgedError`, `OutageError` and whatever else the function raises pass through.
 """
 
@@ -31,7 +31,7 @@ def require_rewards(function: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         function: It takes verl's arguments by name: `data_source`, `solution_str`, `ground_truth`, `extra_info`.
 
-    The function that is returned raises `RewardContractError` for a result that is no reward, and in the place of a
+    The function that is returned raises `RewardContractError` for a result that is not a reward, and in the place of a
     `ConfigError`.
     """
     if getattr(function, "is_checked", False):
@@ -92,7 +92,7 @@ def _read(result: Any, named: str, row: Mapping[str, Any]) -> Any:
 
 
 def _row_of(row: Mapping[str, Any]) -> str:
-    """Return the name of a row, by what its author gave it."""
+    """Return the name of a row, by its author's name for it."""
     extra = row.get("extra_info")
     index = extra.get("index") if isinstance(extra, Mapping) else None
     known = [] if index is None else [f"extra_info.index {show(index)}"]

@@ -35,7 +35,7 @@ class GymOptions(VerifierOptions):
     """Options of the reward `reasoning_gym`."""
 
     partial_credit: bool = False
-    """True: an answer that is not right scores what the verifier gives it. False: it scores 0."""
+    """True: an answer that is not right scores the verifier's number. False: it scores 0."""
 
 
 async def reward(solution: Solution, ground_truth: Any, options: GymOptions) -> Score:

@@ -4,9 +4,9 @@ It works as in DeepEyes (arXiv 2505.14362): the judge sees the question, the gol
 The judge is any endpoint with OpenAI's `chat/completions`.
 
 Invariants:
-- an answer that certainly is the gold answer is right, and the judge is not asked. Only case, blanks, articles and
+- an answer that certainly is the gold answer is right, and the judge is not called. Only case, blanks, articles and
   commas or full stops after words may then differ: never a letter, a sign or a number;
-- a judge that fails, is late, or gives no verdict has not judged. The row then counts as failed or timed out, never as
+- a judge that fails, is late, or gives no verdict has not scored. The row then counts as failed or timed out, never as
   wrong. It scores 0 where the answer may be to blame: the judge has replied, or it answers another question. A judge
   that is not there at all has nothing to do with the answer, and the row is omitted;
 - the verdict is read from the judge's reply alone, and the judge gets the answer within one JSON string.
@@ -86,7 +86,7 @@ class JudgeOptions(RewardOptions):
     """Seconds for one answer, all attempts together."""
 
     attempts: int = Field(default=4, gt=0)
-    """Most requests for one answer. The judge is asked again when it failed, was overloaded, or gave no verdict."""
+    """Most requests for one answer. The judge is called again when it failed, was overloaded, or gave no verdict."""
 
 
 class _JudgeClient:
@@ -138,7 +138,7 @@ class _JudgeClient:
             raise WorkerError(f"the judge has given no verdict: {error}") from error
 
     async def _is_there(self) -> bool:
-        """Return whether the judge replies to a question that nobody else wrote."""
+        """Return whether the judge replies to a question of our own."""
         try:
             return await self._endpoint.ask(_messages(*_CONTROL), lambda said: True)
         except (TimeoutError, EndpointError):
@@ -151,7 +151,7 @@ def _messages(question: str, gold: str, answer: str) -> list[dict[str, str]]:
 
 
 async def reward(solution: Solution, ground_truth: Any, options: JudgeOptions) -> Score:
-    """Judge whether the text in the last turn's `<answer>…</answer>` says the same as the gold answer.
+    """Judge whether the text in the last turn's `<answer>…</answer>` means the same as the gold answer.
 
     Args:
         solution: The conversation; its `extra_info` holds the `question`.
@@ -174,7 +174,7 @@ async def reward(solution: Solution, ground_truth: Any, options: JudgeOptions) -
             f"ground_truth of {solution.data_source!r}: expected an answer, got {ground_truth!r}; mend the row"
         )
     formatted = has_one(solution.answer, "answer")
-    # An answer within reasoning that was not closed is judged all the same.
+    # An answer within reasoning that was not closed is scored all the same.
     answer = last_tag(solution.answer, "answer") or last_tag(solution.text, "answer")
     if not answer:
         return Score(format=float(formatted))
@@ -186,7 +186,7 @@ async def reward(solution: Solution, ground_truth: Any, options: JudgeOptions) -
 
 
 def means_the_same(answer: str, gold: str) -> bool:
-    """Return whether an answer certainly means the same as the gold answer; if not certain, the judge is asked.
+    """Return whether an answer certainly means the same as the gold answer; if not certain, the judge is called.
 
     The two may differ in case, blanks, articles, the spelling of a number ("two"), and commas or full stops after
     words. Before a short gold answer there may be an opening ("It is red"), and after the letter of an option its text
@@ -214,7 +214,7 @@ def means_the_same(answer: str, gold: str) -> bool:
 def _words(text: str, letters: bool, lower: bool = True) -> list[str]:
     """Return the words of a text, without articles and without commas, colons and full stops after them.
 
-    An article stands before a word of two or more letters. With `letters`, a single "A" is no article.
+    An article comes before a word of two or more letters. With `letters`, a single "A" is not an article.
     """
     text = text.strip().rstrip(".,;:")
     if len(text) > 2 and text[0] + text[-1] in _QUOTES:

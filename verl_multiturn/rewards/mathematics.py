@@ -1,6 +1,6 @@
 r"""The reward for mathematics, which compares the last `\boxed{…}` with the ground truth.
 
-`math_verify` (huggingface/Math-Verify) compares them. If asked for, they are first compared as texts without signs like
+`math_verify` (huggingface/Math-Verify) compares them. On request, they are first compared as texts without signs like
 `°` and `%`.
 """
 
@@ -69,7 +69,7 @@ async def reward(solution: Solution, ground_truth: Any, options: MathOptions) ->
 
 
 def is_other(text: str) -> bool:
-    r"""Return whether a text says several things, or that something is not so: `6 \\ 5`, `\ne 5`.
+    r"""Return whether a text gives several values, or denies one: `6 \\ 5`, `\ne 5`.
 
     Math-Verify reads the last number of such a text. A line break within a matrix or cases is none.
     """

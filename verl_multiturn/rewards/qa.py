@@ -22,7 +22,7 @@ from verl_multiturn.rewards.score import RewardOptions, Score, Solution
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:an|the)\b")
 # Before a word of two characters ("dog", "U.S.", "T-shirt"), or a number. The letter in "A, B", "Hepatitis A" and
-# "U.S.A." is no article.
+# "U.S.A." is not an article.
 _ARTICLE_A = re.compile(r"""(?<![^\s"'(])a(?=[.):]?\s+[^\w\s]*(?:\w[-.'’&]*\w|\d))""")
 _MOST_CHARACTERS = 10_000
 _MOST_TAGS = 10
@@ -86,7 +86,7 @@ def normalize(text: str) -> str:
 
 
 def same(answer: str, gold: str) -> bool:
-    """Return whether two texts are the same, normalised; where nothing is left of the gold answer, as they are."""
+    """Return whether two texts are the same, normalised; where nothing remains of the gold answer, as they are."""
     wanted = normalize(gold)
     return normalize(answer) == wanted if wanted else _as_it_stands(answer) == _as_it_stands(gold)
 

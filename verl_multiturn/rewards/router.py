@@ -79,7 +79,7 @@ class RewardKwargs(BaseModel):
     routes: dict[str, str] = {}
     """Patterns of `data_source` with the name of each one's reward, tried before the built-in patterns in this order.
 
-    The name is that of a built-in reward, or the dotted name of a function of your own. In a pattern `*` stands for any
+    The name is that of a built-in reward, or the dotted name of a function of your own. In a pattern `*` matches any
     text; letter case is ignored.
     """
 
@@ -138,7 +138,7 @@ async def compute_score(
         raise
     except TimeoutError:
         score = Score(answered=1.0, timed_out=1.0)
-    except Exception as error:  # what a model wrote must not end the run: count it, and log the first of each kind
+    except Exception as error:  # a model's text must not end the run: count it, and log the first of each kind
         written = WrittenTexts((solution_str,), (plain(ground_truth), plain(extra_info)))
         outage = cause_of(error, "model", written=written) == "outage"
         unjudgeable = isinstance(error, UnjudgedError)
@@ -214,7 +214,7 @@ def find_reward(data_source: str, routes: Mapping[str, str]) -> str:
 async def _run_own(name: str, solution: Solution, ground_truth: Any, timeout_s: float) -> Score:
     """Call a user's own `reward(solution, ground_truth)`.
 
-    A function that is not a coroutine function runs in a thread. Nothing can stop a thread: a late one is left running.
+    A function that is not a coroutine function runs in a thread. Nothing can stop a thread: a late one goes on.
     """
     function = resolve(name, "reward_kwargs.routes")
     async with asyncio.timeout(timeout_s):
@@ -223,7 +223,7 @@ async def _run_own(name: str, solution: Solution, ground_truth: Any, timeout_s: 
         else:
             score = await asyncio.to_thread(function, solution, ground_truth)
     if inspect.iscoroutine(score):
-        score.close()  # Python would warn of one that nobody awaited
+        score.close()  # Python would warn of one that was not awaited
         raise ConfigError(
             f"{name} returned a coroutine that nobody awaits; write it with async def, or await it inside"
         )

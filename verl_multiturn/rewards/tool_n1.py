@@ -64,8 +64,8 @@ def _parsed_calls(calls: tuple[tuple[str, str], ...]) -> Counter[str] | None:
 def _written_calls(text: str) -> Counter[str] | None:
     """Return the calls in a text, in a form that can be compared; None when one of them cannot be read.
 
-    A `<tool_call>` within the reasoning opens no call. The reasoning ends with the first `</think>`: a later one may
-    are in an argument, or in what a tool said.
+    A `<tool_call>` within the reasoning opens no call. The reasoning ends with the first `</think>`: a later one may be
+    in an argument, or in a tool's text.
     """
     calls: list[Any] = []
     before, ended, rest = text.partition("</think>")

@@ -43,7 +43,7 @@ async def verify(
 
     Args:
         package: `math_verify` or `reasoning_gym`.
-        request: The answer and what it is compared with, as `verify_worker.py` reads it.
+        request: The answer and its references, as `verify_worker.py` reads it.
         control: The same with the right answer in the answer's place; None: there is none.
         options: Limits of the process.
 
@@ -59,7 +59,7 @@ async def verify(
 
 
 async def judge_or_blame(judge: Callable[[], Awaitable[T]], control: Callable[[], Awaitable[object]] | None) -> T:
-    """Return a verdict; where there is none, tell whether the answer is to blame.
+    """Return a verdict; where there is none, report whether the answer is to blame.
 
     A process that ended is tried once more: it may have been killed from outside.
 

@@ -1,4 +1,4 @@
-"""`WallClock`: the wall clock of a conversation, which an engine stops while it stands still.
+"""`WallClock`: the wall clock of a conversation, which an engine stops while it is paused.
 
 `life.py` has the functions that find the clock of the running conversation.
 """
@@ -20,7 +20,7 @@ class WallClock:
     def __init__(self, deadline: asyncio.Timeout) -> None:
         self.deadline = deadline
         self.is_over = False
-        """Whether the conversation has left the deadline: nothing puts it off any more."""
+        """Whether the conversation is past the deadline: nothing puts it off any more."""
         self._stops = 0
         """How many blocks of `stopped` are open."""
         self._due: float | None = None

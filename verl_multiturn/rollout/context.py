@@ -1,4 +1,4 @@
-"""`ContextWriter`: writes what a tool or a user said, into the row that is open or at the beginning of a new one.
+"""`ContextWriter`: writes messages of tools and users into the row that is open or at the beginning of a new one.
 
 A row is a stretch of a conversation in which ids were only appended; it is one row of the training batch. By mode:
 
@@ -6,9 +6,9 @@ A row is a stretch of a conversation in which ids were only appended; it is one 
     window      prompt turn | prompt' turn | prompt'' turn       a row for each turn; its prompt holds the last steps
     overflow    prompt turn obs turn | prompt' turn obs turn     a new row when an observation does not fit any more
 
-A step is an assistant's turn with what answered it. The prompt of a later row holds the request's messages and the last
-steps, rendered anew. In `overflow` the model may be asked for a summary, which then is behind the request's last
-message. Where there is none, or one without words, the summary before stays.
+A step is an assistant's turn with the answers to it. The prompt of a later row holds the request's messages and the
+last steps, rendered anew. In `overflow` the model may be prompted for a summary, which then is behind the request's
+last message. Where there is none, or one without words, the summary before stays.
 
 Invariants:
 - each sampled token is in exactly one row;
@@ -52,7 +52,7 @@ class ContextWriter:
     Args:
         codec: Renders messages to token ids.
         limits: Limits of a row.
-        context: What the model is shown.
+        context: The form of the context that the model is shown.
     """
 
     def __init__(self, codec: ChatCodec, limits: Limits, context: Context) -> None:
@@ -69,14 +69,14 @@ class ContextWriter:
         shown: Schemas,
         summarise: Callable[[int], Awaitable[str]],
     ) -> StopReason | None:
-        """Show the model what answered its last turn. Return why the conversation ends; None if it goes on.
+        """Show the model the answers to its last turn. Return why the conversation ends; None if it goes on.
 
         Args:
             outcome: The conversation.
             added: Messages of tools or a user, as `trusted` returns them.
             source: Source of their tokens.
             shown: The tools' schemas as the model is shown them.
-            summarise: Samples a summary of at most as many tokens as it is told, and returns its text.
+            summarise: Samples a summary of at most the given number of tokens, and returns its text.
         """
         mode, messages = self._context.mode, outcome.messages
         if mode == "window":
@@ -149,7 +149,7 @@ class ContextWriter:
             try:
                 ids = await codec.render(codec.rendered, messages, shown)
             except ConfigError:
-                # The template can render what others wrote, so it is the model's words that it refuses.
+                # The template can render the others' messages, so it refuses the model's words.
                 await codec.render(codec.rendered, [_harmless(message) for message in messages], shown)
                 return StopReason.MALFORMED_CALLS
             if len(ids) <= self._limits.prompt_length:

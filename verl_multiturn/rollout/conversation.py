@@ -53,11 +53,11 @@ class Conversation:
         codec: Renders messages to token ids.
         parser: Reads the turns.
         limits: Limits, the same for every request.
-        gates: What all requests share about their tools. The default serves a single process, with 60 s for each call.
+        gates: The state of tools that all requests share. The default serves a single process, with 60 s for each call.
         check: Compares each conversation with the template's rendering of the whole; None: no comparison.
         read_images: Resizes the images that tools and interactions return, for a model that takes images.
-        interactions: What all requests share about their interactions. The default is as for `gates`.
-        context: What the model is shown of a conversation that grows.
+        interactions: The state of interactions that all requests share. The default is as for `gates`.
+        context: The part of a growing conversation that the model is shown.
         make_tools: Makes the tools' session of a conversation, as `ToolSession` does; a replay has another one.
         make_user: Makes the interaction's session, as `InteractionSession` does.
     """
@@ -96,7 +96,7 @@ class Conversation:
 
         Args:
             request: The request.
-            outcome: What `Outcome.begun` returned; it is filled in as the conversation goes on, so that its trace can
+            outcome: The result of `Outcome.begun`; it is filled in as the conversation goes on, so that its trace can
                 be written whatever ends it.
 
         Returns:
@@ -174,14 +174,14 @@ class Conversation:
             request: The request.
             outcome: Gets the prompt.
             opening: The interaction's first message; None: it has none.
-            is_whole: Whether the prompt is what the model is shown. Else the interaction failed before its first
+            is_whole: Whether the model is shown this prompt. Else the interaction failed before its first
                 message, and the conversation is invalid: a prompt without it need not be one that a template takes.
 
         Returns:
             The tools of the conversation, not created yet, and their schemas as the model is shown them.
 
         Raises:
-            ConfigError: The template cannot render the messages, or does not show what they say.
+            ConfigError: The template cannot render the messages, or does not show their texts.
         """
         codec, messages = self._codec, list(request.messages)
         if opening is not None:
@@ -205,7 +205,7 @@ class Conversation:
             outcome.messages,
         )
         shown = await codec.render(codec.trusted_schemas, session.schemas)
-        # An engine that reads the messages themselves does not depend on what the template shows.
+        # An engine that reads the messages themselves does not depend on the template.
         check = (
             RequiredPart.NOTHING if not is_whole or getattr(self._engine, "reads_messages", False) else RequiredPart.ALL
         )
@@ -464,7 +464,7 @@ class Conversation:
 
 
 def _answers(outcome: Outcome) -> int:
-    """Return the number of turns that were no summaries."""
+    """Return the number of turns that were not summaries."""
     return sum(not turn.summary for turn in outcome.turns)
 
 

@@ -1,10 +1,10 @@
-"""Scripted conversations with your own tools: you write what the model says. No model, no GPU, neither verl nor torch.
+"""Scripted conversations with your own tools: you write the model's turns. No model, no GPU, neither verl nor torch.
 
     outcome = await scripted_rollout([lookup], [tool_call("lookup", {"key": "a"}), "It is 1."], "What is a?")
     assert outcome.calls[0].text == "1"
 
 The loop, the codec with its firewall, the call parser and the life of the tools are the same as in a run. A tiny
-tokenizer and a ChatML-like template (folder `tiny_chat`) and the Hermes format stand in for a model's own. So a prompt
+tokenizer and a ChatML-like template (folder `tiny_chat`) and the Hermes format replace a model's own. So a prompt
 has other tokens, and more of them, than with a real model.
 """
 
@@ -64,11 +64,11 @@ async def scripted_rollout(
     limits: Limits = _LIMITS,
     tool_timeout_s: float = 60.0,
 ) -> Outcome:
-    """Roll out one conversation in which the model says `turns`.
+    """Roll out one conversation in which the model writes `turns`.
 
     Args:
         tools: A mapping as `load_tools` returns it, or a list of tools and typed functions.
-        turns: What the model writes, turn by turn. `verl_multiturn.runs.data.tool_call` writes a call.
+        turns: The model's text, turn by turn. `verl_multiturn.runs.data.tool_call` writes a call.
         prompt: The user's message, or all messages.
         tools_kwargs: Arguments for the tools' methods, as in a data row: by tool, then `create_kwargs`,
             `execute_kwargs` …, or `shown`
@@ -84,7 +84,7 @@ async def scripted_rollout(
         The outcome of the conversation.
 
     Raises:
-        ConfigError: A mistake in the arguments; or the conversation asked for more turns than the script has, or
+        ConfigError: A mistake in the arguments; or the conversation needed more turns than the script has, or
             finished before all were used.
         ToolContractError: A tool broke the contract of `BaseTool`.
         InteractionContractError: The interaction broke the contract of `Interaction`.
@@ -122,7 +122,7 @@ async def scripted_rollout(
             f"{show(outcome.messages[-1]['content'])}; add it, or let `limits` end the conversation before it "
             "(max_assistant_turns)"
         )
-    if asked < len(turns) and outcome.stop_reason is StopReason.FINISHED:  # after a limit, turns may be left over
+    if asked < len(turns) and outcome.stop_reason is StopReason.FINISHED:  # after a limit, turns may remain
         raise ConfigError(
             f"turns: the conversation finished after turn {asked} of {len(turns)}; leave {show(turns[asked], 100)} "
             "out, or call a tool before it"
@@ -161,7 +161,7 @@ def _messages(prompt: Any) -> list[Message]:
 def transcript(outcome: Outcome) -> list[tuple[Source, str]]:
     """Return a scripted conversation as `(source, text)` pairs, split where the tokens' source or the turn changes.
 
-    Text of the source `SAMPLED` is what is trained.
+    Text of the source `SAMPLED` is trained.
     """
     tokenizer = tiny_tokenizer()
     written = outcome.trajectory

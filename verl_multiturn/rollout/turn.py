@@ -1,7 +1,7 @@
-"""`Turn`: one generation of the engine, and what came of it, from the tokens to the reward.
+"""`Turn`: one generation of the engine, and its results, from the tokens to the reward.
 
 A conversation makes a turn when the engine has answered, and fills it in as the turn is read and answered. A session
-makes its turns at its end: each generation is one, also those that nobody got.
+makes its turns at its end: each generation is one, also one that no client got.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Turn:
     reward: float | None = None
     """Reward of the turn alone, beside those of its calls and of its reply: that of an agent for a completion."""
     state: str | None = None
-    """Digest of the state in which the model acted; None for a summary, and where the environment did not say."""
+    """Digest of the state in which the model acted; None for a summary, and where the environment gave none."""
     parent: int | None = None
     """Number of the turn that it continues; None where it begins anew."""
     after: int = 0
@@ -56,7 +56,7 @@ class Turn:
     finish: str = ""
     """Why the generation ended, in the engine's word (`rollout.engines.protocol.Finish`); for records alone."""
     cached: int | None = None
-    """Tokens of the prompt that the engine had in its prefix cache; None where it does not say. For records alone."""
+    """Tokens of the prompt that the engine had in its prefix cache; None where it reports none. For records alone."""
 
     @property
     def sampled(self) -> bool:
@@ -74,7 +74,7 @@ class Turn:
         return sum(rewards, 0.0) if rewards else None
 
     def to_plain(self) -> dict[str, Any]:
-        """Return what an estimator of advantages needs to know of the turn, in plain types: `of_plain` reads it."""
+        """Return the facts of the turn for an estimator of advantages, in plain types: `of_plain` reads it."""
         return {
             "turn": self.number,
             "parent": self.parent,

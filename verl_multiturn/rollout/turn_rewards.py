@@ -2,7 +2,7 @@
 
 `verl_bridge` calls it for each finished conversation. `tool_scores` and `interaction_scores` give the rewards of tools
 and of interactions as positions in a row's response, which are added to the row's scores. `turns_of` gives the
-estimators of advantages (`mt_grpo`, `mt_turns`, `mt_gigpo`) what they need to know of each turn.
+estimators of advantages (`mt_grpo`, `mt_turns`, `mt_gigpo`) their facts about each turn.
 
 Invariants:
 - a reward always lies on a sampled token: that of a turn on the turn's last one, that of the whole conversation on the

@@ -26,11 +26,11 @@ def unscored(row: Mapping[str, Any]) -> str:
 
 
 def check_scored(row: Mapping[str, Any], *, where: str) -> None:
-    """Refuse a row that no reward function of verl's reward managers can be asked about.
+    """Refuse a row that no reward function of verl's reward managers can score.
 
     Args:
         row: The row.
-        where: What names it, for errors.
+        where: Its name, for errors.
 
     Raises:
         ConfigError: The row has no `data_source`, or no `reward_model.ground_truth`.
@@ -46,7 +46,7 @@ def check_agent_name(row: Mapping[str, Any], *, where: str, known: Collection[st
 
     Args:
         row: The row; without that column it has the run's default loop.
-        where: What names it, for errors.
+        where: Its name, for errors.
         known: The agent loops of verl and of ours; one that is like none of them may be the user's own.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where the processes of a run keep compiled code, on machines whose Python is told to write none.
+"""Where the processes of a run keep compiled code, on machines whose Python is configured to write none.
 
 Many containers set PYTHONDONTWRITEBYTECODE. Each process of a run would then compile PyTorch, verl and SGLang anew,
 which takes as long as their import.

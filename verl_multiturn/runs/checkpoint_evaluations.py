@@ -7,7 +7,7 @@
                     waiting/global_step_N    weights that wait; an older one is skipped, by name, when a newer one waits
                     running/global_step_N    those that are evaluated
                     step_N, step_N.2, …      folders of evaluations
-                    points.jsonl             what became of each
+                    points.jsonl             the outcome of each
                     worker.log
 
 Invariants:
@@ -166,7 +166,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def work(run: Path) -> int:
-    """Evaluate what waits in a run's folder until nothing does, and return the number of checkpoints that were taken.
+    """Evaluate the waiting weights in a run's folder until none wait, and return the number of checkpoints taken.
 
     Where another worker is at it, nothing is done: that one looks again when it has ended.
     """
@@ -181,7 +181,7 @@ def work(run: Path) -> int:
                 _evaluate(run, _skip_older(run))
                 taken += 1
             if has_left(run) and not _waiting(folder):
-                return taken  # what cannot be removed is left to its owner
+                return taken  # its owner has to remove the rest
     return taken
 
 
@@ -192,7 +192,7 @@ def _waiting(folder: Path) -> list[int]:
 
 
 def _skip_older(run: Path) -> int:
-    """Remove weights that wait while newer ones do, say so by name, and return the newest step; 0: nothing waits."""
+    """Remove weights that wait while newer ones do, report their names, and return the newest step; 0: none."""
     *older, newest = _waiting(run / FOLDER) or [0]
     for step in older:
         shutil.rmtree(run / FOLDER / "waiting" / f"{_STEP}{step}", ignore_errors=True)
@@ -264,7 +264,7 @@ def _chosen(held: Path, unused: Path) -> Path:
 
 
 def _run(wanted: CheckpointOptions, held: Path, out: Path, meanwhile: Callable[[], object]) -> str:
-    """Run an evaluation to its end, and return what went wrong; "" where nothing did.
+    """Run an evaluation to its end, and return the error; "" without one.
 
     Args:
         wanted: How it is evaluated.
@@ -335,7 +335,7 @@ def wanted_of(settings: Mapping[str, Any], run: Path, rows: Sequence[str]) -> Ch
         rows: Files of its validation rows.
 
     Raises:
-        ConfigError: The run's folder does not say how it was started.
+        ConfigError: The run's folder lacks the command of its start.
     """
     return CheckpointOptions(*started_as(run), list(rows), **settings)
 

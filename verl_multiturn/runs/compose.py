@@ -85,7 +85,7 @@ def _texts(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...],
 
 
 def _misspelt(message: str, plan: RunPlan, searched: list[str]) -> str:
-    """Return what is wrong with an override of an unknown key; empty for another error of Hydra's."""
+    """Return the error of an override of an unknown key; empty for another error of Hydra's."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
 
@@ -105,7 +105,7 @@ def _misspelt(message: str, plan: RunPlan, searched: list[str]) -> str:
 
 
 def _unknown(path: str, section: Any) -> str:
-    """Return what is wrong with the path of an override; empty where it leads through a value.
+    """Return the error in the path of an override; empty where it leads through a value.
 
     Args:
         path: Path of the override.

@@ -45,10 +45,10 @@ def make_row(
 
     Args:
         data_source: Name that chooses the reward.
-        prompt: The user's message, or all messages. Where the interaction speaks first: what stands before that, such
+        prompt: The user's message, or all messages. Where the interaction speaks first: the messages before that, such
             as a system message; `[]` beside `system`.
-        ground_truth: What the reward compares the answer with. A value that is not text is stored as JSON, since a
-            column of a parquet file has one type, and a data set may mix tasks.
+        ground_truth: The value that the reward compares the answer with. A value that is not text is stored as JSON,
+            since a column of a parquet file has one type, and a data set may mix tasks.
         system: System message to put before the prompt; "": none.
         ability: Kind of the task, for example `math`.
         tools: Names of the tools that the row has, one or more; None: all tools of the run.
@@ -254,7 +254,7 @@ def write_rows(folder: str | Path, splits: Mapping[str, Sequence[Row]], tool_con
 
     Raises:
         ConfigError: A message has an unknown role, video or audio; rows do not fit the tools or a parquet file; or a
-            split is empty. What was written stays in `new-<split>.parquet` for you to look at. Files that existed
+            split is empty. The written files stay in `new-<split>.parquet` for you to look at. Files that existed
             before stay unchanged.
     """
     import pyarrow as pa
@@ -337,7 +337,7 @@ def check_seed(seed: Any, where: str) -> None:
 
     Args:
         seed: The seed.
-        where: What gives it, with its value, for errors.
+        where: Its source, with its value, for errors.
 
     Raises:
         ConfigError: It is not a whole number, negative or too large.

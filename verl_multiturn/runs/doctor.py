@@ -1,4 +1,4 @@
-"""The checks of `verl-multiturn doctor`. Heavy packages such as verl and torch are asked in separate processes."""
+"""The checks of `verl-multiturn doctor`. Heavy packages such as verl and torch are checked in separate processes."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class DoctorFinding:
     found: str
     """State in which it was found."""
     remedy: str = ""
-    """Advice what to do; empty when the check passed. Where it passed all the same, this is a warning."""
+    """Advice; empty when the check passed. Where it passed all the same, this is a warning."""
 
 
 def examine(gpu: bool = False) -> list[DoctorFinding]:
-    """Check versions, what a start of Ray needs, the sandbox, and whether verl knows the plugin.
+    """Check versions, the needs of a start of Ray, the sandbox, and whether verl knows the plugin.
 
     Args:
-        gpu: Whether to check also what only a run on a GPU needs.
+        gpu: Whether to check also the needs of GPU runs alone.
     """
     remedy = install_command(gpu or _has_gpu())
     judgement = judge()
@@ -118,7 +118,7 @@ def _version(name: str, expected: str, remedy: str) -> DoctorFinding:
 
 
 def _versions(judgement: Judgement, remedy: str) -> list[DoctorFinding]:
-    """Report which set of versions this is, and what is wrong with which package."""
+    """Report which set of versions this is, and the faults of its packages."""
     accepted = judgement.verdict != "refused"
     locks = " or ".join(judgement.nearest.locks)
     found = f"{'' if judgement.verdict == 'supported' else 'nearest: '}{judgement.nearest.name} ({locks})"
@@ -158,7 +158,7 @@ def _load() -> DoctorFinding:
 
 
 def _sandbox() -> DoctorFinding:
-    """Run a program in a sandbox with the isolation that tools and rewards have unless they are told otherwise."""
+    """Run a program in a sandbox with the isolation that tools and rewards have unless a setting changes it."""
     settings = SandboxSettings.model_validate({})
     try:
         check(settings)
@@ -185,7 +185,7 @@ class _ProgramEnd(NamedTuple):
     is_late: bool = False
 
     def advice(self, otherwise: str) -> str:
-        """Return what to do about a program that failed: one that was only late says nothing about packages."""
+        """Return the remedy for a program that failed: one that was only late shows nothing about packages."""
         return (
             f"start this command again when the machine is less busy ({load_text()[0]})" if self.is_late else otherwise
         )
@@ -313,7 +313,7 @@ print('platform:', get_platform().device_name)
 """
 
 
-# As `verl_bridge/compat/contract.py` says it on the command line; here in the process that has imported verl already.
+# As `verl_bridge/compat/contract.py` prints it on the command line; here in the process that has imported verl already.
 _NAMES = """
 import json
 from verl_multiturn.verl_bridge.compat.contract import check, read
@@ -324,7 +324,7 @@ print(json.dumps({"names": len(read()), "faults": check()}))
 def _registration(judgement: Judgement, remedy: str) -> list[DoctorFinding]:
     """Check that `import verl` registers the plugin, and that all names of verl, SGLang and Ray that it uses are there.
 
-    A separate process registers what a run would register.
+    A separate process makes the registrations of a run.
     """
     plugin = "plugin in verl"
     said = _python_says(_REGISTERED + _NAMES)
@@ -343,7 +343,7 @@ def _registration(judgement: Judgement, remedy: str) -> list[DoctorFinding]:
 
 
 def _names(said: str, judgement: Judgement, remedy: str) -> DoctorFinding:
-    """Judge what the contract's check said as JSON."""
+    """Judge the JSON output of the contract's check."""
     found = json.loads(said)
     what, faults = "names that we use", found["faults"]
     if not faults:

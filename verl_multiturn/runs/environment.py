@@ -60,7 +60,7 @@ def environment_of(plan: RunPlan, config: Mapping[str, Any]) -> dict[str, str]:
 def is_forked(config: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
     """Return whether the driver and the workers of a run are forked from one process: on a CPU, with this Python.
 
-    Where the run joins a cluster, or names an executable of its own, its processes are started as that says.
+    Where the run joins a cluster, or names an executable of its own, its processes are started in that way.
 
     Args:
         config: The composed configuration.

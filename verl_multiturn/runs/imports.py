@@ -4,7 +4,7 @@ verl imports such code minutes later, in its workers. In the process that starts
 may take a GPU's memory, start Ray, set variables that all workers inherit, or end the process.
 
 Invariants:
-- nothing that the code does at its import stays: its process, and what it started, is ended;
+- nothing that the code does at its import stays: its process, with its children, is ended;
 - code whose import does not end is not refused, since it may load a model.
 """
 
@@ -51,7 +51,7 @@ class Code:
     name: str | None = None
     """Name within the file or module; None: the import alone counts."""
     kind: str = ""
-    """What has the name: `class`, `function`, or "" for anything."""
+    """The kind of object of that name: `class`, `function`, or "" for anything."""
     options: str = ""
     """The setting that gives the function keywords of its own."""
     keywords: Sequence[str] = ()
@@ -66,7 +66,7 @@ def import_problem(codes: Sequence[Code], variables: Mapping[str, str]) -> str:
         variables: Environment variables that the run's workers have beside those of this process.
 
     Returns:
-        What is wrong with the first one that cannot be used; "" if nothing is.
+        The fault of the first one that cannot be used; "" without one.
     """
     if not codes:
         return ""
@@ -119,7 +119,7 @@ def _last_line(log: Any) -> str:
 
 
 def answer() -> None:
-    """Write for each piece of code on standard input a line of JSON to standard output: "", or what is wrong with it.
+    """Write for each piece of code on standard input a line of JSON to standard output: "", or its fault.
 
     This is the whole life of the process that `import_problem` starts.
     """
@@ -161,7 +161,7 @@ def _keyword_problem(function: Any, options: str, keywords: Iterable[str]) -> st
     try:
         # A decorator may take keywords that the function within it does not.
         parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
-    except Exception:  # a builtin says nothing of its parameters, and an author's object may refuse in any way
+    except Exception:  # a builtin does not show its parameters, and an author's object may refuse in any way
         return ""
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return ""

@@ -1,4 +1,4 @@
-"""The last table of a run, for the user who trained it: what came of it, where it is, and what to do next.
+"""The last table of a run, for the user who trained it: its results, its place, and the next steps.
 
 All other figures of a run are in the JSON object behind it.
 """
@@ -35,7 +35,7 @@ def print_last(
     Args:
         out: Folder of the run.
         found: All figures of the run.
-        own: Rows of the recipe's own, by their names; they stand behind the validation.
+        own: Rows of the recipe's own, by their names; they come after the validation.
         console: Console for the table.
     """
     console = Console() if console is None else console
@@ -61,7 +61,7 @@ def change_text(before: float | None, after: float | None) -> str:
 
 
 def _learned(out: Path) -> list[tuple[str, str]]:
-    """Return the rows about what was learnt."""
+    """Return the rows about the progress of learning."""
     entries: list[_Entry] = [(entry["step"], entry["data"]) for entry in read_metrics(out)]
     steps = [entry for entry in entries if REWARD in entry[1]]
     rows = [("steps", str(len(steps)))]
@@ -126,7 +126,7 @@ def _model_of(out: Path) -> Path | None:
 
 
 def _next(out: Path) -> list[str]:
-    """Return three commands that a user may want next, as far as the run has what they read."""
+    """Return three commands that a user may want next, as far as the run has the files that they read."""
     place = shlex.quote(str(out))
     commands = []
     if (out / "records").is_dir():

@@ -236,8 +236,8 @@ def plan_run(
 def quoted(word: str) -> str:
     """Return a Hydra override whose value Hydra can read: one that it could not is put into quotes.
 
-    Example: `data.train_files=/数据/a=b` returns `data.train_files='/数据/a=b'`. Of a list each item is looked at. What
-    has quotes, a mapping or a list in a list stays as it is.
+    Example: `data.train_files=/数据/a=b` returns `data.train_files='/数据/a=b'`. Of a list each item is looked at.
+    An item with quotes, a mapping or a list in a list stays as it is.
     """
     key, equals, value = word.partition("=")
     if not equals or _is_readable(value):
@@ -327,7 +327,7 @@ def _without_groups(
 
 
 def _check_contradictions(options: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Refuse an override that says otherwise than an option: a run would be named after one and follow the other."""
+    """Refuse an override that contradicts an option: a run would be named after one and follow the other."""
     for word in overrides:
         key, _, value = word.partition("=")
         option = _SETS.get(key.strip().lstrip("+"))

@@ -35,7 +35,7 @@ STOP = signal.SIGUSR1
 _FAULTS = {"SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSYS"}
 _LOOK_S = 1.0
 """Seconds after which a wait for a command looks whether a signal has come."""
-# Signals that end no process, and those that nobody can handle.
+# Signals that end no process, and those that cannot be handled.
 _OTHERS = {"SIGCHLD", "SIGCONT", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG", "SIGWINCH", "SIGINFO", "SIGKILL", "SIGSTOP"}
 
 
@@ -116,7 +116,8 @@ def fork_server(environment: Mapping[str, str], wanted: bool) -> Iterator[ForkSe
         wanted: Whether there is to be one.
 
     Yields:
-        The server, which is still importing; None where none is wanted, or where it cannot be started, which is said.
+        The server, which is still importing; None where none is wanted, or where it cannot be started, which is
+        reported.
     """
     if not wanted:
         yield None
@@ -152,7 +153,7 @@ def run_watched(
         command: Program and its arguments.
         environment: All environment variables of the command.
         log: File that the output of the command is appended to; None: the output is that of this process.
-        watch: Function that is called once, with a function that tells whether the command still runs. It has to
+        watch: Function that is called once, with a function that returns whether the command still runs. It has to
             return when the command has ended. None: nothing is done meanwhile.
         lock: Descriptor that the command inherits, of a file that stays locked as long as the command runs.
         stop: Function that asks the command to end by itself, called at the first SIGUSR1; None: SIGUSR1 ends it at
@@ -211,8 +212,8 @@ def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None, server: 
     """End every process of a run, and return the process ids of those that did not end.
 
     The first of at most six rounds asks the processes to end (SIGTERM); the others kill them. After each round the
-    function waits up to 5 seconds for them, and it returns when none remains. A trainer that is a fork is asked once:
-    the process that it was started by would pass the signal on, and a second one may cut its cleanup.
+    function waits up to 5 seconds for them, and it returns when none remains. A trainer that is a fork gets SIGTERM
+    once: the process that it was started by would pass the signal on, and a second one may cut its cleanup.
 
     These processes belong to the run: those with its mark in their environment, those in the session of the trainer or
     of the server, which itself stays, and all descendants of both. The mark alone is not enough, since a process that
@@ -221,7 +222,7 @@ def stop_everything(mark: str, trainer: subprocess.Popen[bytes] | None, server: 
     Args:
         mark: Value of the environment variable that marks the run's processes.
         trainer: The trainer's process; None: it was not started.
-        server: Server that it was forked from; None: it is no fork.
+        server: Server that it was forked from; None: it is not a fork.
     """
     sessions = {each.pid for each in (trainer, server) if each is not None}
     spared = {os.getpid(), server.pid if server is not None else -1}

@@ -3,9 +3,9 @@
     phase: starting Ray, after 52 s
     step  12  reward 0.913  calls/trajectory 0.98  11.2 s  finished 99 %, response_length 1 %  left 0:01:30
 
-In a terminal the phases stand in the progress bar; elsewhere each is a line, when it begins.
+In a terminal the phases are in the progress bar; elsewhere each is a line, when it begins.
 
-All of it is read from the files that verl's trainer writes. The trainer itself is never asked.
+All of it is read from the files that verl's trainer writes. The trainer itself gets no requests.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _TOTAL = re.compile(r"Total training steps: (\d+)")
 # The line of verl's console logger for a step. It is shown in a run whose metrics are in no file.
 _CONSOLE_STEP = re.compile(r"\bstep:\d+ - .*")
 _RECENT = 10
-"""Number of latest steps whose mean time gives the estimate of the time left."""
+"""Number of latest steps whose mean time gives the estimate of the remaining time."""
 
 
 def follow(path: Path, begin: int = 0) -> Iterator[str]:
     """Yield the lines of a growing file, and an empty string whenever there is no new complete line.
 
-    Empty lines of the file are left out. The iterator never ends.
+    Empty lines of the file are skipped. The iterator never ends.
 
     Args:
         path: The file. It need not exist yet.
@@ -67,7 +67,7 @@ def _size(records: Path | None) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line. A run goes on when nobody reads its output any more."""
+    """Print a line. A run goes on when its output is not read any more."""
     try:
         print(text, flush=True)
     except OSError:  # a closed pipe or terminal, or a full disk
@@ -80,7 +80,7 @@ def _say_nothing() -> None:
 
 
 class RunConsole(Console):
-    """A console whose program goes on when nobody reads its output any more, as with `| head`."""
+    """A console whose program goes on when its output is not read any more, as with `| head`."""
 
     def _write_buffer(self) -> None:
         try:
@@ -90,7 +90,7 @@ class RunConsole(Console):
 
 
 def validation_scores(data: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Return what a validation found, each with its name: the accuracy of a data set, or its reward where it has none.
+    """Return the results of a validation, each with its name: a data set's accuracy, or its reward where it has none.
 
     Args:
         data: Metrics of one entry of verl's file.
@@ -191,7 +191,7 @@ class Display:
         """Show the run until it ends.
 
         Args:
-            is_running: Function that tells whether the run still lasts.
+            is_running: Function that returns whether the run still lasts.
         """
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=self._console) as progress:
@@ -201,7 +201,7 @@ class Display:
                 running = is_running()
                 try:
                     self._see(progress, bar)
-                except Exception as error:  # whatever a display cannot show is no reason to end a training
+                except Exception as error:  # an error of the display must not end a training
                     if (problem := describe(error)) not in self._not_shown:
                         self._not_shown.add(problem)
                         self._console.print(f"not shown: {problem}", markup=False, highlight=False, soft_wrap=True)

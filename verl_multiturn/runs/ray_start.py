@@ -1,7 +1,7 @@
 """Requirements of a start of Ray, and the cause of one that failed.
 
 Ray 2.60's driver waits 30 s for its raylet, and the raylet 15 s for its agents; neither can be changed. On a busy
-machine the raylet dies meanwhile. Only its own log says so.
+machine the raylet dies meanwhile. Only its own log reports it.
 
 Invariants:
 - Ray is not imported: `doctor` and the launcher ask before anything heavy is;
@@ -70,7 +70,7 @@ def require_places(ray_init: Mapping[str, Any], environment: Mapping[str, str]) 
 
 
 def problems(ray_init: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield what keeps Ray from starting here: what is wrong, "; " and the remedy.
+    """Yield the problems that keep Ray from starting here: the fault, "; " and the remedy.
 
     Args:
         ray_init: The section `ray_kwargs.ray_init` of the configuration.
@@ -118,7 +118,7 @@ def _unwritable(folder: Path) -> str | None:
     """Return why no file can be made in a folder, which need not exist; None: one can."""
     there = next(each for each in (folder, *folder.parents) if os.path.lexists(each) or each == each.parent)
     try:
-        with tempfile.TemporaryFile(dir=there):  # permissions say little: of root, of a disk that is full or read-only
+        with tempfile.TemporaryFile(dir=there):  # permissions prove little: root, a full or read-only disk
             return None
     except OSError as error:
         return f"{there}: {error.strerror}"
@@ -131,12 +131,12 @@ def load_text() -> tuple[str, bool]:
 
 
 def is_late(log: str) -> bool:
-    """Return whether the log of a start that ended in Ray says that something was not there in time."""
+    """Return whether the log of a start that ended in Ray shows that a part was late."""
     return _LATE.search(log) is not None
 
 
 def cause_in(folder: Path, since: float, process: int | None) -> str | None:
-    """Return what Ray's own logs name as the cause of a failed start, and in which file; None: nothing.
+    """Return the cause of a failed start in Ray's own logs, and its file; None: no cause.
 
     Args:
         folder: Folder of Ray's sessions.
@@ -155,7 +155,7 @@ def cause_in(folder: Path, since: float, process: int | None) -> str | None:
 
 
 def _last(log: Path, severities: str) -> str | None:
-    """Return the last line of some severities in a log of Ray's, without what is said of every such line."""
+    """Return the last line of some severities in a log of Ray's, without the prefix of every such line."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))

@@ -80,7 +80,7 @@ def prepare_words(recipe: Mapping[str, Any]) -> list[str]:
 
     Args:
         recipe: The section `recipe` of the composed configuration. An option in its `prepare` that is None or False is
-            left out.
+            omitted.
     """
     words: list[str] = []
     for key, value in recipe["prepare"].items():

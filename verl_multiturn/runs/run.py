@@ -33,20 +33,20 @@ _DRY_START = "verl_multiturn.verl_bridge.startup.dry_start"
 Check = Callable[[RunPlan, Any, OwnFiles], None]
 """Refuses a planned run by its composed configuration.
 
-The third argument says whether the run has made what lies in its own folder.
+The third argument: whether the run has made the files in its own folder.
 """
 
 
 def run_recipe(plan: RunPlan, *, only_prepare: bool = False, check: Check | None = None) -> int:
     """Prepare the data, train and report, and return the exit status.
 
-    When the training succeeds, or stopped because SIGUSR1 asked it to, the last printed line is a JSON object. The exit
+    When the training succeeds, or stopped at SIGUSR1, the last printed line is a JSON object. The exit
     status is 130 for a run that was interrupted.
 
     Args:
         plan: The planned run.
         only_prepare: Whether to stop when the data is prepared.
-        check: Asked before the rows are made, and again when they are there; None: the start alone checks.
+        check: Called before the rows are made, and again when they are there; None: the start alone checks.
 
     Raises:
         ConfigError: The configuration cannot work, a folder cannot be used, or another run uses it.
@@ -147,7 +147,7 @@ def dry_start(plan: RunPlan, check: Check | None = None) -> tuple[int, str, str]
 
     Args:
         plan: The planned run.
-        check: Asked before; None: nothing but the launcher's own checks.
+        check: Called before; None: nothing but the launcher's own checks.
 
     Raises:
         ConfigError: The configuration cannot work.
@@ -158,7 +158,7 @@ def dry_start(plan: RunPlan, check: Check | None = None) -> tuple[int, str, str]
             f"--check looks at runs of {PPO}, and this recipe's trainer is {config['recipe']['trainer']}; use --print"
         )
     environment = environment_of(plan, config)
-    if not is_on_cpu(plan, config):  # a machine without GPUs may check what one with GPUs will start
+    if not is_on_cpu(plan, config):  # a machine without GPUs may check the run of one with GPUs
         environment.setdefault("VERL_PLATFORM", "nvidia")
     with tempfile.TemporaryDirectory(prefix="verl-multiturn-check-") as folder:
         words = [*plan.words(), f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
@@ -179,7 +179,7 @@ def shown_command(plan: RunPlan, check: Check | None = None) -> str:
 
     Args:
         plan: The planned run.
-        check: Asked before; None: nothing but the launcher's own checks.
+        check: Called before; None: nothing but the launcher's own checks.
 
     Raises:
         ConfigError: The configuration cannot work.
@@ -199,7 +199,7 @@ def run_configuration(plan: RunPlan, check: Check | None = None, own_files: OwnF
     Args:
         plan: The planned run.
         check: A further check.
-        own_files: Whether the run has made what lies in its own folder; for the check.
+        own_files: Whether the run has made the files in its own folder; for the check.
 
     Raises:
         ConfigError: The configuration cannot work.

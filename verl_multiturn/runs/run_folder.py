@@ -34,7 +34,7 @@ from verl_multiturn.observe.metric_files import metric_files
 from verl_multiturn.runs.progress import say
 
 OwnFiles = Literal["later", "maybe", "there"]
-"""Whether a run has made what lies in its own folder, such as its rows.
+"""Whether a run has made the files in its own folder, such as its rows.
 
 - `later`: it will make them, and may replace those that are there: none is looked at.
 - `maybe`: those that are there are looked at.
@@ -165,7 +165,7 @@ class RunFolder:
         (self._data / ".prepared").unlink(missing_ok=True)
 
     def end_rows(self, made: Mapping[str, Any], complete: bool) -> None:
-        """Note that the rows are complete, or what a script that failed left of them.
+        """Note that the rows are complete, or note the files of a failed script.
 
         Rows that differ from these later are the user's.
 
@@ -246,7 +246,7 @@ class RunFolder:
         if not found:
             return
         last = max((int(path.name) for path in (self.path / "earlier").glob("*") if path.name.isdigit()), default=0)
-        # What an interrupted move left behind belongs to the same run.
+        # The rest of an interrupted move belongs to the same run.
         goes_on = (self.path / "earlier" / str(last) / _MOVING).is_file()
         target = self.path / "earlier" / str(last if goes_on else last + 1)
         target.mkdir(parents=True, exist_ok=True)
@@ -274,7 +274,7 @@ class RunFolder:
 
 
 def _locked(descriptor: int, how: int) -> bool:
-    """Lock a file, and return False if another process holds it. Where there are no locks, nobody is kept out."""
+    """Lock a file, and return False if another process holds it. Where there are no locks, no process is kept out."""
     try:
         fcntl.flock(descriptor, how)
     except BlockingIOError:

@@ -24,11 +24,11 @@ NAME = "stop"
 
 
 class StopAnswer(NamedTuple):
-    """The answer of a trainer that ended because it was asked to.
+    """The answer of a trainer that ended at a request.
 
     Attributes:
         step: Step that the weights have finished; 0: none was trained.
-        said: A sentence for the user: what was saved, and how to go on.
+        said: A sentence for the user: the saved state, and how to go on.
     """
 
     step: int
@@ -54,7 +54,7 @@ class StopRequest:
         self.path.write_bytes(b"")
 
     def is_made(self) -> bool:
-        """Return whether the trainer is asked to end."""
+        """Return whether the trainer has a request to end."""
         return self.path.exists() and self._answer() is None
 
     def answer(self, answer: StopAnswer) -> None:

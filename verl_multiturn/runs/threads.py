@@ -11,7 +11,7 @@ from typing import Any
 from verl_multiturn.paths import read_regular
 
 CHOSEN = "VERL_MULTITURN_THREADS"
-"""Environment variable with the number that `thread_variables` chose, to tell it from one that the user set."""
+"""Environment variable with the number that `thread_variables` chose, to distinguish it from one that the user set."""
 
 _SMALL = 256
 """Largest hidden size of a model that one thread computes as fast as two (`benchmarks.threads`)."""
@@ -43,6 +43,6 @@ def _is_small(model: Mapping[str, Any]) -> bool:
     """Return whether a second thread would bring less than it costs; no, where the model is not on this machine yet."""
     try:
         size = json.loads(read_regular(Path(str(model.get("path"))).expanduser() / "config.json")).get("hidden_size")
-    except (OSError, ValueError, AttributeError, RuntimeError):  # the start-up check reports what it cannot read
+    except (OSError, ValueError, AttributeError, RuntimeError):  # the start-up check reports unreadable values
         return False
     return isinstance(size, int) and size <= _SMALL

@@ -3,7 +3,7 @@
 Invariants:
 - the trainer is started a second time only where Ray was not there in time, so that no step was begun; once, and after
   every process of the first try has ended;
-- a failure says one sentence. The last lines of the log stand before it where they hold the cause.
+- a failure prints one sentence. The last lines of the log come before it where they hold the cause.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class TrainingEnd:
     Attributes:
         status: Exit status of the run as far as the training goes.
         seconds: Duration in seconds of each phase of the start-up.
-        stopped: What the trainer answered, where it ended because it was asked to.
-        was_asked: Whether the run was asked to stop, though it may have ended by itself.
+        stopped: The trainer's answer, where it ended at a request.
+        was_asked: Whether the run got a request to stop, though it may have ended by itself.
     """
 
     status: int
@@ -59,7 +59,7 @@ class Training:
         folder: Folder of the run.
         metrics: File of verl's file logger.
         records: Folder of the conversations' records; None: the run writes none.
-        is_ppo: Whether this is verl's PPO trainer, which has conversations, uses Ray, and can be asked to stop.
+        is_ppo: Whether this is verl's PPO trainer, which has conversations, uses Ray, and can stop at a request.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Training:
     def run(
         self, environment: Mapping[str, str], started: float, lock: int, server: ForkServer | None = None
     ) -> TrainingEnd:
-        """Train, and say why it failed if it did.
+        """Train, and report the cause of a failure.
 
         Args:
             environment: Environment variables of the trainer.
@@ -125,7 +125,7 @@ class Training:
                 begun=pids.append,
                 server=server,
             )
-        except BaseException:  # ended at once: nobody is asked to stop any more, whatever starts here next
+        except BaseException:  # ended at once: the next training here must not get the request to stop
             if self._request is not None:
                 self._request.take()
             raise
@@ -147,7 +147,7 @@ class Training:
         return end, None
 
     def _says_request(self, is_running: Callable[[], bool]) -> Callable[[], bool]:
-        """Say once that the run was asked to stop; a signal's handler cannot print."""
+        """Print once that the run got a request to stop; a signal's handler cannot print."""
         said = False
 
         def running() -> bool:
@@ -182,5 +182,5 @@ class Training:
 
 
 def stop_line(stopped: StopAnswer, out: Path) -> str:
-    """Return the last line of a run that ended because it was asked to, one JSON object."""
+    """Return the last line of a run that ended at a request, one JSON object."""
     return json.dumps({"recipe": out.name, "stopped": stopped.step, "out": os.fspath(out)})

@@ -1,11 +1,11 @@
-"""The supported sets of versions, and what an environment is beside them.
+"""The supported sets of versions, and the place of an environment among them.
 
-A set is one version of verl, SGLang and what both pin, in which our tests were run. Its lock in `requirements/` has
-everything else. `doctor` and the start of a run ask `judge`, which imports none of the packages; what follows for a
-version that no set names is there:
+A set is one version of verl, SGLang and the packages that both pin, in which our tests were run. Its lock in
+`requirements/` has everything else. `doctor` and the start of a run ask `judge`, which imports none of the packages;
+the result for a version that no set names is there:
 
-- a patch release of verl (0.9.2 beside 0.9.1), and SGLang between the versions of two sets, with what either of them
-  has, are `untried`: accepted with a warning, as long as the names that we use are there
+- a patch release of verl (0.9.2 beside 0.9.1), and SGLang between the versions of two sets, with the packages of
+  either, are `untried`: accepted with a warning, as long as the names that we use are there
   (`verl_bridge/compat/contract.py`);
 - anything else is `refused`, a minor release of verl above all, until a set names it.
 """
@@ -69,7 +69,7 @@ _NO_DATACLASS = "0.5.20"
 
 @dataclass(frozen=True)
 class Judgement:
-    """What an environment's versions are beside the nearest set."""
+    """The result of comparing an environment's versions with the nearest set."""
 
     nearest: VersionSet
     verdict: Verdict
@@ -109,7 +109,7 @@ def judge(versions: Mapping[str, str] | None = None) -> Judgement:
 
 
 def _judge(name: str, found: str | None, expected: str, versions: Mapping[str, str]) -> tuple[Verdict, str]:
-    """Return what another version than the nearest set's means, and a sentence that says so."""
+    """Return the result for another version than the nearest set's, and a sentence about it."""
     if found is None:
         return "refused", f"{name} is not installed, the set has {expected}"
     own, known = _numbers(found), sorted(_numbers(each.versions[name]) for each in SETS)
@@ -139,5 +139,5 @@ def _is_between(sglang: str | None) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return a version's numbers, without what marks a release as a candidate."""
+    """Return a version's numbers, without the mark of a release candidate."""
     return tuple(int(part) for part in re.match(r"\d+(\.\d+)*", version)[0].split("."))  # type: ignore[index]

@@ -3,7 +3,7 @@
 With a group the kernel itself counts and limits:
 - `memory.max` limits all memory: of processes, files, pipes, sockets, and of the kernel's own records about them;
 - `pids.max` limits processes and threads;
-- `cpu.stat` counts processor time, also that of children that nobody waited for.
+- `cpu.stat` counts processor time, also that of children that were not waited for.
 
 Without a group the supervisor counts as well as it can (`usage.py`).
 """
@@ -94,8 +94,7 @@ def make_group(settings: SandboxSettings, spares_worker: bool = False) -> Contro
 def find_parent(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> Path | None:
     """Return the folder of the nearest group in which we may make groups that limit memory and processes.
 
-    The search begins at this process's own group and goes up. Groups that killed processes of ours have left in the
-    folder are removed.
+    The search begins at this process's own group and goes up. Groups of our killed processes in the folder are removed.
 
     Args:
         root: Where the cgroup v2 hierarchy is mounted.

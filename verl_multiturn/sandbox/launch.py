@@ -1,13 +1,13 @@
-"""Start of the zygote: in bubblewrap, or as a plain process where the user asked for it (`isolation: subprocess`).
+"""Start of the zygote: in bubblewrap, or as a plain process where the user wants it (`isolation: subprocess`).
 
-`view.py` has what the sandboxes see of the host. The zygote keeps a few capabilities, which count inside its own user
-namespace only. With them it makes the namespaces of each sandbox (`supervisor.py`); the process that runs the code
+`view.py` has the sandboxes' view of the host. The zygote keeps a few capabilities, which count inside its own
+user namespace only. With them it makes the namespaces of each sandbox (`supervisor.py`); the process that runs the code
 loses them (`confine.py`).
 
 Where this process is root, root of the zygote's user namespace would be root on the host, whose number of processes the
-kernel does not limit. So the namespace gets a range of users that nobody else has (`_FIRST_USER`), and each sandbox
-runs as one of them. Elsewhere the code runs as our own user. Since Linux 5.14 the kernel counts its processes apart
-from ours; on an older kernel the code may start none.
+kernel does not limit. So the namespace gets a range of users that no other process has (`_FIRST_USER`), and each
+sandbox runs as one of them. Elsewhere the code runs as our own user. Since Linux 5.14 the kernel counts its processes
+apart from ours; on an older kernel the code may start none.
 
 Linux 5.8 is the oldest that works.
 """
@@ -146,7 +146,7 @@ class Launch:
         return process_id
 
     def problem(self) -> str:
-        """Return what bubblewrap or the zygote wrote to standard output and error, its last 1,000 characters."""
+        """Return the text of bubblewrap or the zygote on standard output and error, its last 1,000 characters."""
         with contextlib.suppress(OSError):
             os.set_blocking(self._errors_fd, False)
             return os.read(self._errors_fd, 65536).decode("utf-8", "replace").strip()[-1000:]
@@ -197,7 +197,7 @@ class Launch:
 
 
 def guest_spec(settings: SandboxSettings, home: str, own_users: bool, spares_worker: bool) -> dict[str, Any]:
-    """Return what the modules inside the sandbox need to know.
+    """Return the settings for the modules inside the sandbox.
 
     Args:
         settings: The settings of the sandboxes.
@@ -240,8 +240,8 @@ def check(settings: SandboxSettings) -> None:
         settings: The settings of the sandboxes.
 
     Raises:
-        ConfigError: Sandboxes do not work here; the text says why and what to do.
-        SandboxError: They may work, but this machine has no descriptor, process, memory or time left for one now.
+        ConfigError: Sandboxes do not work here; the text has the cause and the remedy.
+        SandboxError: They may work, but this machine has no descriptor, process, memory or time for one now.
     """
     try:
         launch = Launch(settings)
@@ -250,7 +250,7 @@ def check(settings: SandboxSettings) -> None:
         finally:
             launch.close()
     except (SandboxError, OSError) as error:
-        # By its text: what failed inside, or in bubblewrap, comes as one.
+        # By its text: a failure inside, or in bubblewrap, comes as one.
         if isinstance(error, TimeoutError) or any(each in str(error) for each in _PASSING):
             raise SandboxError(
                 f"no sandbox could be started: {error}; try again when the machine has less to do, or raise its limits "

@@ -31,7 +31,7 @@ class BoundedOutput:
     def take(self) -> str:
         """Return the text so far, and forget it.
 
-        A text that is too long is returned as its two halves, with a line between them that says so.
+        A text that is too long is returned as its two halves, with a note between them.
         """
         head, tail, total = bytes(self._head), bytes(self._tail), self.total
         self._head.clear()

@@ -1,7 +1,7 @@
 """Which installed packages a sandbox shows, and the programs that they install.
 
-With names, a sandbox shows these distributions and what they require, and nothing else that is installed. A
-distribution's own list of files says what belongs to it.
+With names, a sandbox shows these distributions and their requirements, and nothing else that is installed. A
+distribution's own list of files names its parts.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def package_folders() -> list[str]:
 
 @functools.cache
 def files_of(names: tuple[str, ...]) -> dict[str, str]:
-    """Return the files and folders of distributions and of what they require.
+    """Return the files and folders of distributions and of their requirements.
 
-    A folder is returned in the place of its files where nobody else has files in it.
+    A folder is returned in the place of its files where no other has files in it.
 
     Args:
         names: Names of distributions, as pip knows them.
@@ -109,7 +109,7 @@ def _shown(packages: bool | tuple[str, ...]) -> Iterable[Distribution]:
 
 
 def _required(names: tuple[str, ...]) -> list[Distribution]:
-    """Return distributions and what they require here; a requirement that is not installed is omitted."""
+    """Return distributions and their requirements here; a requirement that is not installed is omitted."""
     found: dict[str, Distribution] = {}
     for name in names:
         try:
@@ -152,7 +152,7 @@ def _plant(tree: _Tree, parts: tuple[str, ...]) -> None:
 
 
 def _collect(tree: _Tree, folder: str, name: str, found: dict[str, str]) -> None:
-    """Add what is below a folder: a folder as one where it holds nobody else's files, otherwise what is in it."""
+    """Add the tree below a folder: a folder as one where it holds no other package's files, otherwise its contents."""
     for part, below in tree.items():
         path = os.path.join(folder, part)
         if not os.path.exists(path):
@@ -165,9 +165,9 @@ def _collect(tree: _Tree, folder: str, name: str, found: dict[str, str]) -> None
 
 
 def _is_own(tree: _Tree, folder: str) -> bool:
-    """Return whether a folder holds what a tree names, and no other folder.
+    """Return whether a folder holds the files of a tree, and no other folder.
 
-    Files that nobody lists are the package's own, written later, if the folder is a package of it. In a folder that
+    Unlisted files are the package's own, written later, if the folder is a package of it. In a folder that
     several distributions share, they belong to somebody else.
     """
     with os.scandir(folder) as entries:

@@ -13,14 +13,14 @@ zygote and costs a few milliseconds:
 - the worker (`confine.py`) runs the code, in a user namespace below the supervisor's and without rights.
 
 A sandbox serves one conversation. A one-shot call is a sandbox that is killed after one cell. So two conversations
-share no process, no writable file, no socket and no variable. They share read-only files, and what the zygote had
-loaded.
+share no process, no writable file, no socket and no variable. They share read-only files, and the modules that the
+zygote had loaded.
 
-What remains, since all sandboxes run on one kernel (docs/reference/sandbox-limits.md):
+Remaining risks, since all sandboxes run on one kernel (docs/reference/sandbox-limits.md):
 - conversations can notice each other through load, and through locks on read-only files that both see;
 - the address spaces of all sandboxes have the same layout;
 - kernel memory other than that of pipes and sockets is bounded by time only;
-- the supervisor looks every 20 ms, so it sees what grew in between only at the next look.
+- the supervisor looks every 20 ms, so it sees growth in between only at the next look.
 
 Invariants:
 - a conversation never gets a sandbox that ran code before;
@@ -56,8 +56,8 @@ _CLOSE_S = 30.0
 class SandboxPool:
     """A pool of sandboxes with the same settings.
 
-    The first `acquire` on an event loop starts the zygote. A later one starts it again, if the zygote died. What an
-    event loop that was closed has left is ended when the pool is used on another one.
+    The first `acquire` on an event loop starts the zygote. A later one starts it again, if the zygote died. Processes
+    of a closed event loop are ended when the pool is used on another one.
 
     Args:
         settings: The settings of every sandbox of the pool.
@@ -87,7 +87,7 @@ class SandboxPool:
         return await zygote.acquire()
 
     async def aclose(self) -> None:
-        """End every sandbox, and return when no process, descriptor or folder is left."""
+        """End every sandbox, and return when no process, descriptor or folder remains."""
         for kept in self._zygotes.everywhere():
             await kept.aclose()
 
@@ -109,7 +109,7 @@ class SandboxPool:
 
 
 class _PoolZygote:
-    """The zygote that a pool has on one event loop; None: it is started when a sandbox is asked for."""
+    """The zygote that a pool has on one event loop; None: it is started when a sandbox is requested."""
 
     def __init__(self) -> None:
         self.loop, self.start_lock = asyncio.get_running_loop(), asyncio.Lock()
@@ -158,7 +158,7 @@ class _RunningZygote:
     async def start(cls, settings: SandboxSettings, spares_worker: bool) -> _RunningZygote:
         try:
             launch = Launch(settings, spares_worker)
-        except OSError as error:  # no descriptor, process or memory left
+        except OSError as error:  # no free descriptor, process or memory
             raise SandboxError(f"no sandbox could be started: {error}") from error
         try:
             if launch.info_fd is not None:
@@ -200,7 +200,7 @@ class _RunningZygote:
             group = make_group(self._settings, self._spares_worker)
             try:
                 sandbox = Sandbox(self._settings, next(self._numbers), self._on_change, group)
-            except OSError as error:  # no descriptor is left; sandboxes that end give theirs back
+            except OSError as error:  # no descriptor is free; sandboxes that end give theirs back
                 if group is not None:
                     group.remove()
                 self._refuse(f"cannot start a sandbox: {error}")

@@ -1,8 +1,8 @@
-"""One sandbox as the parent process sees it: cells go in, text comes out, and a value where a cell is asked for one.
+"""One sandbox as the parent process sees it: cells go in, text comes out, and a value where a cell is to have one.
 
 Invariants:
-- only the supervisor's packets say how a sandbox is; what the code prints is text and nothing else;
-- a cell's value comes with the packet that says that the cell is over, and never from its output. A cell that did not
+- only the supervisor's packets give the state of a sandbox; the code's output is text and nothing else;
+- a cell's value comes with the packet that ends the cell, and never from its output. A cell that did not
   come to its end has none;
 - a packet about another cell than the last one that was sent counts for nothing;
 - not much more than `FLOOD_BYTES` of output are read for one cell, and only the part that is shown is kept.
@@ -38,7 +38,7 @@ class CellResult:
     Attributes:
         output: The text that the cell printed, the value of its last expression and its error, shortened.
         stopped: None while the sandbox lives on; otherwise the reason of its end, in words for the model.
-        value: The value of the cell, if it was asked for one and came to its end; otherwise empty.
+        value: The value of the cell, if one was requested and it came to its end; otherwise empty.
     """
 
     output: str
@@ -175,8 +175,8 @@ class Sandbox:
         """End the sandbox at once; do nothing if it has ended.
 
         Args:
-            reason: What `stopped` says from now on.
-            is_lost: What the attribute `is_lost` says from now on.
+            reason: The value of `stopped` from now on.
+            is_lost: The value of the attribute `is_lost` from now on.
         """
         if self.stopped is None:
             self.is_lost = is_lost
@@ -237,7 +237,7 @@ class Sandbox:
             self._end(f"the code was stopped: it printed more than {FLOOD_BYTES // 2**20} MB")
 
     def _read_output(self) -> None:
-        """Read what still lies in the pipe of the output."""
+        """Read the rest in the pipe of the output."""
         with contextlib.suppress(BlockingIOError):
             while self.stopped is None and self._output.total <= FLOOD_BYTES:
                 chunk = os.read(self._output_fd, 65536)

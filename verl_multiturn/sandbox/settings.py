@@ -30,8 +30,8 @@ class SandboxSettings(BaseModel):
     """Kind of isolation.
 
     `bwrap`: the code has its own namespaces, no network, and sees nothing of the host but Python and system libraries.
-    `subprocess`: a plain process with limits, a cleared environment and a temporary folder. It can read and do what you
-    can, and its limits do not count other processes that the code starts. Use it only for code that you trust.
+    `subprocess`: a plain process with limits, a cleared environment and a temporary folder. It can read and do all that
+    you can, and its limits do not count other processes that the code starts. Use it only for code that you trust.
     """
 
     timeout_s: float = Field(10.0, gt=0, allow_inf_nan=False)
@@ -54,7 +54,7 @@ class SandboxSettings(BaseModel):
 
     packages: bool | tuple[PackageName, ...] = False
     """Installed packages that the code may import and whose programs it may start. `true`: all of them. Names, as
-    `pip list` shows them: these packages and what they require, which needs `bwrap`."""
+    `pip list` shows them: these packages and their requirements, which needs `bwrap`."""
 
     preimport: tuple[ModuleName, ...] = ()
     """Modules that are loaded once, before the first call, so that a call imports them at no cost.

@@ -1,4 +1,4 @@
-"""What a sandbox sees of the host, as arguments of bubblewrap.
+"""A sandbox's view of the host, as arguments of bubblewrap.
 
 Python, the system's libraries and programs, the guest modules of this folder and the packages that the settings name,
 all read-only, and five devices.
@@ -34,7 +34,7 @@ GUEST_ROOT = "/opt"
 _PACKAGES = "/opt/packages"
 HOME = "/tmp"
 _HOME_NAMES = {"/app": f"{HOME}/workspace", "/tests": f"{HOME}/tests", "/logs": f"{HOME}/logs"}
-"""Paths of a Harbor task, in the only folder that can be written to: the work, the tests, and what these write."""
+"""Paths of a Harbor task, in the only folder that can be written to: the work, the tests, and their output."""
 _SYSTEM_FOLDERS = ("bin", "lib", "lib32", "lib64", "libexec", "include", "share/zoneinfo", "share/git-core")
 """Folders in /usr that the code may read."""
 PROGRAMS = "/opt/bin"
@@ -61,7 +61,7 @@ _ENVIRONMENT = {
 
 
 def bwrap_arguments(settings: SandboxSettings, programs: Sequence[str] = (), script_fd: int = -1) -> list[str]:
-    """Return bubblewrap's arguments: new namespaces of every kind, and a read-only view of what Python needs.
+    """Return bubblewrap's arguments: new namespaces of every kind, and a read-only view of Python's files.
 
     Args:
         settings: The settings of the sandboxes.
@@ -111,7 +111,7 @@ def bwrap_arguments(settings: SandboxSettings, programs: Sequence[str] = (), scr
 
 
 def _visible(settings: SandboxSettings) -> tuple[dict[str, str], list[str]]:
-    """Return what is bound read-only, as {path inside: path on the host}, and the folders in it that stay empty."""
+    """Return the read-only binds, as {path inside: path on the host}, and the folders in it that stay empty."""
     wanted = [f"/usr/{name}" for name in _SYSTEM_FOLDERS]
     wanted += [f"/{name}" for name in ("bin", "lib", "lib32", "lib64") if not os.path.islink(f"/{name}")]
     # Of many programs, such as awk, /usr/bin has but a link to a link in /etc/alternatives.

@@ -1,1 +1,1 @@
-"""Tools: what the author of a tool needs, the tools in the box, and the calls of tools in a conversation."""
+"""Tools: the base for authors of tools, the tools in the box, and the calls of tools in a conversation."""

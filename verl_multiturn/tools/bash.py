@@ -1,7 +1,7 @@
 """`BashTool`: a folder and a shell for each conversation, in a workspace (`workspaces/`).
 
-The workspace is made in `create` with the files that the row names, and ends in `release`. The model reads what a
-command printed, and its exit status where that is not 0.
+The workspace is made in `create` with the files that the row names, and ends in `release`. The model reads a command's
+output, and its exit status where that is not 0.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class BashTool(BaseTool):
         return found
 
     def _find(self, key: str, name: str, *, is_folder: bool) -> Path:
-        """Return the path of what a row names under `root`."""
+        """Return the path under `root` of a name in a row."""
         given = f"create_kwargs.{key}: {name!r}"
         if self._root is None:
             raise ConfigError(f"{given} needs config.root, the folder that it lies in; set it in the tool's YAML")
@@ -212,7 +212,7 @@ class _Tars:
         self._lock = threading.Lock()
 
     def of(self, folder: Path) -> bytes:
-        """Return a tar of what is in a folder: the one that is kept, or a new one."""
+        """Return a tar of a folder's content: the one that is kept, or a new one."""
         with self._lock:
             tar = self._kept.get(folder)
         if tar is None:

@@ -244,7 +244,7 @@ def _opened(file: Path, corpus: Path) -> BinaryIO:
     """Open a file of a corpus, which lies in its folder; the links of Hugging Face's cache are followed.
 
     Raises:
-        ConfigError: It is no plain file, leads out of the folder, or is too long for one document.
+        ConfigError: It is not a plain file, leads out of the folder, or is too long for one document.
     """
     whole = corpus.resolve()
     within = next((each.parent for each in whole.parents if each.name == "snapshots"), whole)

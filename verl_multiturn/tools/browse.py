@@ -152,7 +152,7 @@ def show_part(name: str, title: str | None, text: str, part: int, parts: int) ->
     """Return the text that the model reads of a part.
 
     Args:
-        name: What the model called the page.
+        name: The model's name of the page.
         title: Title of the page; None: there is no such page.
         text: Text of the part.
         part: Number of the part.

@@ -3,8 +3,8 @@
 POST /browse {"page": "Paris", "part": 1, "part_characters": 4000}
 → {"title": "Paris", "text": "…", "parts": 3}
 
-`title` is null where there is no such page. Where there is no such part, `text` is empty, and `parts` says how many
-there are. A service of your own may fetch `page` from the web, and pass on the status 404 or 410 of a page.
+`title` is null where there is no such page. Where there is no such part, `text` is empty, and `parts` is their number.
+A service of your own may fetch `page` from the web, and pass on the status 404 or 410 of a page.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def evaluate(expression: str) -> int | float:
         expression: The expression, for example 3 * (4 + 5).
 
     Raises:
-        ValueError: The expression is too long, is no arithmetic or divides by zero, or its value is too large, not real
-            or not finite. The text is for the model.
+        ValueError: The expression is too long, is not arithmetic or divides by zero, or its value is too large, not
+            real or not finite. The text is for the model.
     """
     if len(expression) > _MAX_CHARACTERS:
         raise ValueError(f"the expression has {len(expression)} characters; at most {_MAX_CHARACTERS} are allowed")

@@ -3,7 +3,7 @@
 Invariants:
 - the tools of a process that name the same corpus share one index. It is loaded once, in a thread that the first
   conversation starts; the event loop is never blocked;
-- an index that could not be built is told to everyone who asks for it.
+- an index that could not be built raises for each of its users.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     → [{"execution": {"results", "logs": {"stdout", "stderr"}, "error"} | null, "exception_str": … | null}, …]
 
 A request holds one script, since the router answers a batch only when its slowest script is done. Each call gets a
-fresh sandbox. `sandbox_fusion.py` says when a call may be repeated; the same holds here.
+fresh sandbox. `sandbox_fusion.py` has the rule when a call may be repeated; the same holds here.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class E2bRouterTool(CodeServiceTool[E2bRouterSettings]):
             raise self._failed("gave an answer that cannot be read", f"{len(scripts)} results for one script")
         execution = scripts[0].execution
         if execution is None:
-            # The router does not say whose fault it was, and gives no reason when the time was up. No UnavailableError,
-            # since a script that never ends would do so again.
+            # The router does not report whose fault it was, and gives no reason when the time was up. No
+            # UnavailableError, since a script that never ends would do so again.
             reason = scripts[0].exception_str or f"it takes longer than {settings.run_timeout_s} s"
             raise ValueError(f"the script was not run to its end: {reason:.500}")
         error, logs = execution.error, execution.logs

@@ -1,10 +1,10 @@
-"""`Gsm8kTool`: the model submits an answer to a grade-school problem and is told its score.
+"""`Gsm8kTool`: the model submits an answer to a grade-school problem and gets its score.
 
 Invariants:
-- the tool never tells the ground truth;
+- the tool never reveals the ground truth;
 - a call costs `STEP_PENALTY` unless its answer scores higher than every answer before it;
 - the tool's reward is the score of the *last* answer, which is the model's final choice. With the best score a model
-  would be paid for guessing until it is told that it is right, whatever it says in the end.
+  would be paid for guessing until the tool confirms it, whatever its answer in the end.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.schema import ToolSchema
 
 STEP_PENALTY = -0.05
-"""Step reward of a call whose answer is no better than the best answer before it."""
+"""Step reward of a call whose answer is not better than the best answer before it."""
 
 # A minus directly after a letter or a digit is a dash, as in "10-5".
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
-# What makes a number behind it the end of an expression, a range or another number: "10-5", "4 - 5", "10/5", "1e5".
+# Signs before a number that ends an expression, a range or another number: "10-5", "4 - 5", "10/5", "1e5".
 _BEGUN = re.compile(r"(?:[\d)][ \t]*(?:[-+/^×÷·±]|(?<!\*)\*|\.\.+)|[√≠<≤≥]|!=|\\sqrt\{?|\d[a-zA-Z])[ \t]*\Z|\d\.?\Z")
 _POWERS = tuple("⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LOOK = 20
@@ -131,7 +131,7 @@ class Gsm8kTool(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Score an answer, and tell the model the score.
+        """Score an answer, and return the score to the model.
 
         Returns:
             The response, a step reward of 0.0 or `STEP_PENALTY`, and the metric `score`.

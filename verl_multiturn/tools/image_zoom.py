@@ -6,7 +6,7 @@ is read as verl reads a prompt's images, and kept at its full size, since a resi
 
 Invariants:
 - every region is cut from the row's image, never from an earlier answer;
-- an answer's image has between `min_pixels` and `max_pixels` pixels, up to rounding, whatever the model asked for.
+- an answer's image has between `min_pixels` and `max_pixels` pixels, up to rounding, whatever the model requested.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ImageZoomSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     coordinate_range: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Number that stands for the whole width, and for the whole height, in the model's coordinates.
+    """Number for the whole width, and for the whole height, in the model's coordinates.
 
     1000 for Qwen3-VL, 1 for shares of the image. null: the coordinates are pixels of the row's image, as for
     Qwen2.5-VL, if the prompt shows the image at its full size.
@@ -207,7 +207,7 @@ def read_image(given: Any) -> Image:
 
 
 def _source(given: Any) -> Any:
-    """Return what PIL can open: a path, or a file in memory."""
+    """Return an input that PIL can open: a path, or a file in memory."""
     if isinstance(given, bytes):
         return io.BytesIO(given)
     if not isinstance(given, str):

@@ -1,13 +1,13 @@
 """MCP tools: the tools of a Model Context Protocol server, over stdio or streamable HTTP.
 
-One entry of the YAML file stands for all tools of the server:
+One entry of the YAML file covers all tools of the server:
 
     - mcp:
         command: npx
         args: [-y, some-mcp-server]
         include: [search_*]
 
-The server is asked for its tools once, when the YAML is read. Tools that it lists later are ignored. The calls of all
+The server lists its tools once, when the YAML is read. Tools that it lists later are ignored. The calls of all
 conversations share one connection (`tools/services/mcp_connection.py`), so all conversations share the server's state.
 """
 
@@ -87,7 +87,7 @@ def mcp_tools(raw: Any, where: str) -> list[McpTool]:
 
 
 def _twins(one: str, other: str, name: str, settings: McpSettings) -> str:
-    """Report which tools of a server would have one name, and what to do."""
+    """Report which tools of a server would have one name, and the remedy."""
     if one == other:
         return f"{settings.label} lists two tools called {one!r}; put {one!r} under 'exclude', or mend the server"
     return f"the server's tools {one!r} and {other!r} would both be called {name!r}; put one of them under 'exclude'"
@@ -116,7 +116,7 @@ def _chosen(names: Sequence[str], settings: McpSettings, where: str) -> set[str]
 
 
 def _fits(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatchcase(name, pattern)  # a name may hold what means something in a pattern
+    return name == pattern or fnmatchcase(name, pattern)  # a name may hold signs with a meaning in a pattern
 
 
 class McpTool(BaseTool):
@@ -144,7 +144,7 @@ class McpTool(BaseTool):
         """Call the server's tool.
 
         Raises:
-            ValueError: The server refuses the call, or says that it failed.
+            ValueError: The server refuses the call, or reports that it failed.
             ServerAwayError: There is no connection.
             RuntimeError: The connection ended during the call, or the answer cannot be read.
         """
@@ -156,7 +156,7 @@ class McpTool(BaseTool):
 
 
 class _RepeatableMcpTool(McpTool):
-    """A tool whose server says that calling it twice does no harm (`readOnlyHint` or `idempotentHint`)."""
+    """A tool whose server declares that calling it twice does no harm (`readOnlyHint` or `idempotentHint`)."""
 
     repeatable = True
 
@@ -168,7 +168,7 @@ async def read_result(result: CallToolResult) -> ToolResponse:
         result: The server's answer.
 
     Raises:
-        ValueError: The server says that the call failed.
+        ValueError: The server reports that the call failed.
         RuntimeError: An image in the answer cannot be read.
     """
     texts: list[str] = []

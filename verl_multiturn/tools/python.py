@@ -1,7 +1,7 @@
 """`PythonTool`: a Python interpreter for the model, in a sandbox (`sandbox/`).
 
 Without `stateful` each call starts a new interpreter. With it, a conversation keeps its variables and files from call
-to call. The model reads what a notebook would show: the printed text, the value of the last expression, a short
+to call. The model reads the output of a notebook: the printed text, the value of the last expression, a short
 traceback. Nothing else comes out of the sandbox: no reward, no metric, no object.
 """
 

@@ -55,7 +55,7 @@ def build_server(index: Bm25Index, default_top_k: int = 3, at_once: int = _AT_ON
 
     Args:
         index: The index that it searches.
-        default_top_k: Largest number of documents for each query, where a request does not say.
+        default_top_k: Largest number of documents for each query, where a request has no number.
         at_once: The most requests under way.
     """
     under_way = 0

@@ -2,7 +2,7 @@
 
 Each conversation has one database, which the row's `create_kwargs` name in one of two ways:
 - `db_path`: a file under `root`;
-- `db_id`: stands for `root/<db_id>/<db_id>.sqlite`, `root/<db_id>.sqlite`, or the same with `.db`.
+- `db_id`: is `root/<db_id>/<db_id>.sqlite`, `root/<db_id>.sqlite`, or the same with `.db`.
 
 Invariants:
 - a query runs in another process (`processes/sql_worker.py`). Only a kill stops SQLite while it compiles a query (1,500
@@ -45,7 +45,7 @@ class SqlSettings(BaseModel):
     """Seconds that one query may take."""
 
     max_rows: int = Field(50, gt=0)
-    """Rows of one answer that the model reads; it is told when there are more."""
+    """Rows of one answer that the model reads; a note follows when there are more."""
 
     max_characters: int = Field(10_000, ge=100, le=1_000_000)
     """Characters of one answer's table."""

@@ -1,6 +1,6 @@
 """`require_plain_model`: the files of a model are files of its folder, and name nothing that lies elsewhere.
 
-Nothing is loaded here. What is refused makes a program read, fetch or run something beside the folder: links, pipes,
+Nothing is loaded here. Refused parts make a program read, fetch or run something beside the folder: links, pipes,
 an adapter that names its base, an attention kernel of the hub, Python files of another repository.
 """
 
@@ -82,7 +82,7 @@ def _require_own_names(path: Path) -> None:
 
 
 def require_plain_folder(folder: Path) -> None:
-    """Refuse a Hugging Face folder as `require_plain_model` does; a name of the hub's is left to whoever loads it.
+    """Refuse a Hugging Face folder as `require_plain_model` does; the loader decides about a name of the hub.
 
     Args:
         folder: The folder.
@@ -129,9 +129,9 @@ def require_plain_files(folder: Path, root: Path) -> None:
 
 
 def remove_code(folder: Path) -> list[str]:
-    """Remove Python files from a model's folder, and what names them, and return their names.
+    """Remove Python files from a model's folder, and the entries that name them, and return their names.
 
-    Whoever loads it later with `trust_remote_code` takes it for a model of the user's own.
+    A later load with `trust_remote_code` takes it for a model of the user's own.
 
     Args:
         folder: The folder, which the user has made; its own files are looked at.
@@ -165,7 +165,7 @@ def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        return None  # whoever loads it says it
+        return None  # its loader reports it
     except (ValueError, RecursionError) as error:  # of great depth, or of a number with 100,000 digits
         raise ConfigError(f"{str(path)!r} cannot be read as JSON ({error}); name another folder") from None
 

@@ -1,8 +1,8 @@
 """The rule for the folders of runs, models and records, and the words in which commands refuse.
 
 Records, weights and tokenizers are data. Code, commands, addresses and environment variables that a folder names are
-used by nobody who has not said `--trust`, unless the folder is the user's own: it lies below the `outputs/` into which
-runs of this checkout write, and belongs to this user.
+not used without `--trust`, unless the folder is the user's own: it lies below the `outputs/` into which runs of this
+checkout write, and belongs to this user.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ def _is_of_this_user(path: Path, outputs: Path) -> bool:
 
 
 def import_from_here(*folders: Path, is_trusted: bool = True) -> None:
-    """Let what is imported from now on be found in the current folder, as with `python -m`.
+    """Let later imports be found in the current folder, as with `python -m`.
 
     Args:
         folders: Folders of models and runs that a command opens. Where the current folder is one of them, lies in one,
             or is a run that has one, and is not the user's own, nothing is imported from it.
-        is_trusted: Whether the user said `--trust`.
+        is_trusted: Whether the user gave `--trust`.
     """
     here = Path.cwd().resolve()
     places = [folder.resolve() for folder in folders]
@@ -110,8 +110,8 @@ def require_trust(folder: Path, command: str, uses: Sequence[str], is_trusted: b
     Args:
         folder: The folder, as the user named it.
         command: Name of the command.
-        uses: What it would start, import or open, a few words each, such as `the command 'sh'`.
-        is_trusted: Whether the user said `--trust`.
+        uses: The things that it would start, import or open, a few words each, such as `the command 'sh'`.
+        is_trusted: Whether the user gave `--trust`.
 
     Raises:
         ConfigError: The folder is not the user's own, and not trusted.

@@ -3,7 +3,7 @@
 Invariants:
 - a reference to another value of the same configuration (`${data.seed}`, `${oc.select:data.seed,1}`) is replaced by it;
 - every other resolver stays the text that it is: nothing is read from the environment, and nothing is called;
-- what is returned is not much larger than the file, whatever its references and anchors say.
+- the result is not much larger than the file, despite its references and anchors.
 """
 
 from __future__ import annotations

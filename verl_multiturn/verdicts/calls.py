@@ -9,7 +9,7 @@ replaces functions, looks at its callers' variables or returns objects that equa
 
 Invariants:
 - an expected value never enters a runner;
-- whoever has a part in a test cannot bring it about that the test is not judged: it then does not pass;
+- code with a part in a test cannot keep the test from a result: it then does not pass;
 - verdicts and results are values of cells, never text that a cell printed, and a sandbox that was stopped has none. A
   verdict is the referee's word, so no value that a test prints can be one. A result is the runner's word: whatever the
   code makes of it, it is a value that the code could have returned, or an error that it could have raised.
@@ -36,7 +36,7 @@ _CELLS = Path(__file__).with_name("program_cells.py").read_text(encoding="utf-8"
 
 @dataclass
 class CallTally:
-    """What came of tests: how many passed, and whether the code was late with one."""
+    """Results of tests: how many passed, and whether the code was late with one."""
 
     passed: int = 0
     late: bool = False
@@ -69,7 +69,7 @@ class CallJudge:
         sandbox = await self._pool.acquire()
         try:
             expect_done(await sandbox.run(_CELLS))
-        except BaseException:  # also a cancellation: nobody else would end the sandbox
+        except BaseException:  # also a cancellation: nothing else would end the sandbox
             sandbox.kill()
             raise
         return sandbox
@@ -111,7 +111,7 @@ class CallJudge:
                     tally.late = tally.late or is_late(result)
                     if not result.value:
                         break
-                    # Whatever the runner says is the code's own word, and is read in the referee only.
+                    # The runner's output is the code's own word, and is read in the referee only.
                     results.append(result.value.decode("utf-8", "replace"))
                 if verdict == ["pass"]:
                     tally.passed += 1
@@ -159,7 +159,7 @@ def free_names(code: str) -> list[str]:
         code: The test.
 
     Raises:
-        SyntaxError: It is no Python.
+        SyntaxError: It is not Python.
     """
     names = {node.id for node in ast.walk(parse_module(code)) if isinstance(node, ast.Name)}
     return sorted(name for name in names if not hasattr(builtins, name) and name != "same")
@@ -171,6 +171,6 @@ def is_late(result: CellResult) -> bool:
 
 
 def expect_done(ours: CellResult) -> None:
-    """Raise OutageError when one of our own cells was stopped, which says nothing about the untrusted code."""
+    """Raise OutageError when one of our own cells was stopped, which is not evidence about the untrusted code."""
     if ours.stopped is not None:
         raise OutageError(f"a sandbox could not be prepared: {ours.stopped}")

@@ -1,6 +1,6 @@
 """Tests that must fail, to be run beside those that must pass.
 
-Code that decides by itself what becomes of a test (it patches the runner, it returns objects that equal everything, it
+Code that decides the result of a test by itself (it patches the runner, it returns objects that equal everything, it
 reads the caller's assertion) does not know which tests have to fail. There are two kinds:
 - tests of our own, drawn at random for each run, of which half must fail. They call nothing of the repository;
 - twins: the row's hidden tests with decoys in their assertions (`decoys.py`). They call the model's code with the same
@@ -47,7 +47,7 @@ _MOST_WORDS = 400
 
 @dataclass(frozen=True)
 class SuiteLayout:
-    """Where the tests of one run lie, and what has to become of them.
+    """Where the tests of one run lie, and which of them have to pass.
 
     Attributes:
         files: Files that are put over the tree.
@@ -82,8 +82,8 @@ def lay_out(
         verdict: The verdict; its `twins` are the tests that may be twins.
         tree: The row's own tree, from which words are drawn. An agent's one would let it choose.
         draw: Where all that is random comes from.
-        lots: Says of one test after the other whether it is a twin, by whether it passes before the repair; None: it
-            is drawn.
+        lots: Decides for one test after the other whether it is a twin, by whether it passes before the repair; None:
+            it is drawn.
         place: Which of a test's expected values its twin changes, for `check_task`; None: it is drawn.
     """
     words, taken = _words(tree), set(tree) | set(verdict.files)
@@ -128,7 +128,7 @@ def lay_out(
 
 
 def lots(seed: int, second: bool) -> Callable[[bool], bool]:
-    """Return what says of one test after the other whether it is a twin, as for `lay_out`.
+    """Return the function that decides for each test whether it is a twin, as for `lay_out`.
 
     A test that has to be repaired is one in the first run or in the second. One that passes before the repair may be
     true in both, since by it code can find out a lot: with it in mind, it is right of another test in both runs in one
@@ -152,7 +152,7 @@ def lots(seed: int, second: bool) -> Callable[[bool], bool]:
 def shared(files: Mapping[str, str]) -> set[str]:
     """Return the names, as of `function_of`, of tests that other code of test files uses: a base class, a helper.
 
-    Such a test has no twin: what uses it would meet the other values, too.
+    Such a test has no twin: its users would see the other values, too.
 
     Args:
         files: The files by path.
@@ -211,7 +211,7 @@ def _canary(name: str, must_pass: bool, draw: random.Random, words: Sequence[str
 
 
 def _other(value: object, draw: random.Random) -> object:
-    """Return a wrong value for a test of our own. Whoever reads it can calculate the right one, so it may be any."""
+    """Return a wrong value for a test of our own. Its reader can calculate the right one, so it may be any."""
     if isinstance(value, list):
         return [*value, draw.randint(1, 9)]
     return (

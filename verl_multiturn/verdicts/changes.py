@@ -1,4 +1,4 @@
-"""What an agent has left, as data: which of its changes count.
+"""An agent's work as data: which of its changes count.
 
     the agent's workspace → its processes end → a tar, read on the host → changes to the row's tree
 
@@ -6,7 +6,7 @@ Invariants:
 - a change counts only if the row allows its path, and never one that could decide what a test sees before it runs:
   tests, configuration of test runners, start-up files, compiled files, git's files, links;
 - nor one by which tests would import something in another place than before: `import_places.py` has the rule;
-- whatever a model leaves there are changes, or words that say why there are none. Only a failure of ours raises.
+- any work of a model there becomes changes, or a reason why there are none. Only a failure of ours raises.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _FOLDER_BYTES = 512
 
 @dataclass(frozen=True)
 class WorkChanges:
-    """What of an agent's work counts.
+    """The part of an agent's work that counts.
 
     Attributes:
         changes: New content of each file that it changed or made; None for one that it deleted.
@@ -79,7 +79,7 @@ class WorkChanges:
 
 
 async def collect(task: Task, workspace: Workspace, packages: bool | tuple[str, ...]) -> WorkChanges:
-    """End what still runs in an agent's workspace, and return what it left.
+    """End the processes in an agent's workspace, and return its work.
 
     Args:
         task: The task; its tree was put into the workspace's folder.
@@ -93,7 +93,7 @@ async def collect(task: Task, workspace: Workspace, packages: bool | tuple[str, 
     try:
         await workspace.end_processes()
         tar = await workspace.get(*_places(task), max_bytes=_MOST_TAR_BYTES)
-    except WorkspaceError as error:  # the model ended it, or left too much
+    except WorkspaceError as error:  # the model ended it, or wrote too much
         return WorkChanges(problem=str(error))
     except SandboxError as error:
         raise UnjudgedError(f"task {task.name!r}: what was left cannot be read: {error}") from error
@@ -104,7 +104,7 @@ async def collect(task: Task, workspace: Workspace, packages: bool | tuple[str, 
 
 
 def why_uncollected(task: Task, tree: Mapping[str, bytes]) -> str:
-    """Return why `collect` could not take a tree if an agent left it; empty if it could.
+    """Return why `collect` could not take a tree as an agent's work; empty if it could.
 
     Args:
         task: The task.

@@ -1,7 +1,7 @@
 """Decoys: other values that could as well be the expected ones.
 
 A value is proposed by a rule that leads back as easily, and taken if all of its `features` are those of the true one.
-Both are the same from either side, so of a value and its decoy nothing says which is true. Where nothing else has the
+Both are the same from either side, so nothing shows whether a value or its decoy is true. Where nothing else has the
 same features, such as `True`, `0`, or the sorted items of an argument, there is no decoy.
 """
 
@@ -38,7 +38,7 @@ _MOST_VALUES = 60
 _COMPUTED = 14
 """Characters of a float from which on it was computed."""
 _OFTEN = (24, 25, 14, 9, 6, 5, 4, 3, 3, 3)
-"""How often the numbers from 0 to 9 are expected in tests. A decoy that is a rarer number than the true one says so."""
+"""How often the numbers from 0 to 9 are expected in tests. A decoy that is rarer than the true one shows it."""
 _LETTERS = Counter(letter for word in COMMON_WORDS for letter in word) + Counter("abcdefghijklmnopqrstuvwxyz")
 """How often letters are in words, likewise."""
 _NAMES = {"a": 8, "b": 6, "c": 5, "d": 3, "e": 2, "f": 2, "x": 4, "y": 2, "(": 2, ")": 2, "[": 2, "]": 2}
@@ -71,12 +71,12 @@ class Decoys:
 
     Args:
         value: The value.
-        subject: What it may be compared with.
+        subject: Values that it may be compared with.
         tolerance: How far from it another one still equals it.
 
     Attributes:
-        subject: What it may be compared with.
-        exist: Whether there are any. A decoy has decoys, too, so nobody can go by that.
+        subject: Values that it may be compared with.
+        exist: Whether there are any. A decoy has decoys, too, so that is not a clue.
     """
 
     def __init__(self, value: object, subject: Subject, tolerance: Tolerance = EXACT) -> None:
@@ -196,7 +196,7 @@ def _differs(value: object, other: object, tolerance: Tolerance) -> bool:
         return True
     pairs = zip(flat(value), flat(other), strict=False)
     numbers = [(a, b) for a, b in pairs if isinstance(a, int | float) and isinstance(b, int | float)]
-    # Ten times as far: whoever compares may add to the one side, and round.
+    # Ten times as far: the comparison may add to the one side, and round.
     return any(abs(a - b) > 10 * max(tolerance.relative * max(abs(a), abs(b)), tolerance.absolute) for a, b in numbers)
 
 
@@ -336,7 +336,7 @@ def _vocabulary(*some: Collection[str]) -> Mapping[int, Sequence[str]]:
 
 @lru_cache(maxsize=256)
 def _beside(subject: Subject, kind: str) -> Sequence[object]:
-    """Return the values of a type that stand near, or that a short calculation gives."""
+    """Return the values of a type that are near, or that a short calculation gives."""
     found: dict[str, object] = {repr(each): each for each in subject.items if type(each).__name__ == kind}
     if kind in ("int", "float"):
         for each in subject.results:

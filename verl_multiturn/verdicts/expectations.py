@@ -72,7 +72,7 @@ class ExpectedValues:
     Attributes:
         tree: The file.
         marks: The marks of each function that is parametrized, and of which each row is changed by itself.
-        parts: What is changed.
+        parts: The parts to change.
     """
 
     tree: ast.Module
@@ -81,10 +81,10 @@ class ExpectedValues:
 
 
 def expected_in(source: str) -> ExpectedValues | None:
-    """Find what the tests of a file expect.
+    """Find the values that the tests of a file expect.
 
     Args:
-        source: The file; None is returned of one that is no Python.
+        source: The file; None is returned of one that is not Python.
     """
     try:
         tree = parse_module(source)
@@ -110,7 +110,7 @@ def decoys_of(expected: ExpectedValues, words: frozenset[str]) -> list[list[Deco
     Values of a part that are equal have the same decoys, and change together: one that differed would be the decoy.
 
     Args:
-        expected: What the tests of a file expect.
+        expected: The values that its tests expect.
         words: Words and numbers of the row's tree.
     """
     literals, tokens = _said(expected.tree)
@@ -190,7 +190,7 @@ def test_names(tree: ast.Module) -> list[str]:
 
 
 def _assigned(body: Sequence[ast.stmt]) -> dict[str, ast.expr]:
-    """Return what is assigned to each name, once."""
+    """Return the values assigned to each name, once."""
     found: dict[str, ast.expr] = {}
     counts: Counter[str] = Counter()
     for node in (each for statement in body for each in ast.walk(statement)):
@@ -204,7 +204,7 @@ def _assigned(body: Sequence[ast.stmt]) -> dict[str, ast.expr]:
 
 
 class _ExpectationReader:
-    """Finds what one test expects."""
+    """Finds the values that one test expects."""
 
     def __init__(
         self, function: Function, marks: Sequence[Mark], constants: Mapping[str, ast.expr], loads: Mapping[str, int]
@@ -258,7 +258,7 @@ class _ExpectationReader:
         return 0 < self._names[name] == self._used[name]
 
     def _expected_nodes(self, side: ast.expr) -> Iterator[ast.expr]:
-        """Yield a side, and what is assigned to the names in it."""
+        """Yield a side, and the values assigned to its names."""
         yield side
         for name in _names(side):
             if name in self._locals and self._is_expected(name):
@@ -278,7 +278,7 @@ class _ExpectationReader:
         return found
 
     def _literals(self, node: ast.AST, row: Mapping[str, ast.expr], depth: int) -> Iterator[object]:
-        """Yield the literals of an expression, and those of what its names stand for."""
+        """Yield the literals of an expression, and those that its names refer to."""
         is_known, value = _literal(node)
         if is_known:
             yield value
@@ -292,7 +292,7 @@ class _ExpectationReader:
             yield from self._literals(child, row, depth)
 
     def _sides(self, node: ast.expr) -> Iterator[tuple[ast.expr, list[ast.expr], Tolerance]]:
-        """Yield what an assertion expects, with the other sides, and how near is enough."""
+        """Yield the values that an assertion expects, with the other sides, and how near is enough."""
         if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
             for each in node.values:
                 yield from self._sides(each)
@@ -338,7 +338,7 @@ def _names(side: ast.expr) -> list[str]:
 
 
 def _near(side: ast.expr, tolerance: Tolerance) -> Tolerance | None:
-    """Return how near is enough for the names of a side; None: nobody can say."""
+    """Return how near is enough for the names of a side; None: unknown."""
     for each in ast.walk(side):
         if isinstance(each, ast.Call):
             return _of_approx(each)
@@ -350,7 +350,7 @@ def _is_plain(node: ast.expr) -> bool:
 
 
 def _assertions(body: Sequence[ast.stmt], certain: bool) -> Iterator[tuple[ast.expr, bool]]:
-    """Yield what is asserted, and whether a test that passes has come there."""
+    """Yield each assertion, and whether a test that passes has come there."""
     for node in body:
         if isinstance(node, ast.Assert):
             yield node.test, certain

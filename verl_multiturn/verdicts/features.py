@@ -1,7 +1,7 @@
-"""List the properties by which a value is told from another: its form, its relation to what is near it, its kind.
+"""List the properties that distinguish a value: its form, its relation to values near it, its kind.
 
-A decoy is taken for a value only if it has the same features. So a program that goes by one of them cannot say which of
-the two is true. `FEATURES` is the whole list; what is not in it is no promise.
+A decoy is taken for a value only if it has the same features. So a program that goes by one of them cannot find which
+of the two is true. `FEATURES` is the whole list; other properties are not promised.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ GROUPS = tuple(
         "http https ftp file git ssh com org net edu io www",
     )
 )
-"""Words that no other word can stand for."""
+"""Words that no other word can replace."""
 
 
 def features(value: object, subject: Subject) -> tuple[Hashable, ...]:
-    """Return all features of a value. What has the same ones can take its place.
+    """Return all features of a value. A value with the same ones can take its place.
 
     Args:
         value: The value.
-        subject: What it may be compared with.
+        subject: Values that it may be compared with.
     """
     return tuple(feature(value, subject) for feature in FEATURES)
 

@@ -1,4 +1,4 @@
-"""`Globs`: which paths a row allows. `*` and `?` stand for no `/`, and `**`, alone between two `/`, for any folders.
+"""`Globs`: which paths a row allows. `*` and `?` match no `/`, and `**`, alone between two `/`, matches any folders.
 
 A model chooses the names of its files, and how deep they lie. So a path is taken folder by folder, each folder is
 looked at once, and no part of a name is tried twice (`fnmatch` writes patterns that do not go back).
@@ -20,7 +20,7 @@ class Globs:
         globs: The globs.
 
     Raises:
-        ValueError: In one of them `**` stands for a part of a name.
+        ValueError: In one of them `**` is a part of a name.
     """
 
     def __init__(self, globs: Sequence[str]) -> None:
@@ -28,10 +28,10 @@ class Globs:
         self._reached: dict[str, tuple[frozenset[int], ...]] = {
             "": tuple(_skipped(parts, {0}) for parts in self._globs)
         }
-        """For each folder and glob, how many parts of the glob may lie before what comes next."""
+        """For each folder and glob, how many parts of the glob may lie before the next name."""
 
     def match(self, path: str) -> bool:
-        """Return whether one of the globs stands for a path.
+        """Return whether one of the globs matches a path.
 
         Args:
             path: The path, without `/` at its beginning or end.
@@ -48,7 +48,7 @@ class Globs:
         return any(len(parts) in end for parts, end in zip(self._globs, ends, strict=True))
 
     def _after(self, reached: Sequence[frozenset[int]], name: str) -> tuple[frozenset[int], ...]:
-        """Return what is reached after one more name of a path."""
+        """Return the positions after one more name of a path."""
         return tuple(
             _skipped(parts, _following(parts, before, name)) if before else before
             for parts, before in zip(self._globs, reached, strict=True)
@@ -64,7 +64,7 @@ def _parts(glob: str) -> list[re.Pattern[str] | None]:
                 f"the glob {glob!r}: '**' stands for whole folders, expected alone between two '/'; write it as in "
                 "'calc/**/*.py'"
             )
-    # `[` is no sign of these globs.
+    # `[` is not a sign of these globs.
     return [None if name == _ANY_FOLDERS else re.compile(fnmatch.translate(name.replace("[", "[[]"))) for name in names]
 
 
@@ -84,7 +84,7 @@ def _following(parts: Sequence[re.Pattern[str] | None], before: frozenset[int], 
 
 
 def _skipped(parts: Sequence[re.Pattern[str] | None], reached: set[int]) -> frozenset[int]:
-    """Return what is reached where `**` may stand for no folder; at the end of a glob it stands for some name."""
+    """Return the positions reached where `**` may match no folder; at the end of a glob it matches some name."""
     found = set(reached)
     for number in sorted(reached):
         while number < len(parts) - 1 and parts[number] is None:

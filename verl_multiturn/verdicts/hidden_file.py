@@ -38,7 +38,7 @@ class HiddenFile:
     Attributes:
         source: Its text.
         words: Words and numbers of the row's tree.
-        parts: What of it has a lot.
+        parts: Its parts, each with its own lot.
         names: The names that the tests of parametrized functions get, by those in the row.
         hidden: The functions whose ids are numbered.
     """
@@ -171,8 +171,8 @@ def _decoys(source: str, words: frozenset[str]) -> list[list[Decoys]]:
 def _choices(part: ExpectedPart, decoys: Sequence[Decoys]) -> list[list[int]]:
     """Return the values of a part that change together.
 
-    One of those that a test which passes has compared with: a value beside it, of which code knows that it is true,
-    then says little of it. Where there is none of these, all of them. Equal ones always change together.
+    One of those that a test which passes has compared with: a value beside it, which code knows to be true, then
+    reveals little of it. Where there is none of these, all of them. Equal ones always change together.
     """
     known = [index for index, each in enumerate(decoys) if each.exist]
     equal: dict[int, list[int]] = {}

@@ -1,9 +1,9 @@
-"""Report which changes of a tree would decide what tests import, so that they never count. The one rule, over names.
+"""Report which changes of a tree would decide the imports of tests, so that they never count. The one rule, over names.
 
-`left.py` asks it for the work that an agent left in a workspace. Tasks whose repositories are in images get a copy of
-this file, and ask it for the agent's patch: `git apply --summary PATCH | python3 import_places.py NAMES`, started in
-the repository before the patch is applied, prints an option `--exclude=PATH` for each change that does not count. NAMES
-is JSON: `modules`, `runners` and `never` as in `ImportNames`. A patch is not told where the hidden tests are: there any
+`changes.py` uses it for an agent's work in a workspace. Tasks whose repositories are in images get a copy of this file,
+and run it for the agent's patch: `git apply --summary PATCH | python3 import_places.py NAMES`, started in the
+repository before the patch is applied, prints an option `--exclude=PATH` for each change that does not count. NAMES is
+JSON: `modules`, `runners` and `never` as in `ImportNames`. A patch does not show where the hidden tests are: there any
 folder may have tests below it.
 
 Invariants:
@@ -29,13 +29,13 @@ class ImportNames(NamedTuple):
     """Names in a tree, found once: a model may leave thousands of files.
 
     Attributes:
-        may_change: Tells whether a path may be changed at all.
+        may_change: Returns whether a path may be changed at all.
         never: For each reason, which paths never count: see `patterns`.
         runners: Modules of test runners, in whatever case.
         taken: Modules that are found elsewhere, and that tests may import.
         files: Paths of the files.
         folders: Paths of the folders, also of those that imports begin in and that are not there yet.
-        modules: What an import may mean: see `modules`.
+        modules: Paths that an import may mean: see `modules`.
         roots: Folders that imports begin in, also where they are packages; `.` for the tree itself.
         tests: Paths of the files whose tests count.
         above_tests: Folders that tests lie below; the tree itself is "".
@@ -134,7 +134,7 @@ def exposing(counted: "Mapping[str, bytes | None]", names: ImportNames) -> "list
 
 
 def modules(files: "Collection[str]") -> "set[str]":
-    """Return what an import may mean: the path of each file `.py` without its ending, of an `__init__.py` its folder's.
+    """Return the paths that an import may mean: of each file `.py` without ending, of an `__init__.py` its folder's.
 
     A folder without an `__init__.py` takes the place of no module that is found elsewhere.
 
@@ -145,7 +145,7 @@ def modules(files: "Collection[str]") -> "set[str]":
 
 
 def module_of(path: str) -> str:
-    """Return what imports call a path: without `.py` and without `/__init__`.
+    """Return a path's name in imports: without `.py` and without `/__init__`.
 
     Args:
         path: The path.

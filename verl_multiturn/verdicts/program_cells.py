@@ -135,7 +135,7 @@ def unpack() -> bytes:
 
 
 def load(functions: dict[str, str], roots: list[str]) -> None:
-    """Import functions of files in the current folder, so that they can be called; what they print is dropped.
+    """Import functions of files in the current folder, so that they can be called; their output is dropped.
 
     A function whose module cannot be imported, or that is not in it, is omitted.
 
@@ -235,7 +235,7 @@ def judge(test: str, names: list[str], results: list[str]) -> bytes:
     Args:
         test: Code of the test.
         names: Names in the test that may be functions of the program.
-        results: Answers of `call` to the calls so far. A text that is no such answer is an error of the call.
+        results: Answers of `call` to the calls so far. Any other text is an error of the call.
     """
     _silence(1)
     _silence(2)

@@ -1,8 +1,8 @@
-"""Run pytest in a fresh workspace and write what became of each test; `pytest_run.py` sends this there as text.
+"""Run pytest in a fresh workspace and write the result of each test; `pytest_run.py` sends this there as text.
 
-It uses the standard library and pytest. What it writes is the word of a process that also runs the model's code. So
-each line begins with a word that was drawn for this run, and read before that code ran. Code that searches the memory
-of its own process can find the word. What it cannot find there is which of the tests have to fail.
+It uses the standard library and pytest. Its output is the word of a process that also runs the model's code. So each
+line begins with a word that was drawn for this run, and read before that code ran. Code that searches the memory of its
+own process can find the word. It cannot find there which of the tests have to fail.
 
 Arguments: the path of a file of JSON with `word`, `report`, `roots`, `plugins` and `paths`.
 """
@@ -44,19 +44,19 @@ def _teller(report: int, word: str) -> Callable[[str, str], None]:
 
 
 class _Outcomes:
-    """Tells each test's outcome: `passed` where its preparation, itself and its end passed."""
+    """Writes each test's outcome: `passed` where its preparation, itself and its end passed."""
 
     def __init__(self, tell: Callable[[str, str], None]) -> None:
         self._tell = tell
         self._phases: dict[str, list[tuple[str, str]]] = {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Note what became of a phase of a test."""
+        """Note the result of a phase of a test."""
         expected = hasattr(report, "wasxfail")
         self._phases.setdefault(report.nodeid, []).append((report.when, "xfailed" if expected else report.outcome))
 
     def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
-        """Return what became of a test."""
+        """Return the result of a test."""
         phases = self._phases.pop(nodeid, [])
         outcome = next((each for _, each in phases if each != "passed"), "nothing")
         if outcome == "nothing" and {when for when, _ in phases} == {"setup", "call", "teardown"}:

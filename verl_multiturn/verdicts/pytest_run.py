@@ -1,4 +1,4 @@
-"""One run of pytest in a workspace, and what it says of each test."""
+"""One run of pytest in a workspace, and its result for each test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def run_pytest(
         timeout_s: Seconds for the run.
 
     Raises:
-        DisturbedError: The run came to no end, or did not say the same of a test twice.
+        DisturbedError: The run did not end, or gave two results for one test.
         WorkspaceError: The workspace ended.
         SandboxError: It was lost.
     """
@@ -61,15 +61,15 @@ async def run_pytest(
 
 
 def read_report(report: bytes, word: str, output: str = "") -> Mapping[str, str]:
-    """Return what a run says of each test.
+    """Return a run's result for each test.
 
     Args:
         report: The lines that `pytest_guest.py` wrote, and whatever else was written there.
         word: The word with which its lines begin.
-        output: What the run printed, for the error.
+        output: The run's output, for the error.
 
     Raises:
-        DisturbedError: The run came to no end, or did not say the same of a test twice.
+        DisturbedError: The run did not end, or gave two results for one test.
     """
     outcomes: dict[str, str] = {}
     ended = False

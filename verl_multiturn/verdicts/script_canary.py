@@ -1,8 +1,8 @@
-"""Canaries for scripts: programs of ours in what may be changed, by which `check_task` learns whether it starts.
+"""Canaries for scripts: programs of ours in files that may change, by which `check_task` learns whether it starts.
 
-What a script starts runs as its user. It can write the reward and lock it, and read in `/tests` what is expected. So a
-script that starts what may be changed needs twins, and one that reads files only needs none. Which of both it is, a run
-over the repair shows in whose files there are canaries:
+A program that a script starts runs as its user. It can write the reward and lock it, and read the expected values in
+`/tests`. So a script that starts changeable files needs twins, and one that only reads files needs none. Which of both
+it is, a run over the repair shows in whose files there are canaries:
 - a file of a language that is known by its name or its first line gets one in this language, its text stays;
 - any other file may be read as data or as a program of any language that the script names. So in one run it has a
   canary for the shell, and in one more for each of these languages;
@@ -12,7 +12,7 @@ over the repair shows in whose files there are canaries:
 
 Nothing was started: no canary ran, and there was a place for each language that the script names. There is no place:
 the script names a program whose language has no canary here; or it names a program that may be changed, whose canary
-did not run, so it may look at the text before it starts that. Then nobody knows.
+did not run, so it may look at the text before it starts that. Then the answer is unknown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_CANARY = (
     *("rustc", "swift", "dotnet", "ghc", "runghc", "ocaml", "erl", "elixir", "fish", "csh", "tcsh", "deno", "bun"),
     *("sqlite3", "psql", "mysql", "gdb", "vim", "vi", "ex", "ed", "emacs", "m4", "dc", "expect", "cmake", "ninja"),
 )
-"""Programs that run what a file says, in languages that have no canary here."""
+"""Programs that run a file's text, in languages that have no canary here."""
 _WORDS = "|".join(_NO_CANARY)
 _BY_SHELL = re.compile(
     r"(?:^|[;&|({`!]|\$\(|\b(?:then|do|else|if|elif|while|until|exec|time|nohup|xargs|command|env|timeout\s+\S+))"
@@ -55,7 +55,7 @@ _MOST_NEW = 400
 
 
 def _line(text: str, line: str) -> str:
-    """Return a text with a line at its beginning, but behind the one that says what starts it."""
+    """Return a text with a line at its beginning, but behind the one that names its interpreter."""
     if not text.startswith("#!"):
         return f"{line}\n{text}"
     first, _, rest = text.partition("\n")
@@ -102,7 +102,7 @@ class _Language:
         names: Patterns of file names, without the folders.
         programs: Words by which a script names it, as a pattern.
         place: Returns a program of the language with a canary that starts a command.
-        alone: Likewise of a text that may be data: what follows the canary does not keep it from running.
+        alone: Likewise of a text that may be data: the text after the canary does not keep it from running.
     """
 
     names: str
@@ -170,11 +170,11 @@ class CanaryRun:
 
 @dataclass(frozen=True)
 class Canary:
-    """A program that says that it was started, writes the reward, and locks it.
+    """A program that reports its start, writes the reward, and locks it.
 
     Attributes:
         folder: Where it lies in a workspace; the name is drawn.
-        reward: What it writes; no script does.
+        reward: Its reward; no script writes it.
     """
 
     folder: str = field(default_factory=lambda: f"/tmp/{secrets.token_hex(8)}")
@@ -182,7 +182,7 @@ class Canary:
 
     @property
     def command(self) -> str:
-        """Return what starts it."""
+        """Return its interpreter."""
         return f"{self.folder}/run"
 
     def files(self) -> dict[str, bytes]:
@@ -267,7 +267,7 @@ def canary_runs(
         unknown = [*data, *(path for path in new if _of(path, "") is None)]
         if unknown and language is not _SHELL and re.search(rf"(?<![\w-])(?:{language.programs})(?![\w-])", said):
             yield run({path: language.alone(texts.get(path, ""), command(path)) for path in unknown})
-    if data:  # bash runs what is in an index of a number, and in a text that it evaluates
+    if data:  # bash runs the code in an index of a number, and in a text that it evaluates
         yield run({path: f"canary[$({command(path)})]\n" for path in data})
 
 
@@ -309,7 +309,7 @@ def _with_values(text: str, command: str) -> str:
 
 
 def _of(path: str, text: str) -> _Language | None:
-    """Return the language of a file; None where its name and its first line say nothing."""
+    """Return the language of a file; None where its name and its first line do not show it."""
     if text.startswith("#!"):
         words = [os.path.basename(word) for word in text[2 : (text + "\n").find("\n")].split()]
         for language in _LANGUAGES.values():

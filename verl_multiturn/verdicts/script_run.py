@@ -53,10 +53,10 @@ def read_reward(files: Mapping[str, bytes], output: str = "") -> float:
 
     Args:
         files: `reward.txt` with a number, or `reward.json` with a mapping: its `reward`, or the only one that it has.
-        output: What the script printed, for the error. Nothing is read from it.
+        output: The script's output, for the error. Nothing is read from it.
 
     Raises:
-        DisturbedError: There is none, or it is no number from 0 to 1.
+        DisturbedError: There is none, or it is not a number from 0 to 1.
     """
     if not files:
         raise DisturbedError(f"test.sh wrote no reward; it printed: {output[-500:]}")

@@ -1,4 +1,4 @@
-"""`Subject`: what a program may compare an expected value with."""
+"""`Subject`: the values that a program may compare an expected value with."""
 
 from __future__ import annotations
 

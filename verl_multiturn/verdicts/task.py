@@ -1,4 +1,4 @@
-"""`Task`: a repository to work on, what of it may be changed, and how the result is judged; one row of a data set.
+"""`Task`: a repository to work on, its files that may be changed, and how the result is scored; one row of a data set.
 
 Invariants:
 - nothing of a task but its `files` and `folder` is ever put where the model's commands run;
@@ -24,7 +24,7 @@ from verl_multiturn.workspaces.workspace import not_variables
 
 _PLACE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 _SKIPPED = (".git", "__pycache__")
-"""Folders of a task's `folder` that are no part of its tree."""
+"""Folders of a task's `folder` that are not part of its tree."""
 _MOST_TREE_BYTES = 64 * 2**20
 
 
@@ -42,7 +42,7 @@ FilePath = Annotated[str, BeforeValidator(lambda path: _checked_path(str(path)))
 
 
 class UnguardedError(ConfigError):
-    """A row whose tests pay code that knows nothing, and which does not say `unguarded: true`."""
+    """A row whose tests pay code that knows nothing, and which does not set `unguarded: true`."""
 
 
 class _TaskPart(BaseModel):
@@ -81,7 +81,7 @@ class PytestVerdict(_TaskPart):
     kind: Literal["pytest"]
 
     files: dict[FilePath, str] = Field(min_length=1)
-    """Hidden files, by their path in the tree: the tests, and what they need. They replace what lies there."""
+    """Hidden files, by their path in the tree: the tests, and what they need. They replace files there."""
 
     tests: tuple[str, ...] = Field(min_length=1)
     """Names of the tests that must pass, and that fail before the repair: `tests/test_ops.py::test_add`."""
@@ -132,7 +132,7 @@ class ScriptVerdict(_TaskPart):
     """Whether the script starts nothing that may be changed; `check_task` finds it (`script_canary.py`)."""
 
     unguarded: StrictBool = False
-    """Whether the row is taken with neither `twins` nor `reads_only`. Then what the script starts writes the reward."""
+    """Whether the row is taken with neither `twins` nor `reads_only`. Then the script's children write the reward."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -161,7 +161,7 @@ class Task(_TaskPart):
     """Environment variables of the model's commands, and of the tests of a `script`."""
 
     allowed: tuple[str, ...] = Field(min_length=1)
-    """Globs of the paths that may be changed, made or deleted, such as `calc/**/*.py`. See `left.py` for those that
+    """Globs of the paths that may be changed, made or deleted, such as `calc/**/*.py`. See `changes.py` for those that
     are never taken."""
 
     gold: dict[FilePath, str | None] = {}
@@ -215,7 +215,7 @@ class Task(_TaskPart):
         return ""
 
     def why_unguarded(self) -> str:
-        """Return why nobody may be rewarded by this row; empty if it has a guard, or says `unguarded: true`."""
+        """Return why this row must not give a reward; empty if it has a guard, or sets `unguarded: true`."""
         if self.guard or isinstance(self.verdict, CallsVerdict) or self.verdict.unguarded:
             return ""
         if isinstance(self.verdict, PytestVerdict):
@@ -233,7 +233,8 @@ class Task(_TaskPart):
         """Check that the row has a guard.
 
         Raises:
-            UnguardedError: It has none, and does not say so. `check_task` finds the guard of a row, and returns it.
+            UnguardedError: It has none, and does not declare that. `check_task` finds the guard of a row, and returns
+                it.
         """
         if why := self.why_unguarded():
             raise UnguardedError(
@@ -244,7 +245,7 @@ class Task(_TaskPart):
         """Return the files of the tree, and which of them may be executed.
 
         Raises:
-            ConfigError: `folder` is no folder, too large, or cannot be read.
+            ConfigError: `folder` is not a folder, too large, or cannot be read.
         """
         try:
             return self._tree()

@@ -1,7 +1,7 @@
 """`check_task`: the check of a task before it is used.
 
-A row is refused that would teach something else than what it says: one whose tests pass before the repair, whose repair
-does not pass or passes only now and then, whose tests are not found, or that has no guard and does not say so.
+A row is refused that would teach something else than its text: one whose tests pass before the repair, whose repair
+does not pass or passes only now and then, whose tests are not found, or that has no guard and does not declare that.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ async def check_task(task: Task, judge: Judge, repair: WorkChanges | None = None
     Args:
         task: The task.
         judge: Judges it.
-        repair: What a repair leaves, as `collect` returns it; None: the task's `gold`.
+        repair: A repair's work, as `collect` returns it; None: the task's `gold`.
 
     Raises:
-        UnguardedError: It has no guard: no test under `tests` has a twin, or the script starts what may be changed.
+        UnguardedError: It has no guard: no test under `tests` has a twin, or the script starts changeable files.
         ConfigError: The row has to be refused for another reason; the error gives the reason.
         OutageError: No sandbox could be started.
     """
@@ -64,7 +64,7 @@ async def check_task(task: Task, judge: Judge, repair: WorkChanges | None = None
 
 
 def gold_left(task: Task) -> WorkChanges:
-    """Return the gold repair as what an agent would have left.
+    """Return the gold repair as an agent's work.
 
     Args:
         task: The task.
@@ -150,7 +150,7 @@ async def _check_script(task: Task, verdict: ScriptVerdict, judge: Judge, before
 
 
 async def _why_started(task: Task, verdict: ScriptVerdict, judge: Judge, after: Tree) -> str:
-    """Return what a script starts that may be changed, or why nobody knows; empty if it reads files only."""
+    """Return the changeable files that a script starts, or why they are unknown; empty if it reads files only."""
     instead = (
         "compare with literals in a Python test of /tests, let test.sh read only files that are no "
         "programs, or write 'unguarded: true' into the verdict"

@@ -9,7 +9,7 @@ from verl_multiturn.workspaces.threads import ThreadWorkspace
 
 
 def judge_workspace(task: Task, workspace: ThreadWorkspace, settings: WorkspaceSettings | None = None) -> Verdict:
-    """Return the verdict on what an agent has left in its workspace, as `Judge.judge` does.
+    """Return the verdict on an agent's work in its workspace, as `Judge.judge` does.
 
     Args:
         task: The task; `task.tar()` was put into the workspace.

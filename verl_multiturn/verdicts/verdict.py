@@ -1,6 +1,6 @@
-"""`Judge`: the verdict on what an agent has left in its workspace.
+"""`Judge`: the verdict on an agent's work in its workspace.
 
-    what was left ─→ changes that count (left.py) ─→ a fresh workspace: the row's tree, the changes, the hidden tests
+    agent's work ─→ changes that count (changes.py) ─→ a fresh workspace: the row's tree, the changes, the hidden tests
       calls    functions are called from outside, values are compared outside                          calls.py
       pytest   exact names must pass, beside tests that must fail                       pytest_run.py, canaries.py
       script   `test.sh` writes the reward; where its tests have other values, it must pay less      script_run.py
@@ -8,10 +8,10 @@
 
 Invariants:
 - no test runs where the agent worked;
-- what a model can cause (late, a flood, a crash, too much, a syntax error, a deleted file) is reward 0, and valid. A
-  run that comes to no verdict is the model's doing if the same tests come to one on the untouched original. Else nobody
-  can say, and `UnjudgedError` is raised. So a model cannot choose to be invalid;
-- what is paid was paid twice, in two fresh workspaces, with the same number.
+- an end that a model can cause (late, a flood, a crash, too much, a syntax error, a deleted file) is reward 0, and
+  valid. A run that comes to no verdict is the model's doing if the same tests come to one on the untouched original.
+  Else the cause is unknown, and `UnjudgedError` is raised. So a model cannot choose to be invalid;
+- a reward is paid only if it was paid twice, in two fresh workspaces, with the same number.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PIECE_BYTES = 90_000
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the work of an agent earns.
+    """The reward for an agent's work.
 
     Attributes:
         reward: From 0 to 1.
@@ -93,7 +93,7 @@ class Judge:
 
     Args:
         settings: Those of the workspaces in which tests run; None: the defaults, with pytest.
-        at_once: Work that is judged at the same time; further one waits. Tests that share a processor may be late.
+        at_once: Work that is scored at the same time; further one waits. Tests that share a processor may be late.
         wait_s: Seconds that a verdict may wait for others; later there is none. None: without end.
         verdict_s: Seconds of a verdict from its beginning; later there is none. None: those that its tests take.
     """
@@ -126,7 +126,7 @@ class Judge:
         self._verdict_s = verdict_s
 
     async def judge(self, task: Task, workspace: Workspace) -> Verdict:
-        """Return the verdict on what an agent has left in its workspace; whatever still runs in it is ended.
+        """Return the verdict on an agent's work in its workspace; processes that still run in it are ended.
 
         Args:
             task: The task.
@@ -167,7 +167,7 @@ class Judge:
         return Verdict(first, why, left.left_out)
 
     def check(self, task: Task) -> None:
-        """Check that the workspaces of the tests allow what a task asks for.
+        """Check that the workspaces of the tests allow the needs of a task.
 
         Args:
             task: The task.
@@ -249,7 +249,7 @@ class Judge:
         return found
 
     async def script_reward(self, task: Task, verdict: ScriptVerdict, tree: Tree, with_twins: bool = False) -> float:
-        """Return what `test.sh` pays in a fresh workspace.
+        """Return the reward of `test.sh` in a fresh workspace.
 
         Args:
             task: The task.
@@ -261,7 +261,7 @@ class Judge:
             DisturbedError, UnjudgedError, OutageError: As `attempt`.
         """
         files = verdict.files
-        if verdict.twins or with_twins:  # in one form, since comments and blank lines would say which values are true
+        if verdict.twins or with_twins:  # in one form: comments and blank lines would show which values are true
             draw = random.SystemRandom() if with_twins else None
             files = await asyncio.to_thread(_rewritten, files, draw, tree.own)
         return await self._fresh(task, tree, lambda fresh: run_script(fresh, files, task.timeout_s, task.variables))
@@ -269,7 +269,7 @@ class Judge:
     async def canary_run(
         self, task: Task, verdict: ScriptVerdict, tree: Tree, canary: Canary
     ) -> tuple[float | None, list[str]]:
-        """Return what `test.sh` pays over a tree with canaries, None for nothing, and what those say that it started.
+        """Return the reward of `test.sh` over a tree with canaries, None for nothing, and the starts that those report.
 
         Raises:
             DisturbedError, UnjudgedError, OutageError: As `attempt`; the first only where the workspace has ended.

@@ -3,7 +3,7 @@
 Ray kills the actors of a run that ends. Seen with Ray 2.60: after `ray.shutdown`, the end or crash of the driver, and
 `ray.kill`, an actor runs neither its `atexit` functions nor signal handlers nor the `finally` of its tasks. Only when
 its last handle is dropped do its `atexit` functions run. So our trainers ask the agent-loop workers to close their
-tools once training is over, also when it failed. When the driver was killed, nobody can ask any more. Then the
+tools once training is over, also when it failed. When the driver was killed, this request never comes. Then the
 processes of MCP servers, of sandboxes and of `WorkerPool` end by themselves, with the process that started them.
 """
 
@@ -67,7 +67,7 @@ _opened = PerLoop(_OpenObjects.close)
 
 
 def close_at_end(tools: Sequence[Any]) -> None:
-    """Remember what is used on the running event loop; it is closed when the process exits or is asked to.
+    """Register the tools of the running event loop; they are closed at the process's exit or on request.
 
     Args:
         tools: The tools and interactions.

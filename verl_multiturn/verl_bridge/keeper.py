@@ -1,8 +1,8 @@
-"""What all workers of a run share of their calls, kept by one Ray actor: `RunKeeper`.
+"""`RunKeeper`: one Ray actor with the state of calls that all workers of a run share.
 
 It keeps the slots of a tool's `concurrency_total`, and the breakers of outages (`calls/outages/store.py`). The first
 process that needs the actor creates it; it ends with the run. When it dies, the next call makes a new one: its slots
-are free then, and workers tell it what they know of outages.
+are free then, and workers report their knowledge of outages to it.
 
 Invariants of the slots:
 - at most `limit` leases of a tool are out that have not expired;
@@ -135,7 +135,7 @@ class RayKeeper:
         await self._ask(self._actor.leave, name, waiter)
 
     async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
-        """Tell a new actor what is known."""
+        """Send a new actor this process's knowledge of outages."""
         await self._ask(self._actor.recall, dict(epochs), list(judged))
 
     async def _ask(self, method: Any, *args: Any) -> Any:
@@ -163,7 +163,7 @@ class RaySlots:
                 keeper.release.remote(tool, lease)
                 raise
         except RayError as error:
-            # The limit cannot be kept without the actor, so the model is told that the tool is busy.
+            # The limit cannot be kept without the actor, so the model's answer is that the tool is busy.
             logger.error(
                 "tool %r: a call is answered as busy, since the slots of all workers cannot be asked for: %s",
                 tool,

@@ -1,6 +1,6 @@
 """Code that runs in a workspace's sandbox, sent there as text: it starts the commands, and reads and writes the files.
 
-It uses the standard library only. Nobody believes what it says: a command of the model has the same user, and can stop
+It uses the standard library only. Its reports are not trusted: a command of the model has the same user, and can stop
 this process, end it, or speak in its place. All of that concerns its own workspace alone.
 
 Each function that the host calls takes a request, JSON in base64, and returns an answer: a line of JSON, and bytes
@@ -94,7 +94,7 @@ def run(request: str) -> bytes:
     try:
         try:
             shell = _start(asked, writing)
-        except BlockingIOError:  # earlier commands left so many processes that no command could even end them
+        except BlockingIOError:  # earlier commands started so many processes that no command could even end them
             made_room = True
             unended = _end_all()
             shell = _start(asked, writing)
@@ -154,7 +154,7 @@ def end_processes(request: str) -> bytes:
 
 
 def begin_upload() -> bytes:
-    """Forget what was uploaded and not unpacked."""
+    """Forget an upload that was not unpacked."""
     _uploaded.clear()
     return _answered({})
 
@@ -166,7 +166,7 @@ def upload(data: str) -> bytes:
 
 
 def unpack(request: str) -> bytes:
-    """Unpack the tar that was uploaded; answers with `error` where that fails, what was unpacked until then stays.
+    """Unpack the tar that was uploaded; answers with `error` where that fails, files unpacked until then stay.
 
     Args:
         request: `path`: the folder for it, made if it is not there.
@@ -239,7 +239,7 @@ class _Excerpt:
         self.total = 0
 
     def read(self, fd: int, most: int) -> bool:
-        """Read what is there, at most some bytes; return whether more may come."""
+        """Read available output, at most some bytes; return whether more may come."""
         while most > 0:
             try:
                 chunk = os.read(fd, _PIPE_BYTES)
@@ -257,14 +257,14 @@ class _Excerpt:
         return True
 
     def shorten(self) -> None:
-        """Forget what is not to be kept."""
+        """Forget output beyond the limits."""
         del self.tail[: max(0, len(self.tail) - self._most)]
 
 
 def _wait(shell: "subprocess.Popen[bytes]", reading: int, output: _Excerpt, deadline: float) -> bool:
-    """Read the output until the shell has ended, it has printed too much, or its time is up; tell whether that is so.
+    """Read the output until the shell has ended, printed too much, or is out of time; return whether it is out of time.
 
-    The pipe may stay open when the shell has ended: a process that it left has it, too.
+    The pipe may stay open when the shell has ended: a process of it that still runs has it, too.
     """
     ended = os.pidfd_open(shell.pid)
     poll = select.poll()
@@ -286,7 +286,7 @@ def _wait(shell: "subprocess.Popen[bytes]", reading: int, output: _Excerpt, dead
 
 
 def _end_all() -> list[str]:
-    """Kill all other processes, and return when none is left, or after 10 s with the names of those that are.
+    """Kill all other processes, and return when none remains, or after 10 s with the names of those that do.
 
     A fork cannot escape: the kernel kills them as one.
     """
@@ -339,7 +339,7 @@ def _keep_draining(reading: int) -> None:
 
 
 def _below(folder: str, names: list[str]) -> Iterator[str]:
-    """Yield the names, and those of all files below them, each once; what cannot be listed is left out."""
+    """Yield the names, and those of all files below them, each once; names that cannot be listed are omitted."""
     waiting, seen = list(reversed(names)), set()
     while waiting:
         name = os.path.normpath(waiting.pop())

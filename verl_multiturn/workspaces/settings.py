@@ -12,7 +12,7 @@ from verl_multiturn.sandbox.settings import FolderName, PackageName, SandboxSett
 ANSWER_GRACE_S = 30.0
 """Seconds that a workspace has to answer beyond the time of its command, on a busy machine; later it is ended."""
 _DRIVER_MODULES = ("base64", "ctypes", "io", "json", "select", "signal", "subprocess", "tarfile")
-"""What `driver.py` imports, loaded once for all workspaces."""
+"""Imports of `driver.py`, loaded once for all workspaces."""
 
 
 class WorkspaceSettings(BaseModel):
@@ -41,10 +41,10 @@ class WorkspaceSettings(BaseModel):
 
     packages: bool | tuple[PackageName, ...] = False
     """Installed packages that commands may import, and whose programs they may start. `true`: all of them. Names, as
-    `pip list` shows them: these packages and what they require."""
+    `pip list` shows them: these packages and their requirements."""
 
     folders: tuple[FolderName, ...] = ()
-    """Names of folders at the root that commands may write to: `app` for `/app`. Whoever opens a workspace makes them,
+    """Names of folders at the root that commands may write to: `app` for `/app`. The opener of a workspace makes them,
     in `/tmp`."""
 
     pool: int = Field(default=2, ge=0)

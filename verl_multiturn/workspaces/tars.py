@@ -6,7 +6,7 @@ and made headers have led it into endless loops. So the few forms that a plain a
 Invariants:
 - nothing is unpacked: a tar becomes a mapping in memory, and no path in it is opened;
 - every path of the mapping is relative, without `..`, in one form, and no path is a folder of another one;
-- what is not taken is named, with its reason; a tar that cannot be read to its end says where it broke;
+- each refused entry is named, with its reason; of a tar that cannot be read to its end the place is named;
 - time and memory are bounded by `max_entries`, `max_bytes` and the length of the tar, whatever sizes its headers claim.
 """
 
@@ -47,7 +47,7 @@ class TarFiles:
         executable: Paths of the files whose owner may execute them.
         left_out: Why an entry was not taken, by its name as `repr`. Folders are neither here nor in `files`.
         problem: None if the tar was read to its end; otherwise why not: it is broken, or a limit was reached. Then
-            `files` has what came before.
+            `files` has the ones before.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -79,16 +79,16 @@ def write_tar(files: Mapping[str, bytes], executable: Collection[str] = ()) -> b
 
 
 def read_tar(tar: bytes, *, max_entries: int = 10_000, max_bytes: int = 32 * 2**20) -> TarFiles:
-    """Read a tar that nobody vouches for; never raises for what is in it.
+    """Read an untrusted tar; never raises for its content.
 
-    Left out and named: links, devices, pipes, sparse files; paths that are absolute, very long, or hold `..`, a control
-    character or bytes that are no UTF-8; a path that came before, and one that is a folder of another.
+    Omitted and named: links, devices, pipes, sparse files; paths that are absolute, very long, or hold `..`, a control
+    character or bytes that are not UTF-8; a path that came before, and one that is a folder of another.
 
     Args:
         tar: The tar, not compressed.
         max_entries: Largest number of entries of any kind, and of folders that files lie in, whether or not these are
-            entries. What comes behind them is a `problem`.
-        max_bytes: Largest size of all contents together. What comes behind them is a `problem`.
+            entries. An entry behind them is a `problem`.
+        max_bytes: Largest size of all contents together. Content behind them is a `problem`.
     """
     return _TarReader(tar, max_entries, max_bytes).read()
 
@@ -107,7 +107,7 @@ class _TarReader:
         self._found = TarFiles()
         self._folders: set[str] = set()
         self._last: tuple[str, str, str] | None = None
-        """The folder of the last file, as it was named, and what `_normal` says of it."""
+        """The folder of the last file, as it was named, and the result of `_normal` for it."""
         self._below_files: set[str] = set()
         """Folders that cannot be there, since a file has the name of one above them, or their own."""
 
@@ -196,7 +196,7 @@ class _TarReader:
         return f"{above}/{last}", ""
 
     def _is_folder(self, path: str) -> bool:
-        """Take a path and what is above it for folders; return whether no file has one of these names.
+        """Take a path and its parents for folders; return whether no file has one of these names.
 
         Each folder is looked at once, however many files lie in it.
         """

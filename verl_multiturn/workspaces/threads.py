@@ -7,8 +7,8 @@ Invariants:
 - any number of threads may open workspaces, and several may use one;
 - a thread that waits can be interrupted: an exception that is raised in it (`ThreadRunner.interrupt`) comes through
   within `_SLICE_S`, ends the command, and at the end of the `with` block the workspace;
-- nothing is left of a workspace whose object is dropped, of a process that ends, or in a fork of the process: a fork
-  that asks for workspaces has a thread and pools of its own.
+- nothing remains of a workspace whose object is dropped, of a process that ends, or in a fork of the process: a fork
+  that opens workspaces has a thread and pools of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _ClosablePool(Protocol):
 
 
 class ThreadWorkspace:
-    """A workspace whose methods wait; `open_workspace` makes it. `Workspace` says what each of them does.
+    """A workspace whose methods wait; `open_workspace` makes it. `Workspace` documents each of them.
 
     Args:
         keeper: The thread on whose event loop the workspace lives.
@@ -75,7 +75,7 @@ class ThreadWorkspace:
         return self.keeper.wait(self.inner.get(*paths, path=path, max_bytes=max_bytes))
 
     def end_processes(self) -> None:
-        """End every process that commands left: `Workspace.end_processes`."""
+        """End every process that commands started: `Workspace.end_processes`."""
         self.keeper.wait(self.inner.end_processes())
 
     def close(self) -> None:
@@ -117,18 +117,18 @@ class _WorkspaceThread:
         self._kept: dict[Hashable, Any] = {}
         self._thread = threading.Thread(target=self._loop.run_forever, name="workspaces", daemon=True)
         self._thread.start()
-        # The finalizers of the pools would close them in another thread than the loop's. What `atexit` was told last
-        # runs first, so make a finalizer before: the first one of a process tells it.
+        # The finalizers of the pools would close them in another thread than the loop's. The last function that
+        # `atexit` got runs first, so make a finalizer before: the first one of a process registers it.
         weakref.finalize(self, int).detach()
         atexit.register(self.end)
 
     async def open(self, settings: WorkspaceSettings) -> ThreadWorkspace:
-        """Open a workspace, on the loop. Whatever becomes of its caller: an object that nobody has is closed."""
+        """Open a workspace, on the loop. Whatever becomes of its caller: an object without an owner is closed."""
         pool = self.kept(("pool", settings), lambda: WorkspacePool(settings))
         return ThreadWorkspace(self, await pool.open())
 
     def kept(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
-        """Return what is kept under a key, on the loop; make it at the first call. `end` closes it."""
+        """Return the value kept under a key, on the loop; make it at the first call. `end` closes it."""
         if key not in self._kept:
             self._kept[key] = make()
         found: Kept = self._kept[key]

@@ -19,7 +19,7 @@ def read_file(name: str) -> str:
 
 
 async def ask(runner: InMemoryRunner, session: str, text: str, mode: StreamingMode) -> str:
-    """Return the last text that the agent says to a question."""
+    """Return the last text of the agent's answer to a question."""
     message, said = Content(role="user", parts=[Part(text=text)]), ""
     async for event in runner.run_async(
         user_id="user", session_id=session, new_message=message, run_config=RunConfig(streaming_mode=mode)

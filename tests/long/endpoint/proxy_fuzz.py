@@ -4,13 +4,13 @@
 
 Agents at random speak HTTP, in all three protocols, to the real server: they rewrite and fork histories, repeat
 requests, ask for the same at once, leave at any moment and come back, send turns back in other words and with other
-ids, name items by their ids, and put hostile texts everywhere. The engine says random turns with each family's own
+ids, name items by their ids, and put hostile texts everywhere. The engine writes random turns with each family's own
 template. Rows, receipts and the certificate are the real ones; they are compared with what the engine logged and what
-the clients received. Clients close their sending side at times, and ask once more after the agent's return. Commands
-end badly, and strangers crowd an endpoint that may open few files (`ends`, `strangers`).
+the clients received. Clients close their sending side at times, and send one more request after the agent's return.
+Commands end badly, and strangers crowd an endpoint that may open few files (`ends`, `strangers`).
 
-- `violations`: the certificate, answers, usage, histories that the model was not shown, turns that were not continued,
-  answers of tools that belong to another call than their client says;
+- `violations`: the certificate, answers, usage, histories that the model did not get, turns that were not continued,
+  answers of tools that belong to another call than their client names;
 - `trained_twice`: generations that are trained in two rows, or twice in one;
 - `undelivered_trained`: generations that are trained though no client got all of them;
 - `control_tokens`: prompts with other control tokens than the same messages have without their texts;
@@ -56,7 +56,7 @@ from verl_multiturn.rollout.limits import Limits, StopReason
 
 REQUESTS = 20_400
 CONTROLLED = 720
-"""Requests for each fault: at 240, one that only a client that has gone shows was met once or never."""
+"""Requests for each fault: at 240, a fault that only shows with a client that has gone occurred once or never."""
 _PER_SESSION = 24
 _AT_ONCE = 3
 _FAR = 100_000
@@ -101,7 +101,7 @@ class World:
     Args:
         family: The family.
         seed: Decides everything.
-        findings: Where to write what is wrong.
+        findings: Target of the errors found.
     """
 
     def __init__(self, family: Family, seed: int, findings: Findings) -> None:
@@ -149,7 +149,7 @@ class World:
         )
 
     async def _session(self, server: ProxyServer) -> None:
-        """Play one session, and check what becomes of it."""
+        """Play one session, and check its results."""
         name = f"{self._family.name}-{self.sessions}"
         self.sessions += 1
         chance = random.Random(f"{name} {self._seed}")
@@ -208,7 +208,7 @@ def measure(
     Args:
         chosen: The families.
         requests: Number of requests, over all families.
-        seed: Decides what is drawn; what happens at the same time is up to the machine.
+        seed: Decides the draws; the order of simultaneous events is up to the machine.
         console: Where a table and examples are written; None writes none.
         with_ends: Whether commands that end badly and strangers are played, too.
     """

@@ -1,4 +1,4 @@
-"""The agents of `benchmarks.proxy_fuzz`: what they ask for, what they send back, when they leave."""
+"""The agents of `benchmarks.proxy_fuzz`: requests, messages that they send back, when they leave."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BROKEN = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What has to become of a request."""
+    """Expected outcome of a request."""
 
     shown: list[str] = field(default_factory=list)
     """Marks of a client's texts that the model has to read, in order."""
@@ -55,12 +55,12 @@ class Plan:
 
 @dataclass(eq=False)
 class Done:
-    """A request that is over, and what its client saw."""
+    """A request that is over, and its client's view."""
 
     ask: Ask
     status: int
     received: list[Received]
-    """What it got in full."""
+    """Data it got in full."""
     stayed: bool
     """Whether it waited for the answer, and had it before the agent's return."""
     plan: Plan
@@ -79,9 +79,10 @@ class Known:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return what another completion must have in common to be mistaken for this one.
+        """Return the properties by which another completion is mistaken for this one.
 
-        It follows as many messages: with fewer it is a turn before what a client rewrote, and is continued rightly.
+        It follows as many messages: with fewer it is a turn before the client's rewritten part, and is continued
+        rightly.
         """
         calls = [(name, json.dumps(json.loads(given), sort_keys=True)) for _, name, given in self.received.calls]
         return (len(self.ask.messages), self.received.content, *calls)
@@ -112,7 +113,7 @@ class Fuzzed:
         self.family = family
         self.done: list[Done] = []
         self.wrong: list[str] = []
-        """What went wrong on the clients' side."""
+        """Errors on the clients' side."""
         self.requests = 0
         self.closing = False
         """Whether the session may be over already."""
@@ -133,7 +134,7 @@ class Fuzzed:
             act = self.random.choices(list(acts), list(acts.values()))[0]
             await act()
 
-    # What they send
+    # Messages
 
     def _user(self, shown: list[str]) -> Message:
         mark = f"u{next(self._marks):06d}z"
@@ -211,7 +212,7 @@ class Fuzzed:
         return message, honest, appended
 
     def following(self, known: Known, shown: list[str]) -> list[Message]:
-        """Return what follows a completion: answers of tools, users, at times a word of the system."""
+        """Return messages after a completion: answers of tools, users, at times a word of the system."""
         chance = self.random
         added: list[Message] = []
         calls = list(known.received.calls)
@@ -229,13 +230,13 @@ class Fuzzed:
         return added
 
     def after(self, known: Known) -> tuple[list[Message], Plan]:
-        """Return messages that continue a completion, and what has to become of them."""
+        """Return messages that continue a completion, and their expected outcome."""
         echo, honest, appended = self._echo(known)
         shown = list(known.shown)
         messages = [*known.ask.messages, echo, *self.following(known, shown)]
         return messages, Plan(shown, known if honest else None, appended=appended)
 
-    # What they do
+    # Actions
 
     async def _begin(self) -> None:
         messages, shown = self._opening()
@@ -252,7 +253,7 @@ class Fuzzed:
         await self.get(ask, plan if tools == known.ask.tools else Plan(plan.shown))
 
     async def _rewrite(self) -> None:
-        """Change a text of the history: the model has to be shown what is sent."""
+        """Change a text of the history: the model has to get the sent text."""
         known = self.some()
         if known is None:
             await self._begin()
@@ -274,7 +275,7 @@ class Fuzzed:
                 for each in shown
                 if each in str(messages[index]["content"])
             ]
-            if not marked:  # all that the user said was cut
+            if not marked:  # all of the user's text was cut
                 await self._begin()
                 return
             index, old = self.random.choice(marked)
@@ -291,7 +292,7 @@ class Fuzzed:
         await self.get(self.ask(messages, self._tools()), Plan(shown))
 
     async def _make_up(self) -> None:
-        """Send turns that no model said."""
+        """Send turns that no model wrote."""
         chance = self.random
         messages, shown = self._opening()
         for _ in range(chance.randint(1, 3)):
@@ -317,7 +318,7 @@ class Fuzzed:
         for _ in range(self.random.choice((1, 1, 1, 2))):
             cut = self.random.random() if self.random.random() < 0.1 else 1.0
             await self._leave(ask, plan, self.random.choice(_WAITS), cut)
-            await asyncio.sleep(0.002)  # a server has to be told that a client left
+            await asyncio.sleep(0.002)  # a server must learn that a client left
         if self.random.random() < 0.8:
             await self.get(ask, plan)
 
@@ -338,7 +339,7 @@ class Fuzzed:
             self.wrong.append(f"count_tokens: {reply.status} {reply.body[:300]!r}")
 
     async def _break(self) -> None:
-        """Send what is no request, or has no key."""
+        """Send a body that is not a request, or has no key."""
         self.requests += 1
         path, body = self.random.choice(PATHS), self.random.choice(_BROKEN)
         key = self.random.choice((None, None, "wrong", "sk-" + "x" * 300))
@@ -363,7 +364,7 @@ class Fuzzed:
         return self.random.choice(some) if some else None
 
     def _fresh(self) -> tuple[Ask, Plan]:
-        """Return a request that nobody else sends."""
+        """Return a request that no other client sends."""
         known = self.some()
         if known is None or self.random.random() < 0.4:
             messages, shown = self._opening()
@@ -413,7 +414,7 @@ class Fuzzed:
             self._read(done, reply)
 
     async def refused(self, ask: Ask, why: str) -> None:
-        """Send what has to be refused, with these words."""
+        """Send a request that has to be refused, with these words."""
         self.requests += 1
         reply = await self._post(ask.path, ask.body())
         over = self.closing or self.session.failed

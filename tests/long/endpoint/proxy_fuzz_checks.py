@@ -1,7 +1,7 @@
-"""The checks of `benchmarks.proxy_fuzz`: rows and receipts against the engine's log and what the clients received.
+"""The checks of `benchmarks.proxy_fuzz`: rows and receipts against the engine's log and the clients' answers.
 
-Nothing here asks the forest what it matched, delivered or trained. The session names three things: which generation has
-which id, what it shows, and which messages were rendered before it.
+No check asks the forest which completions it matched, delivered or trained. The session names three things: which
+generation has which id, its messages, and which messages were rendered before it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KINDS = ("violations", "trained_twice", "undelivered_trained", "control_tokens",
 
 @dataclass
 class Findings:
-    """What was found wrong, by kind."""
+    """Errors found, by kind."""
 
     count: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -53,10 +53,10 @@ class Checked:
     Args:
         played: The session and its clients.
         log: The engine's log.
-        outcome: What became of it.
+        outcome: Its outcome.
         receipts: Receipts of its generations.
-        run: What it was run with.
-        findings: Where to write what is wrong.
+        run: Parts that it ran with.
+        findings: Target of the errors found.
     """
 
     played: Fuzzed
@@ -66,7 +66,7 @@ class Checked:
     run: ProxyRun
     findings: Findings
     _numbers: dict[int, int | None] = field(default_factory=dict)
-    """Numbers of the generations that clients got, by the identity of what they got."""
+    """Numbers of the generations that clients got, by the identity of their answers."""
 
     def __post_init__(self) -> None:
         self._of = {made.number: made for made in self.log.sampled}
@@ -103,7 +103,7 @@ class Checked:
         return str(self.played.family.template.tokenizer.decode(list(ids)))
 
     def _number(self, got: Received) -> int | None:
-        """Return the number of the generation that a client got; None if nothing tells."""
+        """Return the number of the generation that a client got; None if unknown."""
         found = set(map(int, MARK.findall(got.text)))
         named = self.played.session.forest.completions.get(got.id)
         if named is not None:
@@ -157,7 +157,7 @@ class Checked:
             self._add("violations", each)
 
     def _accounted(self, trained: Mapping[int, Mapping[int, int]]) -> None:
-        """Check that each generation has a receipt, and is where it is said to be."""
+        """Check that each generation has a receipt, and is at its stated place."""
         places = self.outcome.places
         listed = [int(receipt.versions[0]) // 2 for receipt in self.receipts]
         if sorted(listed) != sorted(self._of):
@@ -177,7 +177,7 @@ class Checked:
                 self._add("unaccounted", f"generation {number} is in {place!r}")
 
     def _received(self, trained: Mapping[int, Mapping[int, int]]) -> None:
-        """Check that what is trained was received by a client, and that what one waited for has a row or a reason."""
+        """Check that a client received each trained completion, and that one it waited for has a row or a reason."""
         places = {
             int(receipt.versions[0]) // 2: place
             for receipt, place in zip(self.receipts, self.outcome.places, strict=False)
@@ -202,7 +202,7 @@ class Checked:
                 self._add("unaccounted", f"a client waited for {number} and got it, it is {places.get(number)!r}")
 
     def _answered(self, done: Done) -> None:
-        """Check an answer against the engine's log: texts that were shown, what it continues, usage."""
+        """Check an answer against the engine's log: shown texts, continued completion, usage."""
         for got in done.received:
             number = self._numbers[id(got)]
             made = self._of.get(number) if number is not None else None
@@ -236,12 +236,12 @@ class Checked:
                 self._add("violations", f"{number} continues what was rewritten: {done.ask.messages}")
 
     def _appends(self, done: Done, known: Known) -> bool:
-        """Tell whether the family can append what a request says after a completion."""
+        """Return whether the family can append a request's messages after a completion."""
         added = done.ask.messages[len(known.ask.messages) + 1 :]
         return self.played.family.user_turns or all(message["role"] == "tool" for message in added)
 
     def _begins(self, made: Sampled, known: Known, appended: str | None, unknown: bool = True) -> bool:
-        """Tell whether a generation continues a completion, or one that looks the same; `unknown`, if nobody knows."""
+        """Return whether a generation continues a completion, or one that looks the same; `unknown`, if not known."""
         alike = [
             self._numbers[id(got)]
             for done in self.played.done
@@ -261,13 +261,13 @@ class Checked:
         return any(self._continues(made.given, one) for one in some)
 
     def _continues(self, given: Sequence[int], one: Sampled) -> bool:
-        """Tell whether ids continue a generation. A turn that was cut is ended first, or a prompt may look like it."""
+        """Return whether ids continue a generation. A cut turn is ended first, or a prompt may look like it."""
         template, length = self.played.family.template, len(one.after)
         closing = [] if one.ids[-1] in template.end_ids else closing_ids(template.codec)
         return list(given[: length + len(closing)]) == one.after + closing
 
     def _repeated(self) -> None:
-        """Check that a client that came back got what it had left behind, where nothing failed."""
+        """Check that a client that came back got the answer that it had left behind, where nothing failed."""
         if self.log.failed or self.log.cancelled:
             return
         groups: dict[int, list[Done]] = defaultdict(list)
@@ -284,7 +284,7 @@ class Checked:
                 self._add("violations", f"{sampled} generations for {len(group)} same requests that got {got}")
 
     async def _controlled(self) -> None:
-        """Compare the control tokens of what the model was given with those of the same request without its texts."""
+        """Compare the control tokens of the model's prompt with those of the same request without its texts."""
         family = self.played.family
         for done in self.played.done:
             number = self._numbers[id(done.received[0])] if done.received else None

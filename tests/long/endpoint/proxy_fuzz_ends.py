@@ -1,7 +1,7 @@
 """Agents that end badly and strangers that take room, for `benchmarks.proxy_fuzz`.
 
-Real processes: commands whose result is no plain file, that kill or stop their keeper, that close their folder; and an
-endpoint in a process that may open few files, with silent, dripping and refused connections.
+Real processes: commands whose result is not a plain file, that kill or stop their keeper, that close their folder; and
+an endpoint in a process that may open few files, with silent, dripping and refused connections.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ENDS = {
     "os.kill(os.getppid(), 9); time.sleep(1e6)": "exited",
     "os.kill(os.getppid(), 19); open(folder + '/stopped', 'w'); time.sleep(1e6)": "timed_out",
 }
-"""What a command does with its folder, and how that has to end."""
+"""A command's actions in its folder, and how that has to end."""
 _COMMAND = [
     sys.executable,
     "-ISc",
@@ -141,7 +141,7 @@ async def _serve() -> None:
         print(json.dumps({"port": int(server.address.rpartition(":")[2]), "key": access.api_key}), flush=True)
         reading = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
         while not reading.done():
-            with open(os.devnull):  # noqa: ASYNC230  # this is what has to work
+            with open(os.devnull):  # noqa: ASYNC230  # this has to work
                 await asyncio.sleep(0.005)
     run.renderer.close()
 

@@ -1,7 +1,7 @@
-"""Raw sockets for the clients of `benchmarks.proxy_fuzz`, which know to the byte what reached them.
+"""Raw sockets for the clients of `benchmarks.proxy_fuzz`, which know to the byte how much reached them.
 
-Clients and server share one event loop. A client that leaves reads what lies in its socket, and closes it in the same
-step of the loop, so that what it did not see was never written: nothing is lost between the two.
+Clients and server share one event loop. A client that leaves reads the data in its socket, and closes it in the same
+step of the loop, so that data it did not see was never written: nothing is lost between the two.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import struct
 from dataclasses import dataclass, field
 
 _CHUNK = 1 << 16
-# What a server may write without waiting for the client; an answer that is longer waits in the server.
+# Bytes that a server may write without waiting for the client; an answer that is longer waits in the server.
 _BUFFER = 1 << 20
 _AT_ONCE = struct.pack("ii", 1, 0)
 _PATIENCE_S = 60.0
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""What a client that has closed its sending side may get first, once."""
+"""Answer that a client may get first, once, after it closed its sending side."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client saw of an answer."""
+    """A client's view of an answer."""
 
     status: int
     """0 where not even the head was there."""
@@ -81,7 +81,7 @@ class Clients:
         return reply
 
     async def leave(self, path: str, body: bytes, after: float | int, sent: float = 1.0) -> Reply:
-        """Send a request, leave, and return what had come until then.
+        """Send a request, leave, and return the data received until then.
 
         Args:
             path: The path.

@@ -23,7 +23,7 @@ _ELSEWHERE: deque[tuple[str, str]] = deque(maxlen=200)
 
 
 async def rename(agent: Fuzzed) -> None:
-    """Send a history with other ids for its calls, one for one: it continues what it continued."""
+    """Send a history with other ids for its calls, one for one: it continues the same completion."""
     found = _followed(agent)
     if found is None:
         return
@@ -37,7 +37,7 @@ async def rename(agent: Fuzzed) -> None:
 
 
 async def cross(agent: Fuzzed) -> None:
-    """Send a history whose ids are not renamed one for one: the model has to be shown what was sent."""
+    """Send a history whose ids are not renamed one for one: the model has to get the sent text."""
     found = _followed(agent)
     if found is None:
         return
@@ -50,7 +50,7 @@ async def cross(agent: Fuzzed) -> None:
         names = {one: chance.choice((other, "nobody"))}
     messages = [
         message if (kind == "answers" and "tool_calls" in message) or (kind == "calls" and message["role"] == "tool")
-        # Not by `ids`: what continues this request has to have the same ones.
+        # Not by `ids`: requests that continue this one have to have the same ones.
         else renamed(message, names)
         for message in messages
     ]  # fmt: skip
@@ -90,7 +90,7 @@ async def refer(agent: Fuzzed) -> None:
 
 
 ACTS: Mapping[Callable[[Fuzzed], Awaitable[None]], int] = {rename: 40, cross: 20, refer: 10}
-"""What they do, and how often."""
+"""Their actions, and how often."""
 
 
 def _followed(agent: Fuzzed) -> tuple[Known, list[Message], Plan] | None:
@@ -115,12 +115,12 @@ def _bound(agent: Fuzzed, messages: Sequence[Message]) -> list[str]:
 
 
 def misplaced(done: Done, conversation: Sequence[Message], sent_items: Sent) -> str:
-    """Return which answer is shown to another call than the client says; "" if there is none.
+    """Return which answer is shown to another call than the client names; "" if there is none.
 
     Args:
         done: A request.
         conversation: The messages that were rendered for it.
-        sent_items: Finds what the session sent, for items that are named by their ids.
+        sent_items: Finds the messages of the session, for items that are named by their ids.
     """
     sent = PROTOCOLS[done.ask.path].read(parse_body(done.ask.body()), sent_items).messages
     if len(sent) != len(conversation):

@@ -1,7 +1,7 @@
-"""The model of `benchmarks.proxy_fuzz`: an engine whose turns are drawn, and a log of what it was asked and said.
+"""The model of `benchmarks.proxy_fuzz`: an engine whose turns are drawn, and a log of its requests and answers.
 
-Each generation has a number, from 0. It is the weight version of the generation's tokens, and stands in the text of
-most of them as a mark (`m000017y`), so that rows and answers say by themselves which generation they hold.
+Each generation has a number, from 0. It is the weight version of the generation's tokens, and is a mark in the text of
+most of them (`m000017y`), so that rows and answers show by themselves which generation they hold.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def texts(chance: random.Random, hostile: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Family:
-    """A chat template, what its model writes, and the texts that attack it."""
+    """A chat template, its model's texts, and the texts that attack it."""
 
     name: str
     template: Template
     write: Writer
-    """Returns what the template writes for an assistant's turn, with its end token; None if it refuses it."""
+    """Returns the template's text for an assistant's turn, with its end token; None if it refuses it."""
     tools: bool
     """Whether the family has a format for calls."""
     hostile: Sequence[str]
@@ -118,7 +118,7 @@ class Family:
         return self._calls[count, name]
 
     def _encoded(self, chance: random.Random, text: str) -> list[int]:
-        """Encode a text, at times in pieces, so that what looks like a control token in it is none."""
+        """Encode a text, at times in pieces, so that text like a control token in it is not one."""
         tokenizer = self.template.tokenizer
         if chance.random() < 0.3:
             cuts = sorted(chance.randrange(len(text) + 1) for _ in range(chance.randint(1, 4)))
@@ -148,22 +148,22 @@ class Sampled:
 
 @dataclass
 class Log:
-    """What the engine was asked for one session, and what it answered."""
+    """The engine's requests of one session, and its answers."""
 
     sampled: list[Sampled] = field(default_factory=list)
     asked: int = 0
     """Calls of the engine, failed and cancelled ones too."""
     failed: int = 0
-    """Calls that failed, or gave what cannot be trained."""
+    """Calls that failed, or gave an answer that cannot be trained."""
     cancelled: int = 0
     busy: set[str] = field(default_factory=set)
     most_at_once: int = 0
     wrong: list[str] = field(default_factory=list)
-    """What the engine should not have been asked."""
+    """Requests that the engine should not get."""
 
 
 class FuzzEngine:
-    """An engine that says what is drawn, late, and at times fails."""
+    """An engine that returns drawn turns, late, and at times fails."""
 
     def __init__(self, family: Family, seed: int) -> None:
         self._family = family
@@ -202,7 +202,7 @@ class FuzzEngine:
 
 
 class Recorder:
-    """An engine that stands right below the receipts, and writes the logs.
+    """An engine right below the receipts, which writes the logs.
 
     Args:
         engine: Samples the tokens, and cuts them at stop texts.

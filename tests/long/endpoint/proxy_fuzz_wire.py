@@ -1,4 +1,4 @@
-"""What the clients of `benchmarks.proxy_fuzz` send and read, in the words of each protocol. It imports no protocol."""
+"""Messages of the clients of `benchmarks.proxy_fuzz`, in the words of each protocol. It imports no protocol."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Received:
 
     @property
     def text(self) -> str:
-        """Return everything that the model is said to have written."""
+        """Return all texts attributed to the model."""
         return "\n".join([self.content, self.reasoning, *(f"{name} {given}" for _, name, given in self.calls)])
 
 
@@ -174,7 +174,7 @@ def read(ask: Ask, body: bytes) -> list[Received]:
 
     Raises:
         RefusedInStreamError: It is a stream whose only event is an error.
-        ValueError: It is no answer, or no stream that has ended as its protocol says.
+        ValueError: It is not an answer, or not a stream that ended by its protocol.
     """
     try:
         if ask.path == CHAT:

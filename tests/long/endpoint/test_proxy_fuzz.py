@@ -1,4 +1,4 @@
-"""Sessions of agents at random keep what the proxy promises; and the counters see faults."""
+"""Sessions of agents at random keep the proxy's promises; and the counters see faults."""
 
 import logging
 from collections.abc import Iterator

@@ -43,10 +43,10 @@ def parse(
 
     Args:
         name: Name of the format.
-        given: Arguments as the model writes them; a text stands in tags as it is.
+        given: Arguments as the model writes them; a text is in tags as it is.
         parameters: The schema of the tool's arguments.
         tool: Name of the tool.
-        text: What the model writes; None: the call as the format writes it.
+        text: The model's text; None: the call as the format writes it.
     """
 
     async def door() -> Seen:

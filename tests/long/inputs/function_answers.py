@@ -1,4 +1,4 @@
-"""Answers of tools: what may be a reward, what becomes JSON, and what of Python the model reads."""
+"""Answers of tools: which may be a reward, which becomes JSON, and how the model reads Python's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHECK = ToolSchema.read(
 
 
 class Class(BaseTool):
-    """A tool's class that returns what it is given."""
+    """A tool's class that returns its input."""
 
     def __init__(self, returned: Any) -> None:
         super().__init__({}, CHECK)
@@ -79,7 +79,7 @@ class Opaque:
 
 
 def returns(make: Callable[[], Any], annotation: Any = None) -> Callable[[], Any]:
-    """Return a typed function that returns what `make` makes."""
+    """Return a typed function that returns the result of `make`."""
 
     def check() -> Any:
         """Check."""

@@ -1,6 +1,6 @@
 """Parameters of typed functions as people write them."""
 
-# ruff: noqa: B008, RUF013  # the style of the functions is what is tried
+# ruff: noqa: B008, RUF013  # the test needs the style of these functions
 
 from __future__ import annotations
 

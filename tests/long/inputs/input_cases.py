@@ -1,4 +1,4 @@
-"""An input: what is given, the door that it goes through, and what is right; and what is counted of it."""
+"""An input: its value, the door that it goes through, the right outcome, and the counted one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from verl_multiturn.tools.loading.functions import function_tool
 from verl_multiturn.tools.running.results import CallStatus
 
 Kind = Literal["accepted", "refused", "model", "outage", "invalid"]
-"""`model`: the model reads about it; `outage`: nothing is learnt from it; `invalid`: the conversation is left out."""
+"""`model`: the model reads about it; `outage`: it is not trained on; `invalid`: the conversation is dropped."""
 Count = Literal["right", "silent", "tracebacks", "wrong_status", "unnamed"]
-"""`silent`: accepted where it must not be, with another value, or counted as the model's; `unnamed`: the
-sentence does not name what is wrong, or it shows a password.
+"""`silent`: accepted where it must not be, with another value, or counted as the model's; `unnamed`: the sentence does
+not name the error, or it shows a password.
 """
 PASSWORD = "secret"
 """The password in each address that has one; no sentence may show it."""
@@ -37,8 +37,8 @@ class Seen:
 
     Attributes:
         kind: The way in which it ended.
-        value: What arrived, where it was accepted.
-        sentence: What was said.
+        value: The accepted value.
+        sentence: The message.
         status: Exit status, where a command was run.
     """
 
@@ -65,8 +65,8 @@ class Case:
     Attributes:
         subject: One of `SUBJECTS` in `inputs.py`.
         given: The input in a few words.
-        door: What takes it.
-        right: What must become of it.
+        door: The part that takes it.
+        right: Its right outcome.
         is_slow: Whether it takes more than a moment, so that the short form leaves it out.
     """
 
@@ -79,7 +79,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Tried:
-    """An input and what was counted of it."""
+    """An input and its counts."""
 
     case: Case
     seen: Seen
@@ -87,34 +87,34 @@ class Tried:
 
 
 def accept(value: Any = None, status: int | None = None) -> Right:
-    """Say that an input is right, and which value arrives."""
+    """State that an input is right, and which value arrives."""
     return Right("accepted", value, status=status)
 
 
 def refuse(*words: str, status: int | None = None) -> Right:
-    """Say that an input is refused, by a sentence with these words."""
+    """State that an input is refused, by a sentence with these words."""
     return Right("refused", words=words, status=status)
 
 
 def models(*words: str) -> Right:
-    """Say that the model reads about it, with these words."""
+    """State that the model reads about it, with these words."""
     return Right("model", words=words)
 
 
 def outage(*words: str) -> Right:
-    """Say that it is an outage, whose sentence has these words."""
+    """State that it is an outage, whose sentence has these words."""
     return Right("outage", words=words)
 
 
 async def try_case(case: Case) -> Tried:
-    """Put an input through its door, and count what became of it."""
+    """Put an input through its door, and count its outcome."""
     shown = StringIO()
     try:
         with redirect_stdout(shown), redirect_stderr(shown):
             seen = await case.door()
     except MultiTurnError as error:
         seen = Seen(kind_of(error), sentence=str(error))
-    except (Exception, SystemExit) as error:  # whatever else comes out is what is counted
+    except (Exception, SystemExit) as error:  # any other result is counted
         seen = Seen("refused", sentence="".join(traceback.format_exception_only(error)).strip())
         return Tried(case, seen, "tracebacks")
     if "Traceback (most recent call last)" in seen.sentence + shown.getvalue():
@@ -123,16 +123,16 @@ async def try_case(case: Case) -> Tried:
 
 
 def kind_of(error: MultiTurnError) -> Kind:
-    """Return what an error of this package makes of an input."""
+    """Return an input's outcome by an error of this package."""
     return "outage" if isinstance(error, OutageError) else "invalid" if isinstance(error, UnjudgedError) else "refused"
 
 
 def count(seen: Seen, right: Right) -> Count:
-    """Return what is counted of an input.
+    """Return the counts of an input.
 
     Args:
-        seen: What became of it.
-        right: What is right.
+        seen: Its outcome.
+        right: The right outcome.
     """
     if seen.kind != right.kind:
         return "silent" if seen.kind in ("accepted", "model") else "wrong_status"
@@ -150,7 +150,7 @@ _STATUS: dict[Kind, int] = {"accepted": 0, "refused": 2, "model": 0, "outage": 2
 
 
 def same(a: Any, b: Any) -> bool:
-    """Tell whether two values are the same, their types included."""
+    """Return whether two values are the same, their types included."""
     if isinstance(a, float) and isinstance(b, float) and math.isnan(a):
         return math.isnan(b)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
@@ -200,7 +200,7 @@ def call(
 
 
 def schema(function: Any, *path: str) -> Callable[[], Awaitable[Seen]]:
-    """Return the door of a typed function's schema: the value is what stands at a path in its parameters."""
+    """Return the door of a typed function's schema: the value is the one at a path in its parameters."""
 
     async def door() -> Seen:
         found: Any = function_tool(function).tool_schema.function.parameters

@@ -3,12 +3,12 @@
     python -m benchmarks.inputs [--short] [--subject NAME ...] [--out FILE]
 
 Each input is one that a person might give: a default that is a `Field`, a reward that is text, a proxy variable of a
-desktop, a file with a mark before its text. It goes through the door that it goes through in a run or a command. What
-is right was written down by hand: the value that arrives, or who is told, and in which words.
+desktop, a file with a mark before its text. It goes through the door that it goes through in a run or a command. The
+right outcome was written down by hand: the value that arrives, or the reader of the message, and its words.
 
-`silent` counts inputs that were changed, left out or taken for something else without a word; `tracebacks` errors that
-are none of ours; `wrong_status` refusals of what is right, and other exit statuses; `unnamed` refusals whose sentence
-does not name what is wrong. The last line is one JSON object.
+`silent` counts inputs that were changed, dropped or taken for something else without a word; `tracebacks` errors that
+are none of ours; `wrong_status` refusals of right inputs, and other exit statuses; `unnamed` refusals whose sentence
+does not name the error. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SUBJECTS = {
     "signals": "signals to the launcher",
     "files": "files, folders, words and locales",
 }
-"""Subjects, and what they are about."""
+"""Subjects, and their contents."""
 SHORT = 16
 """The short form tries one input in so many."""
 
@@ -91,7 +91,7 @@ def summary_of(tried: Sequence[Tried], seconds: float) -> dict[str, Any]:
 
 
 def table_of(tried: Sequence[Tried]) -> str:
-    """Return a Markdown table: the input, its exit status, the sentence, and what was counted."""
+    """Return a Markdown table: the input, its exit status, the sentence, and the counts."""
     lines = ["| subject | input | right | was | exit status | sentence | counted as |", "|---|---|---|---|---|---|---|"]
     for each in tried:
         status = "" if each.seen.status is None else str(each.seen.status)

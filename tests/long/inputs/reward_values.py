@@ -37,7 +37,7 @@ class Scorer:
 
 
 def returns(make: Callable[[], Any], is_async: bool = False) -> Callable[..., Any]:
-    """Return a reward function that returns what `make` makes."""
+    """Return a reward function that returns the result of `make`."""
 
     def my_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:
         return make()

@@ -93,7 +93,7 @@ def request(name: str, address: str, changes: Mapping[str, str], mode: str = "")
 
 
 def call_tool(name: str, *answers: Any) -> Door:
-    """Return the door of a call whose service gives an answer: the value is when it wants to be asked again."""
+    """Return the door of a call whose service gives an answer: the value is when it accepts the next request."""
 
     async def door() -> Seen:
         tool_class, config, arguments, path = TOOLS[name]
@@ -103,7 +103,7 @@ def call_tool(name: str, *answers: Any) -> Door:
         ):
             try:
                 await call(**arguments)
-            except Exception as error:  # whose it is is what is tried
+            except Exception as error:  # the test is whose error it is
                 said = f"{error}; next try {next_try_s(error)}"
                 return Seen("outage" if cause_of(error, "model") == "outage" else "model", sentence=said)
         return Seen("accepted")
@@ -143,7 +143,7 @@ def ask_user(status: int) -> Door:
             await user.start("a", persona="You want tea.")
             try:
                 await user.write([{"role": "user", "content": "a"}])
-            except Exception as error:  # whose it is is what is tried
+            except Exception as error:  # the test is whose error it is
                 return Seen("outage" if cause_of(error, "model") == "outage" else "model", sentence=str(error))
             finally:
                 await user.close("a")

@@ -51,7 +51,7 @@ def print_run(*words: str, recipe: str = "quickstart", shows: str = "") -> Calla
 def begin_run(
     *words: str, files: Files | None = None, changes: Mapping[str, str | None] | None = None
 ) -> Callable[[], Awaitable[Seen]]:
-    """Return the door of what `run` asks before it imports verl, files and accounts included; nothing is started."""
+    """Return the door of `run`'s questions before it imports verl, files and accounts included; nothing is started."""
 
     def run(folder: Path) -> Seen:
         plan = plan_run("quickstart", out=folder / "out", overrides=list(words))
@@ -200,7 +200,7 @@ def _rows() -> list[Case]:
 def machine(
     changes: Mapping[str, str | None], settings: Mapping[str, Any] | None = None
 ) -> Callable[[], Awaitable[Seen]]:
-    """Return the door of what a run asks of a machine before Ray is started."""
+    """Return the door of a run's checks of a machine before Ray is started."""
 
     async def door() -> Seen:
         with folder_of({"home/x": "", "file": "", "tmp/x": ""}) as folder:
@@ -213,14 +213,14 @@ def machine(
 
 
 def send(*signals: signal.Signals, asks: bool = False) -> Callable[[], Awaitable[Seen]]:
-    """Return the door of signals to a launcher: the value is whether its command is left, and its exit status is 0.
+    """Return the door of signals to a launcher: the value is whether its command still runs, and its exit status is 0.
 
     Args:
         signals: The signals, one after another.
         asks: Whether the launcher asks its command to stop; the command then ends by itself.
     """
     program = (
-        # A shell starts what runs in the background with some signals ignored, and what is ignored stays so.
+        # A shell starts background commands with some signals ignored, and ignored ones stay so.
         f"import signal, sys\nfor each in {[int(each) for each in signals]}: signal.signal(each, signal.SIG_DFL)\n"
         "from pathlib import Path\nfrom verl_multiturn.runs.processes import run_watched\n"
         "child = 'import os, time; print(os.getpid(), flush=True)\\n'\n"

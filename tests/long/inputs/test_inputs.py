@@ -1,4 +1,4 @@
-"""Inputs as people have them: some of each subject, all of them, and what is counted."""
+"""Inputs as people have them: some of each subject, all of them, and the counts."""
 
 from __future__ import annotations
 

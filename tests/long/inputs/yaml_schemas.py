@@ -1,4 +1,4 @@
-"""Schemas and settings as they stand in YAML files."""
+"""Schemas and settings as YAML files have them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def load_setting(text: str) -> Callable[[], Awaitable[Seen]]:
 
 @contextmanager
 def count_requests() -> Iterator[tuple[str, list[str]]]:
-    """Serve an address on loopback; the list has the paths that were asked for."""
+    """Serve an address on loopback; the list has the paths that were requested."""
     came: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -97,7 +97,7 @@ def count_requests() -> Iterator[tuple[str, list[str]]]:
 
 
 def fetch(parameters: str) -> Callable[[], Awaitable[Seen]]:
-    """Return the door of `validate` with an address in a schema; what is fetched from it counts as accepted."""
+    """Return the door of `validate` with an address in a schema; texts fetched from it count as accepted."""
 
     async def door() -> Seen:
         with (

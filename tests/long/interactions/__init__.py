@@ -1,1 +1,1 @@
-"""Simulated users and environments: what they promise, and what becomes of a group when they fail."""
+"""Simulated users and environments: their promises, and the fate of a group when they fail."""

@@ -28,13 +28,13 @@ BREAKS = (
     "unspeakable", "far_unspeakable", "unspeakable_number", "ignores_cancellation", "far_number", "farther_number",
     "nan_array",
 )  # fmt: skip
-"""Faults of `start`, `reply` and `score` that leave a conversation without what it needs."""
+"""Faults of `start`, `reply` and `score` that leave a conversation without a part that it needs."""
 
 ODD = (
     "surrogates", "large", "control_tokens", "fork", "image", "odd_metrics", "unspeakable_metrics", "leaks_thread",
     "changes", "done_with_text", "truncated", "huge_state", "blocks_loop", "array_reward", "decimal_reward",
 )  # fmt: skip
-"""Oddities of a `Reply` with which a conversation goes on, or ends as the environment says."""
+"""Oddities of a `Reply` with which a conversation goes on, or ends as the environment decides."""
 
 WRONG = (
     "number",
@@ -64,23 +64,23 @@ class UnspeakableNumber(float):
 
 
 class Tally:
-    """Counts of what was injected, and of what the interactions saw."""
+    """Counts of injected faults, and of events in the interactions."""
 
     def __init__(self) -> None:
         self.faults: Counter[str] = Counter()
         self.struck: set[str] = set()
-        """Conversations that a fault of `BREAKS` really met."""
+        """Conversations that a fault of `BREAKS` really hit."""
         self.started: Counter[str] = Counter()
         self.closed: Counter[str] = Counter()
         self.after_close = 0
         self.clock = asyncio.get_running_loop().time
-        """The clock of the time limits: what has to outlast one takes its time from it."""
+        """The clock of the time limits: a wait that has to outlast one takes its time from it."""
 
 
 class Faulty(Interaction):
-    """A user who misbehaves as the row says: in the method `where`, with the fault `fault`.
+    """A user who misbehaves by the row: in the method `where`, with the fault `fault`.
 
-    It answers four turns with rewards that the row says. Its methods are coroutines.
+    It answers four turns with rewards from the row. Its methods are coroutines.
     """
 
     tally: ClassVar[Tally]
@@ -141,7 +141,7 @@ class Faulty(Interaction):
         return fault
 
     async def fault(self, where: str, instance_id: str, kwargs: dict[str, Any], good: Any, messages: Any = None) -> Any:
-        """Misbehave as a coroutine, or return what is good."""
+        """Misbehave as a coroutine, or return a good answer."""
         fault = self.strikes(where, instance_id, kwargs)
         if fault == "hang":
             await asyncio.Event().wait()
@@ -181,7 +181,7 @@ class FaultySync(Faulty):
     def fault_in_thread(
         self, where: str, instance_id: str, kwargs: dict[str, Any], good: Any, messages: Any = None
     ) -> Any:
-        """Misbehave in a thread, or return what is good."""
+        """Misbehave in a thread, or return a good answer."""
         fault = self.strikes(where, instance_id, kwargs)
         if fault in ("hang", "ignores_cancellation"):
             # A thread cannot be ended: one that never ends would be the benchmark's own leak.
@@ -192,11 +192,11 @@ class FaultySync(Faulty):
 
 
 def misbehave(fault: str, good: Any, messages: Any, kwargs: dict[str, Any]) -> Any:
-    """Do what has no need to wait, or return what is good.
+    """Do a fault without a wait, or return a good answer.
 
     Args:
         fault: One of `BREAKS`, `ODD` and `WRONG`; "" for none.
-        good: What a good method returns.
+        good: Answer of a good method.
         messages: The messages that `reply` was given.
         kwargs: The row's kwargs.
     """
@@ -356,7 +356,7 @@ class Endpoint:
         await self._runner.cleanup()
 
     def address(self, fault: str) -> str:
-        """Return the address at which the server does a fault; one where nobody listens for `refuses`."""
+        """Return the address at which the server does a fault; one without a listener for `refuses`."""
         return "http://127.0.0.1:1" if fault == "refuses" else f"http://127.0.0.1:{self.port}/{fault}"
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:

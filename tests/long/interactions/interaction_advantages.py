@@ -1,4 +1,4 @@
-"""Are the advantages of turns what the papers and the exact gradient say?
+"""Are the advantages of turns those of the papers and the exact gradient?
 
     python -m benchmarks.interaction_advantages
 

@@ -1,9 +1,9 @@
-"""Environments of `StepEnv`: what a step costs, and whether one seed is one world in many sessions at once.
+"""Environments of `StepEnv`: the cost of a step, and whether one seed is one world in many sessions at once.
 
     python -m benchmarks.interaction_envs
 
 - Step: one session of Gymnasium's FrozenLake plays 2,000 steps, one after another; the time is that of `reply`, from
-  the model's text to the answer. Beside it stands the environment alone, in this process.
+  the model's text to the answer. Beside it the environment runs alone, in this process.
 - Same world: 128 sessions with one seed play the same actions at the same time, each in its own process, in a world
   that draws from the random numbers of its process, as GEM's do, and on a slippery FrozenLake. Every observation,
   reward and end has to be that of one session alone. The control plays the first world in 16 threads of this process.

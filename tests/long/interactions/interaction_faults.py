@@ -7,9 +7,10 @@ Groups of eight conversations are played on a scripted engine, 48 conversations 
 (coroutine or thread), in the process of a `StepEnv`, at the endpoint of an `LlmUser` or the server of an
 `OpenEnvClient`, or in the engine that plays a `PolicyUser`. A few conversations are cancelled from outside.
 
-- `unmarked`: a conversation that a fault met and that is not invalid, that is: a zero that the model did not earn.
+- `unmarked`: a conversation that a fault hit and that is not invalid, that is: a zero that the model did not earn.
 - `sound_marked`: a conversation without a fault that is invalid.
-- `leaks`: tasks, threads, processes and file descriptors left, `start` without exactly one `close`, calls after it.
+- `leaks`: tasks, threads, processes and file descriptors that remain, `start` without exactly one `close`, calls after
+  it.
 - `over_budget`: conversations that took longer than their wall clock plus the stated grace and 2 s.
 - `groups_incomplete`: groups in which a conversation did not end, has gaps in its rows, no record, or one
   that the independent verifier refuses. A wrong type raises (`InteractionContractError`); these are in groups of their
@@ -64,7 +65,7 @@ POLICY = ("raises", "no_ids", "abort", "hangs")
 
 
 class Engine:
-    """An engine that says a short turn to each request, and fails where it plays a user."""
+    """An engine that answers each request with a short turn, and fails where it plays a user."""
 
     def __init__(self, tokenizer: Any, tally: faulty.Tally) -> None:
         self._said = [tokenizer.encode(f"Turn {n}, and so I go on.<|im_end|>") for n in range(7)]
@@ -73,7 +74,7 @@ class Engine:
         self._failed = 0
 
     async def generate(self, ask: Ask) -> Generation:
-        """Return a turn; for a request that is no conversation, do the next fault of `POLICY`."""
+        """Return a turn; for a request that is not a conversation, do the next fault of `POLICY`."""
         await asyncio.sleep(0)
         if ask.request_id in self.requests:
             new = self._said[len(ask.ids) % 7]
@@ -144,7 +145,7 @@ class Suite(FaultSuite):
                 await runner.records.aclose()
 
     async def conversation(self, index: int) -> None:
-        """Play a conversation, and look whether its rows say what met it."""
+        """Play a conversation, and check that its rows name its fault."""
         plan, request_id = self.plans[index], f"r{index}"
         self.engine.requests.add(request_id)
         row = {
@@ -191,7 +192,7 @@ class Suite(FaultSuite):
         self.end(index, reason, wrong)
 
     def is_wrong(self, index: int, text: str) -> None:
-        """Note what is wrong with a conversation, and what it did."""
+        """Record a conversation's errors, and its actions."""
         super().is_wrong(index, f"{text} ({self.plans[index].kwargs})")
 
     def verify_records(self) -> int:
@@ -229,7 +230,7 @@ class Suite(FaultSuite):
         return compared, changed
 
     def leaks_of_calls(self) -> dict[str, int]:
-        """Return what the interactions saw of their life."""
+        """Return the events in the interactions' lives."""
         started, closed = self.tally.started, self.tally.closed
         return {
             "starts without one close": sum(closed[each] != count for each, count in started.items()),
@@ -246,7 +247,7 @@ def unmarked_failures() -> Iterator[None]:
 
 
 async def play(conversations: int, seed: int) -> tuple[Suite, dict[str, int]]:
-    """Play a suite, and return it with what it left behind."""
+    """Play a suite, and return it with its leaks."""
     folder = Path(tempfile.mkdtemp(prefix="interaction-faults-"))
     endpoint = faulty.Endpoint()
     try:
@@ -267,7 +268,7 @@ async def play(conversations: int, seed: int) -> tuple[Suite, dict[str, int]]:
 
 
 async def measure(conversations: int, seed: int, control: int = 240) -> dict[str, Any]:
-    """Run the suite and its control, and print what was injected and what went wrong.
+    """Run the suite and its control, and print injected faults and errors.
 
     Args:
         conversations: Number of conversations.

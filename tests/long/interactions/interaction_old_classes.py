@@ -37,7 +37,7 @@ CLASSES = {
     "weather": "weather_interaction.WeatherInteraction",
 }
 _COPIES = "verl_as_it_was"
-# What models write around a number: the form that verl reads, and those that it does not.
+# Texts of models around a number: the form that verl reads, and those that it does not.
 FORMS = [
     "#### {}", "So the answer is\n#### {}", "#### {}.", "#### {} dollars", "#### ${}", "####{}", "### {}", "{}",
     "The answer is {}", "\\boxed{{{}}}", "#### {}\n#### {}", "#### 0\n#### {}", "#### {}\n#### 0",
@@ -62,7 +62,7 @@ FIXED = [
 
 @dataclass(frozen=True)
 class Talk:
-    """A conversation: the interaction, the row's kwargs, and what is added before each answer of the interaction."""
+    """A conversation: the interaction, the row's kwargs, and the text before each answer of the interaction."""
 
     interaction: str
     kwargs: dict[str, Any]
@@ -74,7 +74,7 @@ def talks(count: int, seed: int) -> list[Talk]:
 
     Args:
         count: Their number.
-        seed: Seed of what is drawn.
+        seed: Seed of the draws.
     """
     draw = random.Random(seed)
     return [_weather(draw) if index % 4 == 3 else _gsm8k(draw) for index in range(count)]

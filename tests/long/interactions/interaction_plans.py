@@ -1,4 +1,4 @@
-"""What the conversations of `benchmarks.interaction_faults` do, and with which interactions."""
+"""Plans of the conversations of `benchmarks.interaction_faults`, and their interactions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Decks = dict[str, Iterator[tuple[str, str]]]
 
 
 def make_decks(seed: int) -> Decks:
-    """Return for each kind of fault its methods and faults, in a drawn order, again and again: none is left out."""
+    """Return for each kind of fault its methods and faults, in a drawn order, again and again: none is missing."""
     decks: Decks = {}
     for kind, faults, methods in (
         ("method", faulty.BREAKS, ("start", "reply", "score")),
@@ -40,7 +40,7 @@ def make_decks(seed: int) -> Decks:
 
 
 class Plan:
-    """What one conversation does.
+    """Plan of one conversation.
 
     Args:
         index: Number of the conversation.
@@ -55,9 +55,9 @@ class Plan:
         self.mode = list(MODES)[group % len(MODES)]
         self.author_error = group % 25 == 24
         self.breaks = False
-        """True when the fault has to be met and breaks the conversation wherever it is."""
+        """True when the fault has to occur and breaks the conversation wherever it is."""
         self.may_break = False
-        """True when the interaction itself says whether the fault met the conversation."""
+        """True when the interaction itself reports whether the fault hit the conversation."""
         self.cancel_after_s: float | None = None
         self.name = choose.choice(("one", "two"))
         self.kwargs: dict[str, Any] = {"rewards": [choose.choice((0.0, 0.25, 1.0)) for _ in range(4)]}

@@ -1,10 +1,10 @@
-"""Hostile texts of users and environments, and what an answer of theirs costs the loop.
+"""Hostile texts of users and environments, and the loop's cost of an answer of theirs.
 
 Each text of `tests/support/attacks` is played through a whole conversation with a model family's own chat template: as
 the interaction's first message and its answers (`context.mode` `append` and `window`), and as the turns of the model
-itself, spelled in ordinary tokens, which `window` renders anew. What the loop writes must hold the control tokens of
-the same conversation with "x" in the text's place, and no others. A family whose template takes no user turn after the
-assistant's is left out, as the start-up check refuses it.
+itself, spelled in ordinary tokens, which `window` renders anew. The loop's text must hold the control tokens of the
+same conversation with "x" in the text's place, and no others. A family whose template takes no user turn after the
+assistant's is skipped, as the start-up check refuses it.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ REPLIES = 2_000
 
 
 class Says(Interaction):
-    """A user who says one text three times: first of all, and to two turns."""
+    """A user who writes one text three times: first of all, and to two turns."""
 
     def __init__(self, text: str, replies: int = 2) -> None:
         super().__init__({})
         self.name, self._text, self._left = "says", text, replies
 
     async def start(self, instance_id: str, **kwargs: Any) -> Reply:
-        """Say it first."""
+        """Write it first."""
         return Reply(self._text)
 
     async def reply(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
-        """Say it again."""
+        """Write it again."""
         self._left -= 1
         return Reply(self._text, done=self._left < 0)
 
 
 @dataclass
 class Found:
-    """What the texts did."""
+    """Effects of the texts."""
 
     texts: int = 0
     conversations: int = 0
@@ -91,7 +91,7 @@ class Trial:
         self.control: ControlTokens = control_tokens(made)
 
     async def play(self, user: str, model: str, mode: Any) -> Outcome:
-        """Play a conversation in which the user says one text and the model another one."""
+        """Play a conversation in which the user writes one text and the model another one."""
         said = [index for letter in model for index in self._tokenizer.encode(letter, add_special_tokens=False)]
         conversation = Conversation(
             ScriptedEngine([[*said, self._end]] * 3),
@@ -120,11 +120,11 @@ class Trial:
 
 
 async def try_family(name: str, found: Found, texts: int = TEXTS, guarded: bool = True) -> None:
-    """Play a family's hostile texts, and note in `found` what they did.
+    """Play a family's hostile texts, and record their effects in `found`.
 
     Args:
         name: Name of the family.
-        found: What is added to.
+        found: Target of the results.
         texts: Number of texts, drawn from all of the family's.
         guarded: As in `Trial`.
     """

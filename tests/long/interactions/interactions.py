@@ -4,7 +4,7 @@
 
 - verl's own old classes answer as they did (`benchmarks.interaction_old_classes`, which downloads verl's old wheel);
 - hostile texts bring no control token in, and an answer costs little (`interaction_texts.py`);
-- advantages are what papers and the exact gradient say (`benchmarks.interaction_advantages`);
+- advantages are those of papers and the exact gradient (`benchmarks.interaction_advantages`);
 - a step of an environment costs little, and one seed is one world (`benchmarks.interaction_envs`).
 
 The last line is one JSON object.
@@ -25,7 +25,7 @@ from tests.long.interactions import interaction_texts as texts
 def measure(
     wheel: Path | None = None, texts_each: int = texts.TEXTS, families: list[str] | None = None
 ) -> dict[str, Any]:
-    """Return the figures of texts, advantages, speed and environments; print what went wrong.
+    """Return the figures of texts, advantages, speed and environments; print errors.
 
     Args:
         wheel: As in `interaction_old_classes.measure`.

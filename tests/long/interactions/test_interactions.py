@@ -1,4 +1,4 @@
-"""Hostile texts, old classes and worlds of interactions keep what is promised; their speed is not tested."""
+"""Hostile texts, old classes and worlds of interactions keep their promises; their speed is not tested."""
 
 from typing import Any
 

@@ -7,8 +7,8 @@ A synthetic run with texts that attack readers, or a real one (`--run`), is conv
 - opentelemetry-proto reads the traces. The spans of a trace, and of the Perfetto file, add up to the seconds of the
   conversation's timeline, and the parts of its critical path to its seconds.
 
-Packages that are not of this project are asked in environments of their own: name their Python (`--duckdb`, `--scout`,
-`--harbor`), or let `--make FOLDER` make them. What is not there is `not run`, and never ok.
+Packages that are not of this project run in environments of their own: name their Python (`--duckdb`, `--scout`,
+`--harbor`), or let `--make FOLDER` make them. A missing one is `not run`, and never ok.
 
 Last line: one JSON object.
 """
@@ -98,11 +98,11 @@ print(json.dumps({"accepted": accepted, "refused": len(problems), "problems": pr
 
 
 def run(folder: str | None, pythons: Mapping[str, str | None]) -> dict[str, Any]:
-    """Convert, ask everybody, and return what they found.
+    """Convert, run all programs, and return their results.
 
     Args:
         folder: Folder of a real run; None makes a synthetic one.
-        pythons: By name of `PACKAGES`, the Python that has them; None: nobody has them.
+        pythons: By name of `PACKAGES`, the Python that has them; None: not installed.
     """
     with tempfile.TemporaryDirectory() as made:
         if folder is None:
@@ -172,7 +172,7 @@ def _ours(records: Records) -> dict[str, float]:
 
 
 def _same(found: dict[str, float], ours: dict[str, float]) -> str | dict[str, Any]:
-    """Return `ok`, or what differs: integers in nothing, sums of float32 by their rounding."""
+    """Return `ok`, or the differences: integers in nothing, sums of float32 by their rounding."""
     wrong = {
         name: [found.get(name), value]
         for name, value in ours.items()
@@ -182,7 +182,7 @@ def _same(found: dict[str, float], ours: dict[str, float]) -> str | dict[str, An
 
 
 def _asked(python: str | None, program: str, *arguments: str) -> Any:
-    """Return what a program prints as JSON; the end of its errors where it fails."""
+    """Return a program's JSON output; the end of its errors where it fails."""
     if python is None:
         return NOT_RUN
     done = subprocess.run([python, "-c", program, *arguments], capture_output=True, text=True)

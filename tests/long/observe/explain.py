@@ -43,7 +43,7 @@ OTHER_TASKS = {
 
 
 def run(folders: Sequence[str], only_runs: bool = False) -> dict[str, Any]:
-    """Explain all runs, print what was found, and return the figures.
+    """Explain all runs, print the results, and return the figures.
 
     Args:
         folders: Folders of real healthy runs.

@@ -12,7 +12,7 @@ from tests.long.observe.synthetic_runs import Fault
 
 
 def _fails(talk: Played, draw: random.Random, share: float, status: str, text: str, seconds: float = 0.05) -> None:
-    """Let a call of a conversation end badly; what the model then says is a guess."""
+    """Let a call of a conversation end badly; the model's next answer is a guess."""
     if talk.calls and draw.random() < share:
         call = talk.calls[0]
         call.status, call.text, call.seconds = status, text, seconds
@@ -152,7 +152,7 @@ class OneAnswer(Fault):
 
 
 class Guesses(Fault):
-    """The model tries one number after another, and is told which is right."""
+    """The model tries one number after another, and learns which is right."""
 
     symptom = "guesses"
 

@@ -21,7 +21,7 @@ AT_ONCE = 200
 
 @dataclass
 class Size:
-    """How large a run is, and what it is about."""
+    """Size of a run, and its subject."""
 
     steps: int = 20
     groups: int = 16
@@ -40,9 +40,9 @@ class Size:
     turns: int = 2
     """Turns of a game."""
     scale: float = 1.0
-    """What a right answer earns."""
+    """Reward of a right answer."""
     floor: float = 0.0
-    """What a wrong answer earns."""
+    """Reward of a wrong answer."""
     drift: float = 4e-7
     """Mean |trainer - rollout log-probability| of a healthy token."""
     start: float = 0.05
@@ -63,7 +63,7 @@ class Called:
 
 @dataclass
 class Played:
-    """What happened in a conversation: a fault may change any of it."""
+    """Events of a conversation: a fault may change any of it."""
 
     step: int
     progress: float
@@ -90,7 +90,7 @@ class Played:
     too_old: float = 0.0
     """Share of its tokens that is too old."""
     lost: int = 0
-    """Completions that nobody got."""
+    """Completions that no client got."""
     end: str = "returned"
     """How an agent ended."""
     parts: dict[str, float] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Played:
     joined: bool = True
     untrained: str | None = None
     said: list[str] = field(default_factory=list)
-    """What the model says in turns without calls, the last one's answer excepted."""
+    """The model's words in turns without calls, the last one's answer excepted."""
 
 
 def record_of(

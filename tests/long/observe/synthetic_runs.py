@@ -1,8 +1,8 @@
-"""Synthetic runs in the form of `records.schema`, healthy or with one fault: what `benchmarks.explain` explains.
+"""Synthetic runs in the form of `records.schema`, healthy or with one fault: the input of `benchmarks.explain`.
 
-A run is played conversation by conversation. A fault changes what happens in a conversation, and all that follows from
-it follows here, too: a call that fails gives no answer, the answer is then wrong, its score 0, its group's advantages
-others. So a fault has consequences, as in a real run, and the fault has to be told from them.
+A run is played conversation by conversation. A fault changes events in a conversation, and all that follows from it
+follows here, too: a call that fails gives no answer, the answer is then wrong, its score 0, its group's advantages
+others. So a fault has consequences, as in a real run, and the fault has to be distinguished from them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Fault:
         """Change the run as a whole."""
 
     def play(self, talk: Played, draw: random.Random) -> None:
-        """Change what happens in a conversation, before it is scored."""
+        """Change events in a conversation, before it is scored."""
 
     def score(self, talk: Played, draw: random.Random) -> None:
         """Change its score."""

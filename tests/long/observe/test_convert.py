@@ -1,4 +1,4 @@
-"""What `convert` writes is read back by the readers of this environment, with the same numbers."""
+"""Files of `convert` are read back by the readers of this environment, with the same numbers."""
 
 import pytest
 

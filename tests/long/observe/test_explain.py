@@ -25,7 +25,7 @@ def size(request: pytest.FixtureRequest) -> Size:
 
 @pytest.fixture(scope="module")
 def healthy() -> list[Finding]:
-    """Return what is found in a whole healthy run."""
+    """Return the findings in a whole healthy run."""
     return explain(Run(Size(), 13))
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.reward_hacks [REWARD ...] [--save FILE]
 
 A hack is paid when it earns more than an honest wrong answer to the same task. Right answers are controls: they must
-earn. What a library or an option is known to take is a looseness, which must be a row of `reward-functions.md`. The
-command ends with status 1 when a hack is paid, a right answer is not, or a looseness is not stated or no longer so. The
-last line is one JSON object.
+earn. A wrong answer that a library or an option is known to accept is a looseness, which must be a row of
+`reward-functions.md`. The command ends with status 1 when a hack is paid, a right answer is not, or a looseness is not
+stated or no longer so. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from verl_multiturn.rewards.router import REWARDS
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "reward-functions.md"
 OTHERS: dict[str, Callable[[bool], AsyncIterator[Tried]]] = {"otc": otc, "float32": float32}
-"""What is no reward of the router, but decides about scores: the shaper, and the size of a reward."""
+"""Parts that are not rewards of the router, but affect scores: the shaper, and the size of a reward."""
 NAMES = [*REWARDS, *OTHERS]
 
 
@@ -52,7 +52,7 @@ def faults(tried: list[Tried], docs: str) -> list[str]:
     """Return a line for each hack that is paid, right answer that is not, and looseness that is not as stated.
 
     Args:
-        tried: What was tried.
+        tried: The attempts.
         docs: Text of `docs/reference/reward-functions.md`.
     """
     lines = []

@@ -1,4 +1,4 @@
-"""Comparison of every reward with the original that it stands for.
+"""Comparison of every reward with the original that it replaces.
 
     python -m benchmarks.reward_parity [REWARD ...]
 

@@ -1,1 +1,1 @@
-"""Attacks on the sandbox, and on verdicts on what was left in it."""
+"""Attacks on the sandbox, and on verdicts on its final state."""

@@ -16,7 +16,7 @@ machine lost, have limits, too.
 
 The benchmark prints each attack that was not blocked, and the peak memory of each attack on memory. The peak is that of
 the control group that this program runs in, including the kernel's memory for our sockets and pipes. Where the group's
-memory cannot be read, the peak is what the whole machine lost.
+memory cannot be read, the peak is the whole machine's loss.
 
 `--packages` shows the programs the installed packages. `--without-root` runs everything as a user without rights. When
 root starts it, it first enters a mount namespace in which that user can reach Python and this checkout.
@@ -54,11 +54,11 @@ MAX_DESCENDANTS = 80
 MAX_RESIDENT_BYTES = 2 << 30
 """The most resident memory of all descendants.
 
-It is far below what the memory bombs try to get, and above what that many idle processes have (shared pages count in
-each process).
+It is far below the memory bombs' target, and above the memory of that many idle processes (shared pages count in each
+process).
 """
 MAX_PEAK_BYTES = 640 << 20
-"""The most bytes for an attack that may use 256 MB and 64 MB of files, plus what it gets between two looks."""
+"""The most bytes for an attack that may use 256 MB and 64 MB of files, plus the bytes it gets between two looks."""
 MAX_LOSS_BYTES = 4 << 30
 """The most memory and disk that a run of all attacks may cost the machine."""
 _TOO_MUCH = "MB were used"
@@ -179,7 +179,7 @@ async def run_attack(
 
 
 async def ask(tool: PythonTool, conversation: str, code: str) -> str:
-    """Run code with the tool, and return what the model would read."""
+    """Run code with the tool, and return the text for the model."""
     try:
         return (await tool.execute(conversation, {"code": code})).text
     except ValueError as error:
@@ -200,7 +200,7 @@ async def run_attacks(
         isolation: The tool's setting `isolation`. Only with "bwrap" are the system's folders attacked, too.
         packages: Whether the programs see the installed packages.
         peaks: Filled with the peak memory in bytes of each attack, by name.
-        alone: Whether no other program runs in our control group, so that its peak memory is judged.
+        alone: Whether no other program runs in our control group, so that its peak memory is checked.
 
     Returns:
         The reasons why an attack was not blocked, by the attack's name.
@@ -260,7 +260,7 @@ def become_nobody(needed: list[Path]) -> None:
 
 
 def run(only: str = "", packages: bool = False) -> tuple[dict[str, int], bool]:
-    """Run attacks, then look at the machine, and print what was not blocked.
+    """Run attacks, then look at the machine, and print those that were not blocked.
 
     Args:
         only: Beginning of the names of the attacks; with it, tests may run beside this.

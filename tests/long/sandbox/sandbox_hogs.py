@@ -1,4 +1,4 @@
-"""Attacks on scarce resources: memory, processor time, and what a user or the host has few of.
+"""Attacks on scarce resources: memory, processor time, and other limits of a user or the host.
 
 `sandbox_programs.py` describes the programs. `MEMORY` holds the attacks whose peak memory `sandbox_attacks` prints;
 each tries to get gigabytes.

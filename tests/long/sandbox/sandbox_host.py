@@ -1,4 +1,4 @@
-"""The host that the attacks of `benchmarks.sandbox_attacks` are made on: its prey, and what became of it."""
+"""The host that the attacks of `benchmarks.sandbox_attacks` are made on: its prey, and its state afterwards."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signa
 
 
 class Host:
-    """The prey, and the checks of what became of it.
+    """The prey, and the checks of its state.
 
     Args:
-        everywhere: Whether the programs are told to write to the system's folders too.
+        everywhere: Whether the programs must write to the system's folders too.
     """
 
     def __init__(self, everywhere: bool = True) -> None:
@@ -71,7 +71,7 @@ class Host:
         return [tcp, udp, path, abstract]
 
     def known(self) -> str:
-        """Return the lines of Python that tell a program where the prey is."""
+        """Return the lines of Python that give a program the prey's place."""
         own = [
             a.address for addresses in psutil.net_if_addrs().values() for a in addresses if a.family == socket.AF_INET
         ]
@@ -140,7 +140,7 @@ class Host:
         return ""
 
     def harm(self) -> list[str]:
-        """Return what the attacks did to the host so far, one text for each harm."""
+        """Return the attacks' effects on the host so far, one text for each harm."""
         found = [f"{path} changed" for path in self._files if not path.exists() or path.read_text() != self.secret]
         found += [f"{path} changed" for path, when in self._python.items() if path.stat().st_mtime_ns != when]
         found += [f"{place} was written to" for place in self._places() if os.path.lexists(f"{place}/{self.token}")]
@@ -162,7 +162,7 @@ class Host:
         return found
 
     def close(self) -> None:
-        """Remove the prey, and everything that an attack left."""
+        """Remove the prey, and all files of an attack."""
         for process in self.marked_processes():
             process.kill()
         self._victim.kill()

@@ -1,9 +1,9 @@
 """Programs that try to get out of the sandbox, or to harm the machine from inside.
 
-Each program runs after `PRELUDE` and after the lines that tell it where the prey is (`sandbox_attacks.Host.known`). A
-program calls `won(what)` when it got something that it must not have. What it did to the host, the host finds out for
-itself. No program would do lasting damage if it succeeded: a `reboot` asks for "Ctrl-Alt-Del off", a clock is set to
-the time that it shows.
+Each program runs after `PRELUDE` and after the lines that give it the prey's place (`sandbox_attacks.Host.known`). A
+program calls `won(what)` when it got something that it must not have. The host finds its effects on the host itself. No
+program would do lasting damage if it succeeded: a `reboot` requests "Ctrl-Alt-Del off", a clock is set to the time that
+it shows.
 """
 
 from __future__ import annotations

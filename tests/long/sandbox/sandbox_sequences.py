@@ -98,7 +98,7 @@ for fd in range(4, 100): attempt(os.close, fd)
 >>> 'honest 2'
 """
 
-# Each cell is a conversation of its own. The last one looks for what the others left.
+# Each cell is a conversation of its own. The last one looks for traces of the others.
 _MANY_CONVERSATIONS = """
 ### files_for_the_next
 for place in [*PLACES, '.', '/tmp', '/dev/shm', '/', '/proc']: attempt(put, f'{place}/{TOKEN}')

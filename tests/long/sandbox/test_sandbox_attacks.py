@@ -1,4 +1,4 @@
-"""Attacks on the sandbox are blocked: the quick ones, and all of them; and the checks see what is not."""
+"""Attacks on the sandbox are blocked: the quick ones, and all of them; and the checks see those that are not."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""No attack on a verdict is paid, and no rule tells a decoy from the true value."""
+"""No attack on a verdict is paid, and no rule distinguishes a decoy from the true value."""
 
 import asyncio
 

@@ -17,7 +17,7 @@ from tests.support.sample_records import START
 
 Change = Callable[[Path, World], None]
 SPARSE = 6 << 30
-"""Bytes that a file says it has, and that take no room on the disk."""
+"""Bytes that a file claims to have, and that take no room on the disk."""
 DIGITS = "9" * 100_000
 DEEP = "[" * 200_000
 
@@ -27,7 +27,7 @@ class Case:
     """An honest folder with one change.
 
     Attributes:
-        name: What the results call it.
+        name: Its name in the results.
         material: Which honest folder it is a copy of.
         change: Makes the change.
         planted: Whether a link is planted under the name of the index's unfinished file.
@@ -81,7 +81,7 @@ def one_more(folder: Path, **entries: Any) -> None:
 
 
 class Raw(str):
-    """A value as it stands in JSON."""
+    """A value as it is in JSON."""
 
 
 def set_config(folder: Path, **values: Any) -> None:

@@ -22,9 +22,9 @@ class Command:
     """A command of the command line.
 
     Attributes:
-        name: What the results call it.
+        name: Its name in the results.
         material: Which kind of folder it opens.
-        words: The words of the command line, from the folder, a folder for what it writes, and the world.
+        words: The words of the command line, from the folder, a folder for its output, and the world.
         heavy: Whether it needs torch.
         kind: `plain`; `view`: it serves, and is read as by a browser; `refuse`: it must refuse a stranger's folder.
         script: A program that is run in the place of the command line.
@@ -97,7 +97,7 @@ def _kept(folder: Path, out: Path, world: World) -> list[str]:
 
 
 def figures_of(command: Command, out: Path) -> Figures:
-    """Return the figures that a command said or wrote: conversations, and the sum of their scores; {}: none."""
+    """Return the figures that a command printed or wrote: conversations, and the sum of their scores; {}: none."""
     said = last_object(out / "stdout")
     match command.name:
         case "show --json" | "show":
@@ -127,7 +127,7 @@ def figures_of(command: Command, out: Path) -> Figures:
 
 
 def says_faults(command: Command, out: Path) -> bool:
-    """Tell whether a command says that something could not be read, or is odd."""
+    """Return whether a command reports that something could not be read, or is odd."""
     said = last_object(out / "stdout")
     found = said.get("faults", said.get("violations"))
     if found or said.get("damaged") or said.get("torn"):

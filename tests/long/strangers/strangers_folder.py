@@ -54,24 +54,24 @@ _MODULES = {
         "verl_multiturn.models.export",
     ),
 }
-"""Lanes, and what a process of each has imported."""
+"""Lanes, and the imports of a process of each."""
 _MAPPED = (".safetensors", ".pt")
-"""Files that are mapped into memory, of which nobody sees whether they are read."""
+"""Files that are mapped into memory, whose reads are not visible."""
 TITLE = (__doc__ or "").split("\n")[0]
 
 
 @dataclass
 class Seen:
-    """Reports what a command did with a folder."""
+    """Reports the actions of a command with a folder."""
 
     case: str
     command: str
     counted: dict[str, str] = field(default_factory=dict)
-    """By the key that it counts for, what was seen."""
+    """Observations by the key that counts them."""
     memory_mb: int = 0
     figures: Figures = field(default_factory=dict)
     said: bool = False
-    """Whether it refused, or said that something could not be read."""
+    """Whether it refused, or reported that something could not be read."""
 
 
 class Lane:
@@ -90,7 +90,7 @@ class Lane:
             raise RuntimeError(f"a process with {', '.join(modules)} cannot begin; import these to see why")
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Run a job, and return what was seen."""
+        """Run a job, and return the observations."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(job) + "\n")
@@ -108,14 +108,14 @@ class Lane:
 
 
 class Trial:
-    """Runs commands on folders, each beside what it did with the honest one."""
+    """Runs commands on folders, each beside its run on the honest one."""
 
     def __init__(self, world: World, lane: Lane) -> None:
         self._world, self._lane = world, lane
         self._honest: dict[str, dict[str, Any]] = {}
 
     def honest(self, command: Command) -> dict[str, Any]:
-        """Return what a command does with the honest folder.
+        """Return a command's actions on the honest folder.
 
         Raises:
             RuntimeError: It fails.
@@ -132,7 +132,7 @@ class Trial:
         return self._honest[command.name]
 
     def try_case(self, case: Case, commands: Iterable[Command]) -> Iterator[Seen]:
-        """Run commands on a case, and yield what each did."""
+        """Run commands on a case, and yield the actions of each."""
         place = self._world.root / "trials" / _file(case.name)
         folder, before = place / case.folder, dict[str, tuple[int, ...]]()
         for command in commands:
@@ -188,7 +188,7 @@ class Trial:
         place: Path,
         changed: list[str],
     ) -> Seen:
-        """Return what counts of what was seen."""
+        """Return the observations that count."""
         out, found = place / "out", Seen(case.name, command.name, memory_mb=seen["memory_mb"] - honest["memory_mb"])
         known = {tuple(each) for each in honest["events"]}
         fresh = [(kind, what) for kind, what in map(tuple, seen["events"]) if (kind, what) not in known]
@@ -229,7 +229,7 @@ class Trial:
         return found
 
     def _weigh(self, case: Case, command: Command, found: Seen, status: int, figures: Figures, out: Path) -> None:
-        """Compare the figures that a command said with those of the honest folder."""
+        """Compare the figures that a command printed with those of the honest folder."""
         found.figures = figures_of(command, out)
         is_refused = status not in (0, 1) or (not found.figures and bool(_errors(out)))
         found.said = is_refused or says_faults(command, out)
@@ -238,7 +238,7 @@ class Trial:
 
 
 def _environment(world: World) -> dict[str, str]:
-    """Return what the reader's environment has: folders of his own, and a secret."""
+    """Return the contents of the reader's environment: folders of his own, and a secret."""
     home = str(world.root / "home")
     return {
         "HOME": home,
@@ -270,7 +270,7 @@ def _file(name: str) -> str:
 
 
 def _snapshot(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return what lies in a folder, with sizes and times."""
+    """Return the files in a folder, with sizes and times."""
     found = dict[str, tuple[int, ...]]()
     for path in everything(folder):
         about = path.lstat()
@@ -287,7 +287,7 @@ def _differences(before: dict[str, Any], after: dict[str, Any], allowed: Sequenc
 
 
 def _empty(*folders: Path) -> None:
-    """Remove what lies in folders."""
+    """Remove the files in folders."""
     for folder in folders:
         for path in folder.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -302,7 +302,7 @@ def all_cases(parts: Iterable[str] = PARTS) -> list[Case]:
 
 
 def disagreements(seen: Sequence[Seen]) -> Iterator[Seen]:
-    """Yield a finding for each case of which two commands say different figures, and neither says a fault."""
+    """Yield a finding for each case of which two commands print different figures, and neither reports a fault."""
     by_case: dict[str, list[Seen]] = defaultdict(list)
     for each in seen:
         by_case[each.case].append(each)
@@ -314,7 +314,7 @@ def disagreements(seen: Sequence[Seen]) -> Iterator[Seen]:
 
 
 def run(cases: Sequence[Case], commands: Sequence[Command], is_short: bool, keep: Path | None = None) -> dict[str, Any]:
-    """Try the cases, print what was counted, and return the figures.
+    """Try the cases, print the counts, and return the figures.
 
     Args:
         cases: The cases.
@@ -370,7 +370,7 @@ def try_all(root: Path, cases: Sequence[Case], commands: Sequence[Command], is_s
 
 
 def _announced(seen: Seen) -> Seen:
-    """Print what was counted, and return it."""
+    """Print the counts, and return them."""
     for key, what in sorted(seen.counted.items()):
         print(f"{key}: {seen.command}: {seen.case}: {what[:300]}", flush=True)
     if seen.memory_mb > MOST_MB:

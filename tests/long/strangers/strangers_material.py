@@ -18,9 +18,9 @@ from tests.support.sample_records import START, sample_run, sample_run_file
 ROOT = Path(__file__).resolve().parents[3]
 TINY = ROOT / "recipes" / "quickstart" / "model"
 RUN_CONVERSATIONS, RUN_SCORES = 20, 6.0
-"""What the records of the honest run hold: conversations that began, and the sum of their scores."""
+"""Content of the honest run's records: conversations that began, and the sum of their scores."""
 MARK = "SECRET-OF-THE-READER-7f3a91"
-"""Stands in every file of the secret folder, and in a variable of the environment."""
+"""Text in every file of the secret folder, and in a variable of the environment."""
 SIZES = {
     "vocab_size": 600, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "max_position_embeddings": 64, "initializer_range": 0.2,
@@ -169,7 +169,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a file of JSON holds."""
+    """Return the content of a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 

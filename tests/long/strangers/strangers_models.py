@@ -25,7 +25,7 @@ class Touching:
         self._command = command
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        """Return what the pickle calls."""
+        """Return the pickle's function."""
         return os.system, (self._command,)
 
 

@@ -91,7 +91,7 @@ def _tools() -> Iterator[Case]:
 
 
 def _without_schemas(folder: Path) -> None:
-    """Leave the schemas out of the run's file, so that whoever wants them reads the YAML."""
+    """Drop the schemas from the run's file, so that readers of schemas read the YAML."""
     path = folder / "records" / f"run-{START}.json"
     write_json(path, read_json(path) | {"schemas": []})
 

@@ -1,9 +1,9 @@
-"""Run commands under a watch: each in a process that is forked from one that has imported what commands need.
+"""Run commands under a watch: each in a process that is forked from one that has imported the commands' modules.
 
     python -P -m tests.long.strangers.strangers_watch MODULE…
 
-It reads a job a line from standard input, and answers each with a line: what the process opened, started, imported and
-connected to, by Python's own audit events, how it ended, and the most memory that it held. Starts of programs,
+It reads a job a line from standard input, and answers each with a line: the process's opens, starts, imports and
+connections, by Python's own audit events, how it ended, and the most memory that it held. Starts of programs,
 connections and look-ups that the honest folder did not need are noted, and then refused: nothing hostile runs.
 
 A process has not ended in time when its CPU seconds are spent, or when it sleeps and uses none at all, as one does that
@@ -64,11 +64,11 @@ def main() -> int:
 
 
 def watched(job: dict[str, Any], command: Callable[[], object]) -> dict[str, Any]:
-    """Run a job, and return what was seen.
+    """Run a job, and return the observations.
 
     Args:
-        job: `argv`, `cwd`, `out` (a folder of its own), `allowed` (what the honest folder needed), `cpu_s`, `secrets`
-            (a folder whose files nobody should open), and `kind`: `plain`, `view` or `refuse`.
+        job: `argv`, `cwd`, `out` (a folder of its own), `allowed` (events of the honest folder), `cpu_s`, `secrets` (a
+            folder whose files must not be opened), and `kind`: `plain`, `view` or `refuse`.
         command: The entry point of the command line.
     """
     out = Path(job["out"])
@@ -104,7 +104,7 @@ class Opened:
             self._libc.inotify_add_watch(self._descriptor, os.fsencode(each), ACCESS | OPEN | CHANGE)
 
     def close(self) -> list[tuple[str, int]]:
-        """Return name and kind of what was done to the files in the folder."""
+        """Return name and kind of the changes to the files in the folder."""
         found, data = [], b""
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._descriptor, 1 << 20)
@@ -136,7 +136,7 @@ def _child(job: dict[str, Any], command: Callable[[], object]) -> int:
         os.symlink(source, name.replace("PID", str(os.getpid())))
     if job["kind"] == "view":
         threading.Thread(target=_browse, args=(out / "stdout",), daemon=True).start()
-    if job.get("fresh"):  # what is imported by then is what the command itself imports
+    if job.get("fresh"):  # later imports are the command's own
         program = [sys.executable, "-P", "-c", "from verl_multiturn.cli.main import main; main()", *job["argv"]]
         (out / "events").touch()
         os.execv(sys.executable, program)
@@ -170,7 +170,7 @@ def _run_script(path: str, argv: Sequence[str]) -> None:
 
 
 def _hook(job: dict[str, Any], events: int, out: Path, known: set[str]) -> Callable[[str, tuple[Any, ...]], None]:
-    """Return the hook that notes events, and refuses what the honest folder did not need."""
+    """Return the hook that notes events, and refuses those that the honest folder did not need."""
     allowed = {tuple(each) for each in job["allowed"]}
     roots = tuple(job["roots"])
     is_honest, may_not_go_on, own = job["honest"], job["kind"] == "refuse", os.fspath(out)

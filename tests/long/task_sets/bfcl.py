@@ -2,7 +2,7 @@
 
     python -m benchmarks.bfcl [--short]
 
-Each of the 800 dialogues is played in six ways (`PLAYS`): the gold calls; nothing; one gold call left out, moved to
+Each of the 800 dialogues is played in six ways (`PLAYS`): the gold calls; nothing; one gold call removed, moved to
 another turn, or made twice; one with other arguments. Our `DialogueEpisode` scores every turn. Beside it the calls are
 written as text for the package's own executor, and the package's functions score the same turns, each by itself, and
 the whole dialogue. The package evaluates its gold calls and these as Python, which is right here: no model wrote them.
@@ -12,8 +12,8 @@ The last line is one JSON object:
 - `gold_right`: dialogues whose gold calls are right in every turn, of `dialogues`;
 - `played`, `turns`: dialogues and turns that were compared; `right`: turns that are right, by way of playing;
 - `different`: turns and whole dialogues for which the verdicts differ;
-- `do_nothing`: what silence earns, by category: `state` is the share of the turns that BFCL's comparison of states
-  alone lets pass, `turns`, `all` and `paper` are the rewards;
+- `do_nothing`: reward of silence, by category: `state` is the share of the turns that BFCL's comparison of states alone
+  lets pass, `turns`, `all` and `paper` are the rewards;
 - `episode_p50_ms`: median time of a dialogue played with its gold calls, from its worlds to the last verdict;
   `by_category_p50_ms` has that of each category.
 """
@@ -105,7 +105,7 @@ def theirs(dialogue: Dialogue, gold: Sequence[Sequence[str]], turns: Turns) -> t
         turns: The calls that are played.
 
     Returns:
-        Whether each turn is right, by itself; and whether the package's checker says that the dialogue is.
+        Whether each turn is right, by itself; and whether the package's checker finds the dialogue right.
     """
     said = [[[written(call) for call in calls]] if calls else [] for calls in turns]
     config = {"initial_config": dict(dialogue.config), "involved_classes": list(dialogue.classes)}
@@ -137,7 +137,7 @@ def theirs(dialogue: Dialogue, gold: Sequence[Sequence[str]], turns: Turns) -> t
 
 
 def do_nothing(found: Sequence[Dialogue]) -> dict[str, float]:
-    """Return what silence earns in dialogues, a mean over them."""
+    """Return the reward of silence in dialogues, a mean over them."""
     episodes = [ours(dialogue, [[] for _ in dialogue.turns]) for dialogue in found]
     state = [
         statistics.mean(all(verdict.same.values()) or not verdict.calls for verdict in episode.verdicts)
@@ -148,7 +148,7 @@ def do_nothing(found: Sequence[Dialogue]) -> dict[str, float]:
 
 
 def run(every: int, seed: int) -> dict[str, Any]:
-    """Compare, measure, print what differs, and return the figures.
+    """Compare, measure, print differences, and return the figures.
 
     Args:
         every: One dialogue in so many is played.

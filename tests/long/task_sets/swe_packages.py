@@ -2,8 +2,8 @@
 
     python -m benchmarks.swe_packages [--package toolz] [--count 40] [--seed 0]
 
-It draws tasks as `recipes/swe/prepare_data.py` does. Then each task is judged as an agent's work is: its tree is put
-into a workspace and left there, once untouched and once with the repair, each of them twice. The package has to be
+It draws tasks as `recipes/swe/prepare_data.py` does. Then each task is scored like an agent's work: its tree is put
+into a workspace and stays there, once unchanged and once with the repair, each of them twice. The package has to be
 installed (`requirements/tasks.lock` has toolz). The last line is one JSON object.
 """
 
@@ -23,11 +23,11 @@ from verl_multiturn.workspaces.tars import write_tar
 from verl_multiturn.workspaces.workspace import WorkspacePool
 
 AT_ONCE = 2
-"""Trees that are judged at the same time."""
+"""Trees that are scored at the same time."""
 
 
 async def earned(task: Task, repair: Mapping[str, bytes], pool: WorkspacePool, judge: Judge) -> tuple[float, float]:
-    """Return what a tree earns that was left in a workspace, twice; print why a repair is not paid.
+    """Return the reward of a tree in a workspace, twice; print why a repair is not paid.
 
     Args:
         task: The task.
@@ -48,7 +48,7 @@ async def earned(task: Task, repair: Mapping[str, bytes], pool: WorkspacePool, j
 
 
 async def judge_all(package: str, tasks: Sequence[SweTask]) -> list[dict[str, tuple[float, float]]]:
-    """Return for each task what the repair and the untouched tree earn."""
+    """Return for each task the rewards of the repair and the unchanged tree."""
     slots = asyncio.Semaphore(AT_ONCE)
     judge = Judge(settings_for(package), AT_ONCE)
 

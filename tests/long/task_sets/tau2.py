@@ -1,12 +1,13 @@
-"""τ²'s worlds and verdicts: do they say what τ² itself says, is none shared, and does the event loop wait for none?
+"""τ²'s worlds and verdicts: do they agree with τ² itself, is none shared, and does the event loop wait for none?
 
     python -m benchmarks.tau2 [--short]
 
-- Gold: in each task of retail and airline the task's own calls are made and what has to be said is said; the reward
-  has to be 1. Beside it stands the reward of doing nothing, without which no score of τ² means anything.
+- Gold: in each task of retail and airline the task's own calls are made and the required messages are sent; the reward
+  has to be 1. It also has the reward of doing nothing, without which no score of τ² means anything.
 - Parity: each task is also played silently, without its last call, with its first call twice, with another argument,
-  and with what no tool takes. The verdicts have to be those of τ²'s own `evaluate_simulation`, with data bases that it
-  parses anew. (Its module that asks models would import LiteLLM; an empty one stands in, since nothing here asks one.)
+  and with arguments that no tool takes. The verdicts have to be those of τ²'s own `evaluate_simulation`, with data
+  bases that it parses anew. (Its module that calls models would import LiteLLM; an empty one replaces it, since nothing
+  here calls one.)
 - Worlds: 64 at once, four for each of 16 tasks, go on call by call in turns. Every answer and verdict has to be that of
   the task played alone. The control plays the same in one world.
 - Loop: meanwhile the event loop is watched. What counts is the time for which a step held it up; that in which others
@@ -36,11 +37,11 @@ WORLDS = 64
 SIBLINGS = 4
 Call = tuple[str, dict[str, Any]]
 Played = tuple[list[dict[str, Any]], list[str]]
-"""The calls of a conversation with their answers, and what the agent said."""
+"""The calls of a conversation with their answers, and the agent's messages."""
 
 
 def gold_of(task: Any) -> tuple[list[Call], list[str]]:
-    """Return the calls that a task asks for, and what the agent has to say."""
+    """Return the calls that a task requires, and the agent's required messages."""
     criteria = task.evaluation_criteria
     calls = [(each.name, dict(each.arguments)) for each in criteria.actions or []]
     return calls, [GREETING, *(criteria.communicate_info or [])]
@@ -183,7 +184,7 @@ def _own_mb(world: World) -> float:
 
 
 def verdict_cpu_ms(domain: str, count: int = 5) -> float:
-    """Return the median processor time of a verdict, without a process of its own and without what is loaded once."""
+    """Return the median processor time of a verdict, without a process of its own and without one-time loading."""
     times = []
     for task_id in list(tasks_of(domain))[:count]:
         loaded = load({"domain": domain})
@@ -197,7 +198,7 @@ def verdict_cpu_ms(domain: str, count: int = 5) -> float:
 
 async def measure(short: bool) -> dict[str, Any]:
     """Measure everything."""
-    for domain in DOMAINS:  # what a run does before its first conversation
+    for domain in DOMAINS:  # work of a run before its first conversation
         tasks_of(domain)
         await (await worlds_of(domain).fork()).close()
     async with LoopWatch() as loop:

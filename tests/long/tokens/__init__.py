@@ -1,1 +1,1 @@
-"""Tokens: what becomes of texts, masks, rows, conversations and their records."""
+"""Tokens: the fate of texts, masks, rows, conversations and their records."""

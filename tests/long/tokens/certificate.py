@@ -21,8 +21,8 @@ are twice in the batch, lie in different parts.
 
 `step_share` is the certificate's part of the steps' time, including the time to fetch the batch.
 
-The last line is one JSON object. When the run's own log does not say that its trainer verified every trajectory, there
-is no such line and the exit status is 1.
+The last line is one JSON object. When the run's own log does not report that its trainer verified every trajectory,
+there is no such line and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def step_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def complaint(records: list[dict[str, Any]], metrics: list[dict[str, Any]]) -> str:
-    """Say why a run proves nothing about the certificate; empty when its trainer verified every row.
+    """Return why a run proves nothing about the certificate; empty when its trainer verified every row.
 
     Args:
         records: Records of the trajectories that were sampled for training.
@@ -131,7 +131,7 @@ def trials_of(
         name: Key of `CORRUPTIONS`; also the seed.
         samples: Honest rows to corrupt.
         most: Number of rows to corrupt; fewer where fewer have room for it.
-        is_caught: Tells whether the certificate finds a fault and points at the right place.
+        is_caught: Returns whether the certificate finds a fault and points at the right place.
 
     Returns:
         The number of corrupted rows, and the number of those in which the certificate pointed at the right place.

@@ -1,7 +1,7 @@
 """The certificate in parts: rows that are checked apart from each other, as processes check a large batch.
 
 Each row lies in a part of its own. So the rows of a conversation, and rows that are twice in the batch, always lie in
-different parts, which is the danger of parts. What a part gives is pickled on its way, as between processes.
+different parts, which is the danger of parts. A part's result is pickled on its way, as between processes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def verdict_of(row: CertificateRow, receipts: Receipts, bypass: bool = False) ->
 
 
 def violations_in_parts(rows: Sequence[Sample]) -> list[Violation]:
-    """Return what the certificate finds in a batch of these rows, each in a part of its own."""
+    """Return the certificate's findings in a batch of these rows, each in a part of its own."""
     keys = [RowKey.parse(each.row.key or "") for each in rows]
     found = repeated(keys) or gaps(keys)
     return found or violations_of([verdict_of(each.row, each.receipts) for each in rows], {})

@@ -79,7 +79,7 @@ def _called(arguments: Any) -> list[Message]:
 
 @dataclass(frozen=True)
 class Place:
-    """A place where a text can stand: the messages before it, and the messages or schemas that hold it.
+    """A place for a text: the messages before it, and the messages or schemas that hold it.
 
     The text comes in two pieces, so that an attack can be split between two messages or parts.
     """
@@ -176,7 +176,7 @@ def control_tokens(made: Family) -> ControlTokens:
 
 
 def _plain_tags(probes: Sequence[str], tokens: Collection[str]) -> tuple[str, ...]:
-    """Return the tags beside the answers of tools that are no tokens, sorted."""
+    """Return the tags beside the answers of tools that are not tokens, sorted."""
     tag = r"<[^<>\s]+>"
     beside = re.compile(rf"((?:{tag}\s*)*)(?:{WORDS[2]}|{WORDS[3]})((?:\s*{tag})*)")
     sides = (side for text in probes[1:] for both in beside.findall(text) for side in both)
@@ -184,7 +184,7 @@ def _plain_tags(probes: Sequence[str], tokens: Collection[str]) -> tuple[str, ..
 
 
 def _probe(made: Family, *messages: Message) -> str:
-    """Return what the template writes for a user's question and these messages; "" if it refuses them."""
+    """Return the template's text for a user's question and these messages; "" if it refuses them."""
     try:
         text: str = made.tokenizer.apply_chat_template(
             [_said("user", WORDS[0]), *messages], tools=[SCHEMA], tokenize=False, add_generation_prompt=True
@@ -241,7 +241,7 @@ class Trial:
             try:
                 if self._controls(place, left, right) != self._honest[place.name]:
                     score.forged.append((place.name, text))
-            except MessageError:  # the template would leave a part of the text out, and the row is told so by name
+            except MessageError:  # the template would drop a part of the text, and the row's error names it
                 score.refused += 1
             except REFUSALS:
                 score.raised.append((place.name, text))
@@ -263,7 +263,7 @@ class Trial:
                     and self._controls(place, left, right, guarded=False) == self._honest[place.name]
                 ):
                     score.differing.append((place.name, text))
-            except MessageError:  # the template would leave a part of the text out, and the row is told so by name
+            except MessageError:  # the template would drop a part of the text, and the row's error names it
                 score.refused += 1
             except REFUSALS:
                 score.raised.append((place.name, text))
@@ -296,7 +296,7 @@ class Trial:
         return self._codec.observation(place.before, messages, self._ids, []).observation
 
     def _controls(self, place: Place, left: str, right: str, guarded: bool = True) -> list[int | str]:
-        """Return the control tokens of a message or schema with this text in order, then tags that are no tokens."""
+        """Return the control tokens of a message or schema with this text in order, then tags that are not tokens."""
         control = self._control.authored if place.authored else self._control.outside
         messages, schemas = place.added(left, right), place.schemas(left, right) if place.schemas else []
         if guarded:

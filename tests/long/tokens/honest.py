@@ -74,14 +74,14 @@ RESULTS = {
 }
 """Answers of the tool to these words.
 
-To "late" the tool never answers, and to any other word it says that the word is wrong.
+To "late" the tool never answers, and to any other word it answers that the word is wrong.
 """
 MISHAPS = ("fails", "is cut off", "is cut off at once", "says too much", "has no logprobs", "has nan", "is late")
 PER_BATCH = 64
 
 
 class Surprises(BaseTool):
-    """A tool that answers as the word of its call says."""
+    """A tool that answers by the word of its call."""
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
         """Answer with the entry of `RESULTS`, hang forever, or raise for an unknown word."""
@@ -94,7 +94,7 @@ class Surprises(BaseTool):
 
 
 class Guest(Interaction):
-    """A user who answers two turns, and then does what its situation says."""
+    """A user who answers two turns, and then acts by its situation."""
 
     name = "guest"
 
@@ -124,7 +124,7 @@ class Guest(Interaction):
 class Unsteady(ScriptedEngine):
     """An engine whose weights change at any time, and which sometimes misbehaves.
 
-    Every random choice follows from the number of the conversation, which stands in its sampling parameters.
+    Every random choice follows from the number of the conversation, which is in its sampling parameters.
 
     Args:
         name: Name of the model family.
@@ -183,7 +183,7 @@ class Unsteady(ScriptedEngine):
                 text = text[: text.index(TOOL) + len(TOOL)]
         said: list[int] = template.tokenizer.encode(text, add_special_tokens=False)
         if kind == "noise":
-            # These ids are no tokenization of any text. Other end tokens than the last are left out, so nothing ends
+            # These ids are not a tokenization of any text. Other end tokens than the last are dropped, so nothing ends
             # the turn sooner.
             drawn = [chance.randrange(self._vocabulary) for _ in range(chance.randint(1, 30))]
             said = [*(index for index in drawn if index not in template.end_ids), template.end_ids[-1]]
@@ -247,7 +247,7 @@ async def _roll(name: str, situation: str, numbers: Iterable[int], prefix: str) 
 def _to_row(output: Any, uid: str, session: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the columns and tag that verl's worker writes.
 
-    They include what verl's trainer adds before our certificate reads them.
+    They include the columns that verl's trainer adds before our certificate reads them.
     """
     fields: dict[str, Any] = output.as_dict()
     input_ids = torch.cat([fields["prompts"], fields["responses"]])
@@ -279,7 +279,7 @@ def roll(count: int, prefix: str = "") -> list[Rolled]:
 class _Queue:
     """The part of TransferQueue that the trainer uses here.
 
-    A column that one of the requested rows lacks is left out.
+    A column that one of the requested rows lacks is skipped.
     """
 
     def __init__(self) -> None:

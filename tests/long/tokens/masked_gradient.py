@@ -180,7 +180,7 @@ def leaks_of(term: Term, aggregation: str, seeds: Iterable[int] = range(3)) -> l
         seeds: Seeds of the batches to try.
 
     Returns:
-        Sorted names of the inputs. `masked` stands among them when the logits at a masked position have a gradient.
+        Sorted names of the inputs. `masked` is among them when the logits at a masked position have a gradient.
     """
     found: set[str] = set()
     for seed in seeds:

@@ -60,7 +60,7 @@ async def differing(worlds: Sequence[World]) -> dict[str, Sequence[ReplayDiffere
 
 
 async def run(families: Sequence[str], count: int) -> dict[str, Any]:
-    """Run both parts, print what they find, and return the figures."""
+    """Run both parts, print their findings, and return the figures."""
     with tempfile.TemporaryDirectory() as folder, one_chat_each():
         worlds = await make_worlds(families, count, Path(folder))
     records = [record for world in worlds for record in world.records]

@@ -1,6 +1,6 @@
 """24 changes of our code, such as a mistake would make them; `benchmarks.replay` has to find each.
 
-A change replaces one function or value for the time of a replay. `expected` says how a difference of it begins, and
+A change replaces one function or value for the time of a replay. `expected` has the beginning of its difference, and
 whether it is named with a token.
 """
 
@@ -38,7 +38,7 @@ class Change:
     """Where the changed thing is: a class or a module."""
     name: str
     make: Callable[[Any], Any]
-    """Returns what stands there now, from what stood there."""
+    """Returns the new value from the old one."""
     fields: tuple[str, ...]
     """Beginnings of the fields in which it shows first."""
     has_token: bool = False
@@ -59,7 +59,7 @@ def _after(old: Any) -> Any:
 
 
 def _append(change: Callable[[dict[str, Any]], None]) -> Callable[[Any], Any]:
-    """Return a change of what `Trajectory._append` writes of sampled tokens."""
+    """Return a change of the sampled tokens that `Trajectory._append` writes."""
 
     def make(old: Any) -> Any:
         def append(self: Trajectory, ids: Any, **given: Any) -> None:

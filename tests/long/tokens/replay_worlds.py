@@ -65,12 +65,12 @@ SAID = (
     "Cut",
 )
 ASKED = ("What?", "<|im_end|>", "a b")
-"""What the model and the agents of drawn sessions say."""
+"""Texts of the model and the agents in drawn sessions."""
 
 
 @dataclass(frozen=True)
 class World:
-    """A setting of a run, the records that it made, and what makes them again."""
+    """A setting of a run, the records that it made, and the parts that make them again."""
 
     name: str
     records: list[dict[str, Any]]
@@ -85,7 +85,7 @@ class Paid(Surprises):
         self._is_late = situation == "clock in the reward"
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        """Answer as the word says, with a reward for each character."""
+        """Answer by the word, with a reward for each character."""
         answer = await super().execute(instance_id, parameters, **kwargs)
         return answer, 0.01 * len(answer.text), {"length": len(answer.text)}
 

@@ -110,7 +110,7 @@ def _contents(w: Words) -> Iterator[Case]:
     for form, (make, honest) in _CONTENTS.items():
         for place in _places(Words(), "x"):
             messages = _places(w, make(w))[place]
-            # An assistant that calls says often nothing else.
+            # An assistant that calls often writes nothing else.
             fair = honest or (place == "assistant, with a call" and form in ("empty text", "null"))
             yield Case(place, form, messages, fair)
 

@@ -1,8 +1,8 @@
 """Honest conversations of several rows, and faults in how their rows belong together.
 
 The conversations are built as windows and overflows build them: each row begins with a prompt rendered anew, and in a
-row ids are only appended. What the engine returned lies in one of the rows, or is listed with a cause. A seed draws the
-numbers of rows and turns, all ids, and what is left out.
+row ids are only appended. Tokens of the engine lie in one of the rows, or are listed with a cause. A seed draws the
+numbers of rows and turns, all ids, and omissions.
 
 A fault gets the rows of a conversation, those of another conversation and a random generator. It changes the rows in
 place and returns the text with which the certificate has to name the place; or None where the conversation has no room
@@ -56,7 +56,7 @@ def honest(seed: int) -> Rows:
     """Return the rows of one honest conversation, as the trainer gets them.
 
     Args:
-        seed: What draws the conversation; also its name.
+        seed: Seed of the conversation; also its name.
     """
     return asyncio.run(_converse(random.Random(f"rows {seed}"), f"u{seed % 97}", seed))
 
@@ -73,7 +73,7 @@ async def _converse(rng: random.Random, uid: str, session_id: int) -> Rows:
         for turn in range(rng.randint(1, 3)):
             if turn:
                 row.append_context(_ids(rng, rng.randint(1, 8)), Source.OBSERVATION)
-            while rng.random() < 0.15:  # an answer that nobody got, or that was not taken
+            while rng.random() < 0.15:  # an answer that no client got, or that was not taken
                 await engine.generate(Ask(request_id, row.ids, {}, 8))
                 where.append(rng.choice(CAUSES))
             made = await engine.generate(Ask(request_id, row.ids, {}, 12))
@@ -97,7 +97,7 @@ def _ids(rng: random.Random, count: int) -> list[int]:
 
 
 def violations(rows: Rows) -> list[Violation]:
-    """Return what the certificate finds in a batch of these rows, as the trainer asks it."""
+    """Return the certificate's findings in a batch of these rows, as the trainer calls it."""
     keys = [RowKey.parse(row.row.key or "") for row in rows]
     found = repeated(keys) or gaps(keys)
     if found:
@@ -268,7 +268,7 @@ def lists_that_differ(rows: Rows, other: Rows, rng: random.Random) -> str | None
 
 
 def invalid_in_one_row_alone(rows: Rows, other: Rows, rng: random.Random) -> str | None:
-    """Let one row alone say the contrary of the others about whether the conversation is invalid."""
+    """Let one row alone contradict the others on whether the conversation is invalid."""
     index = rng.randrange(len(rows))
     own = rows[index]
     turned = Sample(own.row, replace(own.receipts, invalid=not own.receipts.invalid))
@@ -355,7 +355,7 @@ def trials(name: str, conversations: list[Rows], most: int, find: Find = violati
         name: Key of `CONVERSATION_FAULTS`; also the seed.
         conversations: Honest conversations of several rows.
         most: Number of conversations that it is put into at most.
-        find: Finds what is wrong with the rows of a batch.
+        find: Finds the errors in the rows of a batch.
 
     Returns:
         The number of faulty conversations, and the number of those in which the certificate named the right place.

@@ -1,6 +1,6 @@
 """Faults of whole rows (names, padding rows, invalid rows) and of the loss's other inputs.
 
-`corruptions.py` says what a corruption is.
+`corruptions.py` defines a corruption.
 """
 
 from __future__ import annotations

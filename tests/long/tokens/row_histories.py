@@ -221,7 +221,7 @@ def history_cases(w: Words) -> Iterator[Case]:
 
 
 def reasoning_cases(w: Words) -> Iterator[Case]:
-    """Yield rows with reasoning, which is not said, beside text that is."""
+    """Yield rows with reasoning, which is hidden, beside text that is not."""
     for key in ("reasoning_content", "reasoning", "thinking"):
         yield Case("reasoning", key, [w.user(), {**w.said(), key: w.text()}, w.user()])
         messages = dialogue(w, {"city": w.text()})
@@ -249,7 +249,7 @@ def reasoning_cases(w: Words) -> Iterator[Case]:
 
 
 def key_cases(w: Words) -> Iterator[Case]:
-    """Yield rows with other keys, other roles, and what is no list of messages."""
+    """Yield rows with other keys, other roles, and values that are not lists of messages."""
     yield Case("keys", "name of a user", [{**w.user(), "name": "Ada"}], False)
     yield Case("keys", "name of an assistant", [w.user(), {**w.said(), "name": "Bo"}, w.user()], False)
     nulls = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""The oracle of `benchmarks.rows`: whether a prompt shows what a data row says, and nothing that nobody said.
+"""The oracle of `benchmarks.rows`: whether a prompt shows the content of a data row, and nothing else.
 
 Invariants:
 - It shares no code with the product. It reads the prompt as the engine gets it.
@@ -80,16 +80,16 @@ def faults(
     row_marks: Iterable[str],
     plain: str,
 ) -> list[str]:
-    """Return what is wrong with a prompt, each as "place: what (part of the prompt)"; empty where it shows all.
+    """Return the errors in a prompt, each as "place: what (part of the prompt)"; empty where it shows all.
 
     Args:
         prompt: The prompt, decoded with its control tokens.
         family: Name of the family.
         format_name: The family's format of calls.
-        said: As `words_of` returns it.
+        said: Result of `words_of`.
         schemas: The tools of the row.
-        row_marks: All marks of the row, also those of what is not said.
-        plain: What the template writes for a user's "x" with these tools, which tells BOS and words of its own.
+        row_marks: All marks of the row, also those of hidden parts.
+        plain: The template's text for a user's "x" with these tools, which shows BOS and words of its own.
     """
     shown, headers = _without_breaks(prompt, family)
     said = [replace(each, value=_plain(each.value)) for each in said]
@@ -97,7 +97,7 @@ def faults(
     cursor = 0
     for each in said:
         start, cursor, problem = _look(shown, each, cursor, family, format_name)
-        # What an author's own text has between brackets begins no turn.
+        # Brackets in an author's own text begin no turn.
         headers = [header for header in headers if not start < header[0] <= cursor or start < 0]
         if not problem and start >= 0 and (role := _role_at(headers, start)) not in each.roles:
             problem = f"stands in a turn of {role!r}"
@@ -143,7 +143,7 @@ def _look(shown: str, said: Said, cursor: int, family: str, format_name: str | N
     """Look for something from a position on.
 
     Returns:
-        Where it begins (-1: it was not found), from where to look for the next, and what is wrong; "" for nothing.
+        Where it begins (-1: it was not found), from where to look for the next, and the error; "" for nothing.
     """
     if said.kind == "arguments":
         end, problem = _arguments(shown, said, cursor, family, format_name)
@@ -167,7 +167,7 @@ def _as_json(text: str) -> list[str]:
 
 
 def _arguments(shown: str, said: Said, start: int, family: str, format_name: str | None) -> tuple[int, str]:
-    """Compare the arguments behind a call's name with those that were said; return where they end, and the problem."""
+    """Compare the arguments behind a call's name with the row's; return where they end, and the problem."""
     if family in _LEAVES:
         end = shown.find(_LEAVES[family], start)
         region = shown[start : end if end >= 0 else None]
@@ -201,14 +201,14 @@ def _without_empty(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _equal(said: Said, variant: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     """Compare arguments and their order; in a parquet file all rows have the same order."""
-    same = variant == given or json.dumps(variant, default=str) == json.dumps(given)  # NaN is no NaN
+    same = variant == given or json.dumps(variant, default=str) == json.dumps(given)  # NaN differs from NaN
     return same and (said.nulls == "never" or list(variant) == list(given))
 
 
 def _variants(said: Said) -> list[dict[str, Any]]:
     """Return the arguments that a prompt may show."""
     whole, without = dict(said.value), _without_nulls(said.value)
-    # A column has a mapping without keys as one of nulls, which may as well stand for none.
+    # A column has a mapping without keys as one of nulls, which may as well mean none.
     bare = _without_nulls(_without_empty(without))
     return {"said": [whole], "perhaps": [whole, without], "never": [without, bare]}[said.nulls]
 
@@ -220,7 +220,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _same_tags(said: Said, arguments: Mapping[str, Any], given: Mapping[str, str]) -> bool:
-    """Compare arguments with texts between tags: a text stands as it is, anything else as JSON or as a Python word."""
+    """Compare arguments with texts between tags: a text is as it is, anything else as JSON or as a Python word."""
     if set(arguments) != set(given) or (said.nulls != "never" and list(arguments) != list(given)):
         return False
     for key, value in arguments.items():
@@ -232,7 +232,7 @@ def _same_tags(said: Said, arguments: Mapping[str, Any], given: Mapping[str, str
             try:
                 if (
                     json.dumps(json.loads(text)) != json.dumps(value, default=str) and json.loads(text) != value
-                ):  # NaN is no NaN
+                ):  # NaN differs from NaN
                     return False
             except ValueError:
                 return False
@@ -257,7 +257,7 @@ def _with_keys(value: Any) -> Iterator[Any]:
 
 
 def _literals(leaf: Any) -> list[str]:
-    """Return the ways in which a text or number may stand in a call that is written as Python or in Gemma's way."""
+    """Return the ways in which a text or number may appear in a call that is written as Python or in Gemma's way."""
     if isinstance(leaf, str):
         quoted = leaf.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
         return [leaf, quoted, repr(leaf)[1:-1], *_as_json(leaf)]
@@ -289,7 +289,7 @@ def _tools(shown: str, schemas: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _traces(
     shown: str, said: Sequence[Said], row_marks: Iterable[str], schemas: Sequence[Mapping[str, Any]], plain: str
 ) -> Iterator[str]:
-    """Yield what a prompt has that nobody said: BOS twice or never, nulls, Python, words of other rows."""
+    """Yield contents of a prompt that are not the row's: BOS twice or never, nulls, Python, words of other rows."""
     own = json.dumps([each.value for each in said], ensure_ascii=False, default=str)
     other = _OTHER_FORM.search(shown)
     if other and not _OTHER_FORM.search(own.replace('\\"', '"')):

@@ -25,9 +25,9 @@ class Case:
     schemas: tuple[dict[str, Any], ...] = ()
     interaction: bool = False
     opening: str | None = None
-    """First words of the row's interaction; None: it says nothing."""
+    """First words of the row's interaction; None: it has none."""
     replies: bool = False
-    """Whether it says so in `reply` to the row's last message, and nothing in `start`."""
+    """Whether they come in `reply` to the row's last message, and none in `start`."""
     stored: Any = None
     """The row's messages as a file of rows gives them back; None: as they were written."""
     columns: bool = False

@@ -1,4 +1,4 @@
-"""Prompts of data rows: what a run gives its engine, and what the bare template could show.
+"""Prompts of data rows: those of a run, and those that the bare template could make.
 
 `prompt_of` is the only place of `benchmarks.rows` that calls the product. `could_show` never does.
 """
@@ -28,7 +28,7 @@ Message = dict[str, Any]
 
 
 class _Greeter(Interaction):
-    """A user who says something first, and whom nobody answers."""
+    """A user who writes first, and gets no answer."""
 
     async def start(self, instance_id: str, **kwargs: Any) -> Reply | None:
         return Reply(self.config["opening"])
@@ -79,7 +79,7 @@ async def prompt_of(name: str, case: Case) -> str:
 
 
 def bare(name: str, messages: Sequence[Any], schemas: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the template of a family writes by itself, "" where it raises."""
+    """Return the text of a family's template by itself, "" where it raises."""
     try:
         text: str = family(name).tokenizer.apply_chat_template(
             list(messages), tools=list(schemas) or None, tokenize=False, add_generation_prompt=True
@@ -96,12 +96,12 @@ def plain_prompt(name: str, schemas: str) -> str:
 
 
 def could_show(name: str, case: Case, faultless: Callable[[str], bool]) -> bool:
-    """Tell whether the bare template shows all of a row, in some form in which a careful author could have written it.
+    """Return whether the bare template shows all of a row, in some form that a careful author could have written.
 
     Args:
         name: Name of the family.
         case: The row.
-        faultless: Tells whether a prompt shows all.
+        faultless: Returns whether a prompt shows all.
     """
     messages = [*case.messages, *([{"role": "user", "content": case.opening}] if case.opening is not None else [])]
     for form in itertools.product((False, True), repeat=6):
@@ -133,7 +133,7 @@ def _written(
         later_user: Whether later system messages are the user's.
         joined: Whether the first system messages are one.
         one_user: Whether messages of one role in a row are one.
-        no_reasoning: Whether reasoning is left out.
+        no_reasoning: Whether reasoning is dropped.
     """
     made: list[Message] = []
     for index, message in enumerate(messages):

@@ -105,7 +105,7 @@ def _stored(messages: list[Any], store: Callable[[Rows], Any]) -> Any:
             return store([messages, mate])
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             continue  # a column has one type: text and blocks do not fit in one
-        except Exception as error:  # what `write_rows` refuses, the run's own door does
+        except Exception as error:  # rows that `write_rows` refuses, the run's own door refuses
             if type(error).__name__ != "ConfigError":
                 raise
     return None

@@ -1,9 +1,9 @@
-"""The words of a data row, for `benchmarks.rows`: what it says, in order, and in whose turns a prompt may show it.
+"""The words of a data row, for `benchmarks.rows`: content in order, and in whose turns a prompt may show it.
 
 Invariants:
 - It shares no code with the product, and reads the row as its author wrote it.
-- Said are the text of each message, names and arguments of calls, and answers of tools. Ids of calls, names of speakers
-  and reasoning are not said.
+- Shown are the text of each message, names and arguments of calls, and answers of tools. Ids of calls, names of
+  speakers and reasoning are not shown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 Message = Mapping[str, Any]
 Nulls = Literal["said", "perhaps", "never"]
-"""Whether a null was said. In a JSON text it was, in a mapping perhaps; in a column of a file it is a missing key."""
+"""Whether a null is content. In a JSON text it is, in a mapping perhaps; in a column of a file it is a missing key."""
 MARK = re.compile(r"zq\d+x")
 """Words that occur once in all rows of the benchmark."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -33,7 +33,7 @@ _CONTENT_LAST = {"gemma4"}
 
 @dataclass(frozen=True)
 class Said:
-    """Something that a row says, in the order of the row."""
+    """A part of a row's content, in the order of the row."""
 
     where: str
     """Place in the row, for example "message 2, content"."""
@@ -43,18 +43,18 @@ class Said:
     value: Any
     """A text, or a mapping of arguments."""
     nulls: Nulls = "said"
-    """Whether a null in the arguments was said."""
+    """Whether a null in the arguments is content."""
     encoded: bool = False
-    """Whether the text may stand in the prompt as a JSON text has it."""
+    """Whether the text may be in the prompt as a JSON text has it."""
 
 
 def words_of(messages: Sequence[Any], family: str, nulls: Nulls = "perhaps") -> list[Said]:
-    """Return what the messages of a row say, in the order in which the family's template shows it.
+    """Return the content of a row's messages, in the order in which the family's template shows it.
 
     Args:
         messages: The messages as their author wrote them.
         family: Name of the family.
-        nulls: Whether nulls in arguments that are a mapping were said.
+        nulls: Whether nulls in arguments that are a mapping are content.
     """
     found: list[Said] = []
     held: list[Said] = []
@@ -100,7 +100,7 @@ def _roles(role: str, leading: bool, family: str) -> frozenset[str]:
 
 
 def _texts(message: Message, role: str) -> Iterator[tuple[str, str, bool]]:
-    """Yield key, text and whether the text stands plainly in a message, for each text that it says."""
+    """Yield key, text and whether the text is plain in a message, for each of its texts."""
     content = message.get("content")
     keys = [key for key in message if key not in ("role", "content", "tool_calls", "function_call", *REASONING)]
     if content is None and not message.get("tool_calls") and not message.get("function_call"):
@@ -131,7 +131,7 @@ def _without_reasoning(text: str, role: str) -> list[str]:
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    """Yield each text and number in a value that is no text, without a block's `type`."""
+    """Yield each text and number in a value that is not a text, without a block's `type`."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from () if key == "type" else _leaves(item)

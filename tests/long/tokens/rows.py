@@ -5,9 +5,9 @@
 Each row takes the way of a run (`row_prompts.prompt_of`). The oracle (`row_words`, `row_oracle`) reads the row as its
 author wrote it and the prompt as the engine gets it, and shares no code with the product's own check. A row counts as
 
-- `shown`: all that it says is in the prompt, once, in order, in turns of its role, and nothing that nobody said;
+- `shown`: all its content is in the prompt, once, in order, in turns of its role, and nothing else;
 - `refused`: a `ConfigError` that names the row and the message, tool or end of the conversation;
-- `lost`: something of it is not in the prompt, or it raised another error, or one that does not say what to mend;
+- `lost`: something of it is not in the prompt, or it raised another error, or one without the remedy;
 - `silent`: something of it was changed or added, or it had to be refused, and it was accepted;
 - `honest_refused`: an author may write such a row, the bare template could show it, and it was refused.
 
@@ -39,7 +39,7 @@ from tests.support.families import family
 from verl_multiturn.errors import ConfigError
 
 VERDICTS = ("shown", "refused", "lost", "silent", "honest_refused")
-# What names the place in a row, beside the row itself.
+# Names of the place in a row, beside the row itself.
 _NAMED = re.compile(r"message \d|ends in|tool '|tool_|no message|messages|prompt must|'prompt'")
 
 
@@ -55,12 +55,12 @@ class Verdict:
 
 
 def judge(name: str, case: Case, prompt: str | Exception) -> Verdict:
-    """Report what a case counts as.
+    """Report the verdict of a case.
 
     Args:
         name: Name of the family.
         case: The row.
-        prompt: The prompt that a run's engine got, or what was raised.
+        prompt: The prompt that a run's engine got, or the exception.
     """
     if isinstance(prompt, Exception):
         return _refusal(name, case, prompt)
@@ -96,7 +96,7 @@ def _refusal(name: str, case: Case, error: Exception) -> Verdict:
 async def _tried(name: str, case: Case) -> Verdict:
     try:
         prompt: str | Exception = await prompt_of(name, case)
-    except Exception as error:  # another error than ConfigError is what is looked for
+    except Exception as error:  # the test looks for errors other than ConfigError
         prompt = error
     return judge(name, case, prompt)
 
@@ -163,7 +163,7 @@ def _cell(counted: Counter[str]) -> str:
 
 
 def run(chosen: Sequence[str], short: bool = False) -> list[Verdict]:
-    """Try the rows with families, print a table and what went wrong, and return the verdicts.
+    """Try the rows with families, print a table and errors, and return the verdicts.
 
     Args:
         chosen: Names of the families.

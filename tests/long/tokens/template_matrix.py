@@ -40,7 +40,7 @@ def _control_tokens(made: Family) -> list[str]:
 
 
 def table_of_rules() -> str:
-    """Write families × rules as Markdown, with what `verl-multiturn doctor --model` says of each."""
+    """Write families × rules as Markdown, with the output of `verl-multiturn doctor --model` for each."""
     rows, header = [], []
     for name in names():
         made = family(name)

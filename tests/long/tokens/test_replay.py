@@ -29,7 +29,7 @@ async def test_conversations_in_every_situation() -> None:
         worlds = await all_conversations(["quickstart"], 3)
         found = {world.name: await differing(world) for world in worlds}
     records = [record for world in worlds for record in world.records]
-    # What makes the kinds: replies of a user, calls, several rows, a time that was up, and generations in no row.
+    # Sources of the kinds: replies of a user, calls, several rows, a time that was up, and generations in no row.
     assert {bool(record["replies"]) for record in records} == {True, False}
     assert {bool(record["calls"]) for record in records} == {True, False}
     assert {len(record["rows"]) > 1 for record in records} == {True, False}

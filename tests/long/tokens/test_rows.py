@@ -41,7 +41,7 @@ def short_cases() -> list[Case]:
 
 
 def found(prompt: str) -> list[str]:
-    """Return what the oracle finds in a prompt of the row above, without the parts that it quotes."""
+    """Return the oracle's findings in a prompt of the row above, without the parts that it quotes."""
     words = words_of(ROW, "qwen2.5")
     marks = [f"zq{number}x" for number in (1, 2, 3, 4, 7)]
     return [fault.split(" (…")[0] for fault in faults(prompt, "qwen2.5", "hermes", words, [SCHEMA], marks, "")]

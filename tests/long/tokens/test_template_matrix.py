@@ -20,7 +20,7 @@ from verl_multiturn.chat.template_rules import refusals
 pytestmark = pytest.mark.stack
 
 # A call's argument may hold any letters, but no white space or angle brackets, which the XML formats give a meaning.
-# The text is in NFC, since Qwen's tokenizer normalizes what it encodes.
+# The text is in NFC, since Qwen's tokenizer normalizes its input.
 LETTERS = st.text(st.characters(categories=("L", "N")), min_size=1, max_size=8).map(partial(normalize, "NFC"))
 WORDS = st.lists(st.one_of(LETTERS, st.sampled_from(["null", "None", "true", "1e3"])), min_size=1, max_size=4)
 CONTROL = ["<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_response>", "<|eot_id|>", "<think>", "[TOOL_CALLS]"]

@@ -1,4 +1,4 @@
-"""What `tool_faults` and `interaction_faults` share: many conversations at once, each with a plan of its faults.
+"""Shared parts of `tool_faults` and `interaction_faults`: many conversations at once, each with a plan of its faults.
 
 A conversation has to end by itself, within its wall clock plus the stated grace and 2 s.
 """
@@ -19,10 +19,10 @@ LATE_S = 2.0
 
 
 class FaultSuite:
-    """All conversations of one run, with their results; a subclass plays one of them, and says what is wrong with it.
+    """All conversations of one run, with their results; a subclass plays one of them, and reports its errors.
 
     Args:
-        plans: What each conversation does.
+        plans: Plans of the conversations.
         at_once: Number of conversations that run at a time.
         wall_clock_s: Limit of a conversation in seconds.
     """
@@ -37,7 +37,7 @@ class FaultSuite:
         self.complete = [0] * (-(-len(plans) // GROUP))
 
     async def conversation(self, index: int) -> None:
-        """Play one conversation, and tell `end` how it ended."""
+        """Play one conversation, and pass its end to `end`."""
         raise NotImplementedError
 
     async def run(self) -> None:
@@ -60,7 +60,7 @@ class FaultSuite:
         Args:
             playing: The conversation.
             cancel_after_s: Seconds after which it is cancelled from outside; None: never.
-            cancelled: Is told whether the cancellation met a task that had not ended.
+            cancelled: Records whether the cancellation met a task that had not ended.
         """
         loop, began = asyncio.get_running_loop(), time.monotonic()
         started, task = loop.time(), asyncio.ensure_future(playing)
@@ -68,12 +68,12 @@ class FaultSuite:
             loop.call_later(cancel_after_s, lambda: cancelled(task.cancel()))
         await asyncio.wait({task})
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
-        # By the loop's clock: the tests have one that stands still while the machine is busy.
+        # By the loop's clock: the tests have one that stops while the machine is busy.
         self.over_budget += loop.time() - started > self._wall_clock_s + GRACE_S + LATE_S
         return task
 
     def end(self, index: int, how: str, wrong: str = "") -> None:
-        """Note how a conversation ended, and what was wrong with it, if anything was."""
+        """Note how a conversation ended, and its errors, if any."""
         self.stops[how] += 1
         if wrong:
             self.is_wrong(index, wrong)
@@ -81,7 +81,7 @@ class FaultSuite:
             self.complete[index // GROUP] += 1
 
     def is_wrong(self, index: int, text: str) -> None:
-        """Note what is wrong with a conversation."""
+        """Record an error in a conversation."""
         self.wrong.append(f"conversation {index}: {text}")
 
     def groups_incomplete(self) -> int:

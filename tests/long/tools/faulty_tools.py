@@ -35,7 +35,7 @@ BIG = {"many": [0] * 1_000_000, "text": "x" * 10_000_000}
 
 
 class Unspeakable(Exception):
-    """An exception that raises when it is asked for its text."""
+    """An exception that raises in the place of giving its text."""
 
     def __str__(self) -> str:
         raise AttributeError("response")
@@ -44,7 +44,7 @@ class Unspeakable(Exception):
 
 
 class FarUnspeakable(BaseException):
-    """A `BaseException` that raises when it is asked for its text; no `except Exception` catches it."""
+    """A `BaseException` that raises in the place of giving its text; no `except Exception` catches it."""
 
     def __str__(self) -> str:
         raise SystemExit(3)
@@ -53,7 +53,7 @@ class FarUnspeakable(BaseException):
 
 
 class Tally:
-    """Counts of what was injected, and of what the tools saw."""
+    """Counts of injected faults, and of events in the tools."""
 
     def __init__(self) -> None:
         self.faults: Counter[str] = Counter()
@@ -65,7 +65,7 @@ class Tally:
 
 
 class FaultyTool(BaseTool):
-    """A tool that misbehaves as its argument or its row says; it keeps a temporary folder for each conversation."""
+    """A tool that misbehaves by its argument or its row; it keeps a temporary folder for each conversation."""
 
     def __init__(self, name: str, tally: Tally, root: Path) -> None:
         parameters = {"type": "object", "properties": {"fault": {"type": "string"}}, "required": ["fault"]}
@@ -79,13 +79,13 @@ class FaultyTool(BaseTool):
         return self.root / f"{self.name}-{instance_id}"
 
     async def create(self, instance_id: str, fault: str = "", **kwargs: Any) -> None:
-        """Make the conversation's folder, then misbehave as the row says."""
+        """Make the conversation's folder, then misbehave by the row."""
         self.tally.created[f"{self.name} {instance_id}"] += 1
         self.folder(instance_id).mkdir()
         await self.misbehave("create", fault)
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        """Write into the row's shared object, then misbehave as the argument says."""
+        """Write into the row's shared object, then misbehave by the argument."""
         self.tally.after_release += self.tally.released[f"{self.name} {instance_id}"]
         fault = parameters.pop("fault")
         kwargs["shared"]["notes"].append(instance_id)
@@ -93,12 +93,12 @@ class FaultyTool(BaseTool):
         return await getattr(self, f"do_{fault or 'nothing'}")()
 
     async def calc_reward(self, instance_id: str, fault: str = "", **kwargs: Any) -> float:
-        """Misbehave as the row says, else return 1.0."""
+        """Misbehave by the row, else return 1.0."""
         await self.misbehave("calc_reward", fault)
         return float("nan") if fault == "sleep" else 1.0
 
     async def release(self, instance_id: str, fault: str = "", **kwargs: Any) -> None:
-        """Remove the conversation's folder, then misbehave as the row says."""
+        """Remove the conversation's folder, then misbehave by the row."""
         self.tally.released[f"{self.name} {instance_id}"] += 1
         shutil.rmtree(self.folder(instance_id))
         # The runtime waits 5 s for a tool that hangs here. Only a few do, or the benchmark would take hours.
@@ -219,7 +219,7 @@ class FaultyTool(BaseTool):
         raise FarUnspeakable
 
     async def do_unspeakable_metrics(self) -> Any:
-        """Return metrics that raise when they are asked for their text."""
+        """Return metrics that raise when converted to text."""
         return "ok", 0.0, {"odd": Unspeakable(), "deep": [{"er": Unspeakable()}]}
 
     async def do_nan_reward(self) -> Any:

@@ -1,4 +1,4 @@
-"""What a process holds and could leak, for the benchmarks that inject faults."""
+"""Resources that a process holds and could leak, for the benchmarks that inject faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 
 def held(threads: tuple[str, ...]) -> dict[str, int]:
-    """Count what this process holds.
+    """Count this process's resources.
 
     Args:
         threads: Beginnings of the names of the threads that count.
@@ -25,12 +25,12 @@ def held(threads: tuple[str, ...]) -> dict[str, int]:
 
 
 async def left(before: dict[str, int], threads: tuple[str, ...], within_s: float = 15.0) -> dict[str, int]:
-    """Return what this process holds beyond `before`, tasks included. Calls that were given up have time to end.
+    """Return this process's resources beyond `before`, tasks included. Calls that were given up have time to end.
 
     Args:
-        before: What `held` returned when nothing had begun.
+        before: Result of `held` when nothing had begun.
         threads: As in `held`.
-        within_s: Largest number of seconds to wait until nothing is left.
+        within_s: Largest number of seconds to wait until nothing remains.
     """
     until = asyncio.get_running_loop().time() + within_s
     while True:

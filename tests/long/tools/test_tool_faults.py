@@ -1,4 +1,4 @@
-"""Faults of tools and engines end in valid conversations and leave nothing; and the suite finds what is wrong."""
+"""Faults of tools and engines end in valid conversations and leave nothing; and the suite finds errors."""
 
 import asyncio
 from types import SimpleNamespace
@@ -51,7 +51,7 @@ async def test_the_suite_finds_conversations_that_ignore_their_budget(
             hold_up(1.0)
         answers.set()
 
-    monkeypatch.setattr(tool_faults, "TIMEOUT_S", 1000.0)  # of one call: only the conversation's own limit is left
+    monkeypatch.setattr(tool_faults, "TIMEOUT_S", 1000.0)  # of one call: only the conversation's own limit remains
     monkeypatch.setattr(tool_faults, "WALL_CLOCK_S", 2.0)
     monkeypatch.setattr(tool_faults.FaultyTool, "execute", waits)
     if is_broken:

@@ -8,8 +8,8 @@ conversation from outside. 64 conversations run at once.
 
 For each conversation, the benchmark checks that it ended by itself, within its wall clock plus the stated grace and 2
 s, with a trajectory that the independent verifier accepts and an output that verl accepts. After all conversations, it
-checks that every `create` was met by one `release`, that no task, thread of ours, process, file descriptor or temporary
-folder is left, and that no row was changed.
+checks that every `create` had one `release`, that no task, thread of ours, process, file descriptor or temporary folder
+remains, and that no row was changed.
 
 A tool that returns the wrong type is its author's mistake and has to raise `ToolContractError`. Such conversations are
 in groups of their own. The last line is one JSON object.
@@ -60,7 +60,7 @@ CALLS = ("no_such_tool", "bad_json", "bad_arguments")
 
 
 class FaultyEngine:
-    """An engine that says each request's script; an entry of `ENGINE` in it is a fault instead of a turn."""
+    """An engine that follows each request's script; an entry of `ENGINE` in it is a fault instead of a turn."""
 
     def __init__(self, tokenizer: Any, tally: Tally) -> None:
         self._encode = tokenizer.encode
@@ -68,7 +68,7 @@ class FaultyEngine:
         self.scripts: dict[str, list[str]] = {}
 
     async def generate(self, ask: Ask) -> Generation:
-        """Return the next turn of the request's script, or do the fault that stands there."""
+        """Return the next turn of the request's script, or do the fault in its place."""
         await asyncio.sleep(0)
         said = self.scripts[ask.request_id].pop(0)
         if said not in ENGINE:
@@ -160,7 +160,7 @@ class Suite(FaultSuite):
         self.tools = {name: FaultyTool(name, self.tally, root) for name in ("one", "two")}
 
     async def conversation(self, index: int) -> None:
-        """Play a conversation, and look at what it left in its record."""
+        """Play a conversation, and check its record."""
         plan, request_id = self.plans[index], f"r{index}"
         self.engine.scripts[request_id] = list(plan.script)
 
@@ -189,7 +189,7 @@ class Suite(FaultSuite):
 
 
 async def measure(conversations: int, seed: int) -> dict[str, Any]:
-    """Run the suite, and print what was injected and what went wrong.
+    """Run the suite, and print injected faults and errors.
 
     Args:
         conversations: Number of conversations.

@@ -5,7 +5,7 @@
 Each mode is one run of `verl-multiturn run quickstart --smoke --mode MODE` on the CPU, with a checkpoint after every
 second step. Processes are killed (SIGKILL) at random moments, drawn by the seed, while the run trains. A run that has
 ended is started again by the same command. After the last kill the run trains for a few steps more, is interrupted, and
-what it left behind is read.
+its files are read.
 
     worker    an agent-loop worker
     server    a generation server, or its scheduler
@@ -47,7 +47,7 @@ TITLES = {
     "server": ("ray::AsyncSGLangServer", "sglang::scheduler"),
     "trainer": ("ray::TaskRunnerV1", "ray::WorkerDict", "-m verl.trainer.main_ppo"),
 }
-"""How the command lines of processes begin, or what they hold, by kind."""
+"""How the command lines of processes begin, or a part of them, by kind."""
 _LONGEST_PAUSE_S = 30.0
 _MORE_STEPS = 3
 """Steps that are trained after the last kill."""

@@ -1,7 +1,7 @@
-"""What became of the prompts of a run whose processes were killed: drawn, trained, evicted, or still open.
+"""The fates of the prompts of a run whose processes were killed: drawn, trained, evicted, or still open.
 
-Everything is read from what the run left behind: the data loader's position, the prompts in the checkpoint of
-TransferQueue, the uids of each checkpoint's `trained.json`, and the records of the conversations.
+Everything is read from the run's files: the data loader's position, the prompts in the checkpoint of TransferQueue, the
+uids of each checkpoint's `trained.json`, and the records of the conversations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Left:
         trained: Uids by step.
         evicted: Uids that left untrained.
         open: Uids that the last checkpoint has in TransferQueue.
-        questions: What was asked, by uid; a uid without a conversation has none.
+        questions: The question, by uid; a uid without a conversation has none.
         twins: How often each question is in the data.
     """
 
@@ -107,7 +107,7 @@ def open_prompts(queue: Path, trained: set[str]) -> dict[str, Question]:
 
 
 def _question(messages: Any) -> Question:
-    """Return what the user asks in the messages of a conversation."""
+    """Return the user's question in the messages of a conversation."""
     return next(str(message["content"]) for message in messages if message["role"] == "user")
 
 

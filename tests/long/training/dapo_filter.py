@@ -9,9 +9,9 @@ failed, which report no `acc`; some are of another agent loop. Every group that 
 with a plain count: of all its valid conversations, are there two with different numbers? The last line is a JSON
 object:
 
-- `groups`: groups that were taken or left out; `steps`: training steps;
+- `groups`: groups that were taken or dropped; `steps`: training steps;
 - `wrong`: groups that the count would have treated otherwise;
-- `too_few_valid`: of the groups that were left out, those with fewer than two valid conversations, `kept`: such groups
+- `too_few_valid`: of the groups that were dropped, those with fewer than two valid conversations, `kept`: such groups
   that were trained, because their step had replaced a batch of them already;
 - `endless`: worlds in which a step did not end; one of the worlds has invalid conversations alone;
 - `raised`: worlds in which the filter raised;
@@ -103,7 +103,7 @@ def _conversation(case: Case, is_right: bool, valid: bool, rng: random.Random) -
     parts = [0] * rng.randint(1, 4)
     for _ in range(TENTHS * is_right):
         parts[rng.randrange(len(parts))] += 1
-    if len(parts) > 1:  # what one row loses another one brings
+    if len(parts) > 1:  # one row's gain is another row's loss
         moved = rng.randint(0, 3)
         parts[0], parts[-1] = parts[0] + moved, parts[-1] - moved
     return Conversation("ours", valid, TENTHS * is_right, parts)
@@ -118,7 +118,7 @@ def plain_count(group: Sequence[Conversation]) -> Literal["signal", "same", "too
 
 
 class Queue:
-    """TransferQueue within this process, and a clock that stands still. A submitted group ends after a poll or two."""
+    """TransferQueue within this process, and a clock that does not run. A submitted group ends after a poll or two."""
 
     def __init__(self, case: Case, rng: random.Random) -> None:
         self.case, self.rng = case, rng
@@ -149,7 +149,7 @@ class Queue:
                     self.tags[key], self.rows[key] = {"min_global_steps": self.step - 1}, _row(conversation, index)
 
     def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-        """Return all tags; a trainer that looks for ever ends here."""
+        """Return all tags; an endless search of a trainer ends here."""
         self.polls += 1
         if self.polls > MOST_POLLS:
             raise EndlessError
@@ -162,7 +162,7 @@ class Queue:
             self.tags.pop(key, None)
 
     def kv_batch_get(self, keys: Sequence[str], partition_id: str, select_fields: Sequence[str]) -> Any:
-        """Return columns of rows; one that a row lacks is left out, as TransferQueue does."""
+        """Return columns of rows; one that a row lacks is skipped, as in TransferQueue."""
         rows = [self.rows[key] for key in keys]
         names = [name for name in select_fields if all(name in row for row in rows)]
         return list_of_dict_to_tensordict([{name: row[name] for name in names} for row in rows])
@@ -180,7 +180,7 @@ class Queue:
         self.finish()
 
     def end_of(self, uids: Any) -> None:
-        """Return None: nobody asks here how late the trainer wakes up."""
+        """Return None: no part here measures how late the trainer wakes up."""
 
     def take_raised(self) -> int:
         """Return 0."""
@@ -248,7 +248,7 @@ def in_place(queue: Queue) -> Iterator[None]:
 
 
 def play(case: Case, steps: int, is_async: bool, seed: int, is_ours: bool = True) -> Figures:
-    """Train so many steps, and count what became of the groups."""
+    """Train so many steps, and count the fates of the groups."""
     queue = Queue(case, random.Random(f"{seed} {case.name} {is_async}"))
     figures = Figures()
     with in_place(queue):
@@ -299,7 +299,7 @@ def run(steps: int, seed: int) -> dict[str, int]:
 
     Args:
         steps: Steps of each world.
-        seed: Decides what is drawn.
+        seed: Decides the draws.
     """
     ours, verls = (figures_of(steps, seed, is_ours) for is_ours in (True, False))
     names = ("groups", "steps", "wrong", "too_few_valid", "kept", "endless", "raised")

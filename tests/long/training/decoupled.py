@@ -14,7 +14,7 @@ interrupted. Then it computes the gradient of the table in two ways:
   no code with verl, with torch or with our package.
 
 `max_grad_diff` is the largest difference of an entry, over all batches and over two aggregations: `seq-mean-token-sum`,
-the sum and mean of equation 5 as it stands, and `token-mean`, verl's default. `naive_cosine` is the cosine between the
+the sum and mean of equation 5 unchanged, and `token-mean`, verl's default. `naive_cosine` is the cosine between the
 gradients of equation 5 and of standard PPO (equation 2: no weight, and the behaviour policy is the proximal one;
 `bypass_mode=True`). `default_cosine` and `truncated_cosine` are those of verl's defaults and of
 `importance_weight=truncated`. The table has them for older policies that are nearer and further. The last line is one
@@ -131,7 +131,7 @@ def probability(logits: Sequence[float], token: int) -> float:
 
 @dataclass
 class Reached:
-    """The numbers of trained tokens of each kind, which tell what the batches try."""
+    """The numbers of trained tokens of each kind, which show the cases in the batches."""
 
     tokens: int = 0
     clipped: int = 0
@@ -207,7 +207,7 @@ def batch_of(count: int) -> KVBatchMeta:
 
 
 def log_probs(table: torch.Tensor, row: Row) -> torch.Tensor:
-    """Return what a worker of verl returns for a row.
+    """Return the output of a worker of verl for a row.
 
     Args:
         table: The policy's logits, of shape `[V, V]`.

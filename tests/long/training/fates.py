@@ -14,7 +14,7 @@ Each world is one run of `verl-multiturn run quickstart --smoke` on the CPU, wit
 `--short` runs `sync`, `colocate_reroll` and `separate_drop` with 4 steps. The last line is a JSON object:
 
 - `begun`: conversations that began; `fates`: how many of them have each fate, over all worlds;
-- `wrong`: contradictions: a conversation without a fate, with two, or with one that nothing says; a group or a
+- `wrong`: contradictions: a conversation without a fate, with two, or with one that nothing confirms; a group or a
   conversation that the metrics count otherwise. 0 if all is well; each is printed before;
 - `missing`: fates that a world should have brought about and did not, by world;
 - `worlds`: the same by world, with `seconds`.
@@ -109,7 +109,7 @@ SHORT = ("sync", "colocate_reroll", "separate_drop")
 
 
 def run_all(names: Sequence[str], steps: int, seed: int, out: Path) -> dict[str, Any]:
-    """Run worlds one after another, print what is wrong and the figures of each, and return those of all.
+    """Run worlds one after another, print errors and the figures of each, and return those of all.
 
     Args:
         names: Keys of `WORLDS`.

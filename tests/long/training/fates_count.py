@@ -1,4 +1,4 @@
-"""What became of a run's conversations, compared with its metrics."""
+"""The fates of a run's conversations, compared with its metrics."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _OF_A_GROUP = {name: {name, "cut", "raised", "cancelled", "lost"} for name in _G
 
 
 def compare(out: Path, cuts_known: bool = True) -> dict[str, Any]:
-    """Return the fates of a run's conversations, and what contradicts: sentences, none if all is well.
+    """Return the fates of a run's conversations, and the contradictions: sentences, none if all is well.
 
     Args:
         out: Folder of the run.
-        cuts_known: Whether the metrics count every cut; what a worker has cut that died is not known.
+        cuts_known: Whether the metrics count every cut; cuts of a worker that died are not known.
     """
     records = Records(out / "records")
     begun = Counter(line["request_id"] for line in records.lines() if line["event"] == "begin")
@@ -44,7 +44,7 @@ def compare(out: Path, cuts_known: bool = True) -> dict[str, Any]:
 
 
 def _each_once(begun: Counter[str], found: Sequence[Fate]) -> list[str]:
-    """Return what contradicts that every conversation that began has one fate, and no other has one."""
+    """Return the contradictions to the rule that every conversation that began has one fate, and no other has one."""
     of = Counter(fate.request_id for fate in found)
     wrong = [f"{request_id} began and has no fate" for request_id in begun.keys() - of.keys()]
     wrong += [f"{request_id} has a fate and did not begin" for request_id in of.keys() - begun.keys()]
@@ -89,8 +89,8 @@ def _trained(records: Records, lines: Sequence[dict[str, Any]]) -> list[str]:
 def _counted(name: str, said: int, found: Sequence[Fate], sure: Collection[Fate]) -> list[str]:
     """Compare a metric with the conversations that have a fate.
 
-    What happens after the last step's metrics is in no metric. So it may say less than there are, but not less than
-    those that are `sure`, and never more.
+    Events after the last step's metrics are in no metric. So it may have less than there are, but not less than those
+    that are `sure`, and never more.
     """
     own = [fate for fate in found if fate.fate == name]
     least = sum(fate.fate == name for fate in sure)

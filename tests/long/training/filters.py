@@ -1,4 +1,4 @@
-"""Groups without signal: what `custom.multiturn.filter` spares, and whether what is learnt stays the same.
+"""Groups without signal: the work that `custom.multiturn.filter` saves, and whether training stays the same.
 
     python -m benchmarks.filters [--short] [--parts simulated loss real] [--seeds 0 1 2] [--steps 20] [--out FOLDER]
 
@@ -205,7 +205,7 @@ def measure(steps: Sequence[dict[str, float]], first: int) -> dict[str, float]:
 
 
 def faults_of(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures that are not what they should be."""
+    """Return the figures that are wrong."""
     faults = {
         name: line[name] for name in ("wrong", "in_vain", "twice", "lost", "unlike", "violations") if line.get(name)
     }

@@ -1,8 +1,8 @@
 """Worlds for `benchmarks.filters`: the real replay buffers, pools and checkpoint files, on a TransferQueue in memory.
 
 A world trains step by step. The model learns: each data row has a difficulty, the skill grows with the steps, and a
-conversation is right with the probability that both make. What a group brings depends on its row, on how often the row
-was drawn, and on the step, and on nothing else, so that a world that goes on from a checkpoint meets the same.
+conversation is right with the probability that both make. A group's rewards depend on its row, on how often the row was
+drawn, and on the step, and on nothing else, so that a world that goes on from a checkpoint gets the same.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Rows:
 
 @dataclass
 class Kept:
-    """What a checkpoint keeps beside our file: TransferQueue, and the data loader's position."""
+    """Parts of a checkpoint beside our file: TransferQueue, and the data loader's position."""
 
     tags: dict[str, dict[str, Any]]
     rows: dict[str, dict[str, Any]]
@@ -66,7 +66,7 @@ class Kept:
 
 @dataclass
 class Found:
-    """What a world did."""
+    """Results of a world."""
 
     drawn: dict[str, int] = field(default_factory=dict)
     """Position of each group's row, by uid."""
@@ -142,7 +142,7 @@ class World(Queue):
         return found
 
     def train(self) -> None:
-        """Train one step, and compare what the filter did with a plain count."""
+        """Train one step, and compare the filter's choices with a plain count."""
         self.polls = 0
         self.buffer.begin_step()
         counts = self.found.counts
@@ -172,7 +172,7 @@ class World(Queue):
         self.step += 1
 
     def save(self, folder: Path) -> Kept:
-        """Write our file of a checkpoint as the trainer does, and return what verl's checkpoint has."""
+        """Write our file of a checkpoint as the trainer does, and return the content of verl's checkpoint."""
         self.history.save(self.step - 1, folder, [], self.buffer.filter.state())
         parts = (self.tags, self.rows, self.groups, self.running) if self.is_async else ({}, {}, self.groups, [])
         return Kept(*copy.deepcopy(parts), self.fetched, Counter(self.draws))
@@ -201,7 +201,7 @@ def play(world: World, steps: int) -> World:
 
 
 def play_killed(world: World, before: int, lost: int, steps: int, folder: Path) -> Counter[str]:
-    """Train, save, train on, kill, go on from the checkpoint, and count what is not as it would be without the kill.
+    """Train, save, train on, kill, go on from the checkpoint, and count differences from a run without the kill.
 
     Args:
         world: The world, at its beginning.

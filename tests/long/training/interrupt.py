@@ -11,11 +11,11 @@ after an end token.
 - `positions`: greedy conversations, stopped after every k-th token, k = 1…20, each time by a pause with a new version
   of the same weights. They have to equal the uninterrupted conversation wherever its two best tokens are more than 1e-3
   apart (`compared`, `excluded`; text behind a nearer pair that turned out differently is excluded, too).
-- `real`: pauses at random moments, while 32 conversations are sampled and their tools run. Each loads other weights,
-  so a token's log-probability tells its version, too: the model is run again over each trajectory.
-- `extra_pause_ms`: how long `abort_all_requests` takes, and from the call of `resume_generation` to the first
-  attempt that SGLang gets, where requests were in flight. The control (`verl_pause_ms`) is verl's own server class and
-  client over the same SGLang. The calls that Ray would carry are left out of both.
+- `real`: pauses at random moments, while 32 conversations are sampled and their tools run. Each loads other weights, so
+  a token's log-probability shows its version, too: the model is run again over each trajectory.
+- `extra_pause_ms`: how long `abort_all_requests` takes, and from the call of `resume_generation` to the first attempt
+  that SGLang gets, where requests were in flight. The control (`verl_pause_ms`) is verl's own server class and client
+  over the same SGLang. The calls that Ray would carry count in neither.
 - `faults`: single cases, listed in `CASES`.
 
 The last line is one JSON object.
@@ -184,7 +184,7 @@ async def tools_finish_in_it(engine: Engine) -> str:
 
 
 async def longer_than_the_request(engine: Engine) -> str:
-    """Pause for longer than a conversation may take: its clock stands still."""
+    """Pause for longer than a conversation may take: its clock stops."""
     talk = Talk(engine, request_timeout_s=LONG_S - 1, turn_length=20)
     talking = asyncio.ensure_future(talk.run("long", "9", SAMPLED, stops=False))
     await until(lambda: engine.journal.in_flight > 0)
@@ -248,7 +248,7 @@ CASES: tuple[Callable[[Engine], Awaitable[str]], ...] = (
 
 
 def spread(pauses: Sequence[Pause], engine: Engine) -> dict[str, float | int]:
-    """Return the median and the 95th percentile of what pauses with requests in flight cost, in milliseconds."""
+    """Return the median and the 95th percentile of the costs of pauses with requests in flight, in milliseconds."""
     costs = [pause.extra_ms(engine.journal) for pause in pauses if pause.in_flight]
     stops = [pause.stop_s * 1e3 for pause in pauses if pause.in_flight]
     if not costs:

@@ -1,9 +1,9 @@
-"""The real server of `rollout.name=sglang_async` in this process, and a journal of what SGLang returned to it.
+"""The real server of `rollout.name=sglang_async` in this process, and a journal of SGLang's outputs.
 
     client → Handle (Ray's `.remote`) → server → Journal around `tokenizer_manager.generate_request` → SGLang
 
-The journal knows the weights that are loaded, since `Engine.load` alone loads them. It never asks the server for a
-version. It tells conversations apart by a context variable, which follows a conversation's tasks into the server.
+The journal knows the weights that are loaded, since `Engine.load` alone loads them. It never requests a version from
+the server. It distinguishes conversations by a context variable, which follows a conversation's tasks into the server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SETTINGS = {
     f"{ROLLOUT}.multi_turn.format": "hermes",
     f"{ROLLOUT}.multi_turn.max_parallel_calls": "2",
     f"{ROLLOUT}.agent.default_agent_loop": "multiturn_agent",
-    # What the model writes is no text, and its turns are given calls that it did not write.
+    # The model's output is not text, and its turns are given calls that it did not write.
     f"{ROLLOUT}.multi_turn.tokenization_sanity_check_mode": "disable",
 }
 STOPS = 12
@@ -52,7 +52,7 @@ conversation: ContextVar[str] = ContextVar("conversation", default="")
 
 @dataclass
 class Attempt:
-    """A request to SGLang and what came back. Times are those of `time.perf_counter`, in seconds."""
+    """A request to SGLang and its answer. Times are those of `time.perf_counter`, in seconds."""
 
     conversation: str
     prompt: list[int]
@@ -67,7 +67,7 @@ class Attempt:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
-    """For each token, how far the log-probabilities of the two best tokens are apart; empty unless asked for."""
+    """For each token, how far the log-probabilities of the two best tokens are apart; empty unless requested."""
     reason: str | None = None
 
 
@@ -87,7 +87,7 @@ class Journal:
         self.on_cut: Callable[[], Awaitable[None]] | None = None
         """Called when an attempt was cut, before the server learns of it."""
         self._loaded = loaded
-        manager = vars(manager).get("_manager", manager)  # SGLang's own, behind what our server puts before it
+        manager = vars(manager).get("_manager", manager)  # SGLang's own, behind our server's wrapper
         self._generate = manager.generate_request
         self._send = manager._send_one_request
         self._by_id: dict[str, Attempt] = {}
@@ -121,7 +121,7 @@ class Journal:
         if self.want_gaps:
             asked.top_logprobs_num = 2
         try:
-            # As verl does it: one answer, and the generator is left to the garbage collector.
+            # As verl does it: one answer, and the garbage collector frees the generator.
             output = await self._generate(asked, request).__anext__()
         finally:
             del self._by_id[asked.rid]

@@ -9,7 +9,7 @@ from typing import Any
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds that no event tells."""
+    """Wait until a condition holds that has no event."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0)
 
@@ -17,7 +17,7 @@ async def until(condition: Callable[[], bool]) -> None:
 class Handle:
     """A stand-in for the handle of a Ray actor: `handle.method.remote(…)`.
 
-    As with Ray, the actor gets copies, calls run at once, and go on when nobody waits for them any more.
+    As with Ray, the actor gets copies, calls run at once, and go on when no caller waits for them any more.
     """
 
     def __init__(self, actor: Any) -> None:
@@ -48,7 +48,7 @@ class Balancer:
         self._server = server
 
     async def require_acquire_fields(self) -> list[str]:
-        """Return no names: nothing of a request is asked for."""
+        """Return no names: nothing of a request is needed."""
         return []
 
     async def require_release_fields(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Conversations for `benchmarks.interrupt`: their tool, their parser, and what the journal says about their tokens.
+"""Conversations for `benchmarks.interrupt`: their tool, their parser, and the journal's entries of their tokens.
 
 The model is random, so that it writes no calls. A parser takes each turn for calls until the last one.
 """
@@ -114,7 +114,7 @@ class Talk:
         return self.outcomes[name]
 
     def went_on(self, name: str) -> bool:
-        """Tell whether a turn of a conversation goes on after a token that ends turns."""
+        """Return whether a turn of a conversation goes on after a token that ends turns."""
         trajectory, ends = self.outcomes[name].trajectory, self._ends[name]
         return any(
             trained and following and id_ in ends
@@ -126,7 +126,7 @@ def differences(outcome: Outcome, attempts: Sequence[Attempt]) -> list[str]:
     """Return how a trajectory differs from the journal, in words; empty if it does not."""
     trajectory, found, at = outcome.trajectory, [], outcome.trajectory.prompt_length
     for attempt in attempts:
-        # An attempt goes on where the trajectory stands: after a turn, or after the tokens of an attempt before it.
+        # An attempt goes on at the trajectory's end: after a turn, or after the tokens of an attempt before it.
         start, count = len(attempt.prompt), len(attempt.ids)
         if trajectory.ids[:start] != attempt.prompt or start < at:
             found.append("an attempt was asked to go on after other tokens than the trajectory has")
@@ -134,7 +134,7 @@ def differences(outcome: Outcome, attempts: Sequence[Attempt]) -> list[str]:
         if any(trajectory.mask[at:start]):
             found.append("tokens are trained that no attempt returned")
         at = start + count
-        # Nobody knows under which weights an attempt sampled during which they changed.
+        # The weights of an attempt during which they changed are not known.
         version = attempt.version if attempt.version == attempt.last_version else NO_VERSION
         columns: dict[str, tuple[list[Any], list[Any]]] = {
             "ids": (trajectory.ids, attempt.ids),

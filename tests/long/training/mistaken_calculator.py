@@ -22,7 +22,7 @@ def drawn(instance_id: str, what: str) -> float:
 class MistakenCalculator(CalculatorTool):
     """A calculator whose `config` has `mistakes`, a share of conversations, and `median_s`, the time of a call.
 
-    In these conversations it returns what is no answer, which raises into verl.
+    In these conversations it returns a wrong type, which raises into verl.
     """
 
     def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
@@ -30,7 +30,7 @@ class MistakenCalculator(CalculatorTool):
         self._mistakes, self._median_s = float(config["mistakes"]), float(config["median_s"])
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResponse:
-        """Sleep, and return the value of the expression, or what is no answer.
+        """Sleep, and return the value of the expression, or a wrong type.
 
         Raises:
             ValueError: As the calculator.

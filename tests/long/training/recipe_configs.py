@@ -1,13 +1,13 @@
-"""Every recipe's full GPU configuration, composed by Hydra and judged by verl's checks and ours.
+"""Every recipe's full GPU configuration, composed by Hydra and checked by verl's checks and ours.
 
-Judged is, too, whether it trains for as many steps as its curve takes.
+It also checks that it trains for as many steps as its curve takes.
 
     python -m benchmarks.recipe_configs [--short]
 
 For each recipe: as it is, with each variant of its own, and with each shared variant on top (`--short`: on top of the
-first recipe alone, and `megatron` where several GPUs hold a row). A row may be as long as the run says: a micro-batch
-that does not take it is a fault. The smoke run of each (`--short`: of each recipe as it is) is composed, and not
-judged. Nothing is started. The last line is one JSON object.
+first recipe alone, and `megatron` where several GPUs hold a row). A row may be as long as the run's limit: a
+micro-batch that does not take it is a fault. The smoke run of each (`--short`: of each recipe as it is) is composed,
+and not checked. Nothing is started. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COMMON = RECIPES / "common" / "config" / "variant"
 BOX = ["ray_kwargs.ray_init.num_cpus=1024", f"critic.model.path={RECIPES / 'common' / 'model'}"]
 # Recipes that train a tiny model of their own, on a CPU.
 TINY = {"quickstart", "ask_first", "errands", "frozen_lake", "proxy_quickstart", "repair"}
-# What a recipe trains on has to be recorded first, so nobody knows for how many steps it trains.
+# A recipe's training data has to be recorded first, so its number of steps is not known.
 RECORDED = {"from_records"}
 # Folders of databases that users download, relative to where they start a recipe. Its tools look for them.
 DATABASES = ["data/omnisql"]
@@ -58,7 +58,7 @@ def is_for_gpus(config: Any) -> bool:
 
 
 def cases(short: bool) -> Iterator[tuple[str, list[str]]]:
-    """Yield each recipe with the variants that are judged."""
+    """Yield each recipe with the variants that are checked."""
     shared = _names(COMMON)
     for number, recipe in enumerate(recipes()):
         own = _names(RECIPES / recipe / "variant")
@@ -94,7 +94,7 @@ def import_problem(codes: Sequence[Code], variables: Mapping[str, str]) -> str:
 
 
 def judge(config: Any) -> None:
-    """Let verl's checks and ours judge a configuration; raise what they raise."""
+    """Run verl's checks and ours on a configuration; raise their errors."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config

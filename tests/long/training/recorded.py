@@ -132,7 +132,7 @@ CHANGES: dict[str, Callable[[Record, random.Random], None]] = {
 
 
 def refused(record: Record) -> bool:
-    """Tell whether a record is refused."""
+    """Return whether a record is refused."""
     try:
         check(record)
     except CertificateError:
@@ -163,7 +163,7 @@ def _tried(run: Path) -> Iterator[Record]:
 
 
 def run(parts: Sequence[str], finished: Path | None, out: Path, seed: int) -> dict[str, Any]:
-    """Run the parts, print what was found, and return the figures.
+    """Run the parts, print the results, and return the figures.
 
     Args:
         parts: Of `step` and `changed`.

@@ -3,9 +3,9 @@
     python -m benchmarks.silent_settings [--without-run] [--reads FOLDER]
 
 Walked is every setting of the flat files that verl ships, beside the table `verl_keys.tsv`. Each of the settings that
-were found to do nothing, or not what they say, is given to the start-up check, which has to name it. Every recipe with
-every variant must pass without a message. Then two steps of the quickstart run with a trace of all reads, which must
-agree with the table; `--reads` names the folder of such a trace instead. The last line is one JSON object.
+were found to do nothing, or differ from their description, is given to the start-up check, which has to name it. Every
+recipe with every variant must pass without a message. Then two steps of the quickstart run with a trace of all reads,
+which must agree with the table; `--reads` names the folder of such a trace instead. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _APART = {
 
 Case = tuple[str, Any, dict[str, Any]]
 FOUND: list[Case] = [
-    # They change what is learnt.
+    # They change the training.
     (f"{_ACTOR}.clip_ratio", 0.3, {}),
     (f"{_ACTOR}.grad_clip", 0.5, {}),
     ("critic.grad_clip", 0.5, _CRITIC),
@@ -123,9 +123,9 @@ FOUND: list[Case] = [
     }),
     (f"{_ROLLOUT}.name", "sglang_async", {"data.train_files": _ROWS, "data.val_files": _ROWS}),
 ]  # fmt: skip
-"""Each setting that was found, a value that is no default, and what has to be set beside it.
+"""Each setting that was found, a value other than the default, and settings that it needs beside it.
 
-The last is `agent.default_agent_loop`, against which a column of the rows names another loop: what is told names
+The last is `agent.default_agent_loop`, against which a column of the rows names another loop: the message names
 `rollout.name`. `rollout.trace` is not among them, since it works with our agent loop.
 """
 
@@ -150,7 +150,7 @@ _composed: dict[str, Any] = {}
 
 
 def said_of(config: Any) -> str:
-    """Return what the start-up check says of a configuration: its refusal and what it tells."""
+    """Return the start-up check's messages about a configuration: its refusal and its warnings."""
     from verl_multiturn.errors import ConfigError
     from verl_multiturn.verl_bridge.startup.configuration import prepare_config
 
@@ -176,7 +176,7 @@ def unnamed(rows: str) -> Iterator[str]:
 
 
 def recipes_with_a_message(short: bool) -> Iterator[str]:
-    """Yield the recipes, with their variants, of which the start-up check tells silent settings."""
+    """Yield the recipes, with their variants, with settings that the start-up check calls silent."""
     tiny = [(name, variants) for name in sorted(TINY) for variants in [[], *_variants_of(name)]]
     for recipe, variants in [*cases(short), *tiny]:
         config = composed(recipe, variants, BOX[0])
@@ -188,7 +188,7 @@ def recipes_with_a_message(short: bool) -> Iterator[str]:
 
 
 def silent_of(config: Any) -> str:
-    """Return what is told of a configuration's silent settings; empty when there are none."""
+    """Return the messages about a configuration's silent settings; empty when there are none."""
     from verl_multiturn.verl_bridge.startup.refusals.silent_settings import SILENT, applies
     from verl_multiturn.verl_bridge.startup.table import RefusalRow
     from verl_multiturn.verl_bridge.startup.view import RunView
@@ -215,7 +215,7 @@ def traced_run(folder: Path) -> list[tuple[str, str]]:
 
 
 def run(short: bool, read: Callable[[Path], list[tuple[str, str]]]) -> dict[str, Any]:
-    """Print what is wrong, and return the figures.
+    """Print errors, and return the figures.
 
     Args:
         short: The shared variants on top of one recipe alone.

@@ -14,7 +14,7 @@ from tests.long.training.async_faults_count import Left, count
 
 
 def left(**changes: Any) -> Left:
-    """Make what a run left that drew six prompts: three trained, one evicted, and two still open."""
+    """Make the files of a run that drew six prompts: three trained, one evicted, and two still open."""
     uids = {"a": "1+1", "b": "1+2", "c": "1+3", "d": "1+4", "e": "1+5"}  # of f there is no conversation yet
     fields: dict[str, Any] = {
         "steps": 2,
@@ -67,7 +67,7 @@ def test_the_plan_of_a_seed() -> None:
     assert made == plan(["worker", "trainer"], 2, "0 separate_async") != plan(["worker", "trainer"], 2, "1")
 
 
-# A run that logs a step every 50 ms. It replaces a dead worker, ends when its trainer dies, and hangs when it is told.
+# A run that logs a step every 50 ms. It replaces a dead worker, ends when its trainer dies, and hangs on request.
 RUN = """
 import os, pathlib, signal, subprocess, sys, time
 out = pathlib.Path(sys.argv[1])

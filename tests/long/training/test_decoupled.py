@@ -1,4 +1,4 @@
-"""Under our settings verl descends the gradient of decoupled PPO; what the other settings do to it."""
+"""Under our settings verl descends the gradient of decoupled PPO; the effects of other settings on it."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_each_derived_setting_is_needed(key: str, value: Any) -> None:
     assert worst > 1e-3
 
 
-# By importance weight: what the loss multiplies its tokens with, for these quotients of proximal and behaviour policy.
+# By importance weight: the factors of its tokens in the loss, for these quotients of proximal and behaviour policy.
 QUOTIENTS = [0.25, 1.0, 2.0, 4.0, 100.0]
 WEIGHTS = {"exact": [0.25, 1.0, 2.0, 4.0, 100.0], "truncated": [0.25, 1.0, 2.0, 2.0, 2.0]}
 

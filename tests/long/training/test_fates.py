@@ -56,7 +56,7 @@ class Folder:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    """Make a run in which each fate came about once, and whose metrics say so."""
+    """Make a run in which each fate came about once, and whose metrics agree."""
     made = Folder(tmp_path / "run")
     made.conversation("t1", "a")
     made.conversation("t2", "b")

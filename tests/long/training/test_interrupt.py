@@ -1,4 +1,4 @@
-"""The tokens of interrupted generations are what the engine sampled."""
+"""The tokens of interrupted generations are those that the engine sampled."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""verl's trainer does with recorded conversations what it did when they were sampled, and refuses changed ones."""
+"""verl's trainer treats recorded conversations as it did when they were sampled, and refuses changed ones."""
 
 from pathlib import Path
 

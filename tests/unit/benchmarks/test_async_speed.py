@@ -1,4 +1,4 @@
-"""The parts of `benchmarks.async_speed` that need no engine: the latencies, the slow tool, and what a run measured."""
+"""The parts of `benchmarks.async_speed` that need no engine: the latencies, the slow tool, and a run's measurements."""
 
 import asyncio
 import json

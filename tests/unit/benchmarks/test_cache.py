@@ -1,4 +1,4 @@
-"""What `benchmarks.cache` calls a failure; no engine runs."""
+"""Failures by the rules of `benchmarks.cache`; no engine runs."""
 
 from benchmarks.cache import LEAST, WHOLE, failures
 

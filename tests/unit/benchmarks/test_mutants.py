@@ -35,5 +35,5 @@ def test_explanations_that_explain_nothing(tmp_path: Path) -> None:
     reasons = [key_of(survives), not_drawn, gone, no_module, key_of(killed)]
     assert unused(reasons, results, tmp_path) == [gone, no_module, key_of(killed)]
     assert unused([key_of(killed)], {killed: "timeout"}, tmp_path) == [key_of(killed)]
-    # The same line may stand twice in a module.
+    # The same line may occur twice in a module.
     assert unused([key_of(killed)], {**results, mutant("a.py", "z = 1", "z = 2 "): "survived"}, tmp_path) == []

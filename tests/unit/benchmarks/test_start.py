@@ -1,4 +1,4 @@
-"""The benchmark of commands: what it measures are commands that end well, with README.md's tool."""
+"""The benchmark of commands: it measures commands that end well, with README.md's tool."""
 
 import sys
 from pathlib import Path

@@ -117,7 +117,7 @@ def test_fewer_calls_than_eight_in_the_window_are_judged_with_older_ones() -> No
     assert [bool(each) for each in judged] == [False, False, False, True]
 
     breaker = Breaker()
-    for hour in range(20):  # too old to say anything about one another
+    for hour in range(20):  # too old to count together
         assert fail(breaker, 3_600.0 * hour, "ab", answered=1) == []
 
 
@@ -166,7 +166,7 @@ def test_single_failures_of_a_tenth_open_nothing() -> None:
 def test_what_comes_while_it_is_open_is_judged() -> None:
     breaker = opened()
     assert fail(breaker, 1, "x", answered=10) == ["x"]
-    assert breaker.is_open  # calls that are no probes close nothing
+    assert breaker.is_open  # calls that are not probes close nothing
 
 
 def test_probes_follow_after_1_2_4_and_then_every_5_seconds() -> None:
@@ -206,7 +206,7 @@ def test_one_probe_at_a_time_and_one_that_hangs_counts_as_failed() -> None:
     breaker.begin_probe(1, "hangs", 60)
     assert breaker.next_probe_s(2) == 59
     assert breaker.next_probe_s(61) == 2  # failed, so the next follows as after any failed one
-    assert not breaker.end_probe(62, "hangs", True)  # what it says now comes too late
+    assert not breaker.end_probe(62, "hangs", True)  # its result now comes too late
     assert breaker.next_probe_s(63) == 0
 
 
@@ -248,7 +248,7 @@ def test_the_last_calls_of_a_step_are_not_yet_judged() -> None:
     fail(breaker, 2, "", answered=1)
     assert breaker.unjudged() == []
     fail(breaker, 3, "a")
-    assert breaker.unjudged() == []  # one call says nothing
+    assert breaker.unjudged() == []  # one call is not enough
 
 
 def test_a_newer_epoch_is_taken_over_and_an_older_one_is_not() -> None:
@@ -278,7 +278,7 @@ def test_as_many_outages_are_needed_as_calls_run_beside_them() -> None:
     breaker = Breaker()
     breaker.report(0, 0, outages, process="dead", beside=100)
     assert breaker.report(29, 0, outages[:1]) == []
-    assert breaker.report(31, 0, outages)  # nobody has said for 30 s that they still run
+    assert breaker.report(31, 0, outages)  # no worker has reported for 30 s that they still run
 
 
 def test_calls_that_were_cut_off_are_judged_and_not_counted() -> None:

@@ -1,4 +1,4 @@
-"""One call at a breaker: what it waits for, and its slot, where an outage begins or ends meanwhile."""
+"""One call at a breaker: its waits, and its slot, where an outage begins or ends meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every session promises an author's class: the sessions of tools and of interactions, by the same cases.
+"""Every session's promises to an author's class: the sessions of tools and of interactions, by the same cases.
 
 An author's class has a method that begins a conversation, one that is called in it, and one that ends it.
 """
@@ -30,7 +30,7 @@ Call = Callable[[], Awaitable[bool]]
 
 
 class Author:
-    """What an author's methods do in a test, and a log of them.
+    """Actions of an author's methods in a test, and a log of them.
 
     Args:
         as_threads: Whether the methods are plain functions, which run in threads.

@@ -65,7 +65,7 @@ class Checked:
 
 
 class Tensor:
-    """Stand for a tensor of torch: no array, but convertible to one."""
+    """Act as a tensor of torch: not an array, but convertible to one."""
 
     def __init__(self, *numbers: float, is_array: bool = True) -> None:
         self.numbers, self.is_array = numbers, is_array

@@ -1,4 +1,4 @@
-"""Conversations whose tools fail by what the model wrote, and by what a service answers."""
+"""Conversations whose tools fail by the model's text, and by a service's answers."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_an_error_that_names_no_address_is_the_models_if_an_argument_is_one() ->
 
 
 def test_what_cannot_be_examined_says_nothing() -> None:
-    """A property that raises is that of nobody."""
+    """A property that raises has no author."""
 
     class Odd(ConnectionError):
         @property

@@ -1,6 +1,6 @@
-"""Outages among the processes of a run: who waits, who is a probe, who is judged, and what a dead keeper leaves.
+"""Outages among the processes of a run: who waits, who is a probe, who is affected, and the state after a dead keeper.
 
-Each `Outages` stands for a process; they share a keeper as workers share the actor of a run.
+Each `Outages` represents a process; they share a keeper as workers share the actor of a run.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _named(module: str, name: str, *args: object, base: type[Exception] = Except
         (OSError(errno.EHOSTUNREACH, "no route"), "outage"),
         (OSError(errno.ENETUNREACH, "no network"), "outage"),
         (OSError(errno.ENOSPC, "no space"), "bug"),
-        # What a model writes as an address is its own mistake.
+        # An address that a model writes is its own mistake.
         (socket.gaierror(socket.EAI_NONAME, "no such host"), "model"),
         (urllib.error.URLError(socket.gaierror(socket.EAI_NONAME, "no such host")), "model"),
         (httpx.UnsupportedProtocol("foo://"), "model"),
@@ -305,7 +305,7 @@ def process(keeper: OutageStore | None = None, **settings: Any) -> Watch:
 
 
 async def call(watch: Watch, conversation: str, answer: Callable[[str], Awaitable[str]], repeat: bool = False) -> str:
-    """Call the service as a session does; return what becomes of the conversation."""
+    """Call the service as a session does; return the conversation's fate."""
     watched = GuardedCall(watch, conversation, "repeatable" if repeat else "call")
     while True:
         try:
@@ -626,7 +626,7 @@ async def test_a_keeper_that_cannot_be_reached_ends_conversations_that_meet_an_o
     assert watch is not None
     assert await call(watch, "a", service.answer) == "fine"
     service.is_up = False
-    assert await call(watch, "a", service.answer) == "ends"  # nobody can say that it was none
+    assert await call(watch, "a", service.answer) == "ends"  # an outage cannot be ruled out
     assert "cannot be reached" in caplog.text
 
 
@@ -682,7 +682,7 @@ async def test_mistakes_of_the_model_and_bugs_open_nothing_and_a_bug_is_told_onc
     await asyncio.sleep(2 * REPORT_S)
     keeper = await watch.outages.ask(_itself)
     state = (await keeper.outages())[NAME]
-    assert (state.calls, state.bugs, state.outages, state.trips) == (50, 50, 0, 0)  # a bug is no answer either
+    assert (state.calls, state.bugs, state.outages, state.trips) == (50, 50, 0, 0)  # a bug is not an answer either
     told = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(told) == 1
     assert "KeyError" in told[0].getMessage()
@@ -703,7 +703,7 @@ async def test_what_says_nothing_of_the_service_hides_no_outage() -> None:
         for other in (broken, busy):
             for again in range(3):
                 assert (await call(watch, f"{each} {again}", other)).startswith("told")
-    assert await call(watch, "last", service.answer) == "ends"  # the eighth of eight that say something
+    assert await call(watch, "last", service.answer) == "ends"  # the eighth of eight that count
 
     waiting = [asyncio.create_task(call(watch, each.__name__, each)) for each in (broken, busy)]
     assert [(await each)[:4] for each in waiting] == ["told", "told"]
@@ -766,12 +766,12 @@ async def test_calls_that_hung_since_before_the_outage_do_not_open_it_again() ->
         raise ConnectionResetError("at last")
 
     old = [asyncio.create_task(call(watch, f"old {each}", hangs)) for each in range(20)]
-    await asyncio.sleep(31)  # what hangs for longer than the window delays nothing
+    await asyncio.sleep(31)  # calls that hang for longer than the window delay nothing
     await break_it(watch, service)
     service.is_up = True
     assert await asyncio.gather(*(call(watch, f"c{each}", service.answer) for each in range(5))) == ["fine"] * 5
     release.set()
-    assert await asyncio.gather(*old) == ["ends"] * 20  # they began before it, so they are judged
+    assert await asyncio.gather(*old) == ["ends"] * 20  # they began before it, so they belong to it
     assert not watch.is_open
 
 
@@ -843,7 +843,7 @@ async def test_calls_of_a_process_that_died_are_no_probes(probes: bool) -> None:
     skip_waits()
     keeper = OutageStore()
     await keeper.report({NAME: Sums(outages=[Outage(f"c{each}", 0) for each in range(8)])})
-    # An actor runs on what a dead worker has asked.
+    # An actor goes on with a dead worker's requests.
     dead = [asyncio.create_task(keeper.enter(NAME, f"dead{each}", "call", 240, "dead")) for each in range(8)]
     if probes:
         await asyncio.sleep(2)
@@ -1004,7 +1004,7 @@ async def test_calls_that_are_cut_off_open_nothing() -> None:
 
 
 class Search(BaseTool):
-    """A search whose service may be down, and takes its time to say so."""
+    """A search whose service may be down, and answers that slowly."""
 
     down = True
     seconds = 0.0

@@ -1,4 +1,4 @@
-"""What each event loop has of its own: what is opened where, and what is closed when."""
+"""Each event loop's own resources: where they are opened, and when they are closed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_the_last_conversation_closes() -> None:
     await pools.leave("never entered")
     assert pool.ended == "closed"
     with pytest.raises(RuntimeError, match="no conversation is open on this event loop"):
-        await _one(pools)  # nobody would close it
+        await _one(pools)  # it would never be closed
     assert pools.everywhere() == []
     pools.enter("c")
     assert await _one(pools) is not pool

@@ -1,4 +1,4 @@
-"""The timeline of a conversation: what it waited for, and what it waits for now."""
+"""The timeline of a conversation: its past waits, and its present ones."""
 
 from typing import Any
 

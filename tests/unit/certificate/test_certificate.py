@@ -126,7 +126,7 @@ def test_a_violation_names_request_turn_and_token(change: dict[str, Any], text: 
 
 
 def test_the_first_weights_have_the_version_0() -> None:
-    """An engine that does not know its version says -1."""
+    """An engine that does not know its version reports -1."""
     sample = literal()
     generations = [
         replace(g, versions=np.array([0 if i == 0 and not start else 1 for i in range(len(g.ids))]))

@@ -11,7 +11,7 @@ SIDES = ("left", "middle", "right")
 
 
 class Bytes:
-    """A tokenizer that splits characters into bytes, and cannot say where its tokens lie in the text."""
+    """A tokenizer that splits characters into bytes, and does not know where its tokens lie in the text."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())

@@ -1,4 +1,4 @@
-"""The firewall looks at a short text once, and at what it must refuse each time."""
+"""The firewall looks at a short text once, and at texts that it must refuse each time."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from verl_multiturn.errors import ConfigError
 
 
 class Counting(CharTokenizer):
-    """A tokenizer that notes what it encodes, and makes a control token of a text that has none."""
+    """A tokenizer that records its inputs, and makes a control token of a text that has none."""
 
     all_special_tokens = ("<end>",)
     unk_token = None

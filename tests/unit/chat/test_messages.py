@@ -198,7 +198,7 @@ def turn(*answers: tuple[str | None, str], ids: tuple[str | None, ...] = ("a", "
         (turn(("b", "B"), ("c", "C"), ("a", "A")), ["A", "B", "C"]),
         (turn(("c", "C"), ("b", "B")), ["B", "C"]),
         ([*turn(("b", "B"), ("a", "A")), *turn(("b", "B2"), ("a", "A2"))], ["A", "B", "A2", "B2"]),
-        (turn(("b", "B"), (None, "A")), ["B", "A"]),  # nobody can say whose it is
+        (turn(("b", "B"), (None, "A")), ["B", "A"]),  # its author is not known
         (turn(("b", "B"), ("other", "A")), ["B", "A"]),
         (turn(("b", "B"), ("b", "again"), ("a", "A")), ["B", "again", "A"]),
         (turn(("b", "B"), ("a", "A"), ids=(None, None)), ["B", "A"]),

@@ -1,4 +1,4 @@
-"""Calls, malformed calls and the text around them; reasoning; the values that an argument's text stands for."""
+"""Calls, malformed calls and the text around them; reasoning; the values of an argument's text."""
 
 from typing import Any
 
@@ -235,7 +235,7 @@ STRING, INTEGER = {"type": "string"}, {"type": "integer"}
         ({"$schema": "http://json-schema.org/draft-07/schema#", "dependencies": {"a": kinds(b="string")}},
          {"a": "x", "b": "1"}, {"a": "x", "b": "1"}),
         ({"$schema": "http://127.0.0.1:1/x", **kinds(x="string")}, {"x": "1"}, {"x": 1}),  # cannot be compiled
-        # No reading fits: what is of the right type makes the message.
+        # No reading fits: a value of the right type makes the message.
         ({"properties": {"x": {**INTEGER, "minimum": 10}}}, {"x": "5"}, {"x": 5}),
         ({"properties": {"x": {"enum": [1, 2]}}}, {"x": "5"}, {"x": 5}),
         ({"properties": {"x": {"enum": ["1", "2"]}}}, {"x": "5"}, {"x": "5"}),

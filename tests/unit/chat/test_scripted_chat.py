@@ -152,7 +152,7 @@ class Shop(Interaction):
         return Reply("Sold.", done=True) if str(price) in messages[-1]["content"] else Reply("Too little.")
 
     def close(self, instance_id: str) -> None:
-        raise KeyError(instance_id)  # nobody hears of it
+        raise KeyError(instance_id)  # there is no message about it
 
 
 class OddShop(Shop):

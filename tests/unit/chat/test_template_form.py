@@ -1,4 +1,4 @@
-"""Rows in the form of real chat templates: what they say is in the prompt, or is refused with its place."""
+"""Rows in the form of real chat templates: their content is in the prompt, or is refused with its place."""
 
 from functools import cache
 from pathlib import Path

@@ -41,7 +41,7 @@ from verl_multiturn.rollout.engines.stop_texts import StopTexts
 
 @pytest.mark.parametrize("others", [[], ["other"]])
 async def test_a_hidden_tool_runs_no_code(real: Any, others: list[str]) -> None:
-    """Nobody can show it: a run in text mode has no interaction, and its rows may hide nothing without one."""
+    """It cannot be shown: a run in text mode has no interaction, and its rows may hide nothing without one."""
     hidden, *shown = tools = [CodeTool("hidden"), *(CodeTool(name, name) for name in others)]
     engine = ScriptedEngine([CALL_IDS, ANSWER_IDS])
     outcome = await run(engine, real, *tools, kwargs={"run": {"shown": False}})
@@ -146,7 +146,7 @@ async def test_ids_that_are_none_end_one_request(real: Any) -> None:
 
 
 async def test_a_marker_that_the_budget_allowed_for() -> None:
-    # The engine says `length`, though the turn is complete. There is no room for an answer, so nothing is run.
+    # The engine reports `length`, though the turn is complete. There is no room for an answer, so nothing is run.
     tool = CodeTool()
     outcome, text = await pieces([BLOCK, "```output", "x"], ["done"], tool=tool, response_length=2)
     assert (outcome.stop_reason, text, tool.codes) == (StopReason.RESPONSE_LENGTH, CALL, [])

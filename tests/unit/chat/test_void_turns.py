@@ -1,4 +1,4 @@
-"""Void turns (SimpleTIR): which turns are void, and what happens to their rows."""
+"""Void turns (SimpleTIR): which turns are void, and the fate of their rows."""
 
 import json
 import re

@@ -92,7 +92,7 @@ def test_rows_that_are_all_right_or_all_wrong_have_a_width() -> None:
 
 def test_no_more_answers_count_than_there_are_samples() -> None:
     assert effective_rows([0.5, 0.5625, 0.5, 0.5625] * 8, 256) == 256  # the rows are nearly equal by chance
-    assert effective_rows([0.5], 8) == 1  # nothing tells how another row would do
+    assert effective_rows([0.5], 8) == 1  # nothing shows how another row would do
 
 
 @pytest.mark.parametrize(

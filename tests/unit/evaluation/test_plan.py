@@ -1,4 +1,4 @@
-"""What an evaluation asks, and what is left of it."""
+"""Questions of an evaluation, and the remaining ones."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_what_is_left_is_what_is_not_done_in_the_rows_order() -> None:
 
 
 def test_rows_are_numbered_as_in_their_file() -> None:
-    # The data set has left the second row out; two rows say the same.
+    # The data set has dropped the second row; two rows are equal.
     assert numbered(["a", "b", "a", "c"], ["a", "a", "c"]) == [0, 2, 3]
     with pytest.raises(ConfigError, match="a row that its file has not"):
         numbered(["a"], ["a", "a"])

@@ -54,7 +54,7 @@ RIGHT, WRONG, GUESSED = [(1.0, CALLED)] * 4, [(0.0, CALLED)] * 4, [(0.0, NOT)] *
             [RIGHT * 2] * 50 + [[*RIGHT, *RIGHT[1:], (0.0, NOT)]] * 12,
             ProbeAdvice.NOTHING_LEFT,
             True,
-        ),  # slips are no signal
+        ),  # slips are not a signal
         ([GUESSED] * 30, ProbeAdvice.WARM_START, True),
         ([[(0.0, BAD)] * 4] * 30, ProbeAdvice.WARM_START, True),
         ([[(1.0, NOT), (0.0, NOT)]] * 30, ProbeAdvice.WARM_START, True),  # rewards differ, and the tool is never found

@@ -1,4 +1,4 @@
-"""What a folder of an evaluation says, and which rows may be shown of one that is not over."""
+"""Contents of an evaluation's folder, and which rows may be shown of one that is not over."""
 
 import json
 from pathlib import Path
@@ -108,7 +108,7 @@ def test_a_record_that_cannot_be_read_any_more_is_asked_again(tmp_path: Path) ->
 
 
 def test_rows_behind_one_that_is_not_whole_are_not_shown(tmp_path: Path) -> None:
-    # Each row had its time: what is left of row 2 is late.
+    # Each row had its time: the rest of row 2 is late.
     times = {(row, sample): (10.0 * row, 3.0) for row in range(5) for sample in range(2)}
     times |= {(2, 1): (95.0, 0.0), (4, 0): (96.0, 3.0)}
     samples = {0: [0.0, 1.0], 1: [1.0, 1.0], 2: [0.0, OPEN], 3: [1.0, 1.0], 4: [1.0, OPEN]}
@@ -134,7 +134,7 @@ def test_an_evaluation_that_went_on_is_one(tmp_path: Path) -> None:
     write_evaluation(tmp_path, {0: [1.0, INVALID], 1: [0.0, OPEN]})
     write_evaluation(tmp_path, {0: [1.0, 0.0], 1: [1.0, 1.0]}, start=LATER, times=dict.fromkeys(LATE, (99.0, 1.0)))
     made = read_results(tmp_path)
-    # What was there keeps its place: a second try chooses nothing.
+    # The old conversation keeps its place: a second try chooses nothing.
     ids = [[sample.request_id for sample in row.samples] for row in made.rows]
     assert ids == [["0-0-9f3c2a", "0-1-aaaaaa"], ["1-0-9f3c2a", "1-1-aaaaaa"]]
     assert [row.score for row in made.rows] == [0.5, 0.5]

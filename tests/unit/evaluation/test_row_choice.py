@@ -1,4 +1,4 @@
-"""Rows that are kept by what a model made of them."""
+"""Rows that are kept by a model's results."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The name of what a row says, the same in each kind of file and by each reader."""
+"""The name of a row's content, the same in each kind of file and by each reader."""
 
 import datetime
 import hashlib

@@ -43,7 +43,7 @@ class Named(BaseTool):
 
 
 class Says(Interaction):
-    """A user who says what a list has."""
+    """A user who answers from a list."""
 
     name = "says"
 

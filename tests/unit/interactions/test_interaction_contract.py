@@ -1,4 +1,4 @@
-"""`check-interaction`: what it says about sound interactions and about broken ones."""
+"""`check-interaction`: its output about sound interactions and about broken ones."""
 
 import asyncio
 import os

@@ -37,7 +37,7 @@ def said(text: Any) -> bytes:
 class Endpoint:
     """A server that sends these bytes in turn, and repeats the last ones; then it closes the connection.
 
-    `None` sends nothing for ever; a list sends its parts with a pause in between, for ever beginning anew.
+    `None` never sends anything; a list sends its parts with a pause in between, again and again.
     """
 
     def __init__(self, replies: Sequence[Any]) -> None:

@@ -85,7 +85,7 @@ async def playing(odd: Any = None, **config: Any) -> AsyncIterator[tuple[OpenEnv
     finally:
         await client.aclose()
         if server.sessions:
-            await asyncio.wait_for(server.idle.wait(), 60)  # no connection is left
+            await asyncio.wait_for(server.idle.wait(), 60)  # no connection remains
         await runner.cleanup()
 
 

@@ -1,4 +1,4 @@
-"""Environments as real processes: each form, one seed in many sessions at once, each fault, and what is left after."""
+"""Environments as real processes: each form, one seed in many sessions at once, each fault, and leaks afterwards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def said(text: str) -> list[dict[str, Any]]:
 
 @contextlib.asynccontextmanager
 async def world(env: str, **config: Any) -> AsyncIterator[StepEnv]:
-    """Yield a world, and check that no process or descriptor of it is left."""
+    """Yield a world, and check that no process or descriptor of it remains."""
     before = len(os.listdir("/proc/self/fd"))
     made = StepEnv({"env": env if ":" in env or "-" in env else f"tests.worlds:{env}", **config})
     try:
@@ -201,7 +201,7 @@ WRONG = [
 
 
 async def test_faults_of_an_environment(tmp_path: Path) -> None:
-    """Each ends its own conversation in time, is told, and leaves no process; the others go on."""
+    """Each ends its own conversation in time, gets a message, and leaves no process; the others go on."""
 
     async def ended(env: StepEnv, index: int, what: str, where: str) -> str:
         kwargs = {"seed": 1, "env_kwargs": {"what": what, "where": where}}

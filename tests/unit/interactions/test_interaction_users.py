@@ -83,7 +83,7 @@ def test_stop_words_are_taken_out() -> None:
 
 
 class Policy:
-    """A model that writes these texts, one for each call, and notes what it was asked."""
+    """A model that writes these texts, one for each call, and records its requests."""
 
     def __init__(self, *texts: str) -> None:
         self._texts = list(texts)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.stack  # importing `verl.interactions` imports verl, to
 
 
 class Count(BaseInteraction):
-    """A user who counts; it writes down what it was called with."""
+    """A user who counts; it records its calls."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
@@ -130,7 +130,7 @@ async def test_score_and_end_are_called_with_an_id_or_without() -> None:
 
     class Silent(BaseInteraction):
         async def calculate_score(self, instance_id: str) -> None:  # type: ignore[override]
-            """Return nothing, as a class may whose score nobody asked for."""
+            """Return nothing, as a class may whose score is not requested."""
 
     assert await adapted(Without({})).score("c1") == 0.5
     await adapted(Without({})).close("c1")
@@ -335,7 +335,7 @@ assert "verl" not in sys.modules
 
 
 def run(program: str, folder: Path) -> str:
-    """Run a program that finds packages of this folder first, and return what it prints."""
+    """Run a program that finds packages of this folder first, and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", f"import sys\nsys.path.insert(0, {str(folder)!r})\n{LOOK}{program}"],
         capture_output=True,

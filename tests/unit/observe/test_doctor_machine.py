@@ -1,4 +1,4 @@
-"""`doctor` about the machine: what a start of Ray needs, and what is only slow on a busy one."""
+"""`doctor` about the machine: needs of a start of Ray, and parts that are only slow on a busy one."""
 
 from __future__ import annotations
 

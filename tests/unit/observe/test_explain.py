@@ -1,4 +1,4 @@
-"""What `verl-multiturn explain` says of records: made by hand here; `tests/long/observe` has whole runs."""
+"""Output of `verl-multiturn explain` on records: made by hand here; `tests/long/observe` has whole runs."""
 
 import json
 from collections.abc import Iterator

@@ -45,7 +45,7 @@ def test_small_shares_have_a_digit_more() -> None:
         ([0, 0, 0, 30], [64] * 4, False, "alarm"),
         ([0, 0, 0, 2], [64] * 4, False, "note"),
         ([3, 3, 3, 3], [4] * 4, False, "alarm"),
-        ([1, 1, 1, 1], [3] * 4, False, None),  # too few to say anything
+        ([1, 1, 1, 1], [3] * 4, False, None),  # too few to decide anything
         ([0, 0, 0, 2], [64, 64, 64, 16], False, "note"),  # two of sixteen may be chance
     ],
 )

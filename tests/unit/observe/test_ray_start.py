@@ -75,7 +75,7 @@ def test_a_machine_on_which_ray_starts_has_no_problem(well: dict[str, str], tmp_
     assert list(problems({}, well)) == []
     assert list(problems({"address": None}, {**well, "HOME": str(tmp_path / "home" / "new")})) == []
     assert list(problems({}, {**well, "RAY_ADDRESS": "local", "RAY_TMPDIR": "/tmp/not/there"})) == []
-    assert list((tmp_path / "home").iterdir()) == []  # nothing is left
+    assert list((tmp_path / "home").iterdir()) == []  # nothing remains
 
 
 @pytest.mark.parametrize(

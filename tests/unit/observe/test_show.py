@@ -1,4 +1,4 @@
-"""`verl-multiturn show`: what it says of a run, and that no text of a model reaches the terminal as it is."""
+"""`verl-multiturn show`: its output on a run, and that no text of a model reaches the terminal as it is."""
 
 from __future__ import annotations
 

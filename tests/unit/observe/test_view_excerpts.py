@@ -1,4 +1,4 @@
-"""The beginning of a question and of an answer, and what is not known of a step's groups."""
+"""The beginning of a question and of an answer, and the unknown parts of a step's groups."""
 
 from pathlib import Path
 from typing import Any

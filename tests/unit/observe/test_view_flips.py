@@ -1,4 +1,4 @@
-"""The rows that flipped between evaluations, as the page is told."""
+"""The rows that flipped between evaluations, as the page gets them."""
 
 from pathlib import Path
 

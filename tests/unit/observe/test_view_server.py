@@ -1,4 +1,4 @@
-"""The viewer's server: what it gives, and whom it refuses."""
+"""The viewer's server: its answers, and whom it refuses."""
 
 from __future__ import annotations
 

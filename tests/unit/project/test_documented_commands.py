@@ -1,8 +1,8 @@
-"""Every command of the README, the docs and the recipes' READMEs is run as it stands there.
+"""Every command of the README, the docs and the recipes' READMEs is run as it is there.
 
-It is run in a folder that looks like the repository, with the files that the document tells to write. The README's
-are run by default, the others with `--all`. A command that needs GPUs, takes minutes or runs the tests says so in a
-comment; of those it is looked whether what they name exists, and a recipe prints its trainer's command.
+It is run in a folder that looks like the repository, with the files that the document requires. The README's are run by
+default, the others with `--all`. A command that needs GPUs, takes minutes or runs the tests has a comment; for those
+the test checks that the paths they name exist, and a recipe prints its trainer's command.
 """
 
 from __future__ import annotations

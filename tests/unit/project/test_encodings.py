@@ -1,4 +1,4 @@
-"""Text is read and written as UTF-8, whatever the machine's locale is: every call says so."""
+"""Text is read and written as UTF-8, whatever the machine's locale is: every call has the encoding."""
 
 from __future__ import annotations
 

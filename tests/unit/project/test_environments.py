@@ -1,4 +1,4 @@
-"""The locks of the two environments, what their scripts refuse before they install anything, and the lanes of tests."""
+"""The locks of the two environments, their scripts' refusals before they install anything, and the lanes of tests."""
 
 import os
 import re
@@ -22,7 +22,7 @@ INSTALL = ROOT / "scripts" / "install_gpu.sh"
 
 
 def pins(name: str) -> dict[str, str]:
-    """Return the versions by package in a lock or an override file; "" for a package that is left out."""
+    """Return the versions by package in a lock or an override file; "" for a package that is excluded."""
     found = {}
     for line in (REQUIREMENTS / name).read_text().splitlines():
         if line := line.partition("#")[0].strip():

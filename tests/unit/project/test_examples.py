@@ -1,4 +1,4 @@
-"""The programs under `examples/` are short, and print what their README says."""
+"""The programs under `examples/` are short, and print the text of their README."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from verl_multiturn.records import schema
 pytestmark = pytest.mark.slow
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-# What each program prints, by its name, as the README shows it.
+# Output of each program, by its name, as the README shows it.
 SHOWN = {
     block.text.removeprefix("python examples/").strip(): block.output
     for block in blocks(Path("examples/README.md"))

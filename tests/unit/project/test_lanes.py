@@ -1,4 +1,4 @@
-"""Every test is in one lane of `scripts/test.sh --all`, and the other tiers leave out what their marks say."""
+"""Every test is in one lane of `scripts/test.sh --all`, and the other tiers exclude tests by their marks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTED = ROOT / "tests" / "integration"
 
 
 def alike(path: Path) -> tuple[Path, str]:
-    """Return what files of the same lanes have in common."""
+    """Return the common files of the same lanes."""
     return path.parent, path.name[:6] if path.parent == PARTED else ""
 
 

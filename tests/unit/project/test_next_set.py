@@ -1,4 +1,4 @@
-"""`scripts/next.sh`: what it says of each part, and its last line."""
+"""`scripts/next.sh`: its output on each part, and its last line."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The pages of reference say what the code says. Those of refusals and of records have tests beside their tables."""
+"""The pages of reference agree with the code. Those of refusals and of records have tests beside their tables."""
 
 from pathlib import Path
 from typing import Literal

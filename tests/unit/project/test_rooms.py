@@ -90,7 +90,7 @@ def test_setup_names_what_is_imported() -> None:
     needed: set[str] = set()
     for module, path in modules().items():
         if module.split(".")[0] not in STACK and module not in HARBORS:
-            # What a function imports may be missing.
+            # A function's imports may be missing.
             needed |= {name.split(".")[0] for name in names_of(path)[1]}
     needed -= sys.stdlib_module_names | {"verl_multiturn"}
     known = packages_distributions()

@@ -47,7 +47,7 @@ def dead_links(site: Path) -> list[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_every_link_to_a_file_exists(document: Path) -> None:
-    """Check the links of all documents, also of those that are no page of the site."""
+    """Check the links of all documents, also of those that are not a page of the site."""
     text = re.sub(r"(?s)```.*?```", "", (ROOT / document).read_text())
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         name, _, anchor = link.partition("#")

@@ -1,4 +1,4 @@
-"""The supported sets of versions: their locks, and what other versions mean."""
+"""The supported sets of versions: their locks, and the effects of other versions."""
 
 import ast
 
@@ -92,7 +92,7 @@ FOREIGN = {"verl", "sglang", "ray", "transfer_queue", "torch", "transformers", "
 
 
 def asks_for_a_version(tree: ast.Module) -> bool:
-    """Tell whether code catches the ImportError of a foreign module, or reads its version."""
+    """Return whether code catches the ImportError of a foreign module, or reads its version."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Try):
             caught = {

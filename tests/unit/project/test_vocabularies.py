@@ -1,4 +1,4 @@
-"""What takes long to build is kept in the user's cache, once for all processes."""
+"""Slow builds are kept in the user's cache, once for all processes."""
 
 from __future__ import annotations
 

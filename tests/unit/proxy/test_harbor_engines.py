@@ -1,4 +1,4 @@
-"""What the bridge asks a container engine: a program of ours in the engine's place answers as podman and docker do."""
+"""The bridge's requests to a container engine: a program of ours in its place answers as podman and docker do."""
 
 import json
 import os
@@ -30,7 +30,7 @@ esac
 
 
 class Engine:
-    """A program on the PATH that answers as the cases say."""
+    """A program on the PATH that answers by the cases."""
 
     name = "made-engine"
 
@@ -96,7 +96,7 @@ def test_an_engine_that_fails_has_nothing_to_remove(engine: Engine) -> None:
 
 
 def described(name: str, project: str, service: str = "main", **more: object) -> str:
-    """Return the shell text that prints what an engine says of a container."""
+    """Return the shell text that prints an engine's output on a container."""
     labels = {"com.docker.compose.project": project, "com.docker.compose.service": service}
     return f"echo '{json.dumps([{'Id': name, 'Config': {'Labels': labels}, **more}])}'"
 
@@ -132,7 +132,7 @@ def test_an_engine_that_does_not_answer_says_nothing_of_a_container(engine: Engi
 
 
 def test_a_container_is_killed_and_not_waited_for(engine: Engine) -> None:
-    # An engine may also list what is of another trial, or another service.
+    # An engine may also list containers of another trial, or another service.
     engine.says(
         ps="echo c1 c2 c3",
         container_inspect_c1=described("c1", "p"),

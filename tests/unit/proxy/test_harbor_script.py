@@ -1,4 +1,4 @@
-"""`scripts/harbor.sh` without Harbor: what it takes for a fault, and the tasks that it makes."""
+"""`scripts/harbor.sh` without Harbor: the faults that it finds, and the tasks that it makes."""
 
 import tomllib
 from pathlib import Path

@@ -27,7 +27,7 @@ CRASHED = TrialEvents("verifier", error="RewardFileNotFoundError: no reward.txt"
         (replace(CRASHED, verifier_lost="engine"), "outage"),
         (replace(CRASHED, verifier_lost="outside"), "unjudged"),
         (replace(CRASHED, not_started="EnvironmentStartTimeoutError"), "unjudged"),
-        # What a failed agent leaves is not asked for: it failed, whatever the verifier then did.
+        # A failed agent's state is not read: it failed, whatever the verifier then did.
         (replace(CRASHED, agent_failed=True, not_started="RuntimeError"), "failed"),
     ],
 )

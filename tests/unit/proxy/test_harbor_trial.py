@@ -1,4 +1,4 @@
-"""What the bridge does in Harbor's Python, with stand-ins for Harbor: `scripts/harbor.sh` has Harbor itself."""
+"""The bridge's actions in Harbor's Python, with stand-ins for Harbor: `scripts/harbor.sh` has Harbor itself."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class HarborEnvironment:
 
 
 def scripted(*commands: str) -> Any:
-    """Return a client of OpenAI's form whose model gives some commands, and then says that its context is full."""
+    """Return a client of OpenAI's form whose model gives some commands, and then reports that its context is full."""
     left = list(commands)
 
     def create(**_: Any) -> ChatCompletion:

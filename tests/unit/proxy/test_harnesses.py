@@ -1,4 +1,4 @@
-"""`scripts/harnesses.sh` without its programs: what it takes for a fault, and what it does to a program of ours."""
+"""`scripts/harnesses.sh` without its programs: the faults that it finds, and its effects on a program of ours."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GOOD = {
     "exit": 0,
 }
 LOT = "lot-0123456789"[:13]
-# A program with a tool: it reads the file that the model's call names, and prints what the model says then.
+# A program with a tool: it reads the file that the model's call names, and prints the model's answer.
 AGENT = """
 import json, os, urllib.request
 messages = [{"role": "user", "content": "Which lot?"}]
@@ -161,7 +161,7 @@ async def test_a_program_is_killed_with_its_children_when_the_script_ends(tmp_pa
         program(""), command=["sh", "-c", f"sleep 600 & echo $! > {note}.new; mv {note}.new {note}; wait"]
     )
     running = asyncio.ensure_future(run_program(hanging, tiny_template(), 600.0))
-    while not note.exists():  # noqa: ASYNC110 - a file tells no event
+    while not note.exists():  # noqa: ASYNC110 - a file has no event
         await asyncio.sleep(0.01)
     child = Path("/proc") / note.read_text().strip()
     assert child.exists()
@@ -169,7 +169,7 @@ async def test_a_program_is_killed_with_its_children_when_the_script_ends(tmp_pa
     with pytest.raises(asyncio.CancelledError):
         await running
     async with asyncio.timeout(60):
-        while _runs(child):  # noqa: ASYNC110 - a killed process still has to end, and tells nobody
+        while _runs(child):  # noqa: ASYNC110 - a killed process still has to end, and sends no event
             await asyncio.sleep(0.01)
 
 

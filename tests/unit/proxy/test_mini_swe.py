@@ -31,7 +31,7 @@ ROW = {"raw_prompt": [{"role": "user", "content": "Mend it."}], "extra_info": {}
 
 
 class FakeShell:
-    """A shell with prepared results; it remembers the commands and what the agent ended with."""
+    """A shell with prepared results; it records the commands and the agent's result."""
 
     def __init__(self, **results: CommandResult | Exception) -> None:
         self.results = results
@@ -80,7 +80,7 @@ async def play(monkeypatch: pytest.MonkeyPatch, shell: FakeShell, *said: str, st
 
 
 def observed(outcome: Outcome) -> list[str]:
-    """Return what the model was told between its turns, of the only row."""
+    """Return the model's inputs between its turns, of the only row."""
     (row,) = texts(outcome)
     return [text for source, text in row if source == "OBSERVATION"]
 

@@ -1,4 +1,4 @@
-"""Forms of agents, what they return, the two runners, and the check at start-up."""
+"""Forms of agents, their results, the two runners, and the check at start-up."""
 
 import asyncio
 import math
@@ -293,7 +293,7 @@ async def test_a_blocking_client_talks_to_a_server_on_the_same_loop() -> None:
     assert [end.result.reward for end in ends] == list(range(64))
     assert sorted(asked) == list(range(64))
     async with asyncio.timeout(60):
-        while runner.stuck:  # noqa: ASYNC110  # a thread ends after its agent, and tells nobody
+        while runner.stuck:  # noqa: ASYNC110  # a thread ends after its agent, without an event
             await asyncio.sleep(0.01)
 
 
@@ -327,7 +327,7 @@ COMMAND = [
 
 
 async def test_commands() -> None:
-    """A command reads its row from a file and writes its result to one; what it prints is never a result."""
+    """A command reads its row from a file and writes its result to one; its output is never a result."""
     write = "import os; open(os.environ['VERL_MULTITURN_RESULT'], 'w').write({!r})"
     scripts = {
         "print(42)": AgentEnd("returned"),

@@ -1,4 +1,4 @@
-"""Sessions of agents: who got a completion, what ends a session or refuses a request, and which rows stay."""
+"""Sessions of agents: who got a completion, ends of sessions, refusals of requests, and which rows stay."""
 
 import asyncio
 import threading
@@ -107,7 +107,7 @@ async def test_the_end_cancels_what_is_under_way_and_refuses_the_rest() -> None:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 self.cancelled = True
-            return Generation(tiny_tokenizer().encode("a"), [-0.5], [0], "abort")  # what it has so far
+            return Generation(tiny_tokenizer().encode("a"), [-0.5], [0], "abort")  # the part that it has so far
 
     engine = Endless()
     agent = Agent(make_run(engine))  # type: ignore[arg-type]

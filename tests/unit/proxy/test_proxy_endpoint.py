@@ -1,4 +1,4 @@
-"""The endpoint: a real agent in a thread, a real socket, a scripted engine; and what becomes of the session."""
+"""The endpoint: a real agent in a thread, a real socket, a scripted engine; and the fate of the session."""
 
 import asyncio
 import json
@@ -173,7 +173,7 @@ async def test_an_engine_that_fails() -> None:
 
 
 class Standing:
-    """An engine that stands still for longer than the session's time, twice at once."""
+    """An engine that stalls for longer than the session's time, twice at once."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -205,7 +205,7 @@ async def test_a_cancelled_session_leaves_nothing() -> None:
     async with serving("slow", "a") as endpoint:
         before = asyncio.all_tasks()
         running = asyncio.ensure_future(endpoint.run("r", ROW, {}))
-        while not endpoint._run.engine._open:  # noqa: ASYNC110  # the engine tells nobody
+        while not endpoint._run.engine._open:  # noqa: ASYNC110  # the engine sends no event
             await asyncio.sleep(0.01)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -13,7 +13,7 @@ from verl_multiturn.rollout.outcome import SessionRequest
 
 
 def said(request: SessionRequest) -> dict[str, Any]:
-    """Return what a request is but for its time and tools."""
+    """Return a request without its time and tools."""
     names = ("parent", "shared", "messages", "wishes", "generations", "delivered", "order", "refused")
     return {name: getattr(request, name) for name in names}
 

@@ -42,12 +42,12 @@ class Answer(BaseModel):
 
 
 class Served:
-    """An endpoint that answers with what stands in it.
+    """An endpoint that answers with its own completions.
 
     Attributes:
         completions: The answer to each request.
         refused: If set, it is answered in their place: before the first byte, or after a ping.
-        asked: The requests as they were read.
+        asked: The requests that were read.
     """
 
     def __init__(self) -> None:
@@ -287,7 +287,7 @@ async def test_items_of_a_response(served: Both) -> None:
             "arguments": '{"a":2}',
         },
     ]
-    # What the client sends back is one message again.
+    # The items that the client sends back are one message again.
     await client.responses.create(
         model="policy",
         input=[

@@ -1,6 +1,6 @@
-"""What eleven agent programs really sent, played through the server and a session: what continues what, and all rows.
+"""Requests of eleven real agent programs, played through the server and a session: continuations, and all rows.
 
-The model says what the next recorded request holds as its turn, so that a request that continues another in the
+The model writes the turn that the next recorded request holds, so that a request that continues another in the
 recording can continue it here. Ids of calls are the session's, as a program would have got them; but for a program that
 gives calls ids of its own.
 """
@@ -61,7 +61,7 @@ async def play(name: str, template: Template, said: str | None) -> tuple[Served,
     Args:
         name: Name of the recording.
         template: The model's template.
-        said: What the model says every time; None: what the recording holds.
+        said: The model's turn every time; None: that of the recording.
     """
     requests = recorded(name)
     read = [PROTOCOLS[path].read(body) for path, body in requests]
@@ -81,7 +81,7 @@ async def play(name: str, template: Template, said: str | None) -> tuple[Served,
     return served, account
 
 
-# For each recording: what each completion continues, its row, and how many roots there are.
+# For each recording: the parent of each completion, its row, and how many roots there are.
 EXPECTED: dict[str, tuple[list[int | None], list[int], int]] = {
     "agents_chat": ([None, 0, None, 2], [0, 0, 1, 1], 1),  # the same task twice, plain and streamed
     "agents_resp": ([None, 0, None, 2], [0, 0, 1, 1], 1),
@@ -128,11 +128,11 @@ async def test_a_recorded_program_has_the_documented_roots_and_rows(name: str) -
     [
         ("", [None, 0]),
         ("</code>", [None, 0]),
-        ("</code>\nCalling tools:\n[{'id': 'call_1'}]", [None, None]),  # what smolagents 1.26 makes of it
+        ("</code>\nCalling tools:\n[{'id': 'call_1'}]", [None, None]),  # smolagents 1.26's form of it
     ],
 )
 async def test_what_a_code_agent_adds_to_a_turn(added: str, parents: list[int | None]) -> None:
-    """The stop text may come back; with any more text it is a turn that the model did not say."""
+    """The stop text may come back; with any more text it is a turn that the model did not write."""
     ((path, body),) = recorded("smol_code")
     code = "Thought: x\n<code>\nprint(1)\n"
     turn = {"role": "assistant", "content": [{"type": "text", "text": f"{code}{added}"}]}
@@ -147,7 +147,7 @@ async def test_what_a_code_agent_adds_to_a_turn(added: str, parents: list[int | 
 
 
 async def test_the_last_event_and_the_end_of_a_stream_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Codex closes its connection at the last event; what comes after it would reset a connection that did its work."""
+    """Codex closes its connection at the last event; later bytes would reset a connection that did its work."""
     ends: list[bytes] = []
     write_eof = StreamWriter.write_eof
 

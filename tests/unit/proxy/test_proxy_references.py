@@ -20,7 +20,7 @@ USER = {"role": "user", "content": "Look."}
 
 
 def says(*turns: str) -> Callable[[str], str]:
-    """Return a policy that says the texts in order."""
+    """Return a policy that writes the texts in order."""
     left = list(turns)
     return lambda prompt: left.pop(0)
 

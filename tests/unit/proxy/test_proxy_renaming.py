@@ -1,4 +1,4 @@
-"""Clients that give calls other ids than they came with: what continues what, and which ids the model is shown."""
+"""Clients that give calls other ids than they came with: continuations, and the ids that the model gets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def numbered(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def asked(first: Completion, *answers: str) -> list[dict[str, Any]]:
-    """Return the task, a turn with calls, and what the tools say."""
+    """Return the task, a turn with calls, and the tools' answers."""
     return [*TASK, echo(first), *answer(first, *answers)]
 
 
@@ -126,7 +126,7 @@ async def test_calls_that_look_the_same_are_told_apart_by_what_followed() -> Non
     assert outcome.places == [0, 1, 0, 1, 0, 1]
 
 
-# What a client makes of the ids X and Y of two calls in turns one after the other, and of the answers to them.
+# A client's changes of the ids X and Y of two calls in turns one after the other, and of the answers to them.
 BROKEN = {
     "one id for both calls": ("c0", "c0", "c0", "c0"),
     "an answer to another call": ("c0", "c1", "c1", "c1"),

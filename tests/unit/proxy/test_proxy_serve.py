@@ -1,4 +1,4 @@
-"""`verl-multiturn serve`: an agent on a scripted model, and what would be trained of it."""
+"""`verl-multiturn serve`: an agent on a scripted model, and the part that would be trained."""
 
 import os
 import signal
@@ -105,7 +105,7 @@ def test_what_cannot_be_served(options: list[str], said: str, tmp_path: Path, mo
     done = CliRunner().invoke(cli.app, ["serve", *options])
     assert done.exit_code == 2, done.output
     assert said in " ".join(done.output.split())
-    assert "actor_rollout_ref" not in done.output  # it is no key that was written here
+    assert "actor_rollout_ref" not in done.output  # it is not a key that was written here
     assert "proxy." not in done.output
 
 

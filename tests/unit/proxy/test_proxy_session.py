@@ -1,4 +1,4 @@
-"""Sessions of agents: what continues what, what is trained where, and the certificate of every end."""
+"""Sessions of agents: continuations, places of training, and the certificate of every end."""
 
 import asyncio
 import gc
@@ -31,7 +31,7 @@ HELLO = [user("x")]
 
 
 async def test_a_session_that_is_over_leaves_nothing_to_the_garbage_collector() -> None:
-    """It stops the event loop; 128 sessions left 96,000 objects to it, which took 76 ms."""
+    """It stops the event loop; 128 sessions gave it 96,000 objects, which took 76 ms."""
 
     def nodes() -> int:
         return sum(type(each) in (CompletionNode, PromptNode, TrieNode) for each in gc.get_objects())

@@ -1,4 +1,4 @@
-"""What a client of the endpoint reads of a turn, beside its calls."""
+"""The view of a turn by a client of the endpoint, beside its calls."""
 
 from __future__ import annotations
 

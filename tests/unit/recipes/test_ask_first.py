@@ -1,4 +1,4 @@
-"""The recipe `ask_first`: its tasks, its user, what its reward measures, its warm start and its report."""
+"""The recipe `ask_first`: its tasks, its user, its reward's measurements, its warm start and its report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def user() -> Any:
 
 
 def answers(kwargs: dict[str, Any], *turns: str) -> list[tuple[str, float | None, bool]]:
-    """Return text, reward and end of what the user answers to the model's turns."""
+    """Return text, reward and end of the user's answers to the model's turns."""
     interaction, found = user(), []
     interaction.start("a", **kwargs)
     for turn in turns:

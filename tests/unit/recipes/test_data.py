@@ -170,7 +170,7 @@ def test_rows_that_do_not_fit_the_tools_are_refused(tmp_path: Path) -> None:
     right = make_row("openai/gsm8k", "2+2?", "4", tools_kwargs=KWARGS)
     with pytest.raises(ConfigError, match="1 of 1 rows cannot work:\nrow 0: tools_kwargs names 'calculator'"):
         write_rows(tmp_path, {"train": [right], "test": [wrong]}, GSM8K)
-    # The new files stay apart, so that nobody trains on half of them by accident.
+    # The new files stay apart, so that no run trains on half of them by accident.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new-test.parquet", "new-train.parquet"]
     with pytest.raises(ConfigError, match="the split 'test' has no rows"):
         write_rows(tmp_path, {"test": []})

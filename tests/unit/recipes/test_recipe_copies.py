@@ -1,4 +1,4 @@
-"""`verl-multiturn recipe copy` and `recipe new`: what is copied, and that it works as it is."""
+"""`verl-multiturn recipe copy` and `recipe new`: the copied files, and that they work unchanged."""
 
 import os
 import re

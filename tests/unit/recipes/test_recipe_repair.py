@@ -22,12 +22,12 @@ pytestmark = pytest.mark.slow
 
 
 def says(text: str) -> str:
-    """Return a turn in which the model says a command."""
+    """Return a turn in which the model writes a command."""
     return f"```bash\n{text}\n```"
 
 
 class Client:
-    """OpenAI's client of a session in which the model says given turns; it keeps what it was asked."""
+    """OpenAI's client of a session in which the model writes given turns; it keeps its requests."""
 
     def __init__(self, *turns: str) -> None:
         self._turns = list(turns)

@@ -58,7 +58,7 @@ def test_later_settings_win() -> None:
 
 @pytest.mark.parametrize("words", [["--variant", "qwen3", "--variant", "megatron"], ["variant=[qwen3,megatron]"]])
 def test_what_is_printed_is_a_command_of_verls(words: list[str], tmp_path: Path) -> None:
-    """One that a user can give: Hydra alone composes what it says, several variants at once."""
+    """One that a user can give: Hydra alone composes it, several variants at once."""
     ran = run_here(_COMMAND, *words, "--out", str(tmp_path / "out"), "--print", f"{LR}7")
     variables, python, *command = apart(words_of(ran.stdout))
     assert variables["VERL_FILE_LOGGER_PATH"] == f"{tmp_path}/out/metrics.jsonl"
@@ -206,7 +206,7 @@ def test_data_is_prepared_once_and_anew_when_named(tmp_path: Path, capfd: pytest
     assert offline.exit_code != 0
     assert "'openai/gsm8k' is no local file" in capfd.readouterr().err
     # The user's own rows are used unchanged.
-    (train.parent / ".preparing").unlink()  # what the failed script left
+    (train.parent / ".preparing").unlink()  # files of the failed script
     assert run_here(_COMMAND, *words, "--variant", "no_tool").exit_code == 0
     assert train.stat().st_mtime_ns == second
 
@@ -237,7 +237,7 @@ def test_a_copied_recipe_is_the_same(tmp_path: Path) -> None:
     assert ran.exit_code == 0, ran.output
     printed = run_here(f"bash {tmp_path}/recipes/otc/run.sh", "--smoke", "--print").stdout
     ours = run_here(f"bash {RECIPES}/otc/run.sh", "--smoke", "--print").stdout
-    ours = re.sub(r"metrics\.\d+\.jsonl", "metrics.jsonl", ours)  # a run may have left its own in our outputs
+    ours = re.sub(r"metrics\.\d+\.jsonl", "metrics.jsonl", ours)  # a run may have its own in our outputs
     assert printed == ours.replace(f"{ROOT}/recipes", f"{tmp_path}/recipes").replace(
         f"{ROOT}/outputs", f"{tmp_path}/outputs"
     ).replace(f"recipe.root={ROOT}", f"recipe.root={tmp_path}").replace(f"PYTHONPATH={ROOT}", f"PYTHONPATH={tmp_path}")
@@ -246,11 +246,11 @@ def test_a_copied_recipe_is_the_same(tmp_path: Path) -> None:
     assert Path(config["actor_rollout_ref"]["model"]["path"]) == tmp_path / "recipes" / "common" / "model"
     assert (tmp_path / "recipes" / "common" / "model" / "config.json").is_file()
     assert config["recipe"]["prepare_data"] == str(tmp_path / "recipes" / "torl" / "prepare_data.py")
-    # Only what it names comes with it.
+    # Only files that it names come with it.
     assert {path.name for path in (tmp_path / "recipes").iterdir()} == {"common", "otc", "search_r1", "torl"}
     assert {path.name for path in (tmp_path / "tool_configs").iterdir()} == {"retrieval.yaml"}
     assert not (tmp_path / "recipes" / "common" / "skeleton").exists()
-    # What the user changed stays.
+    # The user's changes stay.
     (tmp_path / "tool_configs" / "gsm8k.yaml").write_text("mine")
     # Of a recipe of which a part is there the other part is copied.
     (tmp_path / "recipes" / "otc" / "config.yaml").unlink()

@@ -37,7 +37,7 @@ def _imports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gold_turns(dialogue: Dialogue) -> list[str]:
-    """Return what a model says that makes the gold calls."""
+    """Return a model's turns that make the gold calls."""
     said = []
     for calls in dialogue.gold:
         said += [tool_call(call.name, dict(call.arguments)) for call in calls]
@@ -46,7 +46,7 @@ def gold_turns(dialogue: Dialogue) -> list[str]:
 
 
 def rollout(row: dict[str, Any], tools: Path, user: Path, turns: list[str]) -> Outcome:
-    """Roll out a row's conversation with the recipe's tools and user; the model says `turns`."""
+    """Roll out a row's conversation with the recipe's tools and user; the model writes `turns`."""
     chosen, _ = tools_of_row(row, load_tools(tools), "row")
     interaction, kwargs = interaction_of_row(row, load_interactions(user), "row")
     return asyncio.run(
@@ -102,7 +102,7 @@ def test_the_variants_take_other_rewards() -> None:
 
 
 def errand_turns(errand: Errand, *theres: str) -> list[str]:
-    """Return what a model says that takes "there" for these folders."""
+    """Return the turns of a model that takes "there" for these folders."""
     calls = [errand.call(index, folder) for index, folder in enumerate((errand.folder, *theres))]
     return [said for call in calls for said in (tool_call(*call), "Done.")]
 
@@ -131,7 +131,7 @@ def test_an_errand_is_paid_by_the_request(tmp_path: Path) -> None:
     rows = prepared("errands", tmp_path, "--train-size", "8", "--test-size", "4")
 
     def earned(user: str, *theres: str) -> tuple[list[float | None], list[bool]]:
-        """Return what each turn earned, and which of them were right."""
+        """Return the reward of each turn, and which of them were right."""
         row, errand = rows["test"][0], make_errands(1, seed=9_000_000)[0]
         wanted = [folder or errand.folder for folder in theres]
         outcome = rollout(row, ERRANDS / "tools.yaml", ERRANDS / user, errand_turns(errand, *wanted))
@@ -141,7 +141,7 @@ def test_an_errand_is_paid_by_the_request(tmp_path: Path) -> None:
 
     third = 1 / REQUESTS
     assert earned("user.yaml", "", "") == ([third, third, third], [True, True, True])
-    assert earned("user.yaml", HOME, "") == ([third, 0, 0], [True, False, False])  # what went astray stays so
+    assert earned("user.yaml", HOME, "") == ([third, 0, 0], [True, False, False])  # a wrong turn spoils later ones
     assert earned("user.yaml", "", HOME) == ([third, third, 0], [True, True, False])
     lottery = [earned("lottery.yaml", "", HOME) for _ in range(40)]
     assert {value for values, _ in lottery for value in values} == {0, third}

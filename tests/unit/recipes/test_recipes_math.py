@@ -140,7 +140,7 @@ def test_torl_reads_a_folder_by_its_address_and_validation_sets(tmp_path: Path) 
     def entry(problem: str) -> dict[str, Any]:
         return {**TORL, "prompt": [{"role": "user", "content": problem}]}
 
-    # One problem stands twice in a split, and one stands in both splits.
+    # One problem occurs twice in a split, and one occurs in both splits.
     for split, problems in (("train", "abbc"), ("test", "cdd")):
         pyarrow.parquet.write_table(pa.Table.from_pylist([*map(entry, problems)]), tmp_path / f"{split}.parquet")
     (tmp_path / "AIME_2024.jsonl").write_text('{"Problem": "a", "Answer": 7}\n{"Problem": "q", "Answer": 8}\n')
@@ -166,7 +166,7 @@ def test_benchmarks_that_are_validated_together_keep_their_names(tmp_path: Path)
     pyarrow.parquet.write_table(pa.Table.from_pylist([TORL]), tmp_path / "train.parquet")
     pyarrow.parquet.write_table(pa.Table.from_pylist(tested), tmp_path / "test.parquet")
     found = prepared("torl", tmp_path / "torl", "--source", str(tmp_path))
-    # A problem that stands in two benchmarks counts in both.
+    # A problem in two benchmarks counts in both.
     kept = ["math/aime24", "math/math_500", "math/aime24", "math/amc23", "math_torl"]
     assert [row["data_source"] for row in found["test"]] == kept
     assert {row["data_source"] for row in found["train"]} == {"math_torl"}

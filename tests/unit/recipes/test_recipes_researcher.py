@@ -1,4 +1,4 @@
-"""The recipe `researcher`: its made pages through the real tools, its reward, and what its report computes anew."""
+"""The recipe `researcher`: its made pages through the real tools, its reward, and its report's own figures."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_limits_are_penalized_and_what_others_did_is_not(reason: StopReaso
         solution = replace(RIGHT, texts=texts, extra_info={"stop_reason": str(reason)})
         score: Score = await reward.reward(solution, {"target": ["29"]})
         assert score.value == (-reward.PENALTY if reason in reward.LIMITS else value)
-    # What is invalid is never trained.
+    # Invalid conversations are never trained.
     kept = {"finished", "environment_done", "environment_truncated", "wall_clock", "agent_error"}
     assert {str(each) for each in set(StopReason) - reward.LIMITS - INVALID} == kept
 
@@ -112,7 +112,7 @@ def trained(rewards: list[float], rows: list[list[int]]) -> Any:
     for score, own, made in zip(rewards, rows, of_turns(played, 0.9), strict=True):
         left = iter(made)
         advantages = [[value for _ in range(count) for value in [next(left)] * 2] for count in own]
-        # Runs: tokens, mask, version, turn, source. A token of context stands before each turn.
+        # Runs: tokens, mask, version, turn, source. A token of context comes before each turn.
         held = [
             {
                 "prompt_length": 1,

@@ -155,7 +155,7 @@ async def test_pictures_and_the_tool(made: Path) -> None:
         answered = await tool.execute("one", call["arguments"])
         await tool.release("one")
         (shown,) = answered.image
-        # The picture shows as many squares of 400 colored pixels as the truth says, all of them in the region.
+        # The picture shows as many squares of 400 colored pixels as in the truth, all of them in the region.
         colored = sum(count for count, color in shown.getcolors() if color != (255, 255, 255))
         assert (shown.size, colored) == ((112, 56), 400 * int(truth))
         assert await score(row, said, folder) == 1.0

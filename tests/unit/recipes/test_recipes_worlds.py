@@ -1,4 +1,4 @@
-"""The recipes frozen_lake and alfworld: their rows, what the model reads, and episodes in the real environments."""
+"""The recipes frozen_lake and alfworld: their rows, the texts for the model, and episodes in the real environments."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_the_made_household_can_be_solved(tmp_path: Path) -> None:
         assert "Possible actions: go to " in replies[0].text
         assert [reply.reward for reply in replies[1:]] == [-0.1, -0.1, 0.0, 0.0, 0.0, 10.0]
         assert replies[-1].done
-        # What the tiny model learns is what a window shows: the first message, and the last two steps.
+        # The tiny model learns the content of a window: the first message, and the last two steps.
         shown = [reply.text for reply in (replies[0], *replies[3:])]
         learned = tiny_model.turns_of(seed)
         for number, turn in enumerate(learned):

@@ -1,4 +1,4 @@
-"""Reading the rows of files as people have them: marks, line ends, encodings, and what lies in a file's place."""
+"""Reading the rows of files as people have them: marks, line ends, encodings, and other things in a file's place."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_answer(text: str, answer: str | None) -> None:
 
 
 def test_what_the_warm_start_learns() -> None:
-    """The warm start learns the assistant's words and end tokens, and nothing of what the model is told."""
+    """The warm start learns the assistant's words and end tokens, and nothing of the model's prompt."""
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
     tokenizer.chat_template = (
         "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"

@@ -113,7 +113,7 @@ def test_also_small_ones_are_not_kept_without_end(
 
 
 class PanicException(BaseException):
-    """What a library in Rust raises, such as that of tokenizers."""
+    """An exception of a library in Rust, such as that of tokenizers."""
 
 
 @pytest.mark.parametrize(

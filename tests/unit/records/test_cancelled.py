@@ -162,7 +162,7 @@ def test_what_only_a_finished_one_has_is_a_violation(changes: dict[str, Any], sa
 
 
 def test_a_trained_one_cannot_pass_as_cancelled(tmp_path: Path) -> None:
-    """A join has rows of it: whoever says that it was cancelled hides them from the certificate."""
+    """A join has rows of it: a record that calls it cancelled hides them from the certificate."""
     from verl_multiturn.records.verify.joins import JoinCheck
 
     sample_run(tmp_path, steps=1, groups=1, size=1)

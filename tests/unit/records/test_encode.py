@@ -35,7 +35,7 @@ ROW = {
 
 
 class Told(ScriptedEngine):
-    """A scripted engine that says how much of each prompt it had in its cache."""
+    """A scripted engine that reports how much of each prompt it had in its cache."""
 
     async def generate(self, ask: Ask) -> Generation:
         return replace(await super().generate(ask), cached=len(ask.ids) - 1)
@@ -57,7 +57,7 @@ async def ended(*said: str, **known: Any) -> Life:
 
 
 def read(made: Life) -> dict[str, Any]:
-    """Return a record as a reader gets it, which is what was in memory: no entry is left out."""
+    """Return a record as a reader gets it, which equals the one in memory: no entry is missing."""
     found = from_disk(made)
     written: dict[str, Any] = json.loads(line_of(record_of(made)))
     assert found == written

@@ -49,7 +49,7 @@ def said(found: Fate) -> tuple[str, int | None, str]:
 @pytest.mark.parametrize("cause", ["no_signal", "zero_advantage"])
 def test_what_a_filter_took_out_of_the_update_is_spared(cause: str) -> None:
     assert said(only(BEGUN, [step()], [row(trained=0, untrained=cause)])) == ("spared", 6, cause)
-    # Some rows of a conversation may stay: nothing of what could be learnt is missing.
+    # Some rows of a conversation may stay: nothing trainable is missing.
     found = only(BEGUN, [step()], [row(trained=0, untrained=cause), row(row=1)])
     assert (said(found), found.partly) == (("trained", 6, ""), False)
     found = only(BEGUN, [step()], [row(trained=0, untrained=cause), row(row=1, untrained="too_old")])
@@ -120,7 +120,7 @@ def test_raised_and_its_siblings() -> None:
     lines = [BEGUN[0], line("raise", why="ConfigError: x"), line("begin", "s", number=1), line("end", "s", number=1)]
     found = {each.request_id: said(each) for each in fates(lines, [step(failed=["u"])])}
     assert found == {"r": ("raised", 6, "ConfigError: x"), "s": ("failed", 6, "")}
-    # The trainer `sync` takes what a failed group has.
+    # The trainer `sync` takes the rows of a failed group.
     found = {each.request_id: said(each) for each in fates(lines, [step()], [row("s")])}
     assert found == {"r": ("raised", None, "ConfigError: x"), "s": ("trained", 6, "")}
 
@@ -137,7 +137,7 @@ def test_begun_again_after_its_worker_had_died() -> None:
 def test_lost_with_its_process() -> None:
     assert said(only(BEGUN[:1], [step(), END])) == ("lost", None, "it was running at the run's end")
     assert said(only(BEGUN, [step(), END])) == ("lost", None, "it had ended at the run's end")
-    # No line says that the first start ended: it was killed.
+    # No line states that the first start ended: it was killed.
     later = step(7, start=B)
     assert said(only(BEGUN, [step(), later])) == ("lost", None, "it had ended at its process's end")
 

@@ -91,7 +91,7 @@ def changed(draw: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def meaning(record: dict[str, Any]) -> Any:
-    """Return what a record says about tokens; all sources above 2 are context."""
+    """Return a record's data on tokens; all sources above 2 are context."""
     rows = [(row["prompt_length"], columns(row)) for row in record["rows"]]
     for _, full in rows:
         full["sources"] = [min(source, 2) for source in full["sources"]]
@@ -101,7 +101,7 @@ def meaning(record: dict[str, Any]) -> Any:
     placed = [
         text for text, each in zip(generations, record["generations"], strict=True) if each.get("row") is not None
     ]
-    # One that no row holds may be there twice: the engine may say the same twice.
+    # One that no row holds may be there twice: the engine may write the same twice.
     return json.dumps([rows, placed, sorted({*generations} - {*placed})])
 
 
@@ -160,7 +160,7 @@ def every_change() -> Iterator[tuple[str, dict[str, Any]]]:
                 ("parent", number),
             ):
                 if generation["cause"] is not None and name == "cause":
-                    continue  # a cause is what the writer says; no token bears it out
+                    continue  # a cause is the writer's claim; no token confirms it
                 record = copy.deepcopy(good)
                 record["generations"][number][name] = new
                 yield f"{name} of generation {number} of {good['request_id']}", record

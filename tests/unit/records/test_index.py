@@ -1,4 +1,4 @@
-"""The index: what it reads, what it reads again, and what it says of what it cannot read."""
+"""The index: reads, repeated reads, and messages about unreadable files."""
 
 import gzip
 import json
@@ -164,7 +164,7 @@ def test_a_followed_run_has_the_rows_of_one_that_is_read_at_its_end(tmp_path: Pa
         "filtered": ["cancelled"],
     }
     more = [cut, {"event": "end", "start": START, "at": BEGAN + 90}][: 1 + seed % 3]
-    waiting: list[list[tuple[Path, bytes]]] = []  # of each file what is still to be written, last first
+    waiting: list[list[tuple[Path, bytes]]] = []  # the unwritten rest of each file, last first
     for path in sorted(source.rglob("*")):
         if path.is_file() and not path.name.endswith(".gz"):
             text = path.read_bytes()
@@ -286,7 +286,7 @@ def test_an_index_is_kept_in_the_users_cache_alone(run: Path, cache: Path) -> No
 
 @pytest.mark.parametrize("what", ["lines", "join", "steps", "records"])
 def test_a_file_that_was_rewritten_is_read_again(run: Path, what: str) -> None:
-    """Size, name and age are those of before: what `touch` and `dd` can do."""
+    """Size, name and age are those of before: `touch` and `dd` can do that."""
     if what == "records":
         lines_file(run).unlink()
     index_of(run).save()
@@ -473,7 +473,7 @@ def test_lines_that_a_file_has_twice_are_named(run: Path) -> None:
 
 @pytest.mark.parametrize("what", ["another run's", "rows", "joins", "size"])
 def test_a_forged_index_is_not_believed(run: Path, tmp_path: Path, what: str) -> None:
-    """Every entry of it is as the honest one has it but what it lies about."""
+    """Every entry of it is as the honest one has it but for the forged one."""
     expected, honest = rows(index_of(run)), index_of(run)
     if what == "another run's":
         other = tmp_path / "other"
@@ -613,7 +613,7 @@ def test_a_conversation_that_only_two_joins_have_counts_once(run: Path) -> None:
 
 
 def test_lines_that_come_after_their_record_was_read_are_no_repetition(run: Path) -> None:
-    """Whoever follows a run may look between a member and its lines."""
+    """A reader who follows a run may look between a member and its lines."""
     expected, path = rows(index_of(run)), lines_file(run)
     text = path.read_bytes()
     change_lines(path, lambda line: line if line["event"] == "begin" else None)

@@ -89,7 +89,7 @@ def test_another_models_conversations_are_not_learned_from(tmp_path: Path) -> No
 
 def test_tokens_that_an_endpoint_does_not_prove_are_not_learned_from(tmp_path: Path) -> None:
     unproven = unproven_record(request_id="of-an-endpoint", validation=True, row={"number": 0, "digest": "0"})
-    assert verify_record(unproven).violations == []  # they are what was written down
+    assert verify_record(unproven).violations == []  # they are the ones written down
     found = choose([folder_of(tmp_path, [unproven, evaluated(1)], [1.0, 1.0])], SelectionRule())
     assert [each.number for each in found.conversations] == [1]
     assert found.left_out == {"of an endpoint, which proves no tokens": 1}

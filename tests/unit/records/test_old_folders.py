@@ -1,4 +1,4 @@
-"""Folders of schema 2 whose settings have the state of the start-up check where it stood before `derived`.
+"""Folders of schema 2 whose settings have the state of the start-up check where it was before `derived`.
 
 `tests/support/run_before_derived` is part of a run of the quickstart by the last version that wrote so: a group of four
 conversations, with the places on its machine renamed.

@@ -45,7 +45,7 @@ class Played(NamedTuple):
     """Score of each of its rows in the join."""
     acc: float | None = None
     cause: str | None = None
-    """Why its score says nothing: `invalid`, or `unjudged`."""
+    """Why its score has no meaning: `invalid`, or `unjudged`."""
 
 
 CONVERSATIONS = [
@@ -76,7 +76,7 @@ def causes(unjudged: str) -> dict[str | None, str | None]:
 
 
 def rows_of(request_id: str, uid: str, number: int, each: Played, validation: bool, unjudged: str) -> list[JoinedRow]:
-    """Return what the join has of a conversation, at the step 1, or 0 of an evaluation."""
+    """Return the join's data on a conversation, at the step 1, or 0 of an evaluation."""
     parts = json.dumps({} if each.acc is None else {"acc": each.acc})
     step, cause = int(not validation), causes(unjudged)[each.cause]
     return [
@@ -130,7 +130,7 @@ def training(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def evaluation(tmp_path: Path) -> Path:
-    """Write the evaluation: of row 7 one conversation was invalid, and another start asked it again."""
+    """Write the evaluation: of row 7 one conversation was invalid, and another start repeated it."""
     folder = tmp_path / "evaluation"
     given = {
         row: [{"invalid": "invalid", "unjudged": "failed"}.get(str(each.cause), 0.0) for each in group]
@@ -154,7 +154,7 @@ def evaluation(tmp_path: Path) -> Path:
 
 
 Answers = tuple[dict[tuple[int, int], float | None], set[tuple[int, int]] | None]
-"""What each conversation earned, and who is right; None: the reader does not say."""
+"""The reward of each conversation, and who is right; None: unknown to the reader."""
 
 
 def place(uid: str, number: int) -> tuple[int, int]:
@@ -162,7 +162,7 @@ def place(uid: str, number: int) -> tuple[int, int]:
 
 
 def is_one(request_id: str) -> bool:
-    """Tell whether a conversation is one of the set, and not one that was done again."""
+    """Return whether a conversation is one of the set, and not one that was done again."""
     return not request_id.startswith("before") and request_id != f"7-0-{START[-6:]}"
 
 
@@ -273,7 +273,7 @@ def test_the_groups_of_the_step_that_counts(training: Path) -> None:
 def test_what_is_learned_from_has_the_same_rewards(training: Path) -> None:
     found = choose([training], SelectionRule())
     chosen = {place(each.uid, each.number): each.score for each in found.conversations if is_one(each.request_id)}
-    # A record of two rows that are the same is not what the engine returned.
+    # A record of two rows that are the same differs from the engine's output.
     assert chosen == {at: score for at, score in SCORES.items() if score is not None and at[0] != 0}
     assert found.left_out["without a reward"] == 1
 

@@ -51,7 +51,7 @@ def test_a_whole_folder(tmp_path: Path) -> None:
         records = Records(place)
         found = list(records.records())
         assert [record["request_id"] for record in found] == [record["request_id"] for record in made]
-        # What is read has the entries, too, that were left to their defaults.
+        # A record that is read has the entries, too, that have their defaults.
         assert found == [fitted(schema.Record, record) for record in made]
         assert records.runs == [sample_run_file()]
         assert [(line["event"], line["step"], line["rows"]) for line in records.steps()] == [

@@ -1,4 +1,4 @@
-"""What a run's file says of its configuration, and what it does not."""
+"""Parts of its configuration that a run's file has, and parts that it lacks."""
 
 from __future__ import annotations
 

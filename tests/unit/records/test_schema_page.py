@@ -1,4 +1,4 @@
-"""The page of records says what `schema` says."""
+"""The page of records agrees with `schema`."""
 
 from verl_multiturn.records import schema
 from verl_multiturn.records.schema_page import BEGIN, END, PAGE, models, write_page

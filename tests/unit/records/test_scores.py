@@ -1,4 +1,4 @@
-"""What a conversation earned by a join, and which join counts."""
+"""A conversation's score by a join, and which join counts."""
 
 import json
 import math

@@ -131,7 +131,7 @@ def test_a_full_disk_is_said_once_and_the_run_goes_on(
         "joins and steps are lost",
         "joins and steps are written again; 2 were lost so far",
     ]
-    # The lines were kept, and say that the joins are not there.
+    # The lines were kept, and report that the joins are missing.
     assert [(each["step"], each["join"] is None) for each in lines(tmp_path)] == [(1, True), (2, True), (3, False)]
 
 

@@ -244,7 +244,7 @@ def test_values_that_would_fill_the_memory(what: str, run: Path) -> None:
 
 
 def test_the_largest_honest_records_are_read() -> None:
-    """Four times what is large: of 32,768 tokens eight rows, and ten answers of a million characters full of marks."""
+    """Four times a large record: of 32,768 tokens eight rows, and ten answers of a million characters full of marks."""
     row = b"151643," * 32_768 + b"-12.345678," * 32_768
     record_lines._refuse_costly(b"[" + row * 32 + b"0]")
     text = json.dumps({"a": '[{"b": 1}, ' * 90_000}).encode()

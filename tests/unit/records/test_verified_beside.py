@@ -1,4 +1,4 @@
-"""What `verify` says of a record whose words were changed: by itself, by its line, by the trainer's join."""
+"""Results of `verify` on a record whose words were changed: by itself, by its line, by the trainer's join."""
 
 import copy
 import gzip

@@ -1,4 +1,4 @@
-"""The writer: what it writes, and that nothing which goes wrong ends a run or goes unsaid."""
+"""The writer: its files, and that no error ends a run or goes unreported."""
 
 import gzip
 import json

@@ -62,7 +62,7 @@ def turn(draw: random.Random) -> str:
 
 
 async def played(seed: int) -> list[Any]:
-    """Play a conversation under limits that are drawn, too; return what the trainer and the records see of it."""
+    """Play a conversation under limits that are drawn, too; return its view in the trainer and the records."""
     draw = random.Random(seed)
     turns = [turn(draw) for _ in range(draw.randint(1, 5))]
     limits = Limits(

@@ -224,7 +224,7 @@ def recorded(outcome: Outcome, generations: list[Receipt]) -> str:
         call.seconds = call.queue_s = 0.0
     scores = [tool_scores(outcome, 0.5), interaction_scores(outcome)] if outcome.session is None else []
     values = stats_of(outcome)
-    assert values.pop("cache") == (0, 0)  # a scripted engine does not say it
+    assert values.pop("cache") == (0, 0)  # a scripted engine does not report it
     assert (values.pop("prefill"), values.pop("waited")) == ((0, {}, None), (0.0, 0.0))
     assert values.pop("request_id") == outcome.request_id
     assert values.pop("outages") == []

@@ -49,7 +49,7 @@ ROOMY = Limits(4096, 4096, max_parallel_calls=2)
 
 
 class Look(BaseTool):
-    """Answers, is late, raises, or says much, as the word says."""
+    """Answers, is late, raises, or answers at length, by the word."""
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         word = parameters["word"]
@@ -66,7 +66,7 @@ class Look(BaseTool):
 
 
 class User(Interaction):
-    """A user who says three things."""
+    """A user who writes three messages."""
 
     name = "user"
 
@@ -175,7 +175,7 @@ async def test_a_users_answers_are_made_again() -> None:
 
 
 class Answers(Interaction):
-    """A user who says nothing before the model has."""
+    """A user who writes nothing before the model has."""
 
     name = "user"
     reply = User.reply

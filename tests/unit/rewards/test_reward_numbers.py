@@ -1,4 +1,4 @@
-"""One rule for rewards: what counts as a number, and which numbers are rewards, wherever they come from."""
+"""One rule for rewards: values that count as numbers, and which are rewards, wherever they come from."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_what_holds_no_scalar_stays_as_it_is() -> None:
     assert [plain_scalar(value) for value in (np.array(True), np.bool_(False), "x")] == [True, False, "x"]
 
 
-# In each room the same values, with what the room does with a reward that it cannot use.
+# In each room the same values, with the room's handling of a reward that it cannot use.
 
 
 class Gives(Interaction):
@@ -241,7 +241,7 @@ ROOMS: dict[Callable[..., Any], tuple[type[Exception], object]] = {
     scores: (ConfigError, (0.0, 1.0)),
 }
 OPTIONAL = {tools_step, functions_step, interactions_reply, agents_reward}
-"""Where None is no reward at all."""
+"""Where None is not a reward at all."""
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.__name__)

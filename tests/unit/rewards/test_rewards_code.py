@@ -147,12 +147,12 @@ async def test_imports_that_a_program_forgot() -> None:
 
 
 ENDLESS = "import ctypes; ctypes.CDLL(None).prctl(15, b'endless')"
-"""Code that tells the test by the name of its process that it runs."""
+"""Code that shows the test by the name of its process that it runs."""
 PATIENT = {"timeout_s": 60.0, "total_timeout_s": 1e6}
 
 
 async def hurried(awaited: Coroutine[Any, Any, Numbers]) -> Numbers:
-    """Await a score, and let the time be up for each program that runs for ever: then, and only then."""
+    """Await a score, and let the time be up for each program that never ends: then, and only then."""
     scoring = asyncio.ensure_future(awaited)
     while not scoring.done():
         if "endless" in names_of_children():

@@ -21,7 +21,7 @@ async def _closed() -> AsyncIterator[None]:
 
 
 MARK = '\x00result ["pass"]\n'
-"""A verdict as text: what the judge once wrote into the output of a test, where programs could write it too."""
+"""A verdict as text: the judge's former line in the output of a test, where programs could write it too."""
 _ERROR = f"type('M', (type,), {{'__name__': {MARK!r}}})('E', (Exception,), {{}})"
 """An error of the program whose type has the verdict for a name."""
 # Name, code of a test, a right program, a wrong program that tries to be right.
@@ -153,7 +153,7 @@ def answer(data):
     time.sleep(1000)
 """
 """Code of a program that answers in place of the judge's own code in its sandbox, and then sleeps."""
-# Answers of a program's own sandbox that are no values, or that say what only the judge may say.
+# Answers of a program's own sandbox that are not values, or that hold a text of the judge alone.
 ANSWERS = [
     b"",
     b"\xff",
@@ -205,7 +205,7 @@ async def test_a_sandbox_that_was_stopped_has_no_answer() -> None:
     found = await asyncio.gather(
         judged("assert add(1, 2) == 3", f"{add}os._exit(0)"),
         judged("assert add(1, 2) == 3", f"{add}time.sleep(1000)"),
-        judged(  # not the program is late, but the test, which works on what the program returned
+        judged(  # not the program is late, but the test, which works on the program's result
             "import time\nr = make(5)\nprint(r[0], flush=True)\ntime.sleep(r[1])\nassert r[1] == 0",
             f"def make(n): return ({MARK!r}, 1000)",
         ),

@@ -123,7 +123,7 @@ async def test_a_query_that_takes_for_ever_is_counted(root: Path, query: str) ->
     options = {"sql": {"root": str(root), "timeout_s": 2.0, "processes": 1, "format_weight": 1.0, **memory}}
     assert await score("skyrl_sql", wrap(query), truth(PRICES), **options) == TIMED_OUT
     assert await score("skyrl_sql", wrap(PRICES), truth(PRICES), **options) == RIGHT, "it still works"
-    if query == ENDLESS:  # a gold query that is late is no fault of the answer
+    if query == ENDLESS:  # a gold query that is late is not a fault of the answer
         assert await score("skyrl_sql", wrap(PRICES), truth(ENDLESS), **options) == UNJUDGEABLE
 
 

@@ -203,7 +203,7 @@ async def test_a_process_that_dies_twice_with_one_answer_is_a_failure_and_replac
 
 
 def ending(monkeypatch: pytest.MonkeyPatch, *deaths: bool) -> list[Any]:
-    """Let processes die at the first questions as told, and answer the others; return what they were asked."""
+    """Let processes die at the first questions as listed, and answer the others; return their questions."""
     asked: list[Any] = []
     ask, left = WorkerPool.ask, list(deaths)
 

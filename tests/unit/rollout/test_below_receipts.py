@@ -1,6 +1,6 @@
-"""The layers below the receipts: a fault here would stand in a row and in its receipts alike, unseen.
+"""The layers below the receipts: a fault here would be in a row and in its receipts alike, unseen.
 
-Each of the three layers passes its request on unchanged, and returns a beginning of what it got: ids, logprobs and
+Each of the three layers passes its request on unchanged, and returns a beginning of its answer: ids, logprobs and
 versions of the same tokens.
 """
 

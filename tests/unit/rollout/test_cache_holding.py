@@ -74,7 +74,7 @@ async def test_a_block_counts_once_whoever_shares_it() -> None:
     holding.leave(lives[0])
     assert holding.told() == [(2.0, 180), (3.0, 0)]
     holding.note(lives[2], "r", system[:150])
-    assert holding.told() == [(2.0, 180), (3.0, 6)]  # the last six tokens are no whole block
+    assert holding.told() == [(2.0, 180), (3.0, 6)]  # the last six tokens are not a whole block
 
 
 async def test_between_two_answers_what_is_shared_takes_room_once() -> None:
@@ -304,7 +304,7 @@ async def test_what_is_left_while_the_server_is_asked_is_given_once(monkeypatch:
     await settle()
     assert holding._youngest == 2.0
     server.answers.clear()
-    await settle()  # it is being asked
+    await settle()  # its request is pending
     second.leave()
     await settle()
     assert [each.done() for each in waiting] == [True, False, False, False, False, False]  # 640 tokens of 900
@@ -387,7 +387,7 @@ async def test_a_server_that_does_not_tell_its_use_is_not_waited_for() -> None:
 
     for ask in (nothing, dead):
         holding, young = Holding(ask), of(2.0)
-        holding._youngest = 1.0  # what it had said before
+        holding._youngest = 1.0  # the server's earlier answer
         holding.note(young, "r", [1])
         await holding.let_in(young)
         assert (holding._held, holding._youngest) == ({}, math.inf)
@@ -410,5 +410,5 @@ async def test_one_that_is_cancelled_or_over_leaves_nothing_behind() -> None:
     later = asyncio.ensure_future(holding.let_in(young))
     await settle()
     old.leave()
-    await asyncio.wait_for(later, 60)  # the next question tells that there is room
+    await asyncio.wait_for(later, 60)  # the next request shows that there is room
     assert young.held_s > 0

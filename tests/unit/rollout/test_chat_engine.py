@@ -1,4 +1,4 @@
-"""Chat completions as an engine: what is sent, how answers are written down, and what is no answer."""
+"""Chat completions as an engine: requests, how answers are written down, and invalid answers."""
 
 import json
 from typing import Any
@@ -30,7 +30,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parts_of(name: str) -> tuple[Any, JsonParser, TurnWriter]:
-    """Return a family's tokenizer, and what reads and writes turns in it."""
+    """Return a family's tokenizer, and the reader and writer of turns in it."""
     tokenizer = family(name).tokenizer
     parser = JsonParser(tokenizer, [tokenizer.eos_token_id])
     return tokenizer, parser, TurnWriter(tokenizer, Firewall(tokenizer), parser, tokenizer.eos_token_id)
@@ -178,7 +178,7 @@ async def test_a_turn_that_the_endpoint_cut() -> None:
     tokenizer = parts_of("quickstart")[0]
     made = await asked(completion("It is", end="length"))
     assert (made.ids, made.finish) == (tokenizer.encode("It is", add_special_tokens=False), "length")
-    # A model may spend its budget on reasoning that nobody is shown: that is its own doing.
+    # A model may spend its budget on reasoning that no reader sees: that is its own doing.
     made = await asked(completion("", end="length"))
     assert (made.ids, made.finish) == ([tokenizer.eos_token_id], "length")
 
@@ -243,7 +243,7 @@ async def test_what_was_said_is_what_is_read(name: str, attack: str) -> None:
             continue
         ids = await writer.write(ChatTurn(attack, calls, "stop"), [])
         turn = await parser.parse(ids, [], 0)
-        is_whole = "\ud800" not in attack  # JSON with half a character is no JSON that a tool could get
+        is_whole = "\ud800" not in attack  # JSON with half a character is not JSON that a tool could get
         first = ("lookup", {"key": attack, attack: [attack]}) if is_whole else "malformed"
         last = ("x", {}) if attack == "" else "malformed"
         assert named(turn) == ([first, (attack or "x", {}), last] if calls else [])

@@ -254,7 +254,7 @@ async def test_the_last_turn_may_hand_in_an_answer() -> None:
 
 async def test_what_the_engine_sampled_when_the_time_was_up_is_kept() -> None:
     class Slow(ScriptedEngine):
-        """An engine that is still sampling, and stops when it is told to."""
+        """An engine that is still sampling, and stops on request."""
 
         async def generate(self, *args: Any, **kwargs: Any) -> Any:
             with contextlib.suppress(asyncio.CancelledError):

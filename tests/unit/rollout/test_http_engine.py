@@ -1,4 +1,4 @@
-"""Engines over HTTP, asked by a client of a scripted server on this machine."""
+"""Engines over HTTP, called by a client of a scripted server on this machine."""
 
 import asyncio
 from typing import Any
@@ -205,7 +205,7 @@ async def test_a_completion_is_encoded_anew() -> None:
             found = await engine.generate(ASK)
         finally:
             await engine.aclose()
-    # The endpoint cuts off the token that ended the turn. Nobody knows log-probabilities and weights.
+    # The endpoint cuts off the token that ended the turn. Log-probabilities and weights are not known.
     assert found == Generation([97, 98, 9], [0.0, 0.0, 0.0], [-1, -1, -1], "stop", cached=None)
     assert seen == [
         {

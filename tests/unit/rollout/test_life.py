@@ -1,4 +1,4 @@
-"""The life of a conversation: who sees it, what stops its clock, and what is left of it, whatever ends it."""
+"""The life of a conversation: who sees it, stops of its clock, and its leftovers after each kind of end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOTHING: Seen = (None, None, False)
 
 
 class Heard:
-    """What a listener hears of conversations."""
+    """Events of conversations at a listener."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -326,7 +326,7 @@ async def test_a_sample_that_was_cut_is_not_cancelled(heard: Heard, is_swallowed
 
 
 class Deaf(Heard):
-    """A listener that raises where it is asked to take note of something."""
+    """A listener that raises at one of its calls."""
 
     def __init__(self, event: str) -> None:
         super().__init__()
@@ -452,7 +452,7 @@ async def test_of_two_at_once_each_has_its_own_time(is_followed: bool) -> None:
 async def test_a_conversation_that_a_tool_runs_has_a_clock_of_its_own(
     heard: Heard, is_followed: bool, outer_stands: bool, inner_stands: bool, ends: tuple[str, ...]
 ) -> None:
-    """Both may take 10 s, of which 100 pass, while the one, the other, or both stand still."""
+    """Both may take 10 s, of which 100 pass, while the one, the other, or both are stopped."""
     ended: list[str] = []
 
     async def tool() -> None:
@@ -526,7 +526,7 @@ async def test_two_tools_at_once_may_each_run_one(heard: Heard, is_followed: boo
 
 
 async def test_one_after_the_other_have_their_own_clocks(heard: Heard) -> None:
-    """What the first one left behind does not stop the second one's."""
+    """The first one's leftovers do not stop the second one's."""
     goes_on = asyncio.Event()
 
     async def late() -> None:
@@ -620,10 +620,10 @@ async def test_a_tool_runs_a_whole_conversation(heard: Heard, wall_clock_s: floa
 
 
 class Looking:
-    """An engine that notes whose generation it is, and stands still for longer than the session's time.
+    """An engine that notes whose generation it is, and stalls for longer than the session's time.
 
     Args:
-        at_once: Number of generations that stand still at once.
+        at_once: Number of generations that stall at once.
     """
 
     def __init__(self, at_once: int) -> None:

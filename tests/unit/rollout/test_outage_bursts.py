@@ -22,7 +22,7 @@ from verl_multiturn.tools.running.results import CallStatus
 
 
 class Slow(Service):
-    """A service whose calls end after some time, by what it is then."""
+    """A service whose calls end after some time, by its state then."""
 
     def __init__(self, least_s: float, most_s: float) -> None:
         super().__init__()

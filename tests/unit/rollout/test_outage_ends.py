@@ -1,4 +1,4 @@
-"""Conversations in an outage: they wait with their clocks standing still, or end with the stop reason `outage`."""
+"""Conversations in an outage: they wait with their clocks stopped, or end with the stop reason `outage`."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def test_a_conversation_that_is_judged_meanwhile_ends_before_its_next_turn
     tool.down = {"execute"}
     early = asyncio.create_task(run.play("early", [CALL, CALL, "never"]))
     await asyncio.sleep(0.1)
-    assert not run.outages.is_judged("early")  # it was told, and called again
+    assert not run.outages.is_judged("early")  # the model got the error, and called again
     for each in range(7):
         await run.play(f"other {each}", [CALL, "ok"])
     goes_on.set()

@@ -30,7 +30,7 @@ def test_how_many_samples_begin(wanted: int, rate: float, started: int) -> None:
 
 
 class Group:
-    """A group whose samples end when the test says so."""
+    """A group whose samples end on the test's command."""
 
     def __init__(self, wanted: int, started: int) -> None:
         self.samples = FirstValid(wanted, started)
@@ -60,7 +60,7 @@ class Group:
             self.events.append(f"{number} stays")
 
     async def end(self, *ends: tuple[int, Any]) -> list[str]:
-        """Let samples end in the same moment, and return what happened since the last call."""
+        """Let samples end in the same moment, and return the events since the last call."""
         for number, valid in ends:
             self.ends[number].set_result(valid)
         return await self.happened()

@@ -1,4 +1,4 @@
-"""One question to an engine: what came back, why it cannot be trained, and which error goes first."""
+"""One request to an engine: its answer, why it cannot be trained, and which error goes first."""
 
 import asyncio
 import contextlib

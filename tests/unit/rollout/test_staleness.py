@@ -1,4 +1,4 @@
-"""The bound of the ages: deadlines, what may be taken, what is begun anew, and which tokens are too old."""
+"""The bound of the ages: deadlines, groups that may be taken or are begun anew, and which tokens are too old."""
 
 import itertools
 import random
@@ -48,13 +48,13 @@ def test_what_stays_can_meet_its_deadline(finished: list[int], unfinished: list[
 
 
 def test_the_rest_of_a_step_counts() -> None:
-    """A step that samples twice may leave in its first sample what is due in its second."""
+    """A step that samples twice may leave in its first sample groups that are due in its second."""
     assert may_take([9], [7], count=1, step=7, left=1, batch_size=2)
     assert not may_take([9], [7], count=1, step=7, left=0, batch_size=2)
 
 
 def _feasible(deadlines: list[int], step: int, left: int, batch_size: int) -> bool:
-    """Tell by trying every order whether all groups can be trained in time; `step` takes `left` more."""
+    """Find by trying every order whether all groups can be trained in time; `step` takes `left` more."""
     for order in itertools.permutations(deadlines):
         slots = [step] * left + [step + 1 + i // batch_size for i in range(len(order))]
         if all(slot <= deadline for slot, deadline in zip(slots, order, strict=False)):

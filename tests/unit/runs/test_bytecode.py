@@ -1,4 +1,4 @@
-"""Compiled code of a run's processes, where Python is told to write none."""
+"""Compiled code of a run's processes, where Python must write none."""
 
 import subprocess
 import sys

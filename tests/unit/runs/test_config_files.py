@@ -1,4 +1,4 @@
-"""What tests keep of Hydra's files: it is what Hydra reads, and a file that has changed is read again."""
+"""Copies of Hydra's files that tests keep: they equal Hydra's reads, and a file that has changed is read again."""
 
 from __future__ import annotations
 

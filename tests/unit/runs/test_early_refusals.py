@@ -35,7 +35,7 @@ def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def refusal(tmp_path: Path, *words: str, recipe: str = "quickstart", **options: Any) -> str:
-    """Return what the launcher refuses of a run; empty where it would start it."""
+    """Return the launcher's refusal of a run; empty where it would start it."""
     plan = plan_run(recipe, out=tmp_path / "out", overrides=words, **options)
     try:
         run_configuration(plan, refuse_early)
@@ -234,7 +234,7 @@ def _configurations() -> list[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize(("name", "options"), _configurations(), ids=str)
 def test_every_configuration_of_a_recipe_is_taken(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     found = refusal(tmp_path, recipe=name, **options)
-    # Its model is what another recipe trains before.
+    # Another recipe trains its model before.
     assert found == "" or (name == "retool" and "there is no such folder" in found)
 
 

@@ -119,7 +119,7 @@ def test_the_cuda_compiler_is_looked_for_where_sglang_looks(monkeypatch: pytest.
     nvcc.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(nvcc.parent))
     monkeypatch.delenv("CXX", raising=False)
-    (nvcc.parent / "g++").touch(mode=0o755)  # alone it is not asked for
+    (nvcc.parent / "g++").touch(mode=0o755)  # alone it is not looked for
     assert cuda_compiler() == DoctorFinding(
         "CUDA compiler",
         False,

@@ -1,4 +1,4 @@
-"""What a run tells about its model: its card, its tools and its sampling."""
+"""A run's files about its model: its card, its tools and its sampling."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A model's folder is found, or one sentence says what is missing."""
+"""A model's folder is found, or one sentence names the missing part."""
 
 import json
 import zipfile

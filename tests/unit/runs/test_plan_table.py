@@ -1,4 +1,4 @@
-"""The table of `run NAME --check`: what a run will be, without verl."""
+"""The table of `run NAME --check`: the plan of a run, without verl."""
 
 import json
 import struct

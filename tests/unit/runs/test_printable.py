@@ -1,4 +1,4 @@
-"""What is not drawn, or hides or turns what is around it, is shown by its code; what people write stays."""
+"""Characters that are not drawn, or hide or turn others, are shown by their code; ordinary text stays."""
 
 import pytest
 

@@ -29,7 +29,7 @@ def test_a_step_has_its_reward_calls_seconds_stops_and_what_is_left() -> None:
     ]
     assert lines.of(10, trained(0.5, 20.0)) == ["step  10  reward 0.500  20.0 s  left 0:00:30"]
     assert lines.of(12, trained(1.0)) == ["step  12  reward 1.000  10.0 s"]
-    # Without a number of steps nothing is said of what is left.
+    # Without a number of steps the remaining time is not shown.
     assert StepLines(total=None).of(1, trained(0.5)) == ["step   1  reward 0.500  10.0 s"]
     (line,) = StepLines(total=None).of(1, trained(0.5) | {"rollout/raised": 9.0})
     assert line == "step   1  reward 0.500  10.0 s  9 raised (search the log for Error)"
@@ -115,7 +115,7 @@ def test_a_terminal_has_the_phases_in_its_bar(tmp_path: Path, terminal: bool) ->
 
 
 def test_what_cannot_be_shown_is_told_once_and_ends_nothing(tmp_path: Path) -> None:
-    entry = {"step": 1, "data": {**trained(0.5), "timing_s/step": float("nan")}}  # no time left can be told of it
+    entry = {"step": 1, "data": {**trained(0.5), "timing_s/step": float("nan")}}  # no remaining time is known for it
     (tmp_path / "metrics.jsonl").write_text(json.dumps(entry) + "\n" + json.dumps({**entry, "step": 2}) + "\n")
     console = Console(file=io.StringIO(), width=200)
     display = Display(tmp_path / "train.log", tmp_path / "metrics.jsonl", None, 9, console, None)

@@ -82,7 +82,7 @@ def compose_once(name: str, smoke: bool, seed: int | None) -> Any:
 
 
 def compose_quickly(plan: RunPlan) -> Any:
-    """Compose a run as `compose_run` does; Hydra composes each recipe once, and what these tests override is put in."""
+    """Compose a run as `compose_run` does; Hydra composes each recipe once, and these tests' overrides are put in."""
     config = deepcopy(compose_once(plan.name, plan.smoke, plan.seed))
     for word in (f"recipe.out={plan.out}", *plan.overrides):
         key, _, value = word.partition("=")
@@ -124,7 +124,7 @@ def test_a_resumed_run_keeps_its_curve(
     assert start("gsm8k_multiturn", out, [*recipe, "trainer.resume_mode=disable"]) == 0
     assert result(capfd)["steps"] == 1
     assert len(list((out / "earlier" / "1").glob("metrics*.jsonl"))) == 3
-    # A later start does not resume from what this one left behind.
+    # A later start does not resume from this one's files.
     assert (out / "earlier" / "1" / "checkpoints" / "global_step_3").is_dir()
     assert start("gsm8k_multiturn", out, recipe) == 0
     assert result(capfd)["steps"] == 1
@@ -261,7 +261,7 @@ def test_rows_are_those_of_this_run(
     # Another recipe's, in the same folder.
     assert prepare("quickstart") == 0
     assert "--seed 1" not in words(out)
-    # The user's own source stays for runs that name none, and they are told.
+    # The user's own source stays for runs that name none, with a message.
     assert prepare("gsm8k_multiturn", data="mine.jsonl") == 0
     capfd.readouterr()
     assert prepare("gsm8k_multiturn") == 0
@@ -286,7 +286,7 @@ def test_one_run_at_a_time(recipe: list[str], tmp_path: Path) -> None:
             time.sleep(0.05)
         with pytest.raises(ConfigError, match=rf"another run uses .*with its .lock open: .*{other.pid} \w+"):
             start("gsm8k_multiturn", out, recipe)
-        other.kill()  # its trainer ends with it, what that has started goes on
+        other.kill()  # its trainer ends with it, its children go on
         other.wait()
     left = psutil.Process(int(noted.read_text()))
     trainers = [
@@ -337,7 +337,7 @@ def test_a_display_that_fails_ends_no_training(
     monkeypatch.setenv("EACH", 'step == 2 and file.write(\'{"step": 2, "da\\n\')')
     assert start("gsm8k_multiturn", tmp_path / "torn", recipe) == 0
     assert result(capfd)["steps"] == 2
-    # Nobody reads what is printed.
+    # Nothing reads the output.
     command = [light_python(), "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(tmp_path / "closed")]
     environment = {**os.environ, "STEPS": "4", "PAUSE": "0.5", "EACH": "", "PYTHONIOENCODING": "ascii"}
     environment["BEFORE"] = "sys.stdout.buffer.write(b'sch\\xffn')"
@@ -354,7 +354,7 @@ def test_an_output_that_nobody_reads_ends_no_run(recipe: list[str], tmp_path: Pa
     out = tmp_path / "out"
     command = [light_python(), "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(out), *recipe]
     place = "| true" if output == "true" else "> /dev/full"
-    for _ in range(2):  # the second one also tells of the first one's rows and results
+    for _ in range(2):  # the second one also reports the first one's rows and results
         ran = subprocess.run(
             ["bash", "-o", "pipefail", "-c", f'"$@" {place}', "bash", *command],
             capture_output=True,
@@ -382,7 +382,7 @@ def test_the_nodes_of_one_run_share_its_rows(recipe: list[str], tmp_path: Path) 
 
 
 def test_an_interruption_ends_the_script_of_the_rows(recipe: list[str], tmp_path: Path) -> None:
-    # Python itself: what is killed is no fork of another process.
+    # Python itself: the killed process is not a fork of another process.
     Path(os.environ["PYTHON"]).write_text(PYTHON.format(python=sys.executable, rows=sys.executable))
     command = [sys.executable, "-m", "verl_multiturn.cli", "run", "gsm8k_multiturn", "--out", str(tmp_path / "out")]
     environment = {**os.environ, "PREPARING": "import time; time.sleep(600)"}

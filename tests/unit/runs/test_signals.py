@@ -1,4 +1,4 @@
-"""Signals that reach the launcher: nothing of the run is left behind, whichever it is."""
+"""Signals that reach the launcher: nothing of the run remains, whichever it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer's process: it is asked to stop, or Ray was not there. The trainers here are small programs."""
+"""The trainer's process: it gets a request to stop, or Ray was not there. The trainers here are small programs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TRAINER = {"total_training_steps": 3}
 
 
 def train(out: Path, program: str, *words: str, **config: Any) -> tuple[TrainingEnd, str]:
-    """Run a program as the trainer, and return its end and what its console showed."""
+    """Run a program as the trainer, and return its end and its console's text."""
     command = [sys.executable, "-c", program, str(out), *words]
     composed = {"trainer": TRAINER, **config}
     made = Training(command, composed, RunFolder(out), out / "metrics.jsonl", None, is_ppo=True)

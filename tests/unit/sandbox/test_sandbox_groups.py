@@ -98,7 +98,7 @@ def test_a_group_that_cannot_be_joined_is_not_used(tmp_path: Path, monkeypatch: 
     root.mkdir()
     membership = tree(root, "user")
     real = os.mkdir
-    # Its `cgroup.procs` is a folder here, which nobody can write to, not even root.
+    # Its `cgroup.procs` is a folder here, which not even root can write to.
     monkeypatch.setattr(groups.os, "mkdir", lambda folder: (real(folder), real(folder / "cgroup.procs")))
     assert find_parent(root, membership) is None
 
@@ -139,7 +139,7 @@ async def test_a_sandbox_joins_its_group_and_obeys_its_figures(made_tree: Path) 
         assert (await sandbox.run("import os; os.listdir('/proc/self/fd')")).output == "['0', '1', '2', '3', '4']\n"
         running = asyncio.create_task(sandbox.run("import time; time.sleep(1000)"))
         used_s = 0
-        while not running.done():  # the cell's time counts from its begin, of which nothing tells
+        while not running.done():  # the cell's time counts from its begin, which has no event
             used_s += 6
             rewrite(folder / "cpu.stat", f"usage_usec {used_s}000000\nuser_usec 0\n")
             await asyncio.wait({running}, timeout=0.05)

@@ -47,7 +47,7 @@ asyncio.run(main())
 
 
 def run_inside(arguments: list[str], isolation: str, code: str = "import os; os.getuid()") -> str:
-    """Return what `RUN_ONE` prints in a bubblewrap with the whole file system and `arguments`."""
+    """Return the output of `RUN_ONE` in a bubblewrap with the whole file system and `arguments`."""
     command = [find_bwrap(), *arguments, "--dev-bind", "/", "/", sys.executable, "-W", "error", "-c", RUN_ONE]
     done = subprocess.run([*command, isolation, code], capture_output=True, text=True, cwd=ROOT, timeout=550)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Packages by name: what belongs to a distribution, and that nothing else is seen."""
+"""Packages by name: files of a distribution, and that nothing else is seen."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sandboxes and their pool: cells, isolation between conversations, and that nothing is left."""
+"""Sandboxes and their pool: cells, isolation between conversations, and that nothing remains."""
 
 import asyncio
 import errno
@@ -137,7 +137,7 @@ async def test_the_code_runs_without_rights(sandbox: Sandbox) -> None:
 async def test_the_value_of_a_cell_is_apart_from_its_output(sandbox: Sandbox) -> None:
     result = await sandbox.run("x = b'text'\nprint('printed')\nx + b'\\x00\\n'", with_value=True)
     assert (result.output, result.value, result.stopped) == ("printed\n", b"text\x00\n", None)
-    assert (await sandbox.run("x")).value == b""  # not asked for
+    assert (await sandbox.run("x")).value == b""  # not requested
     for code in ("1 / 0", "1 +", "'text'", "type('B', (bytes,), {})(x)", f"bytes({VALUE_BYTES + 1})", "y = x"):
         assert (await sandbox.run(code, with_value=True)).value == b"", code
     assert len((await sandbox.run(f"bytes({VALUE_BYTES})", with_value=True)).value) == VALUE_BYTES
@@ -247,7 +247,7 @@ async def test_cancelled_anywhere_it_gives_back_what_it_has(isolation: str) -> N
             with pytest.raises(asyncio.CancelledError):
                 await task
             await until(lambda: not zygote._starting)
-            for spare in list(zygote._ready):  # a cancelled `acquire` left it to the next one
+            for spare in list(zygote._ready):  # a cancelled `acquire` passed it to the next one
                 spare.kill()
             await until(lambda: not zygote._sandboxes)
             rest = rest or held()
@@ -301,7 +301,7 @@ async def test_cancelled_while_the_zygote_starts() -> None:
         task.cancel()
         await asyncio.wait({task})  # it may have its sandbox by now
         await pool.aclose()
-        await until(lambda: held() == before)  # the kernel ends what bubblewrap had begun
+        await until(lambda: held() == before)  # the kernel ends bubblewrap's children
 
 
 def test_a_pool_that_is_dropped_is_closed() -> None:

@@ -90,7 +90,7 @@ def test_calls_by_number(machine: str, column: int) -> None:
         ((302, 261), (0, 4, 0, 1 << 40), ALLOW),  # what is the core limit?
         ((302, 261), (0, 4, 0x1000), 0),  # another core limit has no effect
         ((302, 261), (0, 4, 1 << 32), 0),  # its low half alone looks like null
-        ((302, 261), (0, 4, 0x1000, 0x2000), errno.EPERM),  # and tells no old one
+        ((302, 261), (0, 4, 0x1000, 0x2000), errno.EPERM),  # and reports no old one
         ((302, 261), (1, 4, 0), errno.EPERM),
         ((160, 164), (4, 0x1000), 0),  # setrlimit of the core limit
         ((160, 164), (7, 0x1000), ALLOW),

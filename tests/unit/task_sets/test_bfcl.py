@@ -1,4 +1,4 @@
-"""BFCL's dialogues: what the package has, the worlds' answers, the verdict on each turn, the user and the tools."""
+"""BFCL's dialogues: the package's content, the worlds' answers, the verdict on each turn, the user and the tools."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_a_folder_that_is_put_into_itself_is_a_wrong_state_and_no_crash() -> Non
     assert ours.same(others) == {"GorillaFileSystem": True}
     for worlds in (ours, others):
         worlds.call("cp", {"source": "docs", "destination": "docs"})
-    assert ours.same(others) == {"GorillaFileSystem": False}  # nobody compares them
+    assert ours.same(others) == {"GorillaFileSystem": False}  # they are not compared
     moved = DialogueEpisode(own_dialogue(OWN))
     moved.call("mv", {"source": "docs", "destination": "docs"})  # the package loses the folder
     assert json.loads(moved.call("find", {})) == {"matches": ["./log.txt"]}

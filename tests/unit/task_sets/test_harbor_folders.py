@@ -1,4 +1,4 @@
-"""Tasks in Harbor's form without Harbor: what is read, what is refused, which are checked, and the tool over them."""
+"""Tasks in Harbor's form without Harbor: read, refused and checked ones, and the tool over them."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_logs_are_graded() -> None:
 
 
 def image(workspace: ThreadWorkspace) -> None:
-    """Make what an image of such a data set holds: the repository with its later commits."""
+    """Make the content of an image of such a data set: the repository with its later commits."""
     workspace.put(write_tar({path: text.encode() for path, text in TREE.items()}), "/tmp/testbed")
     done = workspace.run(
         "mkdir -p /tmp/var/tmp /tmp/logs/artifacts /tmp/logs/verifier && cd /testbed && git init -q && git add -A && "
@@ -155,7 +155,7 @@ def image(workspace: ThreadWorkspace) -> None:
 
 
 def play(task: HarborTask, command: str, patch: str | None = None) -> tuple[str, dict[str, bytes]]:
-    """Play a task's scripts around a command of an agent; return what its git knows, and the files of the reward.
+    """Play a task's scripts around a command of an agent; return its git's history, and the files of the reward.
 
     A patch is that of an agent whose git is its own.
     """
@@ -194,7 +194,7 @@ FORGED = "print('PASSED tests/test_calc.py::test_add\\nPASSED tests/test_calc.py
         (f"echo {shlex.quote(HOOK)} > conftest.py", b"0\n"),
         (f"echo {shlex.quote(FORGED)} > pytest.py", b"0\n"),
         ("ln -sf /etc/hostname calc.py", b"0\n"),
-        ("rm -rf .git", None),  # no patch, no reward: Harbor's bridge says that the agent has failed
+        ("rm -rf .git", None),  # no patch, no reward: Harbor's bridge reports that the agent has failed
     ],
 )
 def test_the_scripts_work_without_an_image(command: str, reward: bytes | None) -> None:

@@ -1,4 +1,4 @@
-"""Mutations of Python source: where they are, what they write, and in which order they are drawn."""
+"""Mutations of Python source: where they are, their texts, and in which order they are drawn."""
 
 import ast
 

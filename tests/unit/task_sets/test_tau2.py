@@ -1,4 +1,4 @@
-"""τ²'s customers, tools and verdicts in whole conversations, and what happens when a world or a user fails."""
+"""τ²'s customers, tools and verdicts in whole conversations, and failures of a world or a user."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CANCEL = "69"
 
 
 class Scripted(Customer):
-    """A customer who says given texts, and remembers what was read."""
+    """A customer who writes given texts, and records the texts read."""
 
     def __init__(self, *texts: str, **config: Any) -> None:
         super().__init__({}, CustomerSettings(domain="retail", **config))
@@ -66,7 +66,7 @@ async def _closed() -> AsyncIterator[None]:
 
 
 async def talk(user: Customer, turns: Sequence[str], task: str = CANCEL, limits: Limits = LIMITS) -> Outcome:
-    """Roll out a conversation in which the model says these turns."""
+    """Roll out a conversation in which the model writes these turns."""
     prompt = [{"role": "system", "content": agent_prompt("retail")}, {"role": "assistant", "content": GREETING}]
     outcome = await scripted_rollout(
         domain_tools("retail"),
@@ -76,7 +76,7 @@ async def talk(user: Customer, turns: Sequence[str], task: str = CANCEL, limits:
         interaction_kwargs={"task": task, "do_nothing": 0.0},
         limits=limits,
     )
-    with pytest.raises(ConfigError):  # nothing is left of it
+    with pytest.raises(ConfigError):  # nothing of it remains
         world_of("x", "retail")
     return outcome
 
@@ -95,7 +95,7 @@ async def test_a_served_customer_earns_and_a_silent_agent_does_not() -> None:
     assert json.loads(outcome.calls[-1].text)["status"] == "cancelled"
     assert outcome.replies[-1].metrics == {"right": 1.0, "db": 1.0, "said": 1.0, "actions": 1.0, "do_nothing": 0.0}
 
-    # It read its own part and what is said to it: neither calls, nor their answers, nor the policy.
+    # It read its own part and messages to it: neither calls, nor their answers, nor the policy.
     read = user.read[-1]
     assert read[0] == {"role": "system", "content": user_prompt("retail", CANCEL)}
     assert [each["content"] for each in read[1:]] == [GREETING, "I am Ann.", "Shall I?", "Yes, please.", "Done."]

@@ -1,4 +1,4 @@
-"""What is read from τ²'s package, and what is refused before a run."""
+"""Reads from τ²'s package, and refusals before a run."""
 
 from __future__ import annotations
 

@@ -19,16 +19,16 @@ from verl_multiturn.checking import examination, instruments
 
 never = threading.Event()
 seen = threading.Event()
-"""Set by the tests when the watch has seen that the loop stands still."""
+"""Set by the tests when the watch has seen that the loop is blocked."""
 processes: list[subprocess.Popen[bytes]] = []
 
 
 def on_any_machine(patch: pytest.MonkeyPatch, late_s: float = 60.0) -> None:
-    """Let a check find what it finds on a machine that is busy, too.
+    """Let a check find the same on a busy machine.
 
     Args:
         patch: The test's own.
-        late_s: Seconds for which the loop may stand still, as it does where the machine is busy.
+        late_s: Seconds for which the loop may be blocked, as it does where the machine is busy.
     """
     patch.setattr(asyncio.events, "new_event_loop", IdleLoop)
     patch.setattr(instruments, "SETTLE_S", 0.3)
@@ -37,7 +37,7 @@ def on_any_machine(patch: pytest.MonkeyPatch, late_s: float = 60.0) -> None:
 
 
 class Sound(BaseTool):
-    """A sound tool: state under the instance_id, waits that may be cancelled, nothing left behind."""
+    """A sound tool: state under the instance_id, waits that may be cancelled, no leaks."""
 
     def __init__(self, config: dict[str, Any] | None = None, tool_schema: ToolSchema | None = None) -> None:
         super().__init__(config or {}, tool_schema)
@@ -281,7 +281,7 @@ class Stubborn(Sound):
 
 
 class Spoiled(Sound):
-    """A tool whose cancelled call takes away what `release` needs."""
+    """A tool whose cancelled call takes away the state that `release` needs."""
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         notes = self.notes.pop(instance_id)
@@ -306,7 +306,7 @@ class EatsItsArguments(Sound):
 
 
 class Demanding(Sound):
-    """A tool whose schema does not say which argument it needs."""
+    """A tool whose schema does not name the argument it needs."""
 
     def get_schema(self) -> ToolSchema:
         schema = super().get_schema().as_dict()

@@ -54,7 +54,7 @@ class GoalThatNobodySees(Goal):
 
 
 class LastText(Quick):
-    """Score the last words, whoever said them."""
+    """Score the last words, by any speaker."""
 
     last = ""
 
@@ -168,7 +168,7 @@ class Honest(Quick):
 
 
 class Particular(Honest):
-    """A tool that refuses goals that nobody gave it."""
+    """A tool that refuses goals that it did not get."""
 
     async def create(self, instance_id: str, goal: int = 3, **kwargs: Any) -> Any:
         if goal != 3:
@@ -203,7 +203,7 @@ def rows(path: Path, *given: Mapping[str, Any] | None) -> Path:
 
 
 class Place(Goal):
-    """A tool whose goals nobody can make."""
+    """A tool whose goals cannot be made."""
 
     async def create(self, instance_id: str, goal: str, **kwargs: Any) -> Any:  # type: ignore[override]
         if goal not in ("here", "there"):

@@ -80,7 +80,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the loop stand still no longer than a user's may."""
+    """Let the loop block no longer than a user's may."""
     on_any_machine(monkeypatch, late_s=0.1)
 
 

@@ -1,4 +1,4 @@
-"""Messages about objects of others, whatever these objects do when they are asked for text."""
+"""Messages about objects of others, for all behaviours of these objects at conversion to text."""
 
 import json
 from typing import Any

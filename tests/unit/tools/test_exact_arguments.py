@@ -104,7 +104,7 @@ def test_no_mixture_of_tags_is_cut(name: str) -> None:
 def forges(name: str, value: str) -> bool:
     """Return whether the format itself reads more than one argument in this one.
 
-    Such a format cannot say that a tag is text.
+    Such a format cannot mark a tag as text.
     """
     if name == "gemma4":
         return '<|"|>' in value
@@ -268,7 +268,7 @@ def test_no_part_of_a_call_vanishes(name: str, call: str) -> None:
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "-Infinity"])
 def test_a_number_that_no_float_holds_is_named(number: str) -> None:
-    """It may also stand where nothing reads it later: beside the arguments."""
+    """It may also be where nothing reads it later: beside the arguments."""
     for call in (f'{{"name": "f", "arguments": {{"x": {number}}}}}', f'{{"name": "f", "index": {number}}}'):
         (malformed,) = parse("hermes", as_call("hermes", call)).calls
         assert isinstance(malformed, MalformedCall)

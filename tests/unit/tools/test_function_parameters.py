@@ -1,6 +1,6 @@
 """Parameters of typed functions: `Field` as a default and in annotations, descriptions, defaults that are refused."""
 
-# ruff: noqa: B008, RUF013  # the style of the functions is what is tried
+# ruff: noqa: B008, RUF013  # the test needs the style of these functions
 
 import dataclasses
 import datetime
@@ -86,7 +86,7 @@ def test_a_default_that_its_own_field_refuses() -> None:
 
     def beside(limit: Annotated[int, Field(ge=20, validate_default=True)] = 10) -> None: ...
 
-    def mark(limit: int = Field(-1, ge=0)) -> None: ...  # pydantic takes it: it says that there is none
+    def mark(limit: int = Field(-1, ge=0)) -> None: ...  # pydantic accepts it: it means that there is none
 
     for function in (default, beside):
         with pytest.raises(ConfigError, match=r"parameter 'limit' has the default 10, which its own Field refuses"):
@@ -122,7 +122,7 @@ def test_descriptions_in_annotations() -> None:
         e: str,
         f: Annotated[int, "Before."] = Field(3, description="The default's."),
         g: list[Annotated[str, "An item."]] = [],  # noqa: B006  # never called
-        h: Optional[Annotated[str, "Perhaps."]] = None,  # noqa: UP045  # the form is what is tried
+        h: Optional[Annotated[str, "Perhaps."]] = None,  # noqa: UP045  # the test needs this form
     ) -> None:
         """Take.
 

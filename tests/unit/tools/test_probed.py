@@ -1,4 +1,4 @@
-"""What the checks say of an error of an author's code: whose it is in a run."""
+"""Results of the checks on an error of an author's code: whose it is in a run."""
 
 from typing import Any
 

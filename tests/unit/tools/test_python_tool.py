@@ -107,7 +107,7 @@ async def test_cancelled_it_leaves_no_process(is_stateful: bool) -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     await tool.release("c")
-    # The zygote, which waits for the next conversation, and bubblewrap are left.
+    # The zygote, which waits for the next conversation, and bubblewrap remain.
     left = set(psutil.Process().children(recursive=True)) - before
     assert len(left) == 2
     assert "bwrap" in [process.name() for process in left]

@@ -178,7 +178,7 @@ def test_what_a_schema_may_not_say(parameters: dict[str, Any], message: str) -> 
 
 @pytest.fixture
 def counted() -> Iterator[tuple[str, list[bytes]]]:
-    """Serve a loopback address; the list has what came."""
+    """Serve a loopback address; the list has the requests."""
     server = socket.create_server(("127.0.0.1", 0))
     came: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""The tool `bash`: the texts that the model reads, the files of a row, and what is refused."""
+"""The tool `bash`: the texts that the model reads, the files of a row, and refusals."""
 
 import tarfile
 from collections.abc import AsyncIterator
@@ -89,7 +89,7 @@ def test_the_tars_that_are_kept_have_a_bound_in_bytes(tmp_path: Path, monkeypatc
     tars = bash._Tars()
     for name in ("40", "50", "40", "20", "40", "20", "50", "200", "50", "200"):
         assert len(tars.of(tmp_path / name)) == int(name)
-    # 20 drops 50, unused for longest; 50 drops 40; what alone is too large is not kept, and drops nothing.
+    # 20 drops 50, unused for longest; 50 drops 40; a file that alone is too large is not kept, and drops nothing.
     assert made == ["40", "50", "20", "50", "200", "200"]
 
 

@@ -1,4 +1,4 @@
-"""`browse`, in the worker and through the server: pages, their parts, and what a page may hold."""
+"""`browse`, in the worker and through the server: pages, their parts, and the allowed content of a page."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_pages_are_found_by_what_search_shows(tool: Any) -> None:
             assert (reward, metrics) == (0.0, {"parts": 1})
         if isinstance(tool, BrowseTool):
             assert (await call(page="\ud800"))[0].text.endswith("a name that is no text")
-        else:  # half of a surrogate pair is no JSON that the server reads
+        else:  # half of a surrogate pair is not JSON that the server reads
             with pytest.raises(ValueError, match=r"refused the request \(HTTP 422\)"):
                 await call(page="\ud800")
 

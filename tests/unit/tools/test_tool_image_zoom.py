@@ -1,4 +1,4 @@
-"""`ImageZoomTool`: the region that it shows, its size, and what a model cannot do with it."""
+"""`ImageZoomTool`: the region that it shows, its size, and a model's limits with it."""
 
 import base64
 import io

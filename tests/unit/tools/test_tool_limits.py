@@ -349,7 +349,7 @@ async def test_a_call_that_hangs_is_late_though_the_loop_is_held_up() -> None:
 
 
 class HeldUpLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock moves only when a callback says that it blocks the loop."""
+    """A loop whose clock moves only when a callback reports that it blocks the loop."""
 
     now = 0.0
 

@@ -136,7 +136,7 @@ def test_several_processes_build_one_index(corpus: Path, tmp_path: Path) -> None
     assert sum("documents indexed" in errors for _, errors in said) == 1, "one builds, the others wait"
     (folder,) = [path for path in kept.iterdir() if path.is_dir()]
 
-    shutil.rmtree(folder)  # the next process clears away what a killed process left
+    shutil.rmtree(folder)  # the next process clears away a killed process's files
     left = kept / f"{folder.name}.new-dead"
     left.mkdir()
     Bm25Index.open(corpus, kept)

@@ -37,7 +37,7 @@ async def test_kwargs_reach_each_method() -> None:
 
 
 class Greedy(EchoTool):
-    """A tool that keeps what its row gave, and changes it with every call."""
+    """A tool that keeps its row's values, and changes it with every call."""
 
     repeatable = True
     pure = True

@@ -256,7 +256,7 @@ def children_of_this_process() -> set[int]:
 
 async def test_processes_are_shared_kept_and_ended(root: Path) -> None:
     tool = tool_of(root, processes=2)
-    gc.collect()  # what earlier tests left open is closed now, and not meanwhile
+    gc.collect()  # handles of earlier tests are closed now, and not meanwhile
     descriptors = len(os.listdir("/proc/self/fd"))
     async with conversation(tool, "a", db_id="shop") as a:
         async with conversation(tool, "b", db_path="shop/shop.sqlite") as b:

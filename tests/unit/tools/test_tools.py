@@ -233,7 +233,7 @@ RAW = {"type": "function", "function": {"name": "count", "parameters": {"type": 
 
 
 class Describes(BaseTool):
-    """A class that describes itself as its test says."""
+    """A class that describes itself by its test."""
 
     described: Any = RAW
 

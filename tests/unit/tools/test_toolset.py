@@ -1,4 +1,4 @@
-"""`toolset` in the tool YAML: one entry, many tools; what its function may return, and what is refused by name."""
+"""`toolset` in the tool YAML: one entry, many tools; allowed results of its function, and refusals by name."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -72,7 +72,7 @@ async def test_an_observation_fits_with_its_separator_or_not_at_all() -> None:
 
 
 class Remembers(CharBuilder):
-    """A builder that keeps what it is asked to render."""
+    """A builder that keeps its inputs."""
 
     def __init__(self) -> None:
         self.before: list[list[Any]] = []

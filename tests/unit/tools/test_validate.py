@@ -1,4 +1,4 @@
-"""`verl-multiturn validate`: a run accepts what it passes; what a run refuses, it refuses with the row's number."""
+"""`verl-multiturn validate`: a run accepts rows that it passes; rows that a run refuses, it refuses by number."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Strict(BaseTool):
 TOOLS = {"echo": EchoTool(), "strict": Strict()}
 GIVEN = {"strict": {"create_kwargs": {"ground_truth": "4"}}}
 
-# `extra_info`, and the text that both `validate` and the run must say; "" where the row can work.
+# `extra_info`, and the text in the message of both `validate` and the run; "" where the row can work.
 ROWS: list[tuple[Any, str]] = [
     ({"tools_kwargs": GIVEN}, ""),
     ({"tools_kwargs": GIVEN, "tool_selection": ["strict"]}, ""),

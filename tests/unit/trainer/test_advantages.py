@@ -79,7 +79,7 @@ def test_only_the_numbers_of_turns_say_their_order(estimate: benchmark.Estimator
 
 
 def test_a_missing_turn_keeps_its_distance() -> None:
-    """A turn whose row was left out still lies between the others."""
+    """A turn whose row was dropped still lies between the others."""
     with_a_gap = GroupMember([Turn(0), Turn(2, 1.0)])
     assert of_turns([with_a_gap, played(0.0)], gamma=0.5)[0] == [0.25 / 2, 0.5]
 

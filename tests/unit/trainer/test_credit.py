@@ -1,4 +1,4 @@
-"""What the completions of a session learn from: the three values of `proxy.credit`."""
+"""Rewards of the completions of a session: the three values of `proxy.credit`."""
 
 import random
 import statistics

@@ -117,7 +117,7 @@ def test_one_conversation_without_tools() -> None:
 def test_the_share_of_prompts_that_was_cached() -> None:
     said = [outcome(cache=CacheUse(given=30, cached=10)), outcome(cache=CacheUse(given=10, cached=10)), outcome()]
     assert metrics_of(*said)["cache/hit_share"] == 0.5
-    assert "cache/hit_share" not in metrics_of(outcome())  # an engine that does not say it
+    assert "cache/hit_share" not in metrics_of(outcome())  # an engine that does not report it
 
 
 def test_what_engines_read_again() -> None:
@@ -131,7 +131,7 @@ def test_what_engines_read_again() -> None:
     found = metrics_of(outcome(cache=first), outcome(cache=second))
     assert found["cache/prefilled_over_minimal"] == 231 / 131  # least: 100 for the prompt, 1 for the sibling, 30
     assert (found["cache/held_s"], found["cache/led_s"], found["cache/use"]) == (1.5, 0.5, 1.5)
-    second.add(Ask("b", turn, {}, 9), Generation([1], [0.0], [0], "stop"), 100)  # an engine that says nothing
+    second.add(Ask("b", turn, {}, 9), Generation([1], [0.0], [0], "stop"), 100)  # an engine that reports nothing
     assert metrics_of(outcome(cache=second))["cache/prefilled_over_minimal"] == 0.01
 
 
@@ -206,7 +206,7 @@ def test_calls_of_each_tool_and_of_all() -> None:
     assert found["calls/error_rate"] == pytest.approx(2 / 12)
     assert found["calls/malformed_rate"] == found["calls/unknown_tool_rate"] == pytest.approx(1 / 12)
     assert found["calls/run_s/p50"] == 1.5
-    # A name that the model made up is no key.
+    # A name that the model made up is not a key.
     assert {key.split("/")[1] for key in found if key.startswith("tools/")} == {"search", "sql"}
 
 

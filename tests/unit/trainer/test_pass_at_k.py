@@ -9,7 +9,7 @@ from verl_multiturn.rows.reward_numbers import ScoreRange
 
 
 def stats(group: str, *scores: float | None) -> list[dict[str, Any]]:
-    """Return conversations of a prompt; None stands for an invalid one."""
+    """Return conversations of a prompt; None means an invalid one."""
     return [
         {"group": group, "valid": score is not None, "conversation": {"score": score or 0.0}, "reported": {}}
         for score in scores
@@ -78,6 +78,6 @@ def test_what_the_reward_reported_says_who_passes() -> None:
     conversations = stats("u", 1.0, 0.0)
     for each, acc in zip(conversations, (0.0, 1.0), strict=True):
         each["reported"] = {"acc": acc}
-    conversations[0]["conversation"]["score"] = 2.0  # what tools earned is in it
+    conversations[0]["conversation"]["score"] = 2.0  # the tools' rewards are in it
     assert passed_shares(conversations, ScoreRange())["pass@2"] == 1.0
     assert passed_shares(conversations, ScoreRange())["pass@1"] == 0.5

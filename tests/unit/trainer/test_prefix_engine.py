@@ -1,4 +1,4 @@
-"""The prefix-tree engine gives verl's losses what verl's own FSDP2 engine gives them, or leaves it to that engine."""
+"""The prefix-tree engine gives verl's losses the values of verl's own FSDP2 engine, or leaves it to that engine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def engines(kit: Any, classes: tuple[type, type, type], model: Path) -> tuple[An
 
 
 def agree(kit: Any, engines: tuple[Any, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Assert that both engines compute the same; return what they say of the update."""
+    """Assert that both engines compute the same; return their metrics of the update."""
     columns = [kit.forward(engine, batch) for engine in engines]
     assert columns[0].keys() == columns[1].keys()
     assert kit.farthest(columns[0]["log_probs"], columns[1]["log_probs"]) <= 2e-5
@@ -141,7 +141,7 @@ def test_one_call_of_variable_lengths_is_the_same(
     def varlen(
         q: Any, k: Any, v: Any, at: Any, k_at: Any, most: int, k_most: int, softmax_scale: Any, causal: bool
     ) -> Any:
-        """Do what flash-attn's function of this form does: the last query sees the last key."""
+        """Act as flash-attn's function of this form: the last query sees the last key."""
         assert causal
         calls.append(len(at) - 1)
         outputs = []

@@ -1,4 +1,4 @@
-"""Rows become a forest in which each common prefix stands once."""
+"""Rows become a forest in which each common prefix occurs once."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Whose a folder is, and what a command says that refuses it."""
+"""Whose a folder is, and the message of a command that refuses it."""
 
 import json
 import os

@@ -73,7 +73,7 @@ def test_a_test_is_true_in_one_run_and_a_twin_in_the_other() -> None:
         drawn = [(first(is_kept), second(is_kept)) for is_kept in (False, False, True)]
         assert all(a != b for a, b in drawn[:2])
         kept[drawn[2]] += 1
-    assert 150 < kept[False, False] < 250  # by what passes before the repair, code can find out a lot
+    assert 150 < kept[False, False] < 250  # code can find out a lot from the tests that pass before the repair
     assert 60 < kept[True, False] < 140
     assert kept[True, True] == 0
 

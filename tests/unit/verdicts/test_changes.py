@@ -1,4 +1,4 @@
-"""What an agent has left: which changes count, and which never do."""
+"""An agent's changes: which changes count, and which never do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def one(**more: object) -> Task:
 
 
 def hidden_in(*paths: str, tree: Mapping[str, bytes] = TREE, roots: Sequence[str] = (".",), **more: object) -> Task:
-    """Return the task with another tree, and with hidden files, of which those named `test_*.py` are judged."""
+    """Return the task with another tree, and with hidden files, of which those named `test_*.py` are run."""
     tests = [f"{path}::test_add" for path in paths if path.rpartition("/")[2].startswith("test_")]
     verdict = {"kind": "pytest", "files": dict.fromkeys(paths, ""), "tests": tests, "roots": roots}
     files = {path: text.decode() for path, text in tree.items()}
@@ -106,7 +106,7 @@ PACKAGE = {"__init__.py": b"", "src/lib/__init__.py": b"", "json/a.json": b"", "
         ("src/lib/random.py", "random"),  # a package that is a root
         ("json/__init__.py", "json"),  # a folder of data
         ("logging.py", "logging"),  # beside `logging.yaml`
-        ("exceptiongroup.py", "exceptiongroup"),  # of what pytest requires
+        ("exceptiongroup.py", "exceptiongroup"),  # of pytest's requirements
         ("pytest_asyncio.py", "pytest_asyncio"),  # a plugin
         ("pytest_asyncio/__init__.py", "pytest_asyncio"),
     ],
@@ -139,7 +139,7 @@ def test_a_module_of_the_repositorys_own_counts(path: str, monkeypatch: pytest.M
 
 
 def test_a_package_is_not_made_a_folder_that_imports_begin_in() -> None:
-    """Pytest would begin the imports of `calc/tests/test_ops.py` in `calc` if that were no package."""
+    """Pytest would begin the imports of `calc/tests/test_ops.py` in `calc` if that were not a package."""
     tree = TREE | {"calc/json/__init__.py": b"", "calc/json/io.py": b"", "calc/tests/__init__.py": b""}
     judged = hidden_in("calc/tests/test_ops.py", "calc/json/tests/test_io.py", tree=tree)
 
@@ -242,7 +242,7 @@ def test_imports_do_not_begin_in_the_tree_itself_if_it_is_no_root() -> None:
 
 
 def test_a_package_whose_tests_stay_may_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tests never count, so their package stays; `tests` is what some installed packages bring, too."""
+    """Its tests never count, so their package stays; `tests` is a package in some installed ones, too."""
     monkeypatch.setattr(of_agents, "modules_of", lambda packages: frozenset({"tests"}))
     tree = TREE | {"calc/tests/__init__.py": b"", "calc/tests/test_old.py": b""}
     moved = {path: text for path, text in tree.items() if not path.startswith("calc/") or "tests" in path}

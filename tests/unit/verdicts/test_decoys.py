@@ -1,4 +1,4 @@
-"""Decoys: values that nothing tells from the true ones. `benchmarks.workspace_attacks` draws ten times as many."""
+"""Decoys: values that look like the true ones. `benchmarks.workspace_attacks` draws ten times as many."""
 
 from __future__ import annotations
 

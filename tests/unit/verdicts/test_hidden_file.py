@@ -1,4 +1,4 @@
-"""Hidden files with twins: which literals are expected, and what becomes of the names of parametrized tests."""
+"""Hidden files with twins: which literals are expected, and the fate of the names of parametrized tests."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_rows_of_a_constant_and_of_a_class_are_read() -> None:
 
 
 def test_one_value_of_a_test_changes_at_a_time() -> None:
-    """Code that passes one assertion of a test knows that its value is true. That says little of the others."""
+    """Code that passes one assertion of a test knows that its value is true. That reveals little about the others."""
     hidden, found = twins("def test_it():\n    assert f(2) == 74\n    assert g(3) == 86\n", ["test_it"])
     assert found == {"t.py::test_it": 2}
     texts = [hidden.write(random.Random(seed), [True]) for seed in range(30)]

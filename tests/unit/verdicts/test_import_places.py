@@ -1,4 +1,4 @@
-"""The rule of which changes decide what tests import, asked by both who use it: for what was left, and for a patch."""
+"""The rule of which changes decide the imports of tests, called by both users: for a final tree, and for a patch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Both:
         self.names.write_text(task_of_row("swe_rebench", ROWS["swe_rebench"], "row 1")[1].tests["names.json"])
 
     def refused(self, tree: set[str], made: set[str], gone: set[str]) -> tuple[set[str], set[str]]:
-        """Return the changes that do not count: of work that was left, and of a patch."""
+        """Return the changes that do not count: of a final tree, and of a patch."""
         return self.of_work(tree, made, gone), self.of_patch(tree, made, gone)
 
     def of_work(self, tree: set[str], made: set[str], gone: set[str]) -> set[str]:
@@ -72,7 +72,7 @@ def test_a_tree_is_ruled_alike_for_work_and_for_a_patch(seed: int, both: Both) -
     [
         ({"spec.py"}, {"spec.py"}),  # in the place of a folder that tests may lie below
         ({"lib/deep.py"}, {"lib/deep.py"}),
-        ({"PyTest.py"}, {"PyTest.py"}),  # a runner's name, where a file system does not tell cases apart
+        ({"PyTest.py"}, {"PyTest.py"}),  # a runner's name, where a file system ignores case
         ({"lib/CONFTEST.py", "Test/a.py"}, {"lib/CONFTEST.py", "Test/a.py"}),
         ({"new.py", "lib/new/deep.py"}, set()),
     ],

@@ -1,4 +1,4 @@
-"""What a run of tests wrote, read on the host."""
+"""Output of a run of tests, read on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks: what a row may say, and the errors that name what it may not."""
+"""Tasks: allowed values in a row, and the errors that name others."""
 
 from __future__ import annotations
 

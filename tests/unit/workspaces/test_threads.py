@@ -26,7 +26,7 @@ SETTINGS = WorkspaceSettings(timeout_s=60, pool=0)
 
 @pytest.fixture(autouse=True)
 def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """End the thread and its pools after each test, however long that takes, and see that nothing is left."""
+    """End the thread and its pools after each test, however long that takes, and see that nothing remains."""
     monkeypatch.setattr(threads, "_CLOSE_S", 120.0)
     yield
     threads._kept.get().end()

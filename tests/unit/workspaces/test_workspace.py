@@ -1,4 +1,4 @@
-"""One workspace: commands, files in and out, what stays and what does not."""
+"""One workspace: commands, files in and out, files that stay or not."""
 
 import asyncio
 import errno
@@ -88,7 +88,7 @@ def test_a_pipe_is_known_to_hold_16_pages(module: str, name: str, monkeypatch: p
 
 async def test_a_late_command_ends_and_the_folder_stays(workspace: Workspace) -> None:
     late = "echo begun; echo x > kept; trap '' TERM; setsid sleep 1000 & (sleep 1000 &) ; sleep 1000"
-    for timeout_s in (0.5, 4, 32, 256):  # until that is enough for what the command does first
+    for timeout_s in (0.5, 4, 32, 256):  # until that is enough for the command's first actions
         result = await workspace.run(late, timeout_s=timeout_s)
         if await workspace.run("ls") == CommandResult("kept\n", 0):
             break
@@ -210,7 +210,7 @@ async def test_a_workspace_that_ended_says_why(workspace: Workspace) -> None:
 
 
 async def test_an_answer_in_crumbs_ends_the_workspace() -> None:
-    """A command may write into the driver's memory. A tar of 64 MB, one byte a call, would take for ever."""
+    """A command may write into the driver's memory. A tar of 64 MB, one byte a call, would never end."""
     sandbox = create_autospec(Sandbox, instance=True)
     sandbox.stopped = None
     sandbox.run.side_effect = [

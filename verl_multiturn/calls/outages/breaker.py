@@ -1,4 +1,4 @@
-"""`Breaker`: decides, from the calls of a whole run, whether the service that one name stands for is there.
+"""`Breaker`: decides, from the calls of a whole run, whether the service of one name is there.
 
                  of the last calls as many failed as did not: of 8 calls or more,
                  failures of two conversations or more
@@ -7,25 +7,26 @@
       └────────┘ ◀──────────────────────────────────────────────────────────────── └──────┘ ◀─┘ 4, then every 5 s
                  three probes in a row are answered; the next one follows at once
 
-**It opens** where one of two stretches of calls says so, since each is blind where the other sees:
+**It opens** where one of two stretches of calls shows an outage, since each is blind where the other sees:
 - the calls of the last 30 s. Of a slow service, with fewer than 8, the last 8, up to five minutes old;
 - the calls since the last one that did not fail, up to five minutes old: in a busy run half of 30 s are more calls than
   its conversations have.
 
-A call that still runs counts as one that did not fail, if it began beside the failures: what fails at once ends first.
-A mistake of the model may never have reached the service, and counts half.
+A call that still runs counts as one that did not fail, if it began beside the failures: a call that fails at once ends
+first. A mistake of the model may never have reached the service, and counts half.
 
 **It closes** by probes: waiting calls of the run, one at a time. One that hangs has failed when its lease is over. A
 mistake of the model counts a quarter of a good probe. A call that fails as a probe once more may be the only one that
-the service does not answer, so the good ones before it still count. Where the service says when it wants to be asked
-again, the next probe follows then.
+the service does not answer, so the good ones before it still count. If the service names a time to retry, the next
+probe follows then.
 
 Invariants:
 - pure: the caller gives the time, always of the same clock. Nothing here waits, and nothing knows Ray;
 - `epoch` counts the changes of the state: it is odd exactly while the breaker is open, and never falls;
-- a conversation is judged when one of its outages lies in the evidence on which the breaker opens, comes while it is
-  open, or is that of a call which began before the last change. So one late call of a healthy run judges nobody;
-- an outage that is held is evidence, and judges nobody: its conversation has not seen it.
+- a conversation is affected when one of its outages lies in the evidence on which the breaker opens, comes while it is
+  open, or is that of a call which began before the last change. So one late call of a healthy run affects no
+  conversation;
+- an outage that is held is evidence, but affects no conversation: its own has not seen it.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ WINDOW_S = 30.0
 OLDEST_S = 300.0
 """Seconds of calls that are looked at where fewer than `LEAST_CALLS` are newer, or all of them failed."""
 LEAST_CALLS = 8
-"""Fewest calls that say anything."""
+"""Fewest calls that are evidence."""
 LEAST_CONVERSATIONS = 2
-"""Fewest conversations of the outages: what one conversation does says nothing of the service."""
+"""Fewest conversations of the outages: one conversation alone is not evidence about the service."""
 MISTAKE = 0.5
 """Part of a call that did not fail for which a mistake of the model counts."""
 PROBE_S = (1.0, 2.0, 4.0, 5.0)
@@ -61,7 +62,7 @@ class Outage(NamedTuple):
     epoch: int
     """Epoch of the breaker, as far as it was known where the call began."""
     held: bool = False
-    """Whether its conversation has not seen it yet. If it does, the outage is told once more, as one that hung."""
+    """Whether its conversation has not seen it yet. If it does, the outage is reported once more, as one that hung."""
 
 
 class _ReportedCalls(NamedTuple):
@@ -72,7 +73,7 @@ class _ReportedCalls(NamedTuple):
     outages: tuple[str, ...]
     """Conversations whose calls failed."""
     seen: tuple[str, ...]
-    """Conversations that are judged if the breaker opens."""
+    """Conversations that are affected if the breaker opens."""
 
 
 class Breaker:
@@ -108,7 +109,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether calls have to wait."""
+        """Return whether calls have to wait."""
         return self.epoch % 2 == 1
 
     def open_s(self, now: float) -> float:
@@ -116,7 +117,7 @@ class Breaker:
         return now - self.opened_at if self.is_open else 0.0
 
     def is_probed(self, now: float) -> bool:
-        """Tell whether a probe is under way."""
+        """Return whether a probe is under way."""
         return self._probe is not None and now < self._probe_ends
 
     def open_total_s(self, now: float) -> float:
@@ -139,14 +140,14 @@ class Breaker:
             now: The time.
             answered: Number of calls that were answered, in whatever way.
             outages: The calls that ended with an outage.
-            hung: Calls whose conversation's time was up, and outages that were held and are seen now. They are judged
-                as outages are, and open nothing.
+            hung: Calls whose conversation's time was up, and outages that were held and are seen now. They affect
+                conversations as outages do, and open nothing.
             process: Id of the process that made the calls.
             beside: Calls of that process that have not ended, and did not begin after its newest outage.
             mistakes: Number of calls that ended with the model's mistake.
 
         Returns:
-            The conversations that are judged by it; empty while it stays closed.
+            The conversations that it affects; empty while it stays closed.
         """
         met = [each for each in (*outages, *hung) if not each.held]
         if self.is_open:
@@ -181,7 +182,7 @@ class Breaker:
             self._failed -= len(first.outages)
 
     def _is_out(self, now: float) -> bool:
-        """Tell whether the last calls say that the service is out, whatever becomes of those that still run."""
+        """Return whether the last calls show that the service is out, whatever becomes of those that still run."""
         running = sum(calls for at, calls in self._beside.values() if at >= now - WINDOW_S)
         failed = [conversation for each in self._window for conversation in each.outages]
         row = [conversation for at, conversation in self._row if at >= now - OLDEST_S]
@@ -205,7 +206,7 @@ class Breaker:
     def unjudged(self) -> list[str]:
         """Return the conversations of the last calls, if these are two or more outages that no answered call follows.
 
-        A step may end before there are enough calls for a judgement. Nobody knows then that the service is there.
+        A step may end before there are enough calls for a judgement. Then it is not known that the service is there.
         """
         row = [conversation for _, conversation in self._row]
         return row if _several(row) else []
@@ -258,7 +259,7 @@ class Breaker:
         self._probe, self._probe_ends, self._has_failed = probe, now + lease_s, has_failed
 
     def put_off(self, now: float, next_try_s: float) -> None:
-        """Let the next probe begin when the service wants to be asked again, at the soonest after the first pause."""
+        """Let the next probe begin when the service accepts calls again, at the soonest after the first pause."""
         self._next_probe = now + max(PROBE_S[0], next_try_s)
 
     def let_in(self, now: float) -> None:
@@ -271,8 +272,8 @@ class Breaker:
         Args:
             now: The time.
             probe: Id of the call.
-            good: Whether it was answered; None: it says nothing, and the next one follows at once.
-            mistaken: Whether it says nothing since the model made a mistake; else it was cancelled.
+            good: Whether it was answered; None: it is not evidence, and the next one follows at once.
+            mistaken: Whether it is not evidence since the model made a mistake; else it was cancelled.
         """
         if probe != self._probe:
             return False
@@ -291,7 +292,7 @@ class Breaker:
         return True
 
     def take_back(self, outages: Iterable[Outage]) -> None:
-        """Forget the good probes where one of them met an outage after all; one that is long is told good early.
+        """Forget the good probes where one of them hit an outage after all; a long one is reported good early.
 
         Args:
             outages: Outages of calls. One that began while the breaker is open was a probe.

@@ -13,7 +13,7 @@ In this order:
    cannot be read, a database that is locked, and the statuses 429, 502 and 503, and 407 and 511, by which the network
    refuses all traffic. But not a pipe that broke: the program at its other end may be the model's. An
    error of no client counts as the outage within it, or behind it, if there is one;
-6. a **bug**: anything else. It is counted and reported once, and is no evidence about the service.
+6. a **bug**: anything else. It is counted and reported once, and is not evidence about the service.
 
 `status_kind` classifies a status for a client whose address is configured, as that of a tool in the box is. There a
 wrong key or address is a mistake of the configuration, and so an outage: 401 to 403, 404, 405, a redirect
@@ -387,6 +387,6 @@ def _status(error: Any) -> int | None:
 
 def _is_connections(error: OSError) -> bool:
     if isinstance(error, ConnectionError):
-        # asyncio says "Connection lost", too, where a program's input is written to after its end.
+        # asyncio reports "Connection lost", too, after a write to a program that has ended.
         return not isinstance(error, BrokenPipeError) and error.args != ("Connection lost",)
     return isinstance(error, socket.gaierror) or error.errno in _NO_ROUTE

@@ -1,6 +1,6 @@
 """`GuardedCall`: one call of a service from the wait at its breaker to the report of its end.
 
-    wait  ──open──▶ clock stands still ──closed, or the probe──▶ slot → call ──┬─ answered, whatever it was ─▶ a sum
+    wait  ──open──▶ clock is stopped ────closed, or the probe──▶ slot → call ──┬─ answered, whatever it was ─▶ a sum
       └──closed────────────────────────────────────────────────▶               └─ outage ─▶ reported at once; that of
                                                                                   a `repeatable` tool is held shortly
                                                                                     ├─ closed: the model reads it
@@ -11,8 +11,8 @@ While nothing is wrong a call costs the look at one number and a sum, which is r
 
 Invariants:
 - an outage is known to the keeper before its conversation goes on;
-- a call is made again only where it is repeatable, and nobody has seen how it ended; where it was no probe, once: it
-  may be the call that brings the service down.
+- a call is made again only where it is repeatable, and its end was not seen; where it was not a probe, once: it may be
+  the call that brings the service down.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Role = Literal["create", "call", "repeatable", "reward", "score"]
 """Part of a call in its conversation.
 
 - `create`: begins a tool. Each failure is an outage, but for a `ValueError`, which is the row's mistake: the model
-  would be told at each call of the tool.
-- `call`: any other that asks the service. How it ends says whether the service is there.
+  would read it at each call of the tool.
+- `call`: any other call of the service. Its end shows whether the service is there.
 - `repeatable`: a `call` that may be made again, where it failed in an outage.
 - `reward`: the reward of a finished conversation. Its owner makes it again by a rule of its own; here it is made again
   only where it was a probe.
-- `score`: gives a reward. It may ask no service, so it waits for none and says nothing of it. An outage of it ends its
-  conversation, and nothing else.
+- `score`: gives a reward. It may call no service, so it waits for none and is not evidence about it. An outage of it
+  ends its conversation, and nothing else.
 """
 _NO_CAUSE = (OutageEndError, ToolContractError, InteractionContractError)
 
@@ -55,15 +55,15 @@ class GuardedCall:
     slot; nothing else raises.
 
     Args:
-        watch: The watch over what is called; None: nobody asks.
+        watch: The watch over the service; None: outages are not tracked.
         conversation: Id of the conversation.
-        role: What the call is in the conversation.
-        written: What others than the service and the author wrote for the call.
+        role: The call's part in the conversation.
+        written: Texts for the call by others than the service and the author.
 
     Attributes:
         met: Whether the call ended with an outage.
         ends: Whether the conversation has to end for it.
-        again: Whether the call has to be made once more: nobody has seen its answer.
+        again: Whether the call has to be made once more: its answer was not seen.
     """
 
     __slots__ = (
@@ -103,17 +103,17 @@ class GuardedCall:
 
     @property
     def name(self) -> str:
-        """Return the name of what is called, where outages are spoken of; "" where nobody asks."""
+        """Return the name of the service in reports of outages; "" where they are not tracked."""
         return self._watch.name if self._watch is not None else ""
 
     @property
     def is_probe(self) -> bool:
-        """Tell whether the call is a probe of which nothing was told yet."""
+        """Return whether the call is a probe without a report yet."""
         return bool(self._probe)
 
     @property
     def must_wait(self) -> bool:
-        """Tell whether there is an outage for whose end the call waits; a probe does not."""
+        """Return whether there is an outage for whose end the call waits; a probe does not."""
         return self._watch is not None and self._watch.is_open and not self._probe and self._role != "score"
 
     async def wait(self) -> bool:
@@ -187,31 +187,31 @@ class GuardedCall:
             self.dropped()
 
     def _hung(self) -> None:
-        """Tell of a call that is cut off: if there is an outage, that was it."""
+        """Report a call that is cut off: if there is an outage, that was it."""
         watch = self._watch
         if watch is not None and watch.pauses and watch.rules.timeouts == "outage" and self._ended() is not None:
             self.met = True
             keep(asyncio.ensure_future(self._tell_seen(watch)))
 
     async def _tell_seen(self, watch: Watch) -> bool:
-        """Tell that the conversation is to be judged if there is an outage; return whether the keeper knows it."""
+        """Report that an outage, if there is one, affects the conversation; return whether the keeper knows it."""
         sums = watch.take()
         sums.hung.append(Outage(self._conversation, self._epoch))
         return await watch.outages.tell({watch.name: sums})
 
     def dropped(self) -> None:
-        """Note that the call was cancelled, or says nothing."""
+        """Note that the call was cancelled, or is not evidence."""
         self._ended()
         if self._watch is not None and self._probe:
             self._watch.leave(self._probe)
             self._probe = ""
 
     def answered(self) -> None:
-        """Tell that the call was answered."""
+        """Report that the call was answered."""
         self._tell_end(mistaken=False)
 
     def _tell_end(self, mistaken: bool) -> None:
-        """Tell that the call ended without an outage: answered, or by the model's mistake."""
+        """Report that the call ended without an outage: answered, or by the model's mistake."""
         watch, began = self._watch, self._ended()
         if watch is None or self._role == "score":
             return
@@ -222,10 +222,10 @@ class GuardedCall:
             keep(asyncio.ensure_future(watch.outages.tell({watch.name: sums})))
 
     async def failed(self, error: BaseException) -> None:
-        """Tell how the call failed.
+        """Report how the call failed.
 
         Args:
-            error: What it raised.
+            error: The error that it raised.
         """
         watch = self._watch
         if watch is None:
@@ -238,7 +238,7 @@ class GuardedCall:
             if cause == "bug":
                 watch.bug(error)
             if cause != "model" or (self._probe and not isinstance(error, ValueError)):
-                self.dropped()  # as where it was late by what the model wrote: that says nothing of the service
+                self.dropped()  # as where the model's text made it late: that is not evidence about the service
             else:
                 self._tell_end(mistaken=True)
             return
@@ -273,7 +273,7 @@ class GuardedCall:
         self.ends = self.met and (not told or watch.is_open or watch.outages.is_judged(self._conversation))
 
     def _is_out(self, watch: Watch) -> bool:
-        """Tell whether there is an outage, or was one since the call began."""
+        """Return whether there is an outage, or was one since the call began."""
         return watch.is_open or watch.epoch != self._epoch
 
     def _may_repeat(self, watch: Watch, failed_at: float, is_probe: bool) -> bool:

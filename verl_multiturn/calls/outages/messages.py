@@ -39,12 +39,12 @@ class Sums:
     beside: int = 0
     """Calls that have not ended, and did not begin after the newest outage here."""
     masked: int = 0
-    """Calls with an outage that says nothing to the breaker: those of `mode: mask`, where nothing waits, and those that
-    may ask another service than the other calls."""
+    """Calls with an outage that the breaker does not count: those of `mode: mask`, where nothing waits, and those that
+    may call another service than the other calls."""
     error: str = ""
     """Text of the last outage."""
     next_try_s: float | None = None
-    """Seconds after which the service wants to be asked again; None: it does not say."""
+    """Seconds after which the service accepts calls again; None: unknown."""
     probe: str = ""
     """Id of a probe that has ended; "" for none."""
     probe_good: bool | None = False
@@ -61,7 +61,7 @@ class StoreAnswer(NamedTuple):
     epochs: dict[str, int]
     """Epoch of each breaker, by name. It is odd while the breaker is open."""
     judged: tuple[str, ...]
-    """Conversations that were judged since."""
+    """Conversations found affected since."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class OutageState:
     open_s: float
     """Seconds for which the breaker has been open now; 0 while it is closed."""
     lasting_s: float
-    """Seconds of it in which somebody asked for what is called; 0 after `IDLE_S` in which nobody did.
+    """Seconds of it in which the service was in demand; 0 after `IDLE_S` without demand.
 
-    Somebody asks for it while a call or a new conversation waits, a probe is under way, or a call fails.
+    It is in demand while a call or a new conversation waits, a probe is under way, or a call fails.
     """
     open_total_s: float
     """Seconds for which it has been open in the whole run."""
@@ -109,7 +109,7 @@ class RemoteOutageStore(Protocol):
         """Wait no longer; see `OutageStore.leave`."""
 
     async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
-        """Take over what a process knows; see `OutageStore.recall`."""
+        """Take over the state that a process knows; see `OutageStore.recall`."""
 
 
 class StoreLostError(Exception):

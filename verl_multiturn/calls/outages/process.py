@@ -1,9 +1,9 @@
-"""`Outages`: what one process knows of outages: a `Watch` over each name, and how it reaches the keeper of the run.
+"""`Outages`: one process's state of outages: a `Watch` over each name, and its way to the keeper of the run.
 
 Invariants:
 - who waits, waits at most `stop_s`, also where the keeper has died and cannot be reached;
-- a keeper that is made anew is told what is known here before it is asked anything;
-- each event loop has one poll, which also says that the process lives.
+- a new keeper receives the state known here before any request;
+- each event loop has one poll, which also shows that the process lives.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def loop_time() -> float:
 
 
 class Watch:
-    """The watch of one process over what has a name.
+    """The watch of one process over one named service.
 
     Attributes:
         name: The name, for example `tool search`.
         epoch: Epoch of its breaker, as far as it is known here.
         opened_at: Time of the loop's clock at which it was learnt.
         running: Calls (`guarded_call.GuardedCall`) that have not ended, with the time at which they began.
-        newest: When the newest call that met an outage began.
+        newest: When the newest call that hit an outage began.
         newest_answered: When the newest call that was answered began.
     """
 
@@ -93,12 +93,12 @@ class Watch:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether calls have to wait."""
+        """Return whether calls have to wait."""
         return self.epoch % 2 == 1 and self.pauses
 
     @property
     def is_due(self) -> bool:
-        """Tell whether there are calls to report."""
+        """Return whether there are calls to report."""
         sums = self._sums
         return sums.answered + sums.mistakes + sums.masked + sums.bugs > 0
 
@@ -125,7 +125,7 @@ class Watch:
         """Count a call that was answered.
 
         Args:
-            began: Time of the loop's clock at which it began; None: nobody knows.
+            began: Time of the loop's clock at which it began; None: unknown.
         """
         self._sums.answered += 1
         self._failing_since = inf
@@ -136,7 +136,7 @@ class Watch:
         self.outages.report_soon()
 
     def is_sudden(self, failed_at: float) -> bool:
-        """Note that a call failed; tell whether nobody can know yet whether that is an outage.
+        """Note that a call failed; return whether it is still unknown if that is an outage.
 
         Args:
             failed_at: Time of the loop's clock at which it failed.
@@ -184,7 +184,7 @@ class Watch:
         self.outages.report_soon()
 
     def bug(self, error: BaseException) -> None:
-        """Count a call that failed by a bug, and tell of the first one."""
+        """Count a call that failed by a bug, and report the first one."""
         self._sums.bugs += 1
         self.outages.report_soon()
         if not self._has_told:
@@ -198,7 +198,7 @@ class Watch:
             )
 
     async def enter(self, kind: Waiting, until: float | None = None) -> tuple[CallAdmission, str]:
-        """Wait while the breaker is open, with the conversation's clock standing still.
+        """Wait while the breaker is open, with the conversation's clock stopped.
 
         Args:
             kind: Who waits.
@@ -229,7 +229,7 @@ class Watch:
         return admitted, waiter
 
     def leave(self, waiter: str) -> None:
-        """Tell the keeper that somebody waits no longer, or that a probe was cancelled."""
+        """Report to the keeper that a call waits no longer, or that a probe was cancelled."""
         keep(asyncio.ensure_future(self.outages.ask(lambda keeper: keeper.leave(self.name, waiter), TOLD_S)))
 
     async def admit(self) -> None:
@@ -244,12 +244,12 @@ class Watch:
 
 
 class Outages:
-    """What one process knows of outages.
+    """The state of outages known to one process.
 
     Args:
         settings: The run's settings.
         connect: Reaches the keeper of the run, or makes one; None: this process has a keeper of its own.
-        stopped: Lets the clock of the conversation that the running task works for stand still.
+        stopped: Stops the clock of the conversation that the running task works for.
     """
 
     def __init__(
@@ -271,11 +271,11 @@ class Outages:
         self._polls: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = WeakKeyDictionary()
 
     def of(self, name: str, rules: OutageLimits, lease_s: float) -> Watch | None:
-        """Return the watch over what has a name; None where nobody asks whether a failure is an outage.
+        """Return the watch over a named service; None where outages are not tracked.
 
         Args:
             name: The name, for example `tool search`.
-            rules: What counts as an outage, and what it does.
+            rules: Which failures are outages, and their effect.
             lease_s: Seconds after which a call of it must have ended.
         """
         mode = rules.mode or self.settings.mode
@@ -288,7 +288,7 @@ class Outages:
         return watch
 
     def is_judged(self, conversation: str) -> bool:
-        """Tell whether a conversation met an outage that is known to be one; nothing that it still does is trained."""
+        """Return whether a conversation hit a confirmed outage; nothing that it still does is trained."""
         return conversation in self._judged
 
     def begin(self) -> None:
@@ -310,7 +310,7 @@ class Outages:
             keep(asyncio.ensure_future(self.tell(sums)))
 
     async def tell(self, sums: dict[str, Sums]) -> bool:
-        """Report calls, and wait until the keeper has judged them; return whether it could be reached."""
+        """Report calls, and wait until the keeper has decided on them; return whether it could be reached."""
         try:
             self._learn(await self.ask(lambda keeper: keeper.report(sums, self.process), TOLD_S))
         except StoreLostError as error:

@@ -1,7 +1,7 @@
 """`OutageStore`: the breakers of a run, kept in one place. It uses asyncio and no Ray.
 
     worker  `report`   sums of calls, twice a second, and at once at an outage  ──▶  the epochs of the breakers
-    worker  `changes`  long poll                                                ──▶  epochs and judged conversations
+    worker  `changes`  long poll                                                ──▶  epochs and affected conversations
     worker  `enter`    a call, or a new conversation, waits at an open breaker  ──▶  it is closed; be the probe; come in
     trainer `touched`, `outages`
 
@@ -9,16 +9,16 @@ In a run it is part of the actor that keeps the slots (`verl_bridge/keeper.py`).
 its own.
 
 A conversation is known by its request id, which no other has, also when a group is begun again. Its rows carry it as
-`request_id` in their statistics, beside `outages`, the names whose outage it met.
+`request_id` in their statistics, beside `outages`, the names whose outage it hit.
 
 Invariants:
 - only this object's clock counts: a report is as old as its arrival;
-- a report of an outage is answered after it was judged, so a conversation that waits for the answer is known here
+- a report of an outage is answered after the decision on it, so a conversation that waits for the answer is known here
   before its row is;
 - a waiting call that is cancelled leaves no place behind, and no probe under way; nor does one whose process has died:
-  a process polls every `POLL_S`, and what is of one that was silent for `SILENT_S` waits and probes no more. One that
-  was only busy enters again;
-- after its death workers tell a new one the epochs that they know (`recall`), and which conversations were judged.
+  a process polls every `POLL_S`, and after `SILENT_S` of silence its calls wait and probe no more. One that was only
+  busy enters again;
+- after its death workers send a new one the epochs that they know (`recall`), and the affected conversations.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from verl_multiturn.calls.outages.messages import CallAdmission, OutageState, St
 logger = logging.getLogger(__name__)
 
 IDLE_S = 60.0
-"""Seconds after which an open breaker lasts no more: nobody waits, and no call has failed since."""
+"""Seconds after which an open breaker lasts no more: no call waits, and none has failed since."""
 POLL_S = 4.0
-"""Seconds after which a poll is answered, also without a change: the next one says that its process lives."""
+"""Seconds after which a poll is answered, also without a change: the next one shows that its process lives."""
 SILENT_S = 10.0
 """Seconds without a word after which a process counts as dead."""
 MOST_JUDGED = 100_000
-"""How many judged conversations are remembered; the oldest are forgotten."""
+"""How many affected conversations are remembered; the oldest are forgotten."""
 
 
 @dataclass
@@ -72,13 +72,13 @@ class _Name:
     asked_at: float = -inf
 
     def ask(self, now: float) -> None:
-        """Note that somebody asks for it; called before anybody begins or ends to wait."""
+        """Note that it is in demand; called before a call begins or ends to wait."""
         if not (self.waiting or self.breaker.is_probed(now)) and now - self.asked_at > IDLE_S:
             self.asked_since = now
         self.asked_at = now
 
     def lasting_s(self, now: float) -> float:
-        """Return the seconds for which it has been open and asked for."""
+        """Return the seconds for which it has been open and in demand."""
         is_asked = self.waiting or self.breaker.is_probed(now) or now - self.asked_at <= IDLE_S
         return min(self.breaker.open_s(now), now - self.asked_since) if is_asked else 0.0
 
@@ -99,7 +99,7 @@ class OutageStore:
         self._id = uuid4().hex
         self._names: dict[str, _Name] = {}
         self._judged: OrderedDict[str, int] = OrderedDict()
-        """Conversations that were judged, with the version at which they were."""
+        """Affected conversations, with the version at which each was added."""
         self._version = 0
         self._polls: set[asyncio.Future[None]] = set()
         self._heard: dict[str, float] = {}
@@ -109,11 +109,11 @@ class OutageStore:
         """Note calls that have ended in one process, and judge.
 
         Args:
-            sums: The calls, by the name of what was called.
+            sums: The calls, by the name of the service.
             process: Id of the process.
 
         Returns:
-            The epochs of these names, and the conversations that were judged by this report.
+            The epochs of these names, and the conversations that this report affects.
         """
         now, version = asyncio.get_running_loop().time(), self._version
         judged: list[str] = []
@@ -144,7 +144,7 @@ class OutageStore:
         return StoreAnswer(self._id, version, epochs, tuple(judged))
 
     async def changes(self, keeper: str, seen: int, process: str = "") -> StoreAnswer:
-        """Wait until there is a change, at most for `POLL_S`, and return what has changed, the oldest first.
+        """Wait until there is a change, at most for `POLL_S`, and return the changes, the oldest first.
 
         Args:
             keeper: Id of the keeper in the last answer; "" for none.
@@ -176,7 +176,7 @@ class OutageStore:
         again after each failure. And a call that has failed as a probe is one again.
 
         Args:
-            name: Name of what is to be called.
+            name: Name of the service to call.
             waiter: The caller's unique id; a probe is reported under it.
             kind: Who waits.
             lease_s: Seconds after which a probe counts as failed.
@@ -203,16 +203,16 @@ class OutageStore:
         kept.ask(now)
         left = kept.waiting.pop(waiter, None)
         if left is not None and not left.admitted.done():
-            left.admitted.set_result(CallAdmission("closed", kept.breaker.epoch))  # nobody waits for it any more
+            left.admitted.set_result(CallAdmission("closed", kept.breaker.epoch))  # no call waits for it any more
         kept.breaker.end_probe(now, waiter, None)
         self._admit(kept)
 
     async def recall(self, epochs: Mapping[str, tuple[int, float]], judged: Collection[str]) -> None:
-        """Take over what a process knows of a keeper that has died.
+        """Take over a process's state of a keeper that has died.
 
         Args:
             epochs: The epochs of the breakers, and for how many seconds each has been open, by name.
-            judged: Conversations that were judged.
+            judged: Conversations that were affected.
         """
         now = asyncio.get_running_loop().time()
         self._judge([conversation for conversation in judged if conversation not in self._judged])
@@ -224,7 +224,7 @@ class OutageStore:
             self._admit(kept)
 
     async def touched(self, ids: Collection[str]) -> set[str]:
-        """Return which of these conversations met an outage that was judged to be one.
+        """Return which of these conversations hit a confirmed outage.
 
         A conversation also counts whose outage was among the last calls of a name, of two conversations or more, after
         which none was answered: there may be no call any more until the step ends.

@@ -1,1 +1,1 @@
-"""Parsers that read what the model wrote: text, reasoning and tool calls."""
+"""Parsers that read a turn of the model: text, reasoning and tool calls."""

@@ -1,6 +1,6 @@
 """Values of arguments that the model wrote as plain text, read by the schema of the tool.
 
-A text that is JSON can be read in two ways: as the text, and as the value. The tool's own validator says which it is:
+A text that is JSON can be read in two ways: as the text, and as the value. The tool's own validator decides:
 - the value, where the schema takes it. So `42` is a number for a schema without a type, and `null` is null for a schema
   that takes texts and null. A value that comes second could not be written at all, since a schema that takes texts most
   often takes each text;
@@ -45,7 +45,7 @@ class _TextValue:
 
     @property
     def both(self) -> tuple[Any, ...]:
-        """Return what the schema must take: the core, too, since quotes mean something only beside it."""
+        """Return the texts that the schema must take: the core, too, since quotes mean something only beside it."""
         return (self.core,) if self.core is self.read else (self.core, self.read)
 
 
@@ -60,10 +60,10 @@ def read_value(text: str) -> Any:
 def read_arguments(texts: Mapping[str, str], schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a call's arguments.
 
-    Where no reading fits the schema, the later check against it tells the model.
+    Where no reading fits the schema, the later check against it informs the model.
 
     Args:
-        texts: What the model wrote between the tags, by argument.
+        texts: The model's text between the tags, by argument.
         schema: JSON Schema of the arguments.
     """
     values = {key: value for key, text in texts.items() if (value := _value(text)) is not None}
@@ -82,7 +82,7 @@ def _json(text: str) -> Any:
 
 
 def _value(text: str) -> _TextValue | None:
-    """Return what a text means beside itself; None if it can only be read as it is."""
+    """Return a text's other meaning; None if it can only be read as it is."""
     try:
         core = read = _json(text)
         while isinstance(core, str):
@@ -97,7 +97,7 @@ class _ArgumentReader:
 
     Args:
         texts: The arguments as texts.
-        values: What those of them mean that can be read as something else.
+        values: The values of the texts that can be read as something else.
         validator: The validator of all arguments; None: each of them may be anything.
     """
 
@@ -167,7 +167,7 @@ class _ArgumentReader:
 
 
 def _alternatives(error: ValidationError) -> list[list[ValidationError]]:
-    """Return the errors of each alternative, for an error that says that all of them failed; empty for any other."""
+    """Return the errors of each alternative, for an error that all of them failed; empty for any other."""
     return list(getattr(error.kind, "context", None) or [])
 
 
@@ -204,7 +204,7 @@ def _named(errors: Iterable[ValidationError], keys: Collection[str]) -> Iterator
 
 
 def _is_of_another_type(error: ValidationError) -> bool:
-    """Return whether an error says that an argument is of another type than the schema wants."""
+    """Return whether an error reports that an argument is of another type than the schema wants."""
     if len(error.instance_path) > 1:
         return False
     kind: Any = error.kind

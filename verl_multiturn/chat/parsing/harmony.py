@@ -26,7 +26,7 @@ class HarmonyParser:
     Rules for where a message ends:
     - The analysis goes on to its `<|end|>`, whatever it holds: a call written inside it is not a call.
     - An analysis without `<|end|>` and without a call ends where the final answer begins.
-    - What cannot be read goes on to the end of the turn.
+    - An unreadable part goes on to the end of the turn.
 
     Args:
         tokenizer: Decodes the turn.

@@ -22,9 +22,9 @@ class JsonForm:
     close: str
     """Text that closes a call; "" where the format has no such mark."""
     header: str
-    """Regular expression for what stands before the JSON, with the group `name` if the name is there."""
+    """Regular expression for the text before the JSON, with the group `name` if the name is there."""
     end: str
-    """Regular expression for what is after the JSON."""
+    """Regular expression for the text after the JSON."""
     written: str
     """Example of a call, shown to the model when a call cannot be read."""
 

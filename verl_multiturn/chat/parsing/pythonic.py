@@ -40,9 +40,9 @@ class PythonForm:
     close: str
     """Text that closes the list; "" where the list's own `]` closes it."""
     mark: str = ""
-    """Text that marks a list of calls, in a format where a list may also stand without it.
+    """Text that marks a list of calls, in a format where a list may also come without it.
 
-    Then a list whose first element is no call is an answer.
+    Then a list whose first element is not a call is an answer.
     """
 
 
@@ -54,8 +54,8 @@ _STRING = (
 )
 
 
-# The beginning of a list of calls: a name, and what makes it a call for sure (no argument, or a named one) or likely (a
-# named one whose name holds spaces).
+# The beginning of a list of calls: a name, and the sign that it is a call for sure (no argument, or a named one) or
+# likely (a named one whose name holds spaces).
 _FIRST = re.compile(
     r"""\[\s*(?P<name>[\w.-]+)\(\s*(?:(?P<sure>\)|[^\s=()\[\]{},'"]+\s*=(?!=))|(?P<likely>[^=()\[\]{},'"]+=(?!=)))?"""
 )
@@ -125,7 +125,8 @@ def _check_first(text: str, found: re.Match[str], schemas: Sequence[dict[str, An
     """Refuse a list without a mark that is text of an answer.
 
     Raises:
-        NoCallError: Its first element is no call for sure. At the beginning of a turn, a name and a bracket are enough.
+        NoCallError: Its first element is not certainly a call. At the beginning of a turn, a name and a bracket are
+            enough.
     """
     first = _FIRST.match(text, text.index("[", found.start()))
     if first is None:
@@ -138,7 +139,7 @@ def _check_first(text: str, found: re.Match[str], schemas: Sequence[dict[str, An
         raise NoCallError
 
 
-# Names that are no keywords, and yet are read as something else or not at all.
+# Names that are not keywords, and yet are read as something else or not at all.
 _CHANGED = frozenset({*_JsonWords._WORDS, "__debug__"})
 
 
@@ -197,9 +198,9 @@ class _CallNames:
         return stand_in
 
     def _spans(self, source: str) -> Iterator[tuple[int, int, bool]]:
-        """Yield where names stand, and whether it is that of a call.
+        """Yield the places of names, and whether each is that of a call.
 
-        They stand before the bracket of a call, and before the `=` of an argument of a call.
+        A name comes before the bracket of a call, and before the `=` of an argument of a call.
         """
         outer = 1 if source.startswith("[") else 0
         depth, position, begin = 0, 0, 0
@@ -240,7 +241,7 @@ def _is_comparison(source: str, position: int) -> bool:
 
 
 def _stripped(source: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the place of what is between two places, without the white space around it; nothing if that is empty.
+    """Yield the place of the text between two places, without the white space around it; nothing if that is empty.
 
     Nothing is there, either, where `start` is negative.
     """
@@ -290,7 +291,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _no_literal(node: ast.AST) -> ast.AST:
-    """Return the smallest part of an expression because of which the whole is no literal."""
+    """Return the smallest part of an expression because of which the whole is not a literal."""
     for part in ast.iter_child_nodes(node):
         if isinstance(part, ast.expr):
             try:

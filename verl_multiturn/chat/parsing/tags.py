@@ -26,18 +26,18 @@ class TagForm:
     close: str
     """Text that closes a call."""
     header: str
-    """Regular expression for what stands before the arguments, with the group `name`."""
+    """Regular expression for the text before the arguments, with the group `name`."""
     argument: str
     """Regular expression for one argument, with the groups `key` and `value`.
 
-    Where the model says whether a value is a string, the expression has the group `string`, too.
+    Where the model marks whether a value is a string, the expression has the group `string`, too.
     """
     end: str
-    """Regular expression for what is after the arguments."""
+    """Regular expression for the text after the arguments."""
     opening: str
     """Regular expression for every tag that begins a call or a part of one.
 
-    A value that holds such a tag is not read: nobody can know whether the tag is text of the value, or the value was
+    A value that holds such a tag is not read: it is unknown whether the tag is text of the value, or the value was
     not closed.
     """
     closing: str
@@ -95,12 +95,12 @@ class TagParser(TextParser):
         return [(header["name"], as_json(arguments))], end.end()
 
     def _unread_to(self, text: str, position: int) -> int:
-        return len(text)  # nobody knows where an argument ends that cannot be read
+        return len(text)  # the end of an unreadable argument is unknown
 
     def _arguments(
         self, written: Mapping[str, re.Match[str]], schemas: Sequence[dict[str, Any]], name: str
     ) -> dict[str, Any]:
-        """Return the arguments of a call, read by the schema of its tool or as the model said."""
+        """Return the arguments of a call, read by the schema of its tool or as the model marked."""
         texts = {
             key: html.unescape(one["value"]) if self._form.escaped else one["value"] for key, one in written.items()
         }

@@ -6,7 +6,7 @@ Invariants of all formats:
 - a tool gets an argument exactly as the model wrote it, character by character, or the call is malformed;
 - reasoning and calls are found in one pass, from left to right: a call inside a reasoning section is not executed, and
   the mark of such a section inside a call is text of its arguments;
-- no call that cannot be read is dropped: it becomes a `MalformedCall`, and the model is told about it.
+- no call that cannot be read is dropped: it becomes a `MalformedCall`, and the model is informed.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class TextParser(ABC):
     One rule is behind the others: nothing is executed that lies in the middle of something unclear.
     - A call that cannot be read goes on to the mark that closes it. It goes on to the end of the turn where that mark
       is missing, or where another call begins before the mark.
-    - If a tag after a call closes what no call opened, nothing of the turn is executed from the first call on. An
-      argument that held such a tag was cut there, and the rest of the argument may look like text, like reasoning, or
-      like another call. So a later call that is closed and cannot be read counts as such a tag, in a format with
-      arguments between tags. The mark that closed a call may stand once more directly after it.
+    - If a tag after a call closes something that no call opened, nothing of the turn is executed from the first call
+      on. An argument that held such a tag was cut there, and the rest of the argument may look like text, like
+      reasoning, or like another call. So a later call that is closed and cannot be read counts as such a tag, in a
+      format with arguments between tags. The mark that closed a call may be repeated directly after it.
     - Before the first call, a tag alone is text. Only the end of a call without its beginning is unclear
       (`}</tool_call>`, `</parameter></function>`).
 
@@ -142,7 +142,7 @@ class TextParser(ABC):
         return closed + len(self._close)
 
     def _without_strays(self, pieces: list[_TurnPiece]) -> list[_TurnPiece]:
-        """Return the pieces, from the first call on as one malformed call if a tag closes what no call opened.
+        """Return the pieces, from the first call on as one malformed call if a tag has no opening one.
 
         Pieces of reasoning stay apart.
         """

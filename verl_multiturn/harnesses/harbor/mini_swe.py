@@ -21,7 +21,7 @@ from harbor.models.agent.context import AgentContext
 from verl_multiturn.harnesses.mini_swe import MiniSettings, client_of, package, play
 from verl_multiturn.workspaces.workspace import CommandResult
 
-os.environ.setdefault("MSWEA_GLOBAL_CONFIG_DIR", "/nonexistent")  # what a user set for himself is not for a trial
+os.environ.setdefault("MSWEA_GLOBAL_CONFIG_DIR", "/nonexistent")  # a user's own settings are not for a trial
 
 
 class MiniSweAgent(BaseAgent):

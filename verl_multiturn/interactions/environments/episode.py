@@ -7,7 +7,7 @@ Three forms of an environment are known:
 | Gymnasium, GEM | `reset(seed=…)` returns `(observation, info)` | returns `(observation, reward, terminated, truncated, info)` |
 | TextArena | `reset(num_players=1, seed=…)`, then `get_observation()` returns `(player, observation)` | returns `(done, info)`; `close()` returns the rewards |
 
-Invariant: what an episode returns is plain JSON: finite numbers, texts, lists.
+Invariant: an episode returns plain JSON: finite numbers, texts, lists.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from verl_multiturn.rows.reward_numbers import (
 
 _PLAYER = 0
 _GAME = -1
-# Text that an environment's `render()` colours, such as the field on which the player stands.
+# Text that an environment's `render()` colours, such as the field of the player.
 _COLOURED = re.compile(r"\x1b\[[0-9;]*m([^\x1b]*)\x1b\[0?m")
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -48,7 +48,7 @@ class EnvironmentCode:
     Attributes:
         make: Makes an environment from keywords.
         to_text: `to_text(env, observation, info)` returns the text for the model; None: the default.
-        to_action: `to_action(env, text)` returns the action in what the model says; None: the default.
+        to_action: `to_action(env, text)` returns the action in the model's text; None: the default.
         state: `state(env, observation, info)` returns the state to compare; None: the text.
         actions: Names of the actions 0, 1, …; None: there is no list.
     """
@@ -61,7 +61,7 @@ class EnvironmentCode:
 
 
 def load(spec: Mapping[str, Any]) -> EnvironmentCode:
-    """Import what the settings of an environment name.
+    """Import the objects that the settings of an environment name.
 
     Args:
         spec: The settings `env`, `to_text`, `to_action`, `state` and `actions` of `StepEnvSettings`.

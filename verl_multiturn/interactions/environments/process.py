@@ -49,7 +49,7 @@ class EnvProcess:
         """Return the environment's answer to a request. When cancelled, the process is killed.
 
         Args:
-            request: `do`, which is `close` or one of the program's own (`reset`, `step`), and what belongs to it.
+            request: `do`, which is `close` or one of the program's own (`reset`, `step`), and its arguments.
 
         Raises:
             EnvironmentFailedError: The environment raised an error, or its process has ended.
@@ -106,9 +106,9 @@ class EnvProcesses:
     """The processes of the episodes of one environment, for one event loop.
 
     Args:
-        spec: What the program's `load` reads: the settings of the environment, as in `episode.load`.
+        spec: The input of the program's `load`: the settings of the environment, as in `episode.load`.
         program: Module of the program that the processes run (`processes/zygote.py`).
-        what: What it runs, in errors.
+        what: Name of the thing that it runs, in errors.
     """
 
     def __init__(

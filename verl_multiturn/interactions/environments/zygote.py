@@ -42,7 +42,7 @@ def serve(served: socket.socket, loaded: EnvironmentCode) -> None:
         except WrongTypeError as error:
             return {"wrong_type": str(error)}
         except BaseException as error:  # an environment may raise anything, SystemExit too
-            # An action may be the reason of an error of a connection; it is not that of what `reset` needs.
+            # An action may be the reason of an error of a connection; it is never that of an error in `reset`.
             can_be = request["do"] == "reset" or isinstance(error, OutageError)
             written = WrittenTexts(row=(request.get("kwargs"),))
             is_outage = can_be and cause_of(error, "model", written=written) == "outage"

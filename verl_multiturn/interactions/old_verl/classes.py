@@ -76,7 +76,7 @@ class BaseInteraction:
 
 
 class _AnswerByAnswer(BaseInteraction):
-    """An interaction that keeps the last thing it judged of each conversation, and the truth it judges by."""
+    """An interaction that keeps the last text it scored of each conversation, and the truth it scores by."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
@@ -103,7 +103,7 @@ class _AnswerByAnswer(BaseInteraction):
 
 
 class Gsm8kInteraction(_AnswerByAnswer):
-    """A user who says whether an answer to a grade-school problem is right, until it is.
+    """A user who checks each answer to a grade-school problem, until one is right.
 
     The verdict is that of verl's class, which compares text: in the last 300 characters of the turn the last number
     after `#### ` is the ground truth, without its thousands separators. `#### 42.` and `#### 42.0` are not `42`.
@@ -204,7 +204,7 @@ class AdaptedInteraction(Interaction):
         self._takes_name = {method: _takes_name(getattr(old, method)) for method in OLD_CALLS}
 
     async def start(self, instance_id: str, **kwargs: Any) -> Reply | None:
-        """Begin a conversation; an old class says nothing first.
+        """Begin a conversation; an old class has no first message.
 
         Args:
             instance_id: Id of the conversation. Whatever id the class returns, the old loops went on with theirs.
@@ -222,14 +222,14 @@ class AdaptedInteraction(Interaction):
             kwargs: The row's kwargs.
 
         Raises:
-            InteractionContractError: The class did not return what the old contract asks for.
+            InteractionContractError: The class did not return a value of the old contract.
         """
         kwargs = self.named("generate_response", kwargs)
         returned = await _call(self.old.generate_response, instance_id, list(messages), **kwargs)
         return _read_response(type(self.old).__name__, returned)
 
     async def score(self, instance_id: str) -> float:
-        """Return the score of `calculate_score`; 0.0 where it returns None, since verl never asked for it."""
+        """Return the score of `calculate_score`; 0.0 where it returns None, since verl never used it."""
         score = await self._end("calculate_score", instance_id)
         return 0.0 if score is None else score
 
@@ -238,7 +238,7 @@ class AdaptedInteraction(Interaction):
         await self._end("finalize_interaction", instance_id)
 
     async def aclose(self) -> None:
-        """Close what all conversations share, if the class has an `aclose` of its own."""
+        """Close the state that all conversations share, if the class has an `aclose` of its own."""
         if callable(close := getattr(self.old, "aclose", None)):
             await _call(close)
 
@@ -246,7 +246,7 @@ class AdaptedInteraction(Interaction):
         return _plain(await _call(getattr(self.old, method), *([instance_id] if self._takes_id[method] else [])))
 
     def named(self, method: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a row's kwargs with the interaction's name among them, where the old loops left it.
+        """Return a row's kwargs with the interaction's name among them, where the old loops put it.
 
         Args:
             method: Name of the method that is called; one that takes no name gets none.
@@ -292,7 +292,7 @@ async def _call(method: Any, /, *arguments: Any, **kwargs: Any) -> Any:
 
 
 def _read_response(name: str, returned: Any) -> Reply:
-    """Read what `generate_response` returned."""
+    """Read the result of `generate_response`."""
     if not isinstance(returned, tuple | list) or len(returned) != 4:
         raise InteractionContractError(
             f"{name}.generate_response must return (should_terminate, text, score, metrics), got {show(returned)}"

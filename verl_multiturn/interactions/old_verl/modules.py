@@ -1,7 +1,7 @@
 """The modules of `verl.interactions`, for a verl that has none: `from verl.interactions.base import BaseInteraction`.
 
 Invariants:
-- verl is not imported to see whether it has them: the finder comes last, so that it is asked only when it has none;
+- verl is not imported to see whether it has them: the finder comes last, so that it is called only when verl has none;
 - the classes are those of `classes.py`, whichever name they were imported by.
 """
 
@@ -39,7 +39,7 @@ class OldModules(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module that nobody else has found; None for any other module.
+        """Return the spec of a module that no other finder has found; None for any other module.
 
         Args:
             fullname: Name of the module.

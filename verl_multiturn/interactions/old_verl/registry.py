@@ -9,7 +9,7 @@ from verl_multiturn.interactions.running.registry import interaction_class, load
 
 
 def get_interaction_class(cls_name: str) -> Any:
-    """Return the class that a dotted name stands for.
+    """Return the class of a dotted name.
 
     Args:
         cls_name: The name, `package.module.Class`.

@@ -106,7 +106,7 @@ def check_methods(interaction: Interaction) -> None:
     for method, positional in {"start": ("id",), "reply": ("id", ()), **ends}.items():
         signature = inspect.signature(getattr(interaction, method))
         try:
-            # What `start` and `reply` miss here, a row may give.
+            # A row may give the arguments that `start` and `reply` miss here.
             (signature.bind if method in ends else signature.bind_partial)(*positional)
         except TypeError as error:
             given = ", ".join(("instance_id", "messages")[: len(positional)])
@@ -117,7 +117,7 @@ def check_methods(interaction: Interaction) -> None:
 
 
 def interaction_class(name: Any, where: str) -> Any:
-    """Return the class of an interaction, ours or an old one of verl's, that a dotted name stands for.
+    """Return the class of an interaction, ours or an old one of verl's, by its dotted name.
 
     Args:
         name: The name, `package.module.Class`.
@@ -190,7 +190,7 @@ def interaction_of_row(
 
 
 def check_row(row: Mapping[str, Any], interactions: Mapping[str, Interaction], where: str) -> None:
-    """Refuse a data row that does not fit the interactions of a run, or behind whose last message nobody speaks.
+    """Refuse a data row that does not fit the interactions of a run, or whose last message gets no answer.
 
     Args:
         row: A row of a data file.

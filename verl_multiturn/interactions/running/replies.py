@@ -1,4 +1,4 @@
-"""Reading of what an interaction returned."""
+"""Reading of an interaction's results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CheckedReply:
 
 
 def read_reply(name: str, method: str, returned: Any, most_characters: int) -> CheckedReply:
-    """Read what `start` or `reply` returned.
+    """Read the result of `start` or `reply`.
 
     Args:
         name: The interaction's name, for errors.

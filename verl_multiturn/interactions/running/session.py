@@ -4,7 +4,7 @@ Invariants:
 - `start` runs once, `reply` and `score` only after it, and `close` exactly once for every `start` that began, also
   under cancellation, timeout and error; nothing runs after `close`;
 - a method may change its kwargs or its messages: no other call or conversation sees the change;
-- what an interaction's code, process or network does wrong ends the conversation (`InteractionFailedError`); a broken
+- a fault of an interaction's code, process or network ends the conversation (`InteractionFailedError`); a broken
   contract (a wrong return type) raises `InteractionContractError`, a row or a setting that cannot work `ConfigError`.
 """
 
@@ -64,7 +64,7 @@ class InteractionSession:
     """The interaction of one conversation, used as an async context manager.
 
     Args:
-        gate: What all conversations of the worker share of the interaction.
+        gate: The state of the interaction that all conversations of the worker share.
         instance_id: Id of the conversation, passed to every method.
         kwargs: The row's kwargs for `start` and `reply`.
         stood_still_s: Returns the seconds for which the engine was paused so far. An interaction that asks the engine
@@ -86,12 +86,12 @@ class InteractionSession:
         self.seconds = 0.0
         """Seconds spent in `start`, `reply` and `score`, with the wait for a slot."""
         self.owes = ""
-        """Name of the method that was asked last and has given nothing that can be used; "" otherwise."""
+        """Name of the method that was called last and has given nothing that can be used; "" otherwise."""
         self._scored = False
         self._seen: Sequence[Any] = ()
         """The conversation, as `reply` saw it last."""
         self.outages: dict[str, None] = {}
-        """Names whose outage a call of the conversation met, in order."""
+        """Names whose outage a call of the conversation hit, in order."""
 
     @property
     def name(self) -> str:
@@ -130,10 +130,10 @@ class InteractionSession:
         return reply
 
     async def open(self, messages: Sequence[Mapping[str, Any]]) -> CheckedReply | None:
-        """Begin the conversation, and return what the interaction says before the model's first turn, if anything.
+        """Begin the conversation, and return the interaction's message before the model's first turn, if any.
 
-        That is what `start` returns. Where it returns nothing, and the row ends in a greeting of the assistant's, it is
-        the answer to the greeting.
+        That is the result of `start`. Where it returns nothing, and the row ends in a greeting of the assistant's, it
+        is the answer to the greeting.
 
         Args:
             messages: The row's messages.

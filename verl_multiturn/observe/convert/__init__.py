@@ -1,1 +1,1 @@
-"""Convert a run's records into what other programs read: tables, trajectories and traces; a file for each form."""
+"""Convert a run's records into formats of other programs: tables, trajectories and traces; a file for each form."""

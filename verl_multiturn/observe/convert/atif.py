@@ -1,7 +1,7 @@
 """ATIF: a file for each conversation in Harbor's trajectory format, version 1.7.
 
-A message of system or user is a step, a message of the model is a step with its calls and their answers. What ATIF has
-no place for is in `extra.verl_multiturn`: the identity, the score, and ids, masks, logprobs, versions and turns of
+A message of system or user is a step, a message of the model is a step with its calls and their answers. Data without a
+place in ATIF is in `extra.verl_multiturn`: the identity, the score, and ids, masks, logprobs, versions and turns of
 each row of the batch. Where the model's messages and its generations are as many, each step also has its own.
 """
 
@@ -41,7 +41,7 @@ def write_atif(source: RunSource, folder: Path) -> int:
 
 
 def file_name(request_id: str) -> str:
-    """Return a file's name for a request id: a client may have chosen the id, and `../x` is no name of a file."""
+    """Return a file's name for a request id: a client may have chosen the id, and `../x` is not a file's name."""
     if _SAFE.fullmatch(request_id):
         return request_id
     return hashlib.blake2b(request_id.encode(errors="surrogatepass"), digest_size=16).hexdigest()

@@ -17,7 +17,7 @@ class MessageCall(NamedTuple):
 
 
 def asked_of(message: dict[str, Any]) -> list[MessageCall]:
-    """Return the calls of a message. Arguments that are no object are under `arguments`."""
+    """Return the calls of a message. Arguments that are not an object are under `arguments`."""
     calls = message.get("tool_calls")
     return [_asked(call, number) for number, call in enumerate(calls if isinstance(calls, list) else [])]
 

@@ -5,7 +5,7 @@
     ├─ execute_tool NAME       a call
     └─ KIND NAME               any other stretch of the timeline
 
-It is the timeline of the tree of which live traces are made, too (`spans.tree_of`): what was waited for, flat.
+It is the timeline of the tree of which live traces are made, too (`spans.tree_of`): the waits, flat.
 The file has a line for each conversation: an `ExportTraceServiceRequest` as OTLP's JSON, as collectors read it (the
 OTLP file format). Ids are hexadecimal there, not base64 as in Protobuf's own JSON. They come from the request id, so
 that a run that is converted twice has the same traces.

@@ -1,7 +1,7 @@
 """Parquet: a row for each conversation, in the columns of Inspect Scout's transcripts database, tokens beside them.
 
-The columns up to `messages` have Scout's names and types, so that `scout` opens the folder as it is. Beside them stand
-what else is known of the conversation, and its token columns: lists with a list for each row of the batch.
+The columns up to `messages` have Scout's names and types, so that `scout` opens the folder as it is. After them come
+the other data of the conversation, and its token columns: lists with a list for each row of the batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AT_ONCE = 256
 _TEXT = pa.large_string()
 _INTEGERS, _FLOATS = pa.list_(pa.list_(pa.int32())), pa.list_(pa.list_(pa.float32()))
 TOKENS = {"ids": "ids", "mask": "mask", "logprobs": "logprobs", "versions": "versions", "turns": "turn_ids"}
-"""Token columns, and what `records.rows.columns` calls them."""
+"""Token columns, and their names in `records.rows.columns`."""
 COLUMNS = pa.schema(
     [
         ("transcript_id", _TEXT),

@@ -2,7 +2,7 @@
 
 Each step of the trainer is a process, each conversation in it a thread. All spans are pairs of asynchronous events (`b`
 and `e`): parallel calls overlap without nesting, which events with a duration (`X`) may not. Two events that overlap
-have different ids, and so stand in different lanes.
+have different ids, and so are in different lanes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`RunSource`: a run as the converters read it: its records, what the trainer made of them, and one clock for all."""
+"""`RunSource`: a run as the converters read it: its records, the trainer's results for them, and one clock for all."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class RunSource:
         return iter(self._records.records())
 
     def offset_s(self, request_id: str) -> float:
-        """Return what to add to a conversation's times to get the trainer's."""
+        """Return the seconds to add to a conversation's times to get the trainer's."""
         return self._offsets.get(request_id, 0.0)
 
     def reward(self, record: dict[str, Any]) -> Reward:
-        """Return what a conversation earned."""
+        """Return a conversation's reward."""
         found = self._rewards.get(record["request_id"], Reward())
         return found if record.get("valid", True) else found._replace(score=None)
 

@@ -1,8 +1,8 @@
-"""`Documents`: what the viewer's page is told of some folders, as plain JSON. Server and export give the same.
+"""`Documents`: the data of some folders for the viewer's page, as plain JSON. Server and export give the same.
 
 meta        folders, starts of runs, columns, faults        table     a page of the index
 run         each folder's run (`folder.py`), findings       record    a conversation whole, with the trainer's side
-timeline    what a step's conversations waited for          open      what runs now
+timeline    the waits of a step's conversations             open      running conversations
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ANEW_S = 60.0
 
 
 class Documents:
-    """What is shown of some folders of records.
+    """The documents of some folders of records.
 
     Args:
         folders: Folders of records, of runs that have one named `records`, or single files.
@@ -70,9 +70,9 @@ class Documents:
                 ) from None
 
     def refresh(self) -> bool:
-        """Read what was written since, and tell whether anything was."""
+        """Read the data written since; return whether there was any."""
         changed = [each.refresh() for each in self._each]
-        if (rebuilds := self._rebuilds()) != self._built:  # what was found in the files before is no longer true
+        if (rebuilds := self._rebuilds()) != self._built:  # findings in the earlier files are no longer true
             self._built, self._found, self._flips = rebuilds, None, None
             self._pieces = self._pieces if self._tokenizer is not None else {}
         return any(changed)
@@ -85,7 +85,7 @@ class Documents:
         return next(filter(None, [each.index.save() for each in self._each]), "")
 
     def meta(self) -> dict[str, Any]:
-        """Return what is known before anything is asked for."""
+        """Return the data that is known before any request."""
         runs = [
             {**{name: value for name, value in run.items() if name not in SETTINGS}, **_about(run), "dir": number}
             for number, each in enumerate(self._each)
@@ -103,14 +103,14 @@ class Documents:
         }
 
     def faults(self) -> list[str]:
-        """Return what could not be read, a sentence each."""
+        """Return the parts that could not be read, a sentence each."""
         return list(dict.fromkeys(fault for each in self._each for fault in each.faults()))
 
     def page(self, where: str, sort: str, descending: bool, offset: int, limit: int) -> dict[str, Any]:
         """Return a page of the table.
 
         Raises:
-            ConfigError: The filter cannot be read, or names what is not there.
+            ConfigError: The filter cannot be read, or names an unknown column.
         """
         total, rows = self.table.page(parse(where), sort, descending, offset, limit)
         excerpts = [excerpts_of(self._record(row)) for row in rows]
@@ -141,7 +141,7 @@ class Documents:
         A row has its place in the index in the entry `at`.
 
         Raises:
-            ConfigError: The filter cannot be read, or names what is not there.
+            ConfigError: The filter cannot be read, or names an unknown column.
         """
         rows = [{**row, "at": at} for at, row in enumerate(self.table.select(parse(where)).to_pylist())]
         joined: dict[tuple[int, int], dict[str, list[dict[str, Any]]]] = {}
@@ -176,7 +176,7 @@ class Documents:
         return self._pieces[number]
 
     def run(self) -> dict[str, Any]:
-        """Return what is known of all folders' runs, and the rows that flipped between evaluations."""
+        """Return the known data of all folders' runs, and the rows that flipped between evaluations."""
         count = len(self.table.whole)
         if self._flips is None or self._flips[0] != count:
             self._flips = count, flips_of(self.folders) if count <= _EXPLAINED else None
@@ -212,7 +212,7 @@ class Documents:
         return made | {"basis": basis, "left_out": left_out}
 
     def findings(self) -> dict[str, Any]:
-        """Return what `verl-multiturn explain` finds, looked for anew at most once a minute.
+        """Return the findings of `verl-multiturn explain`, computed anew at most once a minute.
 
         It reads all records, with readers of its own: another thread may ask for something else meanwhile.
         """
@@ -230,7 +230,7 @@ class Documents:
         return plain({"findings": self._found[2], "said": ""})  # type: ignore[no-any-return]
 
     def open(self) -> dict[str, Any]:
-        """Return what runs now, by the workers' snapshots."""
+        """Return the running conversations, by the workers' snapshots."""
         made = []
         for number, each in enumerate(self._each):
             ended = {line["start"] for line in each.records.ends()}
@@ -264,7 +264,7 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _about(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the name of a run, its model and the files of its rows; "": its settings do not say it."""
+    """Return the name of a run, its model and the files of its rows; "": its settings do not name it."""
     settings = run.get("settings") or {}
     named = {"name": "trainer.experiment_name", "model": "actor_rollout_ref.model.path", "data": "data.train_files"}
     found = {}
@@ -284,7 +284,7 @@ def _kind(kind: pa.DataType) -> str:
 
 
 def _shown(folder: Path) -> str:
-    """Return the last parts of a folder's path: enough to tell runs apart, and no more of this machine."""
+    """Return the last parts of a folder's path: enough to distinguish runs, and no more of this machine."""
     parts = folder.resolve().parts[1:]
     return "/".join(parts[-2:]) if parts and parts[-1] == "records" else "/".join(parts[-1:])
 

@@ -21,8 +21,8 @@ def flips_of(folders: Sequence[Path]) -> dict[str, Any] | None:
 
     Returns:
         `rows`, each with its `uid`, the numbers of the two folders (`dirs`) and how many of how many conversations were
-        right in each (`right`), and `said`, a sentence for each other evaluation. None: the first is no evaluation, or
-        no other one is.
+        right in each (`right`), and `said`, a sentence for each other evaluation. None: the first is not an evaluation,
+        or none of the others is.
     """
     # An evaluation's folder has its records below it.
     owners = [folder.parent if folder_of(folder.parent) == folder else folder for folder in folders]

@@ -1,4 +1,4 @@
-"""`RunDocuments`: what is shown of one folder of records, as plain JSON: `show` prints it, the viewer serves it.
+"""`RunDocuments`: the documents of one folder of records, as plain JSON: `show` prints it, the viewer serves it.
 
 run     starts, steps, fates, settings                    group           its conversations side by side
 step    a step's numbers and groups                       conversation    its fate, its record and its rows in the join
@@ -49,22 +49,22 @@ class RunDocuments:
         self._faults: dict[str, None] = {}
 
     def refresh(self) -> bool:
-        """Read what was written since, and tell whether anything was."""
+        """Read the data written since; return whether there was any."""
         rebuilds, has_changed = self.index.rebuilds, self.index.refresh()
         if self.index.rebuilds != rebuilds:
             self._faults.clear()
         return has_changed
 
     def faults(self) -> list[str]:
-        """Return what could not be read, a sentence each."""
+        """Return the parts that could not be read, a sentence each."""
         return list(self._faults | self.index.faults | dict.fromkeys(self.records.faults))
 
     def fault(self, what: str) -> None:
-        """Note what could not be read."""
+        """Note a part that could not be read."""
         self._faults[one_line(what)] = None
 
     def run(self) -> dict[str, Any]:
-        """Return what is known of the whole run.
+        """Return the known data of the whole run.
 
         Returns:
             `starts`; `steps`, each as `step_entries` has it; `evaluations` of checkpoints; `fates` of `training` and of
@@ -94,19 +94,19 @@ class RunDocuments:
         }
 
     def _entries(self) -> dict[Key, dict[str, Any]]:
-        """Return what is shown of the steps."""
+        """Return the entries of the steps."""
         index = self.index
         conversations = pa.concat_tables([index.table, index.nameless])
         return step_entries(conversations, lines_of(self.records.steps()), index.figures(), index.undone())
 
     def step(self, step: int) -> dict[str, Any]:
-        """Return what is known of a step and of the validation after it.
+        """Return the known data of a step and of the validation after it.
 
         Args:
             step: Number of the step.
 
         Returns:
-            `parts`, one for the step and one for the validation: what the trainer said, numbers, and `groups`; and
+            `parts`, one for the step and one for the validation: the trainer's line, numbers, and `groups`; and
             `begun`, how many conversations began in the step, and their fates.
 
         Raises:
@@ -132,7 +132,7 @@ class RunDocuments:
         """Return the groups of a step or a validation, by its joins."""
         index, rows = self.index, []
         for path in index.joins_of(*key):
-            with contextlib.suppress(*joins.UNREADABLE):  # the index says so
+            with contextlib.suppress(*joins.UNREADABLE):  # the index reports it
                 name = joins.parse_name(path.name)
                 assert name is not None
                 rows += each_once(joins.read_one(path, name, _OF_GROUPS)).to_pylist()
@@ -168,7 +168,7 @@ class RunDocuments:
         return {"uid": uid, **said, "conversations": members}
 
     def conversation(self, request_id: str) -> dict[str, Any]:
-        """Return what is known of a conversation.
+        """Return the known data of a conversation.
 
         Args:
             request_id: Its request id, or the beginning of one.
@@ -193,7 +193,7 @@ class RunDocuments:
         stem = self.index.stem(row["file"])
         found = self.records.record_at(stem, row["offset"], row["place"] or 0)
         if found is not None and found["request_id"] == row["request_id"]:
-            if found["status"] == "finished":  # of a cancelled one a line says nothing more
+            if found["status"] == "finished":  # for a cancelled one a line adds nothing
                 self._correct(row, found)
             return found
         what = "cannot be read" if found is None else f"is that of {found['request_id']!r}"
@@ -201,7 +201,7 @@ class RunDocuments:
         return None
 
     def _correct(self, row: dict[str, Any], record: Mapping[str, Any]) -> None:
-        """Correct what a row has of its line by its record, and say so: anybody may have written the line."""
+        """Correct a row's values from its line by its record, and report it: any program may have written the line."""
         if found := differing(row, record):
             said = ", ".join(f"{name} {show(row[name], 60)} for {show(value, 60)}" for name, value in found.items())
             what = f"the line of request {row['request_id']!r} says {said}; the record is taken"

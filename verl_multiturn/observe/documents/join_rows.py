@@ -1,4 +1,4 @@
-"""`joined_rows`: what the trainer made of the rows of some conversations, out of one join."""
+"""`joined_rows`: the trainer's results for the rows of some conversations, out of one join."""
 
 from __future__ import annotations
 

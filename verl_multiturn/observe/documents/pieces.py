@@ -1,7 +1,7 @@
 """The text of token ids, read from a tokenizer's `tokenizer.json`.
 
-A record holds ids. The page shows their text in the place where each token stands, also where one letter is several
-tokens. So each id has a piece: its text, or its bytes where they are no whole text. No tokenizer library is needed.
+A record holds ids. The page shows their text at each token's place, also where one letter is several
+tokens. So each id has a piece: its text, or its bytes where they are not a whole text. No tokenizer library is needed.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def find(named: str, folder: Path) -> Path | None:
 
 
 def _kinds(part: Mapping[str, Any] | None) -> Iterable[str]:
-    """Yield the types of a part of a tokenizer, and of what it is made of."""
+    """Yield the types of a part of a tokenizer, and of its members."""
     if not isinstance(part, Mapping):
         return
     yield str(part.get("type"))
@@ -112,7 +112,7 @@ def _kinds(part: Mapping[str, Any] | None) -> Iterable[str]:
 
 
 def _byte_letters() -> dict[str, int]:
-    """Return the letters that stand for bytes in a byte-level vocabulary, as GPT-2 has them.
+    """Return the letters that represent bytes in a byte-level vocabulary, as GPT-2 has them.
 
     A byte with a visible Latin-1 letter is that letter. The others are letters from U+0100 on, in their order.
     """

@@ -1,6 +1,6 @@
 """Documents of a run's steps and validations: the trainer's line of each, and the rewards of its conversations.
 
-- What a step did comes from its join; where there is none, from the conversations that began in it (`basis`).
+- A step's data comes from its join; where there is none, from the conversations that began in it (`basis`).
 - A step that was done again counts as it was the last time.
 """
 
@@ -43,13 +43,13 @@ def step_entries(
     figures: Mapping[JoinName, Mapping[str, Any]],
     undone: Collection[int],
 ) -> dict[Key, dict[str, Any]]:
-    """Return what is shown of each step and validation, in their order.
+    """Return the entry of each step and validation, in their order.
 
     Args:
         conversations: The conversations of a folder, those without a request id, too; columns of the index.
-        lines: What `lines_of` returns.
-        figures: What `Index.figures` returns.
-        undone: What `Index.undone` returns; the conversations of these joins count in no step.
+        lines: The result of `lines_of`.
+        figures: The result of `Index.figures`.
+        undone: The result of `Index.undone`; the conversations of these joins count in no step.
     """
     rows = _rows_of(figures)
     is_split = len({(name.step, name.validation) for name in figures}) < len(figures)
@@ -83,7 +83,7 @@ def _rows_of(figures: Mapping[JoinName, Mapping[str, Any]]) -> dict[Key, dict[st
 
 
 def _counted(own: pa.Table, undone: Collection[int], is_split: bool) -> dict[Key, dict[str, Any]]:
-    """Return counts, scores and groups of each step: of what it trained; without a join, of what began in it.
+    """Return counts, scores and groups of each step: of its trained conversations; without a join, of those begun.
 
     Args:
         own: The conversations.
@@ -91,7 +91,7 @@ def _counted(own: pa.Table, undone: Collection[int], is_split: bool) -> dict[Key
         is_split: Whether a step has several joins, as an evaluation that went on, where one conversation of the data's
             may be two of the index.
     """
-    # What is filtered is copied: of a million conversations all columns would be 250 MB.
+    # A filtered table is copied: of a million conversations all columns would be 250 MB.
     names = ["trained_step", "step", "validation", "uid", "number", "score", "acc", "response_tokens", "seconds"]
     own = own.select([*names, "trained_tokens", "join"])
     trained, begun = _keys(own["trained_step"], own["validation"]), _keys(own["step"], own["validation"])
@@ -177,7 +177,7 @@ def groups_of(rows: Sequence[Mapping[str, Any]], scores: Mapping[str, float | No
 
     Args:
         rows: Its rows in the join.
-        scores: What the conversations earned, by their keys (`key_of`).
+        scores: The conversations' rewards, by their keys (`key_of`).
     """
     by_uid: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:

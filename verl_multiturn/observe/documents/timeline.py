@@ -1,4 +1,4 @@
-"""`timeline`: what each conversation of a step waited for, and who made the step late."""
+"""`timeline`: the waits of each conversation of a step, and the one that made the step late."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def timeline(
 
     Args:
         step: Number of the step.
-        conversations: Each one's row of the index, its record, and what has to be added to its times.
-        line: What the trainer said of the step; None: nothing.
+        conversations: Each one's row of the index, its record, and the seconds to add to its times.
+        line: The trainer's line of the step; None: none.
     """
     shown, timed = [], []
     for row, record, offset in conversations:

@@ -1,4 +1,4 @@
-"""What the model does in the place of solving its tasks: one answer for many rows, and guess after guess."""
+"""Behaviour of a model that does not solve its tasks: one answer for many rows, and guess after guess."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verl_multiturn.observe.explain.facts import ConversationFacts, Facts
 from verl_multiturn.observe.explain.finding import Finding, examples, percent
 
 _ROWS = 8
-"""Fewest data rows of which an answer says anything."""
+"""Fewest data rows for which an answer is evidence."""
 _ALARM, _NOTE = 0.5, 0.3
 _BEYOND_ALARM, _BEYOND_NOTE = 0.25, 0.15
 """How much more frequent an answer is than the most frequent ground truth: a task may have two right answers."""
@@ -21,7 +21,7 @@ _GUESSING, _GROWN = 0.3, 0.2
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Yield what the answers and the attempts say."""
+    """Yield the findings from the answers and the attempts."""
     yield from _one_answer(facts)
     yield from _guesses(facts)
 

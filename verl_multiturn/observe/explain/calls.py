@@ -69,7 +69,7 @@ _KINDS = (
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Yield what the calls say."""
+    """Yield the findings from the calls."""
     if not any(talk.has_tools for talk in facts.played):
         return
     for bad in _KINDS:

@@ -1,7 +1,7 @@
 """`Course`: how a share developed over a run, in windows of as many steps each.
 
-A fault of a service may be over by the end, and still has spoilt what was learned meanwhile. What the model itself does
-wrong at first is what training is for: there the last window counts.
+A fault of a service may be over by the end, and still has spoilt the training meanwhile. The model's own early mistakes
+are the reason for training: there the last window counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from verl_multiturn.observe.explain.finding import Kind
 
 WINDOWS = 4
 FEWEST = 16
-"""Fewest conversations or calls of which a share says anything."""
+"""Fewest conversations or calls for which a share is evidence."""
 SOMETIMES = 2.5
 """A service's fault that is over is an alarm from so many times the share on that is one at the end."""
 
@@ -47,7 +47,7 @@ class Course:
 
     @property
     def enough(self) -> bool:
-        """Return whether there was enough to say anything."""
+        """Return whether there was enough evidence."""
         return sum(self.of) >= FEWEST
 
     @property
@@ -75,7 +75,7 @@ class Course:
         return [at for at, of in enumerate(self.of) if of >= FEWEST]
 
     def kind(self, note: float, alarm: float, is_service: bool) -> Kind | None:
-        """Return what it is by its thresholds; None: nothing.
+        """Return its kind by its thresholds; None: nothing.
 
         Args:
             note: From this share on it is a note.
@@ -103,5 +103,5 @@ def course(talks: Iterable[ConversationFacts], count: Callable[[ConversationFact
 
 
 def surely(hits: int, of: int, z: float = 2.0) -> float:
-    """Return the lower end of the Wilson interval of a share: what it is at least, as far as chance goes."""
+    """Return the lower end of the Wilson interval of a share: its least plausible value."""
     return wilson(hits / of, of, z).low if of else 0.0

@@ -1,7 +1,7 @@
 """Drift: how far the trainer's log-probabilities are from the engine's, turn by turn.
 
-Only sampled tokens have both. Tokens of older weights differ because the policy has moved, which is no fault: where a
-step has tokens of several weight versions, those of the newest count.
+Only sampled tokens have both. Tokens of older weights differ because the policy has moved, which is not a fault: where
+a step has tokens of several weight versions, those of the newest count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TIMES = 5.0
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Yield what the differences by turn say."""
+    """Yield the findings from the differences by turn."""
     if not facts.training:
         return
     if not facts.drift:
@@ -80,5 +80,5 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _since(means: dict[int, float]) -> int:
-    """Return the first turn that differs by half of what the worst does."""
+    """Return the first turn with at least half of the worst turn's difference."""
     return next(turn for turn in sorted(means) if means[turn] >= max(means.values()) / 2)

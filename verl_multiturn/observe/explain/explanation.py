@@ -1,4 +1,4 @@
-"""`explain`: all findings about a run, what matters most first."""
+"""`explain`: all findings about a run, the most important first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FAMILIES = (groups, limits, calls, answers, learning, drift, waste, stragglers,
 
 
 def explain(records: Records) -> list[Finding]:
-    """Return what the records of a run show, what matters most first.
+    """Return the findings from a run's records, the most important first.
 
     Args:
         records: The run's records.

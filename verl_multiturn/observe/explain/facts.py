@@ -1,4 +1,4 @@
-"""`Facts`: what the symptoms are looked for in, read from a run's records in one pass.
+"""`Facts`: the data in which symptoms are looked for, read from a run's records in one pass.
 
 A run may have a million conversations of thousands of tokens. So of each conversation only sums and short texts are
 kept (`ConversationFacts`), and its tokens are let go.
@@ -72,7 +72,7 @@ class ConversationFacts:
     answer: str
     """The last message's answer; "" where it has none."""
     marked: bool
-    """Whether a mark such as `####` stands before the answer."""
+    """Whether a mark such as `####` is before the answer."""
     truth: str
     """The row's ground truth, as text; "" where none was recorded."""
     attempts: int
@@ -133,7 +133,7 @@ class Facts:
     begun: dict[str, str]
     """Data row of each group that has a record, by its uid."""
     ends: dict[str, list[str]]
-    """Request ids by how their conversation ended, as the lines beside the records say: `end`, `drop`, `raise`, …"""
+    """Request ids by how their conversation ended, from the lines beside the records: `end`, `drop`, `raise`, …"""
     trained_groups: int = 0
     """Groups of the join, whether they have records or not."""
     timeline: bool = False
@@ -252,7 +252,7 @@ def _talk(record: dict[str, Any], scored: float | None) -> ConversationFacts:
 
 
 def _join(talk: ConversationFacts, record: dict[str, Any], joined: JoinTable, facts: Facts) -> None:
-    """Add what the trainer made of a conversation's rows."""
+    """Add the trainer's results for a conversation's rows."""
     advantages: list[Any] = []
     for number_of_row, row in enumerate(record.get("rows") or []):
         at = joined.find(talk.request_id, number_of_row)
@@ -316,9 +316,9 @@ def _row_name(sample: dict[str, Any]) -> str:
 
 
 def _answer(messages: Sequence[dict[str, Any]]) -> tuple[str, bool]:
-    """Return the answer in the last message, if the model wrote it, and whether a mark stands before it.
+    """Return the answer in the last message, if the model wrote it, and whether a mark is before it.
 
-    It is what follows the last mark; without one, the last line.
+    It is the text after the last mark; without one, the last line.
     """
     text = _text(messages[-1]).strip() if messages and messages[-1].get("role") == "assistant" else ""
     if not text:
@@ -328,7 +328,7 @@ def _answer(messages: Sequence[dict[str, Any]]) -> tuple[str, bool]:
 
 
 def _plain_answer(text: str) -> str:
-    """Return the first line of an answer, without what stands around it."""
+    """Return the first line of an answer, without punctuation around it."""
     first = next((line for line in text.splitlines() if line.strip()), "")
     return first.strip(" .}*`\"'")[:_LONGEST_ANSWER].casefold()
 

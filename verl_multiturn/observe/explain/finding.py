@@ -1,8 +1,8 @@
-"""`Finding`: one symptom of a run, with its evidence; and the order in which findings are told.
+"""`Finding`: one symptom of a run, with its evidence; and the order in which findings are reported.
 
 Invariants:
-- what a symptom needs and was not recorded makes it `unknown`, never silent: silence says that it was looked for;
-- what cannot happen in a run (an agent's failure where there is no agent) is not looked for, and is no finding.
+- if data for a symptom was not recorded, the symptom is `unknown`, never silent: silence means that it was looked for;
+- a symptom that a run cannot have (an agent's failure where there is no agent) is not looked for, and gives no finding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 Kind = Literal["alarm", "note", "unknown"]
 
-# What spoils what is learned stands before what is lost, that before what the model does, and consequences come last:
+# Faults that spoil learning come first, then losses, then the model's behaviour, and consequences come last:
 # a failing tool explains wrong answers, and not the other way round.
 _LAYERS = (
     ("advantages_contradict", "drift", "reward_drowned"),
@@ -42,9 +42,9 @@ class Finding:
     kind: Kind
     """`alarm`: somebody should do something. `note`: it is so, and may be as it should. `unknown`: not recorded."""
     said: str
-    """What was seen, in a sentence."""
+    """The observation, in a sentence."""
     remedy: str = ""
-    """What to do."""
+    """The remedy."""
     evidence: dict[str, Any] = field(default_factory=dict)
     """The numbers behind it."""
     requests: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Finding:
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings, what matters most first: alarms before notes, causes before consequences, much before little."""
+    """Return findings, most important first: alarms before notes, causes before consequences, much before little."""
     return sorted(findings, key=lambda each: (_KINDS.index(each.kind), _LAYER[each.symptom], -each.share))
 
 
@@ -76,7 +76,7 @@ def examples(requests: Iterable[str]) -> tuple[str, ...]:
 
 
 def level(share: float, note: float, alarm: float) -> Kind | None:
-    """Return what a share is by its two thresholds; None: nothing.
+    """Return the level of a share by its two thresholds; None: nothing.
 
     Args:
         share: The share.

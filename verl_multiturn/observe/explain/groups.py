@@ -28,7 +28,7 @@ class _GroupFacts:
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Yield what groups that are all wrong or all right say."""
+    """Yield the findings from groups that are all wrong or all right."""
     scored = [talk for talk in facts.training if talk.score is not None and talk.valid]
     if not scored:
         if facts.training:

@@ -1,4 +1,4 @@
-"""What a conversation's time went into, and which one made a step late.
+"""The parts of a conversation's time, and the conversation that made a step late.
 
 A conversation waits for whatever ends last: of two calls that run at the same time, for the longer one. Its critical
 path is found from its end: the span that ends there, then the one that ended when that began, and so on. So the parts

@@ -17,7 +17,7 @@ _FOLLOWED = 0.4
 _BEHIND = 0.15
 """Part of the range by which it may stay behind the training all the same."""
 _FELL = 0.3
-"""The entropy fell if it is at most this part of what it was,"""
+"""The entropy fell if it is at most this part of its early mean,"""
 _FELL_NATS = 0.02
 """and this much less."""
 _GAINED = 0.05
@@ -25,7 +25,7 @@ _HIGH = 0.9
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Yield what validation and entropy say."""
+    """Yield the findings from validation and entropy."""
     if facts.training:
         yield from _validation(facts)
         yield from _entropy(facts)
@@ -144,7 +144,7 @@ def _mean(talks: Sequence[ConversationFacts]) -> float:
 
 
 def _error(talks: Sequence[ConversationFacts], single: bool = False) -> float:
-    """Return the standard error of the mean score; conversations of one group stand for one, unless `single`."""
+    """Return the standard error of the mean score; conversations of one group count as one, unless `single`."""
     groups: dict[str, list[float]] = defaultdict(list)
     for talk in talks:
         if talk.score is not None:

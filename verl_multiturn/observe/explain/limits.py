@@ -33,7 +33,7 @@ _INVALID = {
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Yield what limits and invalid conversations say."""
+    """Yield the findings from limits and invalid conversations."""
     yield from _cuts(facts)
     yield from _invalid(facts)
     yield from _raised(facts)

@@ -12,7 +12,7 @@ from verl_multiturn.observe.explain.finding import Finding, Kind, examples, leve
 from verl_multiturn.rows.reward_numbers import are_equal
 
 _OUTCOMES = ("acc", "accuracy", "correct", "compute_score")
-"""Numbers that say whether the answer is right, the first that varies."""
+"""Numbers that show whether the answer is right, the first that varies."""
 _SAME = ("score", "reward", "r_tool")
 _FEWEST = 64
 _RULES, _DROWNED = 0.9, 0.3
@@ -24,7 +24,7 @@ _OF_CONVERSATIONS = ("gae",)
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Yield what rewards and advantages say."""
+    """Yield the findings from rewards and advantages."""
     if not facts.training:
         return
     yield from _drowned(facts)
@@ -67,7 +67,7 @@ def _drowned(facts: Facts) -> Iterator[Finding]:
 
 
 def _within_groups(talks: Sequence[ConversationFacts], values: Sequence[float]) -> np.ndarray:
-    """Return values less their group's mean: what advantages are made of."""
+    """Return values less their group's mean, the basis of advantages."""
     groups: dict[str, list[int]] = defaultdict(list)
     for at, talk in enumerate(talks):
         groups[talk.uid].append(at)

@@ -19,7 +19,7 @@ _IN_FLIGHT = 2
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Yield what was lost."""
+    """Yield the losses."""
     if not facts.training:
         return
     yield from _stale(facts)

@@ -1,11 +1,11 @@
-"""Pick what `verl-multiturn show` prints from the documents that the viewer serves: a terminal has less room.
+"""Pick the parts for `verl-multiturn show` from the documents that the viewer serves: a terminal has less room.
 
     run             starts, a line for each step and validation, fates, faults
-    step            what the trainer said of it, its groups, and why rows were not trained
+    step            the trainer's line of it, its groups, and why rows were not trained
     group           its conversations side by side
-    conversation    its fate, its record and what the trainer made of its rows
+    conversation    its fate, its record and the trainer's results for its rows
 
-What a folder does not have is null: records may be there without joins, and joins without records.
+Data that a folder lacks is null: records may be there without joins, and joins without records.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ShowDocuments:
         self._documents.index.refresh()
 
     def run(self) -> dict[str, Any]:
-        """Return what is shown of the whole run. A step of which neither a line nor a join exists is omitted."""
+        """Return the parts to show of the whole run. A step of which neither a line nor a join exists is omitted."""
         found = self._documents.run()
         entries = [each for each in found["steps"] if each["start"] is not None or each["basis"] == "trained"]
         return {
@@ -54,7 +54,7 @@ class ShowDocuments:
         }
 
     def step(self, step: int) -> dict[str, Any]:
-        """Return what is shown of a step, and of the validation after it.
+        """Return the parts to show of a step, and of the validation after it.
 
         Raises:
             ConfigError: Nothing is known of the step.
@@ -62,7 +62,7 @@ class ShowDocuments:
         return {"kind": "step", **self._documents.step(step), "faults": self._documents.faults()}
 
     def group(self, uid: str) -> dict[str, Any]:
-        """Return what is shown of a group; the beginning of its uid is enough.
+        """Return the parts to show of a group; the beginning of its uid is enough.
 
         Raises:
             ConfigError: There is no such group, or several.
@@ -70,7 +70,7 @@ class ShowDocuments:
         return {"kind": "group", **self._documents.group(uid), "faults": self._documents.faults()}
 
     def conversation(self, request_id: str) -> dict[str, Any]:
-        """Return what is shown of a conversation; the beginning of its request id is enough.
+        """Return the parts to show of a conversation; the beginning of its request id is enough.
 
         Raises:
             ConfigError: There is no such conversation, or several.
@@ -84,7 +84,7 @@ class ShowDocuments:
 
 
 def summed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the last line of `verl-multiturn show`: what is shown, of how many conversations, and the faults."""
+    """Return the last line of `verl-multiturn show`: the parts shown, of how many conversations, and the faults."""
     kind = document["kind"]
     if kind == "run":
         conversations = sum(sum(counted.values()) for counted in document["fates"].values())

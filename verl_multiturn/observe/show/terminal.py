@@ -1,4 +1,4 @@
-r"""What `verl-multiturn show` says, on a terminal.
+r"""The output of `verl-multiturn show`, on a terminal.
 
 A model, a tool or a web page may have written any of it. So no control character, no escape sequence, no mark that
 turns the direction of writing, and nothing that rich would take for markup reaches the terminal: `clean` writes such

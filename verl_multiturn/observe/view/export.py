@@ -14,7 +14,7 @@ from verl_multiturn.paths import whole_file
 from verl_multiturn.records.json_text import dumps
 
 BLOCK = 64
-"""Conversations that are packed together: siblings share their prompt, and the page unpacks only what it shows."""
+"""Conversations that are packed together: siblings share their prompt, and the page unpacks only the shown ones."""
 
 
 def check_target(file: Path) -> None:
@@ -38,8 +38,8 @@ def export(documents: Documents, file: Path, where: str = "") -> dict[str, Any]:
     """Write the page, and return what is in it: its conversations, its size, and how much could not be read.
 
     Args:
-        documents: What is shown.
-        file: The file, which is replaced; `check_target` tells before the work whether it can be.
+        documents: The documents to show.
+        file: The file, which is replaced; `check_target` checks this before the work.
         where: Filter; "": all conversations.
 
     Raises:

@@ -1,8 +1,9 @@
-"""The page: what a browser is given, served or as one file.
+"""The page for a browser, served or as one file.
 
 Invariants:
 - no build step: the server gives the modules as they lie in `static/`. The exported page has them one behind the other;
-- nothing runs but these scripts: the policy names their origin, or their hashes. Nothing is asked of any other host.
+- nothing runs but these scripts: the policy names their origin, or their hashes. Nothing is requested from another
+  host.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Invariants:
 - it listens on 127.0.0.1 alone, and every address begins with a token that only who started it knows;
 - a request from another site is refused: by its `Host` (a name that was made to lead here) or its `Origin`;
-- it gives the page's own files and what the index names, and opens no path that a request names;
+- it gives the page's own files and those that the index names, and opens no path that a request names;
 - it changes nothing: GET is its only method.
 """
 
@@ -48,8 +48,8 @@ class ViewServer:
     """The server of some documents.
 
     Args:
-        documents: What it shows.
-        follow: Whether it looks for what is written while it runs.
+        documents: The documents that it shows.
+        follow: Whether it looks for new data while it runs.
     """
 
     def __init__(self, documents: Documents, *, follow: bool) -> None:
@@ -58,7 +58,7 @@ class ViewServer:
         self._token = secrets.token_urlsafe(16)
         self._version = 0
         self._changed = asyncio.Condition()
-        self._thread = ThreadPoolExecutor(1, "view")  # one at a time: an index is no place for two
+        self._thread = ThreadPoolExecutor(1, "view")  # one at a time: an index is not safe for two
         self._runner: web.AppRunner | None = None
         self._looking: asyncio.Task[None] | None = None
         self._hosts: frozenset[str] = frozenset()
@@ -100,7 +100,7 @@ class ViewServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse what does not come from this server's own page."""
+        """Refuse a request that does not come from this server's own page."""
         origin = request.headers.get("Origin")
         own = {None, *(f"http://{host}" for host in self._hosts)}
         if request.headers.get("Host") not in self._hosts:
@@ -114,7 +114,7 @@ class ViewServer:
                 response = await handler(request)
             except web.HTTPException as error:
                 response = _refusal(error.status, error.reason)
-            except Exception:  # whatever is in a folder, the page is told
+            except Exception:  # whatever is in a folder, the page gets an answer
                 logger.exception("the viewer failed at %s", request.path.rpartition("/")[2])
                 response = _refusal(500, "the viewer failed at this; what it failed at stands in its terminal")
         response.headers.update(_HEADERS)

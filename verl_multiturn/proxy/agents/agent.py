@@ -1,6 +1,6 @@
 """An agent that is a function: its form, and how it is called.
 
-The form of `module:name` is read from the signature of what the name stands for:
+The form of `module:name` is read from the signature of the named object:
 
 | signature | called as | form |
 |---|---|---|
@@ -89,7 +89,7 @@ class Agent:
         Args:
             row: The data row, as `agent_row` returns it.
             address: Where it finds the model.
-            returned: Is called with the result, before tasks that the agent has left are ended.
+            returned: Is called with the result, before the agent's remaining tasks are ended.
             began: Is called with the task of an asynchronous agent.
         """
         function = self._make()

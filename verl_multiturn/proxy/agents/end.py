@@ -34,7 +34,7 @@ class AgentResult:
     completions: Mapping[str, float] = field(default_factory=dict)
     """Rewards of completions, by the ids that the agent saw."""
     by_id: bool = False
-    """Whether it returned rewards of completions alone, in AReaL's form: their sum is what the session earned."""
+    """Whether it returned rewards of completions alone, in AReaL's form: their sum is the session's reward."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class AgentEnd:
     - `timed_out`: the session's time was up;
     - `stuck`: the time was up, and its thread still runs: nothing can end a thread;
     - `failed`: there was no process or thread for it;
-    - `outage`: it said that what it needs is not there (`calls/outages/causes.py`);
-    - `unjudged`: it said that what was left cannot be scored (`UnjudgedError`);
-    - `misconfigured`: it said that a setting or its row is wrong (`ConfigError`).
+    - `outage`: it reported that a service is not there (`calls/outages/causes.py`);
+    - `unjudged`: it reported that the result cannot be scored (`UnjudgedError`);
+    - `misconfigured`: it reported that a setting or its row is wrong (`ConfigError`).
     """
 
     kind: EndKind
@@ -68,16 +68,16 @@ def session_reward(end: AgentEnd, error_reward: float) -> float | None:
     """Return the reward of a session that counts; None where `compute_score` decides.
 
     An agent that fails after it got a completion may have failed because of it. So the session is trained, with
-    `error_reward`. One that got none before it failed does not count: `endpoint.stop_reason` says so.
+    `error_reward`. One that got none before it failed does not count: see `endpoint.stop_reason`.
     """
     return end.result.reward if end.kind == "returned" else error_reward
 
 
 def read_result(value: object, is_areals: bool = False) -> AgentResult:
-    """Read what an agent returned.
+    """Read an agent's return value.
 
     Args:
-        value: What it returned.
+        value: The returned value.
         is_areals: Whether it was written for AReaL, so that a mapping has rewards by the completion's id.
 
     Raises:

@@ -36,7 +36,7 @@ def make_folder() -> str:
 
 
 def remove_folder(folder: str) -> bool:
-    """Remove a folder and all that is in it, also what an agent has closed to its own user.
+    """Remove a folder and all that is in it, also parts that an agent has closed to its own user.
 
     Returns:
         Whether it is gone.

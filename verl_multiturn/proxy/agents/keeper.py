@@ -3,24 +3,24 @@
     worker ⇄ keeper ─forks→ agent, a function or a command, in a session and process group of its own
 
 The keeper reads what the agent writes, so that a flood reaches neither a disk, nor memory, nor the worker's event loop.
-It is the parent of all orphans below it. So it finds processes that left the agent's group, too.
+It is the parent of all orphans below it. So it finds processes outside the agent's group, too.
 
 The worker sends one line of JSON, the request. `stop` asks the agent to end (SIGTERM to its group). When the worker
 shuts the socket down, or has gone, everything is killed.
 
 As soon as the agent has returned, raised or ended, the keeper sends a space. The worker then closes the session and
-says `noted`; until then a function's process waits, so that nothing that it does after its return reaches the model.
+sends `noted`; until then a function's process waits, so that nothing that it does after its return reaches the model.
 
 The keeper sends one line of JSON at the end:
-- `output`: what the agent wrote, its middle left out where that is long;
+- `output`: the agent's output, its middle omitted where that is long;
 - `status`: the agent's exit status, negative for a signal;
-- `report`: what the agent's process said of itself: `result` (as `AgentResult` has it), `wrong_type`, `raised`,
-  `outage`, `unjudged`, `missing` (there is no such command) or `failed`; null if it said nothing.
+- `report`: the report of the agent's process on itself: `result` (as `AgentResult` has it), `wrong_type`, `raised`,
+  `outage`, `unjudged`, `missing` (there is no such command) or `failed`; null without a report.
 
 A command's row is in a file, and it may write its result, as JSON, to another file. Both are in a folder of the
 session's own (`folder.py`), which is removed at the end. `{row}` and `{result}` in its arguments become their paths,
-and so do the environment variables `VERL_MULTITURN_ROW` and `VERL_MULTITURN_RESULT`. Nothing is read from what it
-prints: an agent that answers "42" has not earned 42.
+and so do the environment variables `VERL_MULTITURN_ROW` and `VERL_MULTITURN_RESULT`. Nothing is read from its output:
+an agent that answers "42" has not earned 42.
 
 The keeper runs in the interpreter that the setting `proxy.python` names, if it names one. So this module imports the
 standard library and modules of this package that do the same.
@@ -64,7 +64,7 @@ _OUTPUT_CHARACTERS = 3_000
 _FLOOD_BYTES = 2**20
 _REPORT_BYTES = 2**22
 _LEAVING_S = 2.0
-"""Seconds for the process of an agent that has returned to end tasks that it left."""
+"""Seconds for the process of an agent that has returned to end its remaining tasks."""
 
 
 def load(spec: Mapping[str, Any]) -> Agent | None:
@@ -124,7 +124,7 @@ def _name_files(request: dict[str, Any], folder: Path) -> None:
 
 
 class _AgentProcess:
-    """The process of an agent, and what it has said so far."""
+    """The process of an agent, and its reports so far."""
 
     def __init__(self, served: socket.socket, request: Mapping[str, Any], agent: Agent | None) -> None:
         self._served = served
@@ -149,7 +149,7 @@ class _AgentProcess:
             os.set_blocking(fd, False)
 
     def watch(self) -> dict[str, Any]:
-        """Read what the agent says until it has ended or must end; return the answer to the worker."""
+        """Read the agent's reports until it has ended or must end; return the answer to the worker."""
         agent_fd = os.pidfd_open(self._process)
         poll = select.poll()
         for fd in (self._served.fileno(), self._output_fd, self._report_fd, agent_fd):
@@ -166,7 +166,8 @@ class _AgentProcess:
             must_end |= agent_fd in ready or not ready
             if must_end or self._leaves_at is not None:
                 self._tell()
-        # Before the wait, as long as nobody else can have this number. An agent that has just begun has no group yet.
+        # Before the wait, as long as no other process can have this number. An agent that has just begun has no group
+        # yet.
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError):
                 kill(self._process, signal.SIGKILL)
@@ -179,14 +180,14 @@ class _AgentProcess:
         return {"output": self._output.take().strip(), "status": status, "report": report}
 
     def _tell(self) -> None:
-        """Tell the worker, once, that the agent has returned or ended."""
+        """Report to the worker, once, that the agent has returned or ended."""
         if not self._has_told:
             self._has_told = True
             with contextlib.suppress(OSError):
                 self._served.send(ENDED)
 
     def _obey(self) -> bool:
-        """Do what the worker says; return False when everything has to end at once."""
+        """Follow the worker's orders; return False when everything has to end at once."""
         said = self._served.recv(64)
         if NOTED in said:
             with contextlib.suppress(OSError):
@@ -197,7 +198,7 @@ class _AgentProcess:
         return bool(said)
 
     def _read(self, fd: int) -> bool:
-        """Read what is there, and return whether there may be more."""
+        """Read the available bytes, and return whether there may be more."""
         try:
             chunk = os.read(fd, 2**16)
         except (BlockingIOError, ConnectionResetError):  # reset: it did not read that its return was noted
@@ -223,7 +224,7 @@ def _be_agent(request: Mapping[str, Any], agent: Agent | None, output_fd: int, r
         line = json.dumps(said).encode() + b"\n"
         while line:
             line = line[os.write(report_fd, line) :]
-        os.read(report_fd, len(NOTED))  # what this process does from now on comes after the end of the session
+        os.read(report_fd, len(NOTED))  # all that this process does from now on is after the session's end
 
     status = 1
     try:
@@ -234,7 +235,7 @@ def _be_agent(request: Mapping[str, Any], agent: Agent | None, output_fd: int, r
         for theirs, standard in ((devnull, 0), (output_fd, 1), (output_fd, 2)):
             os.dup2(theirs, standard)
         os.close(output_fd)
-        with contextlib.suppress(OSError, ValueError):  # somebody lowered what may be had
+        with contextlib.suppress(OSError, ValueError):  # the limit was lowered
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (request["open_files"], most))
         if agent is None:
@@ -267,7 +268,7 @@ def _be_agent(request: Mapping[str, Any], agent: Agent | None, output_fd: int, r
 
 
 def _text(fd: int) -> TextIO:
-    """Return a descriptor as a stream of text: what the process dies with is written by then, odd texts too."""
+    """Return a descriptor as a stream of text: the process's last words are written by then, odd texts too."""
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 

@@ -62,7 +62,7 @@ class ProcessRunner:
     """
 
     stuck = 0
-    """No process is ever left; threads may be."""
+    """No process ever remains; threads may."""
 
     def __init__(self, agent: str | None, command: Sequence[str] | None, where: str, python: str | None = None) -> None:
         self._command = None if command is None else list(command)
@@ -84,7 +84,7 @@ class ProcessRunner:
         Args:
             row: The data row, as `agent_row` returns it.
             address: Where the agent finds the model.
-            time_up: Set when the session's time is up. The agent is asked to end, and later killed.
+            time_up: Set when the session's time is up. The agent has to end, and is later killed.
             returned: Is called as soon as the agent has returned or ended, which may be before its process is gone.
 
         Raises:
@@ -183,7 +183,7 @@ async def _ask(fork: Fork, request: Mapping[str, Any], returned: Callable[[], No
 
 
 def _kill(fork: Fork) -> None:
-    """Tell the keeper to kill everything."""
+    """Have the keeper kill everything."""
     with contextlib.suppress(OSError):
         fork.connection.shutdown(socket.SHUT_WR)
 

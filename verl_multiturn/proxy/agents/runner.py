@@ -1,4 +1,4 @@
-"""`AgentRunner`: runs the agents of one worker, each in a thread or a process, and says how each ended."""
+"""`AgentRunner`: runs the agents of one worker, each in a thread or a process, and reports how each ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AgentRunner(Protocol):
             time_up: Set when the session's time is up and nothing is answered any more. The call then returns within
                 9 seconds.
             returned: Is called as soon as the agent has returned or ended, which may be before all that it started is
-                gone. Nothing that is asked from then on counts.
+                gone. No request from then on counts.
 
         Raises:
             AgentContractError: The agent returned something that is not a reward.
@@ -42,4 +42,4 @@ class AgentRunner(Protocol):
         """
 
     async def aclose(self) -> None:
-        """End what is left."""
+        """End all that remains."""

@@ -114,8 +114,8 @@ class _AgentThread:
         address: Where it finds the model.
 
     Attributes:
-        done: Is done when the agent has ended; its thread may still have to end tasks that it left.
-        is_abandoned: Whether nobody waits for it any more.
+        done: Is done when the agent has ended; its thread may still have to end its remaining tasks.
+        is_abandoned: Whether it is no longer awaited.
     """
 
     def __init__(self, agent: Agent, row: Mapping[str, Any], address: SessionAddress) -> None:
@@ -171,14 +171,14 @@ class _AgentThread:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(SystemExit))
 
     def abandon(self) -> None:
-        """Wait no longer. A thread that still runs is told to end."""
+        """Wait no longer. A thread that still runs is signalled to end."""
         self.is_abandoned = True
         if not self.done.done():
             self.cancel()
             self._loop.call_later(_GRACE_S, self.interrupt)
 
     def place(self) -> str:
-        """Return the file and the line at which the thread stands."""
+        """Return the file and the line at which the thread is."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         if frame is None:
             return "its end"
@@ -208,7 +208,7 @@ class _AgentThread:
             self._end(None, error)
 
     def _end(self, result: AgentResult | None, error: BaseException | None) -> None:
-        """Hand over what the agent returned or raised. What comes later, when its tasks are ended, does not count."""
+        """Hand over the agent's result or error. Later ones, when its tasks are ended, do not count."""
         if self._result is None and self._error is None:
             self._result, self._error = result, error
             with contextlib.suppress(RuntimeError):  # the worker's loop is closed

@@ -1,7 +1,7 @@
 """Requests, from their HTTP bodies: received, inflated, parsed and read within bounds.
 
-A body is refused before it is read where its length says enough, and as soon as it is too long otherwise. It has
-`BODY_S` seconds to arrive. What is held is never more than `MOST_BYTES`, compressed or not. A session holds at most
+A body is refused before it is read where its stated length is too long, otherwise as soon as it is. It has `BODY_S`
+seconds to arrive. A held body is never longer than `MOST_BYTES`, compressed or not. A session holds at most
 `HELD_BYTES` of bodies at once; the bodies of further requests wait in their sockets.
 """
 
@@ -25,7 +25,7 @@ MOST_BYTES = 8 * 1024 * 1024
 HELD_BYTES = 4 * MOST_BYTES
 BODY_S = 30.0
 _IN_THREAD_BYTES = 128 * 1024
-"""Larger bodies are read in a thread: 8 MiB take longer than the event loop may stand."""
+"""Larger bodies are read in a thread: 8 MiB would block the event loop too long."""
 _APPENDING = PROTOCOLS["/v1/chat/completions"]
 
 
@@ -55,7 +55,7 @@ class WeightedSemaphore:
             raise
 
     def release(self, count: int) -> None:
-        """Release what was acquired."""
+        """Release the acquired bytes."""
         self._free += count
         while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._free):
             wanted, turn = self._waiting.popleft()
@@ -68,7 +68,7 @@ class RequestReader:
     """Reads the requests of one session.
 
     Args:
-        sent: Finds what the session sent before.
+        sent: Finds earlier requests of the session.
         refused: Notes a request that cannot be read: its protocol's name, and the code of the refusal.
         threads: Where large bodies are read.
     """
@@ -98,14 +98,14 @@ class RequestReader:
             except RefusedError as refused:
                 self._refused(protocol.name, refused.code)
                 raise
-            self._free.release(held - length)  # of a body whose length the head did not tell
+            self._free.release(held - length)  # of a body whose length the head did not have
             held = length
             yield asked
         finally:
             self._free.release(held)
 
     async def _asked(self, request: web.BaseRequest, protocol: Protocol, body: bytes) -> tuple[ChatRequest, int]:
-        """Return what a body asks for, and the body's length in bytes, inflated."""
+        """Return a body's request, and its length in bytes, inflated."""
         encoding = request.headers.get("content-encoding", "")
         appends = protocol is _APPENDING and not encoding
         if appends and (continued := self._histories.continued(protocol, body)) is not None:

@@ -3,8 +3,8 @@
 Invariants:
 - nothing that a client sent is logged or repeated in an error: it may hold a secret;
 - a connection that shows no key within `UNAUTHENTICATED_S` is closed, so that neither idle nor dripping ones pile up.
-  There are at most `MOST_UNAUTHENTICATED`, and they take at most a quarter of what the process may open;
-- a client that has closed its sending side gets the answers to what it has sent, as HTTP allows.
+  There are at most `MOST_UNAUTHENTICATED`, and they take at most a quarter of the open-file limit;
+- a client that has closed its sending side gets the answers to its requests, as HTTP allows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiohttp import web
 
 UNAUTHENTICATED_S = 30.0
 MOST_UNAUTHENTICATED = 4096
-# Linux alone tells at once that the other side has closed; elsewhere the event loop finds out a moment later.
+# Linux alone reports at once that the other side has closed; elsewhere the event loop finds out a moment later.
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
 
 
@@ -45,12 +45,12 @@ class ClientConnection(web.RequestHandler):
         self.owner: object = None
         """The session that was the last to use it; None before."""
         self.ended: asyncio.Future[None] = loop.create_future()
-        """Done when the client sends nothing more, but may read what it has asked for."""
+        """Done when the client sends nothing more, but may read its answers."""
         self.request: web.BaseRequest | None = None
         """The request under way; those that came with it wait for it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin. Writing then waits until the kernel has taken everything, which tells what was delivered."""
+        """Begin. Writing then waits until the kernel has taken everything, which shows that it was delivered."""
         super().connection_made(transport)
         if isinstance(transport, asyncio.WriteTransport):
             transport.set_write_buffer_limits(high=0)
@@ -73,7 +73,7 @@ class ClientConnection(web.RequestHandler):
         content = self._messages[-1][1] if self._messages else self.request.content if self.request else None
         if self.is_idle or (content is not None and not content.is_eof()):
             return False
-        if not self.ended.done():  # uvloop tells it again when reading goes on
+        if not self.ended.done():  # uvloop reports it again when reading goes on
             self.ended.set_result(None)
             self._close_after_last()
         return True
@@ -102,7 +102,7 @@ class ClientConnection(web.RequestHandler):
         self._unauthenticated.remove(self)
 
     def abort(self) -> None:
-        """Close the connection at once. What was not sent is lost."""
+        """Close the connection at once. Unsent bytes are lost."""
         transport = self.transport
         self.force_close()
         if transport is not None:
@@ -115,7 +115,7 @@ class ClientConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what is not HTTP, in our own words: aiohttp would repeat the line that it could not read."""
+        """Answer bytes that are not HTTP, in our own words: aiohttp would repeat the line that it could not read."""
         response = web.json_response(
             {"error": {"type": "invalid_request_error", "message": "the request is no valid HTTP; correct it"}},
             status=400,
@@ -124,7 +124,7 @@ class ClientConnection(web.RequestHandler):
         return response
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log nothing: aiohttp would show the request. What goes wrong in a handler is logged by the server."""
+        """Log nothing: aiohttp would show the request. The server logs the errors of a handler."""
 
 
 class UnauthenticatedConnections:
@@ -145,7 +145,7 @@ class UnauthenticatedConnections:
         self._timers[connection] = asyncio.get_running_loop().call_later(UNAUTHENTICATED_S, connection.abort)
 
     def push_out(self) -> bool:
-        """Close the oldest connection, and tell whether there was one."""
+        """Close the oldest connection, and return whether there was one."""
         oldest = next(iter(self._timers), None)
         if oldest is None:
             return False

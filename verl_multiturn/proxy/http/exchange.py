@@ -1,12 +1,12 @@
 """`Exchange`: one request for completions, and its answer over HTTP, whole or as a stream of events.
 
-The server makes one for each request of an agent whose body it has read. It asks the session for completions, lets the
-protocol write them, and tells the session whether the client got them: a completion is trained only when it was
-*delivered*.
+The server makes one for each request of an agent whose body it has read. It gets completions from the session, lets
+the protocol write them, and reports to the session whether the client got them: a completion is trained only when it
+was *delivered*.
 
 Invariants:
-- a completion is delivered when the operating system has taken the whole of its answer, and the connection stood before
-  and after that. An error is never a delivery;
+- a completion is delivered when the operating system has taken the whole of its answer, and the connection was open
+  before and after that. An error is never a delivery;
 - a client that has gone is noticed while the generation runs. That stops no generation: the session keeps the
   completion for the next identical request, such as a retry;
 - a client that has closed only its sending side is still there, and gets its answer.
@@ -38,7 +38,7 @@ _IN_THREAD_TOKENS = 2048
 """Answers with the log-probabilities of more tokens are written in a thread."""
 _BATCH_BYTES = 64 * 1024
 _LOOK_S = 1.0
-"""Seconds between two looks at a client that sends nothing more: the event loop does not tell when it has gone."""
+"""Seconds between two looks at a client that sends nothing more: the event loop does not report when it has gone."""
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 _EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
@@ -49,7 +49,7 @@ class Exchange:
     Args:
         request: The HTTP request, whose body was read.
         protocol: Writes the answer.
-        asked: What the body says.
+        asked: The body's content.
         session: Completes it.
         failed: Makes an error of an exception that is a mistake of ours.
         ping_s: Seconds between the pings of a stream whose generation is under way.
@@ -141,7 +141,7 @@ class Exchange:
                 end = batch
         except ConnectionError:
             raise
-        except Exception as error:  # the status is sent; what went wrong can only be an event
+        except Exception as error:  # the status is sent; an error can only be an event
             refused = error if isinstance(error, RefusedError) else self._failed(error)
             return response, self._protocol.error_events(refused), False
         return response, end, True
@@ -172,7 +172,7 @@ class Exchange:
             raise ConnectionResetError("the client has gone")
 
     async def _wait(self, seconds: float | None) -> bool:
-        """Wait for the completions, and tell whether they are there.
+        """Wait for the completions, and return whether they are there.
 
         Raises:
             ConnectionError: The client has gone.
@@ -196,7 +196,7 @@ class Exchange:
 
 
 def _seen(task: asyncio.Task[None]) -> None:
-    """Look at a task's error: nobody else does where the client has gone."""
+    """Look at a task's error: nothing else does where the client has gone."""
     if not task.cancelled():
         task.exception()
 

@@ -1,4 +1,4 @@
-"""Requests that only append: what a session has sent before is not read again.
+"""Requests that only append: earlier messages of a session are not read again.
 
 Each request of an agent holds its whole history, so reading all of it would make a turn cost more and more. Where a
 body is an earlier one with further messages at the end of its list, byte by byte, only those are parsed and read:
@@ -63,7 +63,7 @@ class Histories:
             try:
                 added = protocol.read({_LIST: parse_json(b"[%b]" % body[cached.end + 1 : stop])}).messages
             except (orjson.JSONDecodeError, RefusedError):
-                return None  # who reads the whole body can say what is wrong
+                return None  # a reader of the whole body can find the fault
             messages = [*cached.request.messages, *added]
             if len(messages) > MOST_MESSAGES:
                 return None
@@ -80,11 +80,11 @@ class Histories:
 
 
 def cached_from(body: bytes, parsed: dict[str, Any], request: ChatRequest) -> CachedRequest | None:
-    """Return what `Histories.add` takes, from a body that was read whole; None where nothing can be appended to it.
+    """Return the argument of `Histories.add`, from a body that was read whole; None where appending is impossible.
 
     Args:
         body: The body.
-        parsed: What it holds.
+        parsed: Its content.
         request: The request.
     """
     span = _span(body)

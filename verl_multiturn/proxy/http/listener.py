@@ -1,7 +1,7 @@
 """A listening socket that leaves the rest of its process room to open files.
 
-asyncio's own server goes on accepting where no descriptor is left, with a traceback for each attempt; uvloop's closes
-whoever comes. Here an older connection makes room, or accepting waits.
+asyncio's own server goes on accepting without free descriptors, with a traceback for each attempt; uvloop's closes new
+connections. Here an older connection makes room, or accepting waits.
 
 Invariants:
 - an `accept` that fails is not repeated at once, unless room was made;
@@ -47,7 +47,7 @@ class Listener:
     Args:
         listening: The listening socket.
         protocol: Makes the protocol of a connection.
-        make_room: Closes a connection where there is no room for another one, and tells whether it did.
+        make_room: Closes a connection where there is no room for another one, and returns whether it did.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The paths of the endpoint: the secret in one, what it names, and what is served there."""
+"""The paths of the endpoint: the secret in one, its target, and the routes served there."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SERVED = f"use one of {[*PROTOCOLS, f'/v1/{COUNT_TOKENS}', '/v1/models']}"
 
 
 def route_of(request: web.BaseRequest) -> tuple[str | None, str, Protocol]:
-    """Return what the path of a request says.
+    """Return the parts of a request's path.
 
     Args:
         request: The request.
 
     Returns:
-        The secret in it, if there is one; what follows `/v1/`, however often that is there; and the protocol whose
+        The secret in it, if there is one; the rest after `/v1/`, however often that is there; and the protocol whose
         errors the client reads.
     """
     parts = [part for part in request.path.split("/") if part]
@@ -40,10 +40,10 @@ def is_models(route: str) -> bool:
 
 
 def check_served(route: str, method: str) -> None:
-    """Refuse what nothing answers. This needs no key: it says what the documentation says.
+    """Refuse an unknown route. This needs no key: it only repeats the documentation.
 
     Args:
-        route: What follows `/v1/`; "" for the base.
+        route: The part after `/v1/`; "" for the base.
         method: The method of the request.
 
     Raises:

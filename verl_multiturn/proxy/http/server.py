@@ -5,14 +5,14 @@
         ...                                     # the agent runs, the session ends
         await server.close_session(address)     # the secret is dead
 
-The way of one request: the secret says which session it is for; `RequestReader` makes a `ChatRequest` of its body; an
-`Exchange` has the session complete that, and writes the answer.
+The way of one request: the secret names its session; `RequestReader` makes a `ChatRequest` of its body; an `Exchange`
+has the session complete that, and writes the answer.
 
 Invariants:
 - a secret reaches its own session and nothing of another. It is compared by its digest, and is in no log, no error and
   no `repr`;
-- what repeating cannot mend is never answered with 5xx, a mistake of ours included;
-- after `close_session` no request of the session is under way; after `aclose` no task and no connection is left, and
+- an error that repeating cannot mend is never answered with 5xx, a mistake of ours included;
+- after `close_session` no request of the session is under way; after `aclose` no task and no connection remains, and
   the port is free.
 """
 
@@ -56,8 +56,8 @@ _ENDING_S = 1.0
 _IDLE_S = 20.0
 """Seconds after which the idle connections of a session that has ended are closed. Clients use none that long."""
 _MOST_CONNECTIONS = 256
-"""Connections of one session, and at most a quarter of what the process may open. Beyond it those are closed that were
-idle longest."""
+"""Connections of one session, and at most a quarter of the open-file limit. Beyond it those are closed that were idle
+longest."""
 _BACKLOG = 1024
 _HEADER_BYTES = 64 * 1024
 _OPTIONS: Mapping[str, Any] = {
@@ -97,7 +97,7 @@ class _OpenSession:
             self.push_out()
 
     def push_out(self) -> bool:
-        """Close the connection that was idle longest, and tell whether there was one."""
+        """Close the connection that was idle longest, and return whether there was one."""
         oldest = next((each for each in self.connections if each.is_idle), None)
         if oldest is None:
             return False
@@ -106,7 +106,7 @@ class _OpenSession:
         return True
 
     async def leave(self) -> None:
-        """End what is under way, after `_ENDING_S` by force.
+        """End running requests, after `_ENDING_S` by force.
 
         Idle connections are closed a while later: other sessions may share them, as the agents in one process do, and
         a client could be about to use them.
@@ -134,7 +134,7 @@ def check_host(host: str) -> str:
     """Return the host on which to listen.
 
     Raises:
-        ConfigError: It stands for all interfaces: an endpoint beyond this machine must be named explicitly.
+        ConfigError: It means all interfaces: an endpoint beyond this machine must be named explicitly.
     """
     try:
         anywhere = not host or ipaddress.ip_address(host).is_unspecified
@@ -236,13 +236,13 @@ class ProxyServer:
         return SessionAddress(f"{self.address}/v1", secret, self.address, session.id)
 
     async def close_session(self, address: SessionAddress) -> None:
-        """Make a secret worthless, and end what is under way with it. The session must have ended before."""
+        """Make a secret worthless, and end its running requests. The session must have ended before."""
         opened = self._open.pop(_digest(address.api_key), None)
         if opened is not None:
             await opened.leave()
 
     def _push_out_idle(self) -> bool:
-        """Close an idle connection of the session that has most, and tell whether there was one."""
+        """Close an idle connection of the session that has most, and return whether there was one."""
         by_connections = sorted(self._open.values(), key=lambda opened: len(opened.connections), reverse=True)
         return any(opened.push_out() for opened in by_connections)
 
@@ -268,7 +268,7 @@ class ProxyServer:
             return _refusal(protocol, refused, request)
         except ConnectionError:
             connection.abort()
-            return web.Response(status=400)  # nobody reads it
+            return web.Response(status=400)  # it is never read
         except Exception as error:  # a mistake of ours: a client would repeat after a 500, and fail again
             answer = _refusal(protocol, self._failed(opened, error), request)
             if request.writer.output_size:  # within an answer that has begun
@@ -292,7 +292,7 @@ class ProxyServer:
             if each and (opened := self._open.get(_digest(each.strip()))) is not None:
                 return opened
             if each and each == secret:
-                break  # a path says whom it is for; no other key changes that
+                break  # a path names its session; no other key changes that
         raise RefusedError(
             401, "invalid_api_key", "this key opens no session here; send the key that the agent was started with"
         )
@@ -327,7 +327,7 @@ class ProxyServer:
 
 
 def _digest(secret: str) -> bytes:
-    """Return what a secret is compared by: how long that takes says nothing about the secret."""
+    """Return the form in which secrets are compared: the time for that reveals nothing about the secret."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 

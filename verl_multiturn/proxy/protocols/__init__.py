@@ -26,10 +26,10 @@ class Protocol(typing.Protocol):
 
         Args:
             body: The object.
-            sent: Finds what the session sent before, for a request that names it by its id.
+            sent: Finds an earlier item of the session, for a request that names it by its id.
 
         Raises:
-            RefusedError: A field holds something else than the protocol says, or asks for what cannot be had.
+            RefusedError: A field does not fit the protocol, or requests something unsupported.
         """
         ...
 

@@ -29,7 +29,7 @@ _UNENFORCED = ("temperature", "top_p", "top_k", "thinking", "output_config", "ou
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
 _STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
 _BILLING = "x-anthropic-billing-header:"
-"""How the block of Claude Code's system prompt begins that changes with every request and says nothing."""
+"""How the block of Claude Code's system prompt begins that changes with every request and has no meaning."""
 
 
 _BLOCKS = {name: name for name in ("text", "image", "document", "tool_result")}
@@ -232,7 +232,7 @@ class AnthropicMessages:
         """Read a request.
 
         Raises:
-            RefusedError: A field holds something else than the protocol says, or asks for what cannot be had.
+            RefusedError: A field does not fit the protocol, or requests something unsupported.
         """
         return read_as(_Body, body).request()
 
@@ -309,7 +309,7 @@ def _blocks(completion: Completion) -> list[dict[str, Any]]:
 
 
 def _pieces(block: dict[str, Any], completion: Completion) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a block as it begins, and what is added to it."""
+    """Return a block as it begins, and the additions to it."""
     if block["type"] == "text":
         return {"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     if block["type"] == "thinking":

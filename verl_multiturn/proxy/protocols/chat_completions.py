@@ -207,7 +207,7 @@ class ChatCompletions:
         """Read a request.
 
         Raises:
-            RefusedError: A field holds something else than the protocol says, or asks for what cannot be had.
+            RefusedError: A field does not fit the protocol, or requests something unsupported.
         """
         return read_as(_Body, body).request()
 

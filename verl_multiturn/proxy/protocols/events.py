@@ -1,4 +1,4 @@
-"""Server-sent events, and what the protocols share in writing answers."""
+"""Server-sent events, and shared parts of the protocols for writing answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.proxy.protocols.requests import Completion
 
 COMMENT = b": ping\n\n"
-"""Bytes that keep a connection alive and are no event to any client."""
+"""Bytes that keep a connection alive and are not an event to any client."""
 DONE = b"data: [DONE]\n\n"
 _LEAST_LOGPROB = -9999.0
 """Stand-in for minus infinity, which JSON cannot hold."""
@@ -19,7 +19,7 @@ _LEAST_LOGPROB = -9999.0
 
 def data(value: dict[str, Any]) -> bytes:
     """Return an event without a name."""
-    # With escapes: what clients sent may come back, and a line separator in it would cut the event for some of them.
+    # With escapes: clients' text may come back, and a line separator in it would cut the event for some of them.
     return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 

@@ -1,7 +1,7 @@
 """Fields that the bodies of all protocols share, as pydantic types: texts, numbers, images, tools, calls, contents.
 
-A client may send any JSON. No type converts but those that say so: a number in quotes is a text. No image is fetched:
-only those that the body itself holds become parts.
+A client may send any JSON. Types do not convert unless declared to: a number in quotes is a text. No image is
+fetched: only those that the body itself holds become parts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KIND = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _JSON = json.JSONEncoder(ensure_ascii=False)
 Item = TypeVar("Item")
 ABSENT: Any = None
-"""Default of a field that must be there: what is absent is refused as null is."""
+"""Default of a field that must be there: an absent field is refused as null is."""
 
 
 class Fields(BaseModel):
@@ -52,18 +52,18 @@ class Fields(BaseModel):
 
 
 class UnionChoice(Discriminator):
-    """Tells the models of a union apart; a union of such unions needs their hash."""
+    """Distinguishes the models of a union; a union of such unions needs their hash."""
 
     __hash__ = object.__hash__
 
 
 def choice(tag: Callable[[Any], str | None], expected: str, todo: str = "send that", field: str = "") -> UnionChoice:
-    """Return what tells the members of a union apart.
+    """Return the function that distinguishes the members of a union.
 
     Args:
         tag: Returns the `Tag` of the member for a value, which begins with "="; None for a value that is refused.
-        expected: What a refusal says that was expected.
-        todo: What it says to do.
+        expected: The expected value in a refusal.
+        todo: The remedy in it.
         field: The field that it names, if the value is an object; "": the value itself.
     """
     said: dict[str, str | int | float] = {"expected": expected, "todo": todo}
@@ -73,7 +73,7 @@ def choice(tag: Callable[[Any], str | None], expected: str, todo: str = "send th
 def by(
     field: str, kinds: Mapping[str, str], expected: str, todo: str = "send that", other: str | None = None
 ) -> UnionChoice:
-    """Return what tells the models of a union apart by the name of a kind.
+    """Return the function that distinguishes the models of a union by the name of a kind.
 
     Args:
         field: The field that holds the name.
@@ -142,7 +142,7 @@ def only(*values: object, expected: str, todo: str) -> AfterValidator:
 
 
 def unless(name: str) -> BeforeValidator:
-    """Return the validator of a field that counts only where the one with this name, before it, says nothing."""
+    """Return the validator of a field that counts only where the one with this name, before it, is absent."""
 
     def null(value: object, info: ValidationInfo) -> object:
         return None if info.data.get(name) else value
@@ -236,7 +236,7 @@ def counted(prefix: str, kind: object) -> str:
 
 
 class Other(Fields):
-    """An object of a kind that is counted and left out."""
+    """An object of a kind that is counted and omitted."""
 
     type: object = None
 

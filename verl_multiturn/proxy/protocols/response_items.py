@@ -1,8 +1,8 @@
 """The items of `/v1/responses` that a client sends, as models and as messages.
 
 An assistant's turn is several items here: its reasoning, its text, its calls, in this order. They become one message
-again. An item that cannot follow the one before it in a turn begins the next turn. A reference stands for the item that
-this session sent.
+again. An item that cannot follow the one before it in a turn begins the next turn. A reference means the item that this
+session sent.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _Reasoning(Fields):
 
     def add_to(self, turns: Turns) -> None:
         texts = [each.text for each in self.content or self.summary]
-        if texts:  # there may be encrypted content only, which nobody here can read
+        if texts:  # there may be encrypted content only, which we cannot read
             turns.of_turn(_REASONING)["reasoning_content"] = "\n".join(texts)
 
 

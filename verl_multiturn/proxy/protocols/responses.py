@@ -1,6 +1,6 @@
 """`POST /v1/responses`: OpenAI's Responses, without a store.
 
-https://platform.openai.com/docs/api-reference/responses and …/responses-streaming. What refers to an earlier response
+https://platform.openai.com/docs/api-reference/responses and …/responses-streaming. A reference to an earlier response
 by its id is refused. An item of an earlier answer may be named by its id, as long as the session lasts.
 """
 
@@ -143,7 +143,7 @@ class Responses:
             sent: Finds the completion that an item belongs to.
 
         Raises:
-            RefusedError: A field holds something else than the protocol says, or asks for what cannot be had.
+            RefusedError: A field does not fit the protocol, or requests something unsupported.
         """
         read = read_as(_Body, body, References(partial(_item_of, sent)))
         request = read.request()
@@ -299,7 +299,7 @@ def _events(request: ChatRequest, completions: Sequence[Completion], created: in
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
         items.append(item)
     # Not `response.incomplete` after a completion that was cut: OpenAI's own helper finds no final response there, and
-    # Codex asks again. The status says that it was cut.
+    # Codex sends it again. The status shows that it was cut.
     yield {"type": "response.completed", "response": _finished(request, completion, created, items)}
 
 
@@ -320,7 +320,7 @@ def _finished(
 
 
 def _response(request: ChatRequest, completion: Completion, created: int, status: str) -> dict[str, Any]:
-    """Return a response without output, with what clients' types require."""
+    """Return a response without output, with the fields that clients' types require."""
     return {
         "id": f"resp_{completion.id}",
         "object": "response",

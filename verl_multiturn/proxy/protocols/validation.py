@@ -1,7 +1,7 @@
 """Reading a body as a pydantic model, and the refusal of one that does not fit.
 
-A refusal names the field, what it holds, what was expected, and what to do. It is made of pydantic's first error, in
-one place, for all protocols.
+A refusal names the field, its value, the expected one, and the remedy. It is made of pydantic's first error, in one
+place, for all protocols.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def read_as(model: type[Model], body: Mapping[str, Any], context: object = None)
     """Read a body.
 
     Args:
-        model: What it must be.
+        model: Its required type.
         body: The JSON object.
-        context: What validators of the model get as their context.
+        context: The context of the model's validators.
 
     Raises:
-        RefusedError: It is nested too deeply, or a field holds something else than the model says.
+        RefusedError: It is nested too deeply, or a field does not fit the model.
     """
     check_depth(body)
     try:
@@ -66,11 +66,11 @@ def without_halves(text: bytes) -> bytes:
 
 
 def wrong(expected: str, todo: str = "send that", field: str = "") -> PydanticCustomError:
-    """Return the error that a validator raises for a value that is not what was expected.
+    """Return the error that a validator raises for an unexpected value.
 
     Args:
-        expected: What was.
-        todo: What to do.
+        expected: The expected value.
+        todo: The remedy.
         field: The field of the value, an object, that is wrong; "": the value itself is.
     """
     said = {"expected": expected, "todo": todo}

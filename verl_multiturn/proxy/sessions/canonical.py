@@ -1,8 +1,8 @@
 """Messages in the form in which they are compared.
 
-Agents echo a turn in other words than those that they got: without content instead of an empty one, with arguments
-that were parsed and written again, without ids. Two messages are the same if their keys are equal, what both of them
-send of reasoning is equal, and so is what their ids stand for (`renaming`). Marks of caching and unknown fields do not
+Agents echo a turn in other words than those that they got: without content instead of an empty one, with arguments that
+were parsed and written again, without ids. Two messages are the same if their keys are equal, the reasoning that both
+of them send is equal, and so are the targets of their ids (`renaming`). Marks of caching and unknown fields do not
 count.
 """
 

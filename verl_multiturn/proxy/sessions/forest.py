@@ -1,15 +1,15 @@
 """`Forest`: the completions of a session, and where a new request belongs among them.
 
-`AgentSession` looks each request up in it (`match`); `Sampler` adds what the engine returned. At the session's end
+`AgentSession` looks each request up in it (`match`); `Sampler` adds the engine's completions. At the session's end
 `rows.py` reads the rows of the batch off it: a row is a path from a root to a leaf.
 
     root prompt ── completion 0 ── prompt (a tool's answer) ── completion 1
                │                └─ prompt (another answer)  ── completion 3
                └── completion 2                     (the same request again)
 
-A *prompt* is what the engine is given, a *completion* is what it sampled. A request continues a completion when its
-messages begin with those of the completion's prompt and its turn. Only the messages after that are rendered, so that
-sampled tokens are never written a second time. A request that continues none begins a root.
+A *prompt* is the engine's input, a *completion* is its sample. A request continues a completion when its messages begin
+with those of the completion's prompt and its turn. Only the messages after that are rendered, so that sampled tokens
+are never written a second time. A request that continues none begins a root.
 
 Requests are looked up message by message, in a tree of messages as clients write them. Clients leave out ids, so two
 completions with equal texts look the same, and one message may lead to several places in the tree. The deepest
@@ -17,7 +17,7 @@ completion wins; among equally deep ones, the one that was delivered last. A cli
 is understood: its request is read with the session's ids (`renaming.py`).
 
 Invariants:
-- a request costs a look at its new messages only: what it shares with an earlier request is found by one comparison;
+- a request costs a look at its new messages only: the part shared with an earlier request is found by one comparison;
 - the ledger lists every generation that the engine returned, in that order, whatever becomes of it.
 """
 
@@ -38,7 +38,7 @@ _MOST_HISTORIES = 8
 
 
 class _Place(NamedTuple):
-    """A node to which messages lead, and what their ids stand for on the way to it."""
+    """A node to which messages lead, and the meaning of their ids on the way to it."""
 
     node: TrieNode
     renaming: Renaming = AS_WRITTEN
@@ -99,7 +99,7 @@ class Forest:
 
         Args:
             messages: All messages of the request.
-            tools: What stands for the request's tools. Requests with other tools have nothing in common.
+            tools: Key of the request's tools. Requests with other tools have nothing in common.
             renamed: Whether the calls may have other ids than the session gave.
         """
         history = self._history(messages, tools)
@@ -133,7 +133,7 @@ class Forest:
         if new == 0 or new == len(messages) or any(message["role"] == "assistant" for message in messages[new:]):
             parent, new, best = None, 0, reached
         renaming = best.renaming.through(messages[best.node.depth :])
-        if renaming is None:  # an answer has an id that stands for another call
+        if renaming is None:  # an answer has the id of another call
             return self.match(messages, tools, renamed=False)
         node = best.node if parent is None or parent.trie_node is None else parent.trie_node
         return Match(None, parent, new, node, renaming.applied(messages), renaming, history)
@@ -145,7 +145,7 @@ class Forest:
             prompt: The prompt, with the parent that was found.
             messages: All messages of the request, as it has them.
             tools: As for `match`.
-            match: What was found.
+            match: The match found.
         """
         (self.roots if prompt.parent is None else prompt.parent.prompts).append(prompt)
         reached = match.reached
@@ -232,7 +232,7 @@ class Forest:
             known = len(each.messages)
             if each.tools != tools or known > len(messages) or (found and known <= len(found.messages)):
                 continue
-            # The last message tells most branches apart, at the least cost.
+            # The last message distinguishes most branches, at the least cost.
             if each.messages[-1] == messages[known - 1] and each.messages == messages[:known]:
                 found = each
         return found

@@ -54,7 +54,7 @@ class Journal:
         self._answered = 0
         self._generations = generations
         self.events: list[tuple[str, int, int]] = []
-        """What happened in which order, as `schema.Session.events` has it."""
+        """The events in their order, as in `schema.Session.events`."""
 
     def begin(self, request: ChatRequest, protocol: str) -> JournalEntry:
         """Note a request that came."""
@@ -69,7 +69,7 @@ class Journal:
         self._happened("samples", noted)
 
     def told(self, noted: JournalEntry, got: bool) -> None:
-        """Note whether a request's client got its answer, or had left before."""
+        """Note whether a request's client got its answer, or had gone before."""
         noted.delivered |= got
         self._happened("delivered" if got else "left", noted)
 
@@ -88,7 +88,7 @@ class Journal:
         self._answered += 1
 
     def clear(self) -> None:
-        """Let go of all requests, which refer to what the forest has let go of."""
+        """Let go of all requests, which refer to released parts of the forest."""
         self._noted.clear()
 
     def requests(self) -> list[SessionRequest]:
@@ -131,7 +131,7 @@ def _shared(prompt: PromptNode, lengths: dict[int, int]) -> int:
 
     Args:
         prompt: The prompt.
-        lengths: What is known of other prompts, by their id; it grows.
+        lengths: Known lengths of other prompts, by their id; it grows.
     """
     path: list[PromptNode] = []
     at: PromptNode | None = prompt

@@ -55,7 +55,7 @@ class PromptNode:
     rendering: asyncio.Future[None] | None = None
     """Done when the ids are there."""
     left: dict[Hashable, deque[Any]] = field(default_factory=lambda: defaultdict(deque))
-    """Samples whose clients have gone, by what else was requested."""
+    """Samples whose clients have gone, by the rest of the request."""
     trie_node: TrieNode | None = None
     _ids: list[int] | None = None
 
@@ -170,7 +170,7 @@ class SampledGeneration:
     finish: str = ""
     """Why it ended, in the engine's word."""
     cached: int | None = None
-    """Tokens of the prompt that the engine had in its prefix cache; None where it does not say."""
+    """Tokens of the prompt that the engine had in its prefix cache; None where it is not reported."""
 
 
 @dataclass(eq=False, repr=False, slots=True)

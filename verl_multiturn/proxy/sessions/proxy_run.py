@@ -1,4 +1,4 @@
-"""`ProxyRun`: what all sessions of a process share."""
+"""`ProxyRun`: state that all sessions of a process share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ProxyRun:
     limits: Limits
     """`prompt_length`, `response_length` and `turn_length` count here."""
     fill_id: int
-    """Token id of the prompt of a session that asked for nothing."""
+    """Token id of the prompt of a session without requests."""
     max_completions: int | None = None
     """The most completions of a session; None: no limit."""
     max_inflight: int = 16

@@ -3,13 +3,13 @@
 Agno numbers the calls of each request anew, and others write ids in the form of another provider. The messages of such
 a request are compared, kept and rendered with the ids that the session gave:
 
-    the request says   call c0 · answer to c0 · call c1 · answer to c1
+    the request has    call c0 · answer to c0 · call c1 · answer to c1
     it is read as      call X  · answer to X  · call Y  · answer to Y
 
 Invariants:
-- a renaming is one for one, over all ids of a request, those that stand for themselves among them;
-- an id is learnt at a call of the model's only. An answer speaks of a call before it, or its id stands for itself;
-- an id that the session gave stands for itself. So calls that look the same are told apart by the client that can.
+- a renaming is one for one, over all ids of a request, those mapped to themselves among them;
+- an id is learnt at a call of the model's only. An answer speaks of a call before it, or its id is mapped to itself;
+- an id that the session gave is mapped to itself. So calls that look the same are distinguished by a client that can.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Renaming:
     """The ids of a request up to one of its messages."""
 
     stands_for: Mapping[str, str]
-    """Ids of the session by those of the request; empty as long as each stands for itself."""
+    """Ids of the session by those of the request; empty as long as each is mapped to itself."""
     written: Mapping[str, str]
     """The same, the other way round."""
 
@@ -90,7 +90,7 @@ class Renaming:
 
 
 AS_WRITTEN = Renaming({}, {})
-"""Each id stands for itself."""
+"""Each id is mapped to itself."""
 
 
 def _ids(messages: Iterable[Message]) -> Iterator[str]:

@@ -85,7 +85,7 @@ class PromptRenderer:
         Args:
             messages: The messages.
             tools: The tools' schemas.
-            tools_key: What stands for them.
+            tools_key: Their key.
 
         Raises:
             RefusedError: The template cannot render the messages, or the model cannot be shown their images.
@@ -97,7 +97,7 @@ class PromptRenderer:
         found = self._prompts.get(key)
         if found is None:
             found = asyncio.ensure_future(self._rendered(messages, tools))
-            keep(found)  # the session that asked first may end before the others
+            keep(found)  # the session with the first request may end before the others
             self._prompts[key] = found
             if len(self._prompts) > _MOST_PROMPTS:
                 self._prompts.popitem(last=False)

@@ -37,7 +37,7 @@ Select = Callable[[Sequence[Completion]], Collection[str]]
 
 
 def load_select(name: str | None, where: str) -> Select | None:
-    """Return the function that says which completions are trained; None without one.
+    """Return the function that selects the trained completions; None without one.
 
     Args:
         name: Its name, `module:function`.
@@ -79,13 +79,13 @@ def session_outcome(
     max_rows: int | None,
     chosen: Collection[CompletionNode],
 ) -> Outcome:
-    """Return what becomes of a session that is over.
+    """Return the outcome of a session that is over.
 
     Args:
         name: Its request id.
         forest: Its completions.
         reason: Why it ended.
-        error: What went wrong; "" otherwise.
+        error: The error; "" otherwise.
         prompt_length: The most tokens of a prompt.
         fill_id: Token id of the prompt of a session without one.
         max_rows: The most rows; those with most trained tokens are kept. None: all are.
@@ -95,7 +95,7 @@ def session_outcome(
     turns = [_turn(number, entry, chosen, trained_in) for number, entry in enumerate(forest.ledger)]
     rows = [_row(end, index, turns) for index, end in enumerate(ends)]
     for end in ends:
-        # The row in which it is trained says less: which of two branches is first follows from the order of arrival.
+        # The row in which it is trained shows less: which of two branches is first follows from the order of arrival.
         for after, node in enumerate(reversed(end.path)):
             turns[node.number].after = max(turns[node.number].after, after)
     if not rows:

@@ -37,7 +37,7 @@ class Sampler:
 
     Args:
         name: Name of the session.
-        run: What all sessions share.
+        run: State that all sessions share.
         forest: Where the completions go.
         sampling: Sampling parameters, under the engine's own names.
     """
@@ -94,7 +94,7 @@ class Sampler:
         return lane
 
     async def _attempt(self, lane: Lane, prompt: PromptNode, request: ChatRequest) -> CompletionNode:
-        """Ask the engine once, and put what it returns into the forest."""
+        """Call the engine once, and put its completions into the forest."""
         run = self._run
         budget = run.limits.turn_budget(prompt.length - prompt.root.length)
         if request.max_tokens is not None:

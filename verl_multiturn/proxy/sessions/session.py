@@ -4,9 +4,9 @@
                (found, continued or new)   (lanes of the engine)
 
 Invariants:
-- what the engine sampled is never rendered again;
+- sampled tokens are never rendered again;
 - each generation that the engine returned is in the ledger, and so has a row or a cause in the end;
-- a completion that nobody got is kept for the next identical request. Two that both wait get two samples;
+- an undelivered completion is kept for the next identical request. Two that both wait get two samples;
 - no completion becomes a delivered one after the agent's return.
 """
 
@@ -56,7 +56,7 @@ class _PendingCompletion:
 
     @property
     def usable(self) -> bool:
-        """Return whether a client can still get it: it is under way, or nobody has it."""
+        """Return whether a client can still get it: it is under way, or not delivered."""
         return not self.task.done() or (self.node is not None and not self.node.delivered)
 
 
@@ -95,7 +95,7 @@ class Delivery:
         self.samples = []
 
     def undelivered(self) -> None:
-        """Note that the client has gone. The next identical request takes what it did not get, ready or not."""
+        """Note that the client has gone. The next identical request takes its samples, ready or not."""
         self.gone = True
         self.session.journal.told(self.noted, False)
         self.session.keep(self)
@@ -106,7 +106,7 @@ class AgentSession:
 
     Args:
         name: Request id of the data row.
-        run: What all sessions share.
+        run: State that all sessions share.
         sampling: Sampling parameters, under the engine's own names.
     """
 
@@ -142,7 +142,7 @@ class AgentSession:
         self._sampler.failed = said
 
     async def complete(self, request: ChatRequest) -> Delivery:
-        """Answer a request. The caller tells the delivery what became of it.
+        """Answer a request. The caller reports its outcome to the delivery.
 
         Raises:
             RefusedError: There is no completion.
@@ -224,11 +224,11 @@ class AgentSession:
             self._selected = await selected(delivered, self._run.select)
 
     def outcome(self, reason: StopReason, error: str = "") -> Outcome:
-        """Return what becomes of the session, with sealed rows. Without `select` before, all completions are trained.
+        """Return the session's outcome, with sealed rows. Without `select` before, all completions are trained.
 
         Args:
             reason: Why it ended.
-            error: What went wrong.
+            error: The error.
         """
         run = self._run
         outcome = session_outcome(
@@ -246,7 +246,7 @@ class AgentSession:
         return outcome
 
     def forget(self) -> None:
-        """Let go of all completions. Nothing may be asked of the session after it."""
+        """Let go of all completions. The session takes no requests after it."""
         self.forest.clear()
         self.journal.clear()
 
@@ -268,7 +268,7 @@ class AgentSession:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # who waits for it gets it; perhaps nobody does
+            task.exception()  # a waiting request gets it, if there is one
 
     async def _answer(self, delivery: Delivery) -> None:
         """Find or sample the completions of a request."""
@@ -334,7 +334,7 @@ class AgentSession:
         return prompt
 
     async def _render(self, prompt: PromptNode, messages: Sequence[Message], tools: str) -> None:
-        """Fill in what a new prompt lacks. `messages` are all of the request's."""
+        """Complete a new prompt. `messages` are all of the request's."""
         try:
             if (parent := prompt.parent) is not None:
                 before, sampled = parent.prompt, parent.generation.ids
@@ -343,7 +343,7 @@ class AgentSession:
                     prompt.follow(added.template, added.added)
                     prompt.shown, prompt.images = before.shown, [*before.images, *added.images]
                     return
-                except RefusedError:  # some templates refuse what they are to append, and render the whole
+                except RefusedError:  # some templates refuse the new messages alone, and render the whole
                     self.forest.uproot(prompt, messages)
             made = await self._run.renderer.prompt(messages, prompt.tools, tools)
             prompt.begin(made.ids)
@@ -357,7 +357,7 @@ class AgentSession:
             self.forest.note(node, returned=True, delivered=True)
 
     def _tools_key(self, tools: Sequence[dict[str, Any]]) -> str:
-        """Return what stands for a list of tools: its JSON."""
+        """Return the key of a list of tools: its JSON."""
         if tools is not self._tools[0]:  # most often it is the very list of the last request
             self._tools = (tools, _json(tools) if tools else "")
         return self._tools[1]
@@ -401,7 +401,7 @@ def _json(tools: Sequence[dict[str, Any]]) -> str:
 
 
 def _wish(request: ChatRequest) -> tuple[Any, ...]:
-    """Return what a request asks for beside its messages and tools."""
+    """Return a request's options beside its messages and tools."""
     return (request.max_tokens, tuple(request.stop), request.reads_calls)
 
 

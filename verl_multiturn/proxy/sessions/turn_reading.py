@@ -56,7 +56,7 @@ class TurnReader:
         Args:
             sampled: The turn's ids.
             before: All ids before them.
-            request: What asked for the turn.
+            request: The request for the turn.
 
         Returns:
             The turn, whose reasoning is apart from its text, and the text at which it stopped, which is in neither.

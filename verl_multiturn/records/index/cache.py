@@ -1,4 +1,4 @@
-"""Where indices are kept: in the user's own cache, never beside the records. Whoever can write there could forge one.
+"""Storage of indices: in the user's own cache, never beside the records, where other users could forge one.
 
     $XDG_CACHE_HOME/verl-multiturn/view/KEY.index          ~/.cache/… where it is not set
 
@@ -7,8 +7,8 @@ A kept index is a line of JSON, its state, and behind it the table as Parquet.
 Invariants:
 - the folder is this user's alone (mode 0700, no link); where it cannot be had, an index stays in memory;
 - a kept index is checked against the records, never believed. Its state names each file that it was made of: device,
-  inode, size and time of change, and the digest of what was read of a file of lines (`Sources.fits`). It is taken if
-  every file is as it was, or has only grown: then what it had is read once more, and its digest compared;
+  inode, size and time of change, and the digest of the bytes read from a file of lines (`Sources.fits`). It is taken if
+  every file is as it was, or has only grown: then its earlier bytes are read again, and their digest is compared;
 - the state has the digest of the table behind it, so that one that was changed, or is another run's, is not taken.
 """
 
@@ -69,7 +69,7 @@ def keep(folder: Path, state: Mapping[str, Any], table: pa.Table) -> None:
 
     Args:
         folder: The folder, or a single file.
-        state: What `kept` gives again, of values that JSON has.
+        state: The state that `kept` returns, in JSON's values.
         table: Its rows.
 
     Raises:

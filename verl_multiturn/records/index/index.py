@@ -2,9 +2,9 @@
 
 Invariants:
 - the index holds nothing that the records do not: it may be deleted, and is checked against them before it is taken.
-  It is built anew where it is older than this code, or a file is not what it was, with more behind it (`cache.py`);
-- only what was appended since is read: lines from where they were left, joins that are new;
-- a torn or strange line costs that line, and a conversation that is in two files counts once; a fault says so.
+  It is built anew where it is older than this code, or a file's earlier content has changed (`cache.py`);
+- only data appended since is read: lines from the last position, and new joins;
+- a torn or strange line costs that line, and a conversation in two files counts once; a fault reports it.
 
 The columns of a conversation come from its lines (`rows.py`), those of `JOIN` from the trainer's joins (`joins.py`).
 """
@@ -86,9 +86,9 @@ class Index:
         self.version = 0
         """Grows with each change."""
         self.rebuilds = 0
-        """How often files were not what they were, so that all were read anew."""
+        """Number of times that all files were read anew, because one had changed."""
         self._starts: tuple[list[Any], frozenset[str]] = [], frozenset()
-        """The starts that the folder knows, and the files that say so."""
+        """The starts that the folder knows, and the files that name them."""
         self._of_files: dict[str, dict[str, None]] = {}
         """Faults of files of records, in the words of `Records`, by the file's name."""
         self._clear()
@@ -123,7 +123,7 @@ class Index:
 
     @property
     def faults(self) -> dict[str, None]:
-        """Faults, a sentence each: parts that could not be read, or were left out."""
+        """Faults, a sentence each: parts that could not be read, or were skipped."""
         odd = [repeat_fault(path, list(ids), home) for (path, home), ids in self._again.items()]
         odd += [score_fault(self.folder, list(self._otherwise))] if self._otherwise else []
         kept = [fault for own in self._kept.values() for fault in own]
@@ -136,7 +136,7 @@ class Index:
 
     @property
     def nameless(self) -> pa.Table:
-        """Return what joins have of conversations without a request id, with the columns of `table`."""
+        """Return the joins' rows of conversations without a request id, with the columns of `table`."""
         return pa.concat_tables(self._nameless) if self._nameless else SCHEMA.empty_table()
 
     def __len__(self) -> int:
@@ -151,7 +151,7 @@ class Index:
         return self.folder / FOLDER / self._joins[number]
 
     def figures(self) -> dict[JoinName, dict[str, Any]]:
-        """Return what the rows of each join say (`figures_of`); of a step that was done again those of the last time.
+        """Return the figures of each join's rows (`figures_of`); for a repeated step, those of the last time.
 
         A join that could not be read has no rows.
         """
@@ -160,7 +160,7 @@ class Index:
         return {name: figures for name, figures in zip(names, self._figures, strict=True) if name in counting}
 
     def joins_of(self, step: int, validation: bool) -> list[Path]:
-        """Return the joins that say what a step, or the validation after it, was."""
+        """Return the joins that count for a step, or for the validation after it."""
         wanted = {name for name in self.figures() if (name.step, name.validation) == (step, validation)}
         return [self.join(number) for number, name in enumerate(self._names()) if name in wanted]
 
@@ -174,7 +174,7 @@ class Index:
         return [name for name in map(parse_name, self._joins) if name is not None]
 
     def refresh(self) -> bool:
-        """Read what was written since, and tell whether anything was."""
+        """Read the data written since; return whether there was any."""
         before = self.version
         starts = self._starts_now()
         taken = [parse_name(name) for name in self._joins]
@@ -212,7 +212,7 @@ class Index:
         return self._starts[1]
 
     def _teller(self) -> list[Any]:
-        """Return what other conversations' fates hang on: the run's steps, joins and starts."""
+        """Return the run's steps, joins and starts, on which other conversations' fates depend."""
         runs = sorted(path.stem.removeprefix("run-") for path in self.folder.glob("run-*.json"))
         return [
             identity(self._place / STEPS),
@@ -278,7 +278,7 @@ class Index:
 
     @contextlib.contextmanager
     def _noting(self, name: str) -> Iterator[None]:
-        """Note the faults that `Records` finds as those of a file: whoever takes the kept index does not read it."""
+        """Note the faults that `Records` finds as a file's own: a reader of the kept index does not read the file."""
         before = set(self._records.faults)
         try:
             yield
@@ -360,11 +360,11 @@ class Index:
     def _find_fates(
         self, starts: Sequence[str], everywhere: bool, steps: list[dict[str, Any]], runs: list[dict[str, Any]]
     ) -> None:
-        """Enter the fates that neither a join nor a line alone says: of groups with new lines, or of all open ones.
+        """Enter the fates that neither a join nor a line gives alone: of groups with new lines, or of all open ones.
 
         Args:
             starts: The starts whose files are there.
-            everywhere: Whether what decides other groups' fates has changed.
+            everywhere: Whether the data that decides other groups' fates has changed.
             steps: The lines of `steps.jsonl`.
             runs: The runs' files.
         """
@@ -425,7 +425,7 @@ class Index:
         self._again.setdefault((path, named), {})[request_id] = None
 
     def _read_joins(self, starts: frozenset[str]) -> None:
-        """Enter what the trainer made of the conversations; of one that two joins have, the later start's counts."""
+        """Enter the trainer's results for the conversations; where two joins have one, the later start's counts."""
         known, self._refused = set(self._joins), {}
         seen = set(map(parse_name, known))
         paths = [path for path in (self.folder / FOLDER).glob("*.parquet") if path.name not in known]

@@ -31,7 +31,7 @@ OF_FATES = [
 
 
 def joined(rows: pa.Table, number: int) -> pa.Table:
-    """Return what a join has of its conversations, a row for each: the columns `GIVEN`, its names, and `WHOLE`.
+    """Return a join's data of its conversations, a row for each: the columns `GIVEN`, its names, and `WHOLE`.
 
     Args:
         rows: Its rows, with the columns `OF_JOIN`, each once. Those of another agent loop have no request id; a
@@ -86,7 +86,7 @@ def _fates(found: pa.Table) -> dict[str, Any]:
     """Return the fates of conversations that a join has, as `fates.fates` names them.
 
     Args:
-        found: What `joined` found of each.
+        found: The row that `joined` found for each.
     """
     validated = pc.fill_null(found["validation_first"], False)
     trained = pc.greater(pc.fill_null(found["trained_sum"], 0), 0)
@@ -111,7 +111,7 @@ def _accs(parts: pa.ChunkedArray) -> pa.Array:
 
 
 def without_invalid(part: pa.Table) -> pa.Table:
-    """Return rows of the index, of which an invalid conversation has no score: it says nothing of the model."""
+    """Return rows of the index, of which an invalid conversation has no score: it does not measure the model."""
     valid = pc.fill_null(part["valid"], True)
     if pc.all(valid, min_count=0).as_py():
         return part
@@ -123,7 +123,7 @@ def otherwise_scored(part: pa.Table, score: pa.Array, whole: pa.Array) -> list[s
     """Return the request ids of conversations of which a join has another score than their lines.
 
     Args:
-        part: Rows of the index; of those that a join gave already, nothing is said.
+        part: Rows of the index; those that a join gave already are skipped.
         score: The score that a join has of each; null: it has none.
         whole: Whether that is the conversation's score; null: no join has it.
     """
@@ -141,7 +141,7 @@ def otherwise_scored(part: pa.Table, score: pa.Array, whole: pa.Array) -> list[s
 
 
 def oddities(table: pa.Table, path_of: Callable[[int], Path]) -> list[str]:
-    """Return what is odd of conversations that ended: a sentence each.
+    """Return the oddities of conversations that ended: a sentence each.
 
     Args:
         table: The index.
@@ -173,7 +173,7 @@ def undecided(part: pa.Table, everywhere: bool, touched: pa.Array) -> pa.Chunked
 
 
 def joined_row(row: dict[str, Any], start: str) -> dict[str, Any]:
-    """Return what `fates` reads of a join, of a row of the index.
+    """Return the fields of a join that `fates` reads, from a row of the index.
 
     Args:
         row: The row, of which a join is known.
@@ -184,7 +184,7 @@ def joined_row(row: dict[str, Any], start: str) -> dict[str, Any]:
 
 
 def figures_of(rows: pa.Table) -> dict[str, Any]:
-    """Return what only the rows of a join say, not its conversations: how many there are, and why they were untrained.
+    """Return the figures that only a join's rows have: how many there are, and why they were untrained.
 
     Args:
         rows: Its rows, each once.

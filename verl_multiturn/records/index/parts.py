@@ -56,7 +56,7 @@ class RowParts:
         return made["uid"].to_pylist()  # type: ignore[no-any-return]
 
     def put_joined(self, joined: pa.Table) -> list[str]:
-        """Put what a join has of conversations among the parts.
+        """Put a join's data of conversations among the parts.
 
         Args:
             joined: Rows of `joins.joined`; of a conversation that is there twice, the first counts.

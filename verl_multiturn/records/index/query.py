@@ -1,4 +1,4 @@
-"""The viewer's filter: a short text that says which conversations a table shows.
+"""The viewer's filter: a short text that selects the conversations of a table.
 
     step>=3 score<1 stop_reason=response_length,turn_length tools_s!=none gsm8k
 

@@ -41,7 +41,7 @@ HIDDEN = (
     "file", "offset", "place", "join", "event", "said", "acc", "fate_step", "partly", "joined_rows",
 )  # fmt: skip
 """Columns that no table shows: where a conversation is stored, why it ended by its line (`why` is the fate's), what its
-reward reported as `acc`, from which steps count who is right, and what else a `fates.Fate` has."""
+reward reported as `acc`, from which steps count who is right, and the other fields of a `fates.Fate`."""
 NO_STEP = -1
 """The column `fate_step` of a conversation whose fate names no step; null: its join has the step."""
 COLUMNS = LINES + JOIN
@@ -89,7 +89,7 @@ def fate_of(row: Mapping[str, Any]) -> Fate:
 
 
 def merge(own: Row, changes: Row) -> None:
-    """Change a row; what a join said of the score stays."""
+    """Change a row; a score from a join stays."""
     score, event = own[_SCORE], own[_EVENT]
     joined = own[_JOIN] is not None
     for at, value in enumerate(changes):
@@ -127,7 +127,7 @@ AGAIN, NO_SUMMARY = "again", "no summary"
 
 
 def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> str:
-    """Enter a line among changed conversations, and return what is odd of it; "": nothing.
+    """Enter a line among changed conversations, and return its oddity; "": none.
 
     Args:
         changed: The conversations, by request id.
@@ -135,7 +135,7 @@ def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> str:
         file: Number of its file.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: It is no line of ours.
+        KeyError, TypeError, ValueError, AttributeError: It is not a line of ours.
     """
     request_id, event, at = line["request_id"], line["event"], float(line["at"])
     if event not in _EVENTS:
@@ -199,7 +199,7 @@ def _summarize(row: Row, summary: dict[str, Any]) -> None:
 
 
 def differing(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns in which a row, which was made of a line, is not what its record says, as that has them.
+    """Return the record's values in the columns where a row, made of a line, differs from its record.
 
     Args:
         row: The row, by column; of a conversation that has a record.

@@ -1,4 +1,4 @@
-"""`Sources`: the files that an index was made of, how far each was read, and whether each is still what it was."""
+"""`Sources`: the files that an index was made of, how far each was read, and whether each is unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sources:
         self._read: dict[str, int] = {}
         """Where the next line of a file begins, by the file's name; so with the next two."""
         self._digests: dict[str, hashlib._Hash | str] = {}
-        """Digest of what is before it; the text of one to which nothing was added yet."""
+        """Digest of the bytes before it; a text where nothing was added yet."""
         self._ends: dict[str, str] = {}
         """Digest of the end of that, which is looked at before more is read."""
         self._identities: dict[str, Any] = {}
@@ -95,13 +95,13 @@ class Sources:
             return True
 
     def state(self) -> dict[str, Any]:
-        """Return what `fits` reads, of values that JSON has."""
+        """Return the state that `fits` reads, in JSON's values."""
         digests = {name: held if isinstance(held, str) else held.hexdigest() for name, held in self._digests.items()}
         read = {name: [at, digests[name]] for name, at in self._read.items()}
         return {"read": read, "identities": self._identities, "ends": self._ends}
 
     def fits(self, state: Mapping[str, Any]) -> bool:
-        """Take the state of an index that was kept, and tell whether each file is as it was, or has only grown.
+        """Take the state of a kept index; return whether each file is unchanged, or has only grown.
 
         Raises:
             OSError: A file cannot be read.
@@ -116,7 +116,7 @@ class Sources:
         )
 
     def _is_as_read(self, name: str) -> bool:
-        """Return whether a file of lines still begins with what was read of it."""
+        """Return whether a file of lines still begins with the bytes read from it."""
         with open_regular(self._place / name, within=self._place) as file:
             found = identity_of(os.fstat(file.fileno()))
             if found != self._identities[name]:

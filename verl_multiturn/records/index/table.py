@@ -64,7 +64,7 @@ class Table:
         """Return how many rows hold all terms, and a page of them.
 
         Args:
-            terms: What they must hold.
+            terms: The conditions that they must fulfil.
             sort: Column by which they are sorted; rows with equal values stay in the order of their begin.
             descending: Whether the largest come first. Rows without a value come last either way.
             offset: Number of rows before the page.
@@ -82,7 +82,7 @@ class Table:
             rows = pa.array(np.arange(len(whole)) if mask is None else pc.indices_nonzero(mask).to_numpy())
             order = "descending" if descending else "ascending"
             keys = pa.table({"value": whole[sort] if mask is None else whole[sort].filter(mask), "row": rows})
-            if offset + limit <= _FIRST:  # a sort of all takes longer, and nobody may ever turn the page
+            if offset + limit <= _FIRST:  # a sort of all takes longer, and often only the first page is read
                 best = pc.select_k_unstable(keys, offset + limit, sort_keys=[("value", order), ("row", "ascending")])
                 return len(rows), self._rows(rows.take(best)[offset:])
             found = rows.take(pc.sort_indices(keys["value"], sort_keys=[("", order)]))

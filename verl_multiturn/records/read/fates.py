@@ -1,4 +1,4 @@
-"""Fates: what became of every conversation that began. Each has exactly one.
+"""Fates: the outcome of every conversation that began. Each has exactly one.
 
     trained      a step trained it, wholly or partly                                        join of a step
     spared       it was in a step's batch, and would have taught nothing; why               join of a step
@@ -14,9 +14,9 @@
     raised       an author's code made a mistake                                            its line
     lost         its process ended, or its worker died and the group was begun again        other lines
     open         it is running, or waits to be trained                                      nothing says otherwise
-    unknown      files that would say it are not there                                      nothing can be said
+    unknown      files that would show it are missing                                       nothing can be known
 
-What says more about a conversation goes first: a join before a line, a line before what is known of its group.
+The most specific source goes first: a join before a line, a line before facts about the group.
 
 Invariants:
 - every conversation that has a line, or a row in a join, has one fate, and no other has one;
@@ -44,14 +44,14 @@ UNDONE = "undone"
 COUNTED = (*FATES[:3], UNDONE, *FATES[3:])
 """The names that `count` counts, in its order."""
 _GROUPS = ("evicted", "filtered", "discarded", "failed")
-"""What a `StepLine` says of groups, each with the uids; the first that has a uid counts."""
+"""Fields of a `StepLine` about groups, each with the uids; the first that has a uid counts."""
 _COLUMNS = ["request_id", "uid", "number", "row", "validation", "step", "trained", "untrained", "score", "otc_factor"]
 _OF_RECORD = ("request_id", "uid", "number", "validation", "step")
 _OVER = ("end", "drop", "score")
 
 
 class Fate(NamedTuple):
-    """What became of one conversation."""
+    """The outcome of one conversation."""
 
     request_id: str
     uid: str
@@ -62,9 +62,9 @@ class Fate(NamedTuple):
     fate: str
     """One of `FATES`."""
     step: int | None = None
-    """Step that trained, left out or threw it away; of a validation, the step after which it was."""
+    """Step that trained, excluded or discarded it; of a validation, the step after which it was."""
     why: str = ""
-    """Cause, where the fate alone does not say it."""
+    """Cause, where the fate alone does not show it."""
     partly: bool = False
     """Of `trained`: some of its sampled tokens were not trained."""
     undone: bool = False
@@ -92,14 +92,14 @@ class _ConversationEvents:
 
 @dataclass
 class _Start:
-    """What `steps.jsonl` says of one start of the run."""
+    """The data of `steps.jsonl` about one start of the run."""
 
     first: int | None = None
     """The step before its first one, from whose weights it went on; None: it has trained none."""
     order: int = 0
     ended: bool = False
     groups: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """uid → what became of the group, and in which step."""
+    """uid → the group's fate, and its step."""
     rerolled: dict[str, tuple[str, int]] = field(default_factory=dict)
     """uid → uid of the group in its place, and the step."""
     validations: set[int] = field(default_factory=set)
@@ -156,7 +156,7 @@ def count(found: Iterable[Fate], *, validation: bool | None = None) -> dict[str,
 
 
 def counted_as(fate: str, undone: bool) -> str:
-    """Return the name under which `count` counts a fate: what a later start undid is no longer `trained`."""
+    """Return the name under which `count` counts a fate: one that a later start undid is not `trained` any more."""
     return UNDONE if undone else fate
 
 
@@ -292,7 +292,7 @@ def _fate(
     Args:
         each: The conversation.
         last: The one of its name that was begun last.
-        starts: What is known of the starts.
+        starts: The known data of the starts.
         joined_groups: The groups of which a row is in a join, each with the step.
         has_joins: Whether any join is there.
     """
@@ -364,7 +364,7 @@ def undone_joins(
 
 
 def _of_group(each: _ConversationEvents, starts: Mapping[str, _Start], where: str) -> tuple[str, int] | None:
-    """Return what a start says of the conversation's group: its own, or a later one, which took the group over."""
+    """Return the fate of the conversation's group by a start: its own, or a later one that took the group over."""
     order = starts[each.start].order if each.start in starts else 0
     for start in sorted(starts.values(), key=lambda start: start.order):
         if start.order >= order and (found := getattr(start, where).get(each.uid)) is not None:
@@ -373,7 +373,7 @@ def _of_group(each: _ConversationEvents, starts: Mapping[str, _Start], where: st
 
 
 def _without_a_trace(each: _ConversationEvents, starts: Mapping[str, _Start], has_joins: bool, fate: Any) -> Fate:
-    """Return the fate of a conversation that nothing else says anything of."""
+    """Return the fate of a conversation that no other source mentions."""
     start = starts.get(each.start, _Start())
     later = any(other.order > start.order for other in starts.values())
     if each.validation and each.step in start.validations:

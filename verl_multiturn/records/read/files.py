@@ -83,7 +83,7 @@ def folder_of(path: Path) -> Path:
 
 
 def beside(file: RecordFile) -> list[Path]:
-    """Return what belongs to a single file of records: its lines, and the file of its run."""
+    """Return the companions of a single file of records: its lines, and the file of its run."""
     runs = [path for path in file.path.parent.glob("run-*.json") if file.stem.startswith(f"{path.stem[4:]}-")]
     return [*runs, *([file.lines] if file.lines.exists() else [])]
 

@@ -1,4 +1,4 @@
-"""The join: what the trainer made of each row, as one Parquet file for each step and each validation.
+"""The join: the trainer's results for each row, as one Parquet file for each step and each validation.
 
 Invariants:
 - a file is whole or not there: it is written under another name and renamed into place;
@@ -29,7 +29,7 @@ from verl_multiturn.records.schema import JOINED, SPARED
 FOLDER = "join"
 _NAME = re.compile(r"(step|validation)-(\d+)-(.+)\.parquet")
 UNREADABLE = (OSError, ValueError, pa.ArrowException)
-"""Errors of a file that is no join."""
+"""Errors of a file that is not a join."""
 PLACE = ("uid", "number", "row", "validation", "step")
 """Columns that each row of a join has."""
 _REPEATED = ["uid", "parts", "untrained", "advantages.list.element"]
@@ -71,7 +71,7 @@ class JoinedRow:
 
 
 class StepFigures(NamedTuple):
-    """What verl's metrics say of the same step: `critic/score/mean` and `critic/advantages/…`; NaN without any."""
+    """verl's metrics of the same step: `critic/score/mean` and `critic/advantages/…`; NaN without any."""
 
     score_mean: float
     advantages_mean: float
@@ -80,7 +80,7 @@ class StepFigures(NamedTuple):
 
 
 class JoinName(NamedTuple):
-    """What the name of a join's file says."""
+    """The parts of the name of a join's file."""
 
     validation: bool
     step: int
@@ -93,7 +93,7 @@ def name_of(validation: bool, step: int, start: str) -> str:
 
 
 def parse_name(name: str) -> JoinName | None:
-    """Return what the name of a join's file says; None: it is none of ours."""
+    """Parse the name of a join's file; None: it is not one of ours."""
     found = _NAME.fullmatch(name)
     return None if found is None else JoinName(found[1] == "validation", int(found[2]), found[3])
 
@@ -107,7 +107,7 @@ def order(name: JoinName) -> tuple[str, int, bool]:
 
 
 def counting(names: Iterable[JoinName], evaluations: Collection[str] = ()) -> set[JoinName]:
-    """Return the joins that say what a step or a validation was: where several starts did it, that of the last one.
+    """Return the joins that count for a step or a validation: where several starts did it, the last one's.
 
     Args:
         names: The joins of one folder.
@@ -152,7 +152,7 @@ def write(folder: Path, name: str, table: pa.Table) -> None:
     """Write a join's file into `<folder>/join`, which is made where it is not there.
 
     Raises:
-        OSError: It cannot be written. What was there under the name stays.
+        OSError: It cannot be written. The old file of that name stays.
     """
     place = folder / FOLDER
     place.mkdir(parents=True, exist_ok=True)
@@ -166,12 +166,12 @@ def read(
     fault: Callable[[Path, str], None],
     columns: Sequence[str] | None = None,
 ) -> Iterator[tuple[JoinName, pa.Table]]:
-    """Yield the name and the table of each join in a folder of records; what is no join, or is torn, is left out.
+    """Yield the name and the table of each join in a folder of records; a file that is torn or not a join is skipped.
 
     Args:
         folder: The folder.
-        starts: Starts that the folder knows; a join of another one is left out, as a copy is. None: any.
-        fault: It is called with each file that is left out, and why.
+        starts: Starts that the folder knows; a join of another one is skipped, as a copy is. None: any.
+        fault: It is called with each file that is skipped, and why.
         columns: Names of the columns; None: all.
     """
     seen: set[JoinName] = set()
@@ -194,12 +194,12 @@ def read_one(path: Path, name: JoinName, columns: Sequence[str]) -> pa.Table:
 
     Args:
         path: The file, in the folder `join` of a folder of records.
-        name: What its name says.
+        name: The parts of its name.
         columns: Names of the columns.
 
     Raises:
-        OSError: It is no plain file, lies elsewhere, or cannot be read.
-        ValueError: It would fill the memory, is of another step than its name, or does not say whose its rows are.
+        OSError: It is not a plain file, lies elsewhere, or cannot be read.
+        ValueError: It would fill the memory, is of another step than its name, or does not name the owners of its rows.
         pa.ArrowException: It cannot be read, or has a column that cannot be one of a join.
     """
     with open_join(path) as file:
@@ -211,16 +211,16 @@ def read_one(path: Path, name: JoinName, columns: Sequence[str]) -> pa.Table:
 
 
 def is_of(name: JoinName, starts: Collection[str]) -> bool:
-    """Tell whether a join is of one of the starts that its folder knows; where it knows none, all are believed."""
+    """Return whether a join is of a start that its folder knows; where it knows none, all are accepted."""
     return not starts or name.start in starts
 
 
 def refusal(name: JoinName | None, seen: Collection[JoinName | None]) -> str:
-    """Return why a file in the folder of joins is left out for its name.
+    """Return why a file in the folder of joins is skipped for its name.
 
     Args:
-        name: What its name says.
-        seen: What those of the files before it say.
+        name: The parts of its name.
+        seen: The parts of the earlier files' names.
     """
     if name in seen:
         return "it is left out: another file is the join of the same step"
@@ -236,9 +236,9 @@ def open_join(path: Path) -> BinaryIO:
         path: The file.
 
     Raises:
-        OSError: It is no plain file, lies elsewhere, or cannot be read.
+        OSError: It is not a plain file, lies elsewhere, or cannot be read.
         ValueError: It would fill the memory.
-        pa.ArrowException: It is no Parquet file.
+        pa.ArrowException: It is not a Parquet file.
     """
     file = open_regular(path, within=path.parent.parent)
     try:
@@ -254,11 +254,11 @@ def open_join(path: Path) -> BinaryIO:
 
 
 def check_places(table: pa.Table, name: JoinName) -> None:
-    """Refuse a join whose rows do not say whose they are, or of which step: nobody could place them.
+    """Refuse a join whose rows do not name their owner, or their step: they could not be placed.
 
     Args:
         table: Its rows, with those columns of `PLACE` that it has.
-        name: What its name says.
+        name: The parts of its name.
 
     Raises:
         ValueError: It is such a join.
@@ -321,13 +321,13 @@ def _long_texts(file: BinaryIO, held: pq.FileMetaData) -> int:
 
 
 def no_join(error: Exception) -> str:
-    """Return why a file is left out that `read_one` or `open_join` refused."""
+    """Return why `read_one` or `open_join` refused a file."""
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return f"it is left out, it is no join: {said}"
 
 
 def figures(table: pa.Table) -> StepFigures:
-    """Return what verl's metrics say of a training step, from the step's join."""
+    """Return verl's metrics of a training step, from the step's join."""
     scores = table["score"].drop_null().to_numpy()
     advantages = [np.empty(0, np.float32)]
     columns = ("advantages", "untrained", "untrained_tokens")

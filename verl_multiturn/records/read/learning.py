@@ -5,10 +5,10 @@
 Invariants:
 - a record is verified against the receipts of its generations when it is chosen, and again each time it is taken. One
   that is torn, or of which an id, a mask or a log-probability was changed, is not trained;
-- what is chosen depends on the records and the choice alone, not on the order of folders in a file system;
+- the selection depends on the records and the choice alone, not on the order of folders in a file system;
 - every conversation is either chosen or counted with the cause for which it is excluded.
 
-The digests are not signed: they find damage and careless edits, and nobody who computes them anew.
+The digests are not signed: they find damage and careless edits, but not edits with new digests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from verl_multiturn.rollout.trajectory import NO_VERSION
 
 @dataclass(frozen=True)
 class SelectionRule:
-    """What is learned from; None: no such bound."""
+    """Which conversations to learn from; None: no such bound."""
 
     min_score: float | None = None
     """Smallest reward of a conversation."""
@@ -40,7 +40,7 @@ class SelectionRule:
     per_row: int | None = None
     """The most conversations of one data row: those with the highest rewards, the first ones among equals."""
     group: int | None = None
-    """Number of conversations in each group, for a trainer that compares them; None: each stands for itself."""
+    """Number of conversations in each group, for a trainer that compares them; None: no groups."""
     max_length: int | None = None
     """The most tokens of a row, and so the next two of its prompt and its response."""
     max_prompt_length: int | None = None
@@ -88,15 +88,15 @@ class SelectedRecord:
     trained: tuple[int, ...]
     """Number of trained tokens in each of its rows."""
     sample: Mapping[str, Any] = field(repr=False)
-    """What its data set says (`schema.Sample`)."""
+    """The data set's entries (`schema.Sample`)."""
 
     @property
     def pointer(self) -> dict[str, Any]:
-        """Return what `RecordLoader.take` needs, in plain types."""
+        """Return the arguments of `RecordLoader.take`, in plain types."""
         return {"path": self.path, "offset": self.offset, "place": self.place, "request_id": self.request_id}
 
     def lineage(self, row: int, index: int) -> dict[str, Any]:
-        """Return the line of `lineage.jsonl` that says where a row of the training file comes from.
+        """Return the line of `lineage.jsonl` with the origin of a row of the training file.
 
         Args:
             row: Number of the row in the training file.
@@ -120,14 +120,14 @@ class SelectedRecord:
 
 @dataclass(frozen=True)
 class Selection:
-    """What was chosen."""
+    """The chosen conversations."""
 
     groups: tuple[tuple[SelectedRecord, ...], ...]
     """The conversations of each data row, in the order of their numbers."""
     left_out: Counter[str]
     """Conversations that were excluded, by cause."""
     faults: tuple[str, ...]
-    """What could not be read, and which records are not what the engine returned: one sentence each."""
+    """Unreadable parts, and records that differ from the engine's output: one sentence each."""
 
     @property
     def conversations(self) -> list[SelectedRecord]:
@@ -135,7 +135,7 @@ class Selection:
         return [each for group in self.groups for each in group]
 
     def told(self) -> str:
-        """Return what was chosen as one line."""
+        """Return the selection as one line."""
         kept = len(self.conversations)
         parts = [f"{count} {cause}" for cause, count in sorted(self.left_out.items())]
         text = f"{kept} of {kept + self.left_out.total()} conversations are learned from"
@@ -147,7 +147,7 @@ def choose(folders: Sequence[str | Path], choice: SelectionRule) -> Selection:
 
     Args:
         folders: Folders of runs or evaluations, folders of records, or files of records beside their joins.
-        choice: What is learned from.
+        choice: Which conversations to learn from.
 
     Raises:
         ConfigError: A folder does not exist or holds no records, a conversation is in two of them, or nothing remains.
@@ -192,10 +192,10 @@ def check_vocabulary(folders: Sequence[str | Path], vocabulary: Mapping[str, int
     Args:
         folders: As for `choose`.
         vocabulary: The vocabulary of the model that learns.
-        name: What names that model, for errors.
+        name: A name of that model, for errors.
 
     Raises:
-        ConfigError: A run's tokenizer has another vocabulary, or its file does not say which one it had.
+        ConfigError: A run's tokenizer has another vocabulary, or its file does not name its vocabulary.
     """
     for folder in folders:
         remedy = f"name records of this model in the place of {str(folder)!r}, or the model that these are of"
@@ -214,7 +214,7 @@ def _placed(records: Records) -> Iterator[StoredRecord]:
 
 
 def _refusal(record: Mapping[str, Any], score: float | None, choice: SelectionRule) -> tuple[str, str]:
-    """Return why a conversation is excluded, and what is wrong with its record; "" and "" for one that can be used."""
+    """Return why a conversation is excluded, and its record's fault; "" and "" for one that can be used."""
     try:
         check(record)
     except CertificateError as error:
@@ -252,7 +252,7 @@ def check(record: Mapping[str, Any]) -> None:
     """Verify a record.
 
     Raises:
-        CertificateError: It is not what the engine returned.
+        CertificateError: It differs from the engine's output.
     """
     if (found := verify_record(record).violations) != []:
         more = f", and {len(found) - 1} more" if len(found) > 1 else ""
@@ -278,7 +278,7 @@ def _chosen(placed: StoredRecord, score: float) -> SelectedRecord:
 
 
 def _row_of(chosen: SelectedRecord) -> tuple[Any, ...]:
-    """Return what conversations of one data row have in common: what the row says and the model, or a trainer's uid."""
+    """Return the key that conversations of one data row share: the row's content and the model, or a trainer's uid."""
     if chosen.data_row is not None:
         return chosen.data_row["digest"], chosen.model
     return str(Path(chosen.path).parent), chosen.uid
@@ -316,7 +316,7 @@ class RecordLoader:
 
         Raises:
             ConfigError: It is not there any more.
-            CertificateError: It is not what the engine returned.
+            CertificateError: It differs from the engine's output.
         """
         path, request_id = str(pointer["path"]), str(pointer["request_id"])
         if path not in self._records:

@@ -1,4 +1,4 @@
-"""Lines of JSON of a file, each checked against its model: what does not fit is named and left out."""
+"""Lines of JSON of a file, each checked against its model: a line that does not fit is named and skipped."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def parse_line(line: bytes | str) -> dict[str, Any] | None:
     """Return the JSON object of a line; None for a line that was not written to its end.
 
     Raises:
-        CertificateError: The line is whole, but is not an object, has a key twice or is beyond what JSON is read as.
+        CertificateError: The line is whole, but is not an object, has a key twice or is beyond the limits of JSON here.
     """
     _refuse_costly(line)
     text = line.decode(errors="replace") if isinstance(line, bytes) else line
@@ -87,7 +87,7 @@ def parse_line(line: bytes | str) -> dict[str, Any] | None:
 
 
 def read_object(text: bytes) -> dict[str, Any]:
-    """Return the JSON object of a line, quickly; what orjson refuses, older records may hold.
+    """Return the JSON object of a line, quickly; older records may hold values that orjson refuses.
 
     Raises:
         CertificateError: It is torn, or no object, or would fill the memory.
@@ -131,7 +131,7 @@ def _cost(text: bytes) -> int:
 def fitted(model: type[BaseModel], value: dict[str, Any]) -> dict[str, Any]:
     """Return an object in the form of its model: entries that it lacks get their defaults, unknown ones are omitted.
 
-    All its values are of JSON's types, so that what has the model's form already comes back equal.
+    All its values are of JSON's types, so that an object in the model's form comes back equal.
 
     Raises:
         CertificateError: It does not fit.
@@ -140,7 +140,7 @@ def fitted(model: type[BaseModel], value: dict[str, Any]) -> dict[str, Any]:
         return model.model_validate(value, extra="ignore").model_dump(mode="json", by_alias=True)
     except (ValidationError, RecursionError) as error:
         raise CertificateError(flaw_of(error)) from None
-    except PydanticSerializationError:  # how it says so of free contents
+    except PydanticSerializationError:  # its error for free contents
         raise CertificateError(flaw_of(RecursionError())) from None
 
 

@@ -32,7 +32,7 @@ class Member(NamedTuple):
     offset: int
     end: int
     text: bytes | None
-    """What it holds; None: it cannot be read."""
+    """Its text; None: it cannot be read."""
     problem: str = ""
     """Why it cannot be read."""
     cost: int = 0
@@ -40,7 +40,7 @@ class Member(NamedTuple):
 
 
 def read_members(path: Path, start: int = 0) -> Iterator[Member]:
-    """Yield the members of a file from an offset on. Behind what cannot be read, the next member is searched for.
+    """Yield the members of a file from an offset on. After an unreadable part, the next member is searched for.
 
     Args:
         path: The file.

@@ -1,4 +1,4 @@
-"""What does not go together in a run's folder, though each file can be read: a sentence each, the same for all readers.
+"""Contradictions in a run's folder whose files can all be read: a sentence each, the same for all readers.
 
 A conversation whose end is there and whose begin is not counts; lines were lost, or somebody wrote some. Of two ends at
 one place at most one has a record. Where a line and the trainer's join have two scores, the join's counts.

@@ -1,7 +1,7 @@
 """Whether a model's tokenizer and template, and a list of tools, are those of a recorded run.
 
-An evaluation of what a run trained, a replay, and a training on records call `refuse_other`, so that each of them says
-the same in the same words.
+An evaluation of a run's model, a replay, and a training on records call `refuse_other`, so that their errors are the
+same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def refuse_other(
     schemas: Sequence[Mapping[str, Any]] | None = None,
     model: str = "the model",
 ) -> None:
-    """Refuse a tokenizer, a chat template or tools that are others than a run's; what its file does not say passes.
+    """Refuse a tokenizer, a chat template or tools that are others than a run's; entries that its file lacks pass.
 
     Args:
         run: The run's file (`schema.RunFile`), or as much of it as is known.
@@ -31,10 +31,10 @@ def refuse_other(
         vocabulary: The tokenizer's vocabulary; None: it is not looked at. So with the next two.
         template: The chat template.
         schemas: The schemas of the tools, in their order.
-        model: What names the model, for the error.
+        model: A name of the model, for the error.
 
     Raises:
-        ConfigError: One is another, or the run's file has what is no schema of a tool.
+        ConfigError: One is another, or the run's file has an entry that is not a tool's schema.
     """
     checks = {
         "tokenizer": ""
@@ -51,13 +51,13 @@ def refuse_other(
 
 
 def _of_model(run: Mapping[str, Any], entry: str, found: str, what: str) -> str:
-    """Return that a part of a model is another than a run's; "": it is the same, or the run does not say."""
+    """Return that a part of a model is another than a run's; "": it is the same, or unknown for the run."""
     known = (run.get(entry) or {}).get("digest")
     return "" if known in (None, found) else f"the {what} is another than the run's"
 
 
 def _of_tools(run: Mapping[str, Any], schemas: Sequence[Mapping[str, Any]] | None) -> str:
-    """Return in what tools are others than a run's; "": in nothing."""
+    """Return how tools differ from a run's; "": they do not."""
     known = run.get("schemas")
     if schemas is None or known is None or list(schemas) == list(known):
         return ""
@@ -75,7 +75,7 @@ def names_of(schemas: Sequence[Any]) -> list[str]:
         schemas: The schemas in the run's file (`schema.RunFile`).
 
     Raises:
-        ConfigError: One is no schema of a tool.
+        ConfigError: One is not a schema of a tool.
     """
     names = []
     for index, schema in enumerate(schemas):

@@ -1,8 +1,8 @@
-"""`Records`: what is on disk of a run, as plain dictionaries of `schema`.
+"""`Records`: a run's data on disk, as plain dictionaries of `schema`.
 
 Invariants:
-- what cannot be read costs itself alone, and leaves one sentence in `faults` that names the file and the offset;
-- what is yielded fits its model, whoever wrote the file;
+- an unreadable part loses itself alone, and adds one sentence to `faults` that names the file and the offset;
+- each yielded value fits its model, even from a file of another program;
 - a conversation is yielded once, however many files of the folders have it;
 - only plain files are read, and none that lies elsewhere;
 - a cancelled conversation is yielded by none of the methods that yield all: `record` and `record_at` return its record;
@@ -48,7 +48,7 @@ from verl_multiturn.records.summaries import HAS_RECORD, ends_of, summary_of
 
 _LOG = logging.getLogger(__name__)
 _OF_A_RUN = ("run-*.json", f"*{LINES}", STEPS, "join/*.parquet")
-"""What a folder may hold of a run beside files of records."""
+"""Files of a run that a folder may hold beside files of records."""
 
 
 class StoredRecord(NamedTuple):
@@ -68,8 +68,8 @@ class Records:
     Files are read as they are when a method is called, so that a run may still be writing them.
 
     Args:
-        folders: Folders of records, run folders that have one called `records`, or single files, with what lies beside
-            them: their lines and the file of their run. The trainer's side is that of a folder alone.
+        folders: Folders of records, run folders that have one called `records`, or single files, with their lines and
+            the file of their run beside them. The trainer's side is that of a folder alone.
 
     Raises:
         ConfigError: One of them does not exist.
@@ -84,7 +84,7 @@ class Records:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what was read: other files stand there now, and what was said of those before is no fault of them."""
+        """Forget all data read: the files were replaced, and faults of the old ones do not apply to them."""
         self._faults: dict[str, None] = {}
         self._repeats = Repeats()
         self._places: dict[str, tuple[str, int, int]] = {}
@@ -110,7 +110,7 @@ class Records:
 
     @property
     def faults(self) -> list[str]:
-        """What could not be read so far, or is odd: one sentence each, with the file and the offset."""
+        """Unreadable or odd parts so far: one sentence each, with the file and the offset."""
         return [*self._faults, *map(one_line, self._repeats.faults)]
 
     @property
@@ -281,12 +281,12 @@ class Records:
         return pa.concat_tables(tables) if tables else schema.JOINED.empty_table()
 
     def joins(self, columns: Sequence[str] | None = None) -> Iterator[tuple[joins.JoinName, pa.Table]]:
-        """Yield the joins, see `joins.read`; what is none, or of no start of the folder, is a fault."""
+        """Yield the joins, see `joins.read`; a file that is not one, or of no start of the folder, is a fault."""
         for folder in self.folders:
             yield from joins.read(folder, self.starts(folder), self._fault_of, columns)
 
     def snapshots(self) -> list[dict[str, Any]]:
-        """Return what each worker's open conversations waited for, dictionaries as `schema.Snapshot`, with `file`."""
+        """Return the snapshots of each worker's open conversations, dictionaries as `schema.Snapshot`, with `file`."""
         found = []
         for path in self._files(f"*{OPEN}"):
             value, stem = self._object(path, schema.Snapshot), path.name.removesuffix(OPEN)
@@ -437,7 +437,7 @@ def read_back(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record as `Records` yields it once it is on disk.
 
     Args:
-        record: What `encode.record_of` returned.
+        record: The result of `encode.record_of`.
 
     Raises:
         CertificateError: It does not fit the schema.
@@ -446,7 +446,7 @@ def read_back(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file or a folder; what cannot be read is logged and left out.
+    """Yield the records of a file or a folder; unreadable parts are logged and skipped.
 
     Raises:
         ConfigError: There is no such file or folder.
@@ -461,13 +461,13 @@ def _in_form(value: dict[str, Any]) -> dict[str, Any]:
     """Return a record in the form of its model.
 
     Raises:
-        CertificateError: It is no record of our schema.
+        CertificateError: It is not a record of our schema.
     """
     require_schema(value)
     record = fitted(schema.Record, value)
     for number, row in enumerate(record["rows"]):
         try:
             checked(row)
-        except ValueError as error:  # whoever makes columns of it would fail
+        except ValueError as error:  # a reader that makes columns of it would fail
             raise CertificateError(f"rows.{number}: {error}") from None
     return record

@@ -29,7 +29,7 @@ class Repeats:
 
     @property
     def faults(self) -> list[str]:
-        """What was excluded, a sentence for each file and the one that has the same conversations; and what is odd."""
+        """The exclusions, a sentence for each file and the one that has the same conversations; and the oddities."""
         return [*(repeat_fault(path, list(ids), home) for (path, home), ids in self._found.items()), *self._odd]
 
     def is_again(self, request_id: str, path: Path, stem: str) -> bool:

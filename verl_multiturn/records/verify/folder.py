@@ -1,6 +1,6 @@
 """Verification of files and folders of records, as `verl-multiturn verify` does it.
 
-Each record is verified by itself, and compared with what lies beside it.
+Each record is verified by itself, and compared with the files beside it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EXPECTED = "expected a file of records, or a folder of them"
 
 
 class RecordCheck(NamedTuple):
-    """What became of one record of a file."""
+    """The result for one record of a file."""
 
     file: Path
     place: str

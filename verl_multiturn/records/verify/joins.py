@@ -1,7 +1,7 @@
-"""What lies beside a record, compared with it: the line of its end, and its rows in the trainer's joins.
+"""Comparison of a record with the data beside it: the line of its end, and its rows in the trainer's joins.
 
-Whoever changes a record alone contradicts them. They were written by others: the line by the worker's thread, the joins
-by the trainer.
+A record that was changed alone contradicts them. They were written by others: the line by the worker's thread, the
+joins by the trainer.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class JoinCheck:
     def violations(
         self, record: Mapping[str, Any], line: Mapping[str, Any] | None, score: float | None
     ) -> list[Violation]:
-        """Return how a record differs from what lies beside it.
+        """Return how a record differs from the data beside it.
 
         Args:
             record: The record, of schema 2 and in its form.

@@ -1,4 +1,4 @@
-"""Verification of recorded conversations against the receipts of what the engine returned.
+"""Verification of recorded conversations against the receipts of the engine's output.
 
 A record of schema 2 holds each token once. Of every generation it has the digest of the receipt, which was made when
 the engine answered. So the receipts are built again from the tokens of the rows, their digests are compared, and then
@@ -78,7 +78,7 @@ class _Verification:
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         try:
-            # As JSON, where a list stands for a tuple, and nothing else for a number.
+            # As JSON, where a tuple is a list; a number has to be a number.
             checked = schema.Record.model_validate_json(dumps(plain(record)), strict=True)
         except ValidationError as error:
             raise CertificateError(f"no record of a conversation: {flaw_of(error)}") from None
@@ -108,7 +108,7 @@ class _Verification:
         return VerifiedRecord(sampled, self._found)
 
     def _cancelled(self) -> None:
-        """Find what a conversation that was cancelled has, and only one that ended by itself may have."""
+        """Find entries of a cancelled conversation that only one that ended by itself may have."""
         for name in ("rows", "generations", "stop_reason", "valid", "void", "score"):
             if self._record[name]:
                 self._add(None, f"it was cancelled, and its {name} is {show(self._record[name], 60)}")

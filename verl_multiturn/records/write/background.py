@@ -7,9 +7,10 @@
 Records, joins and traces are written by it (`records.py`, `step_writer.py`, `observe/trace_writer.py`).
 
 Invariants:
-- `put` neither waits nor raises. What is too much is refused, counted, and reported once until writing works again;
+- `put` neither waits nor raises. An item beyond the limit is refused, counted, and reported once until writing works
+  again;
 - an error of `write` ends neither the thread nor the run;
-- what was put is written when the process exits, within `close_s`; a kill loses it;
+- items that were put are written when the process exits, within `close_s`; a kill loses it;
 - a fork has no thread. It takes nothing, and has nothing to wait for.
 """
 
@@ -31,7 +32,7 @@ from verl_multiturn.describe import describe
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 30.0
-"""Seconds for which the end of a writer is waited for, where its owner says nothing else."""
+"""Seconds to wait for the end of a writer, where its owner sets no other time."""
 _MOST_SMALL = 100_000
 """So many items wait at most, small ones among them."""
 
@@ -39,10 +40,10 @@ Item = TypeVar("Item")
 
 
 class Losses:
-    """A count of what was lost on its way to one place, which is reported once until that place takes it again.
+    """A count of the items lost on their way to one place, reported once until that place works again.
 
     Args:
-        what: What may be lost, in the plural, such as `traces`.
+        what: The items that may be lost, in the plural, such as `traces`.
         where: Where it should be written.
     """
 
@@ -54,7 +55,7 @@ class Losses:
         self._lock = threading.Lock()
 
     def add(self, why: str, count: int = 1, has_trace: bool = False) -> None:
-        """Count what is lost, and report the first of it.
+        """Count lost items, and report the first one.
 
         Args:
             why: Why it is lost.
@@ -76,7 +77,7 @@ class Losses:
             logger.warning("%s are written again; %d were lost so far: %s", self.what, self.count, self.where)
 
     def last(self, why: str, count: int) -> None:
-        """Count what is lost at the end, and report how many were lost in all, whatever was reported before.
+        """Count the items lost at the end, and report the total, whatever was reported before.
 
         Args:
             why: Why it is lost.
@@ -88,14 +89,14 @@ class Losses:
 
 
 class BackgroundWriter(Generic[Item]):
-    """A thread that writes what its owner puts. It begins with the first item, and never keeps the process alive.
+    """A thread that writes its owner's items. It begins with the first item, and never keeps the process alive.
 
     A large item holds a conversation or a table in memory, and few of them may wait; a small one is a line.
 
     Args:
         name: Name of the thread.
-        write: Writes some items; called in the thread, in order. It reports by itself what it cannot write.
-        losses: Where what is refused is counted.
+        write: Writes some items; called in the thread, in order. It reports by itself the items that it cannot write.
+        losses: The count of refused items.
         most: The most large items that wait, besides those that are being written.
         enough: The most large items that one call of `write` gets.
         gather_s: Seconds for which the first of them waits for others.
@@ -163,7 +164,7 @@ class BackgroundWriter(Generic[Item]):
         return ""
 
     def close(self) -> None:
-        """Write what waits, and stop. A slow disk or a backend that hangs is waited for, but not forever."""
+        """Write the waiting items, and stop. A slow disk or a backend that hangs is waited for, but not forever."""
         if os.getpid() != self._process:
             return
         self._close()
@@ -172,7 +173,7 @@ class BackgroundWriter(Generic[Item]):
             self._forget()
 
     async def aclose(self) -> None:
-        """Write what waits, and stop, while the event loop goes on. Whoever calls this bounds its time."""
+        """Write the waiting items, and stop, while the event loop goes on. The caller bounds its time."""
         if os.getpid() != self._process:
             return
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -216,7 +217,7 @@ class BackgroundWriter(Generic[Item]):
             self._changed.notify()
 
     def _forget(self) -> None:
-        """Leave nothing to do for the process's exit, where all is written; else report what is late."""
+        """Leave nothing to do for the process's exit, where all is written; else report the late items."""
         if self._is_over:
             atexit.unregister(self.close)
         else:

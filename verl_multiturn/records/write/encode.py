@@ -1,12 +1,12 @@
 """`record_of`: the record of a conversation that ended (`schema.Record`), as a plain dictionary.
 
-    loop    `Life.complete`: references to what is known of it, made on the event loop in microseconds
+    loop    `Life.complete`: references to its known data, made on the event loop in microseconds
     thread  `record_of(life)`: the record, which takes milliseconds
-            `conversation_of(life)`: the same with what no record keeps; live traces are made of it
+            `conversation_of(life)`: the same with data that no record keeps; live traces are made of it
 
-Invariant: nothing changes what a life refers to once it is complete, so that the thread may read it at any later time.
-A conversation's trajectories are sealed and its turns answered by then; `rollout`, `proxy` and `verl_bridge` copy what
-they change.
+Invariant: the data of a life does not change once it is complete, so that the thread may read it at any later time.
+A conversation's trajectories are sealed and its turns answered by then; `rollout`, `proxy` and `verl_bridge` copy the
+data that they change.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LARGEST = (1 << 63) - 1
 def record_of(life: Life) -> dict[str, Any]:
     """Return the record of a conversation that has ended by itself or was cancelled, in the form of `schema.Record`.
 
-    `json_text.plain` makes JSON's types of what rows, tools, interactions and agents gave, images among it.
+    `json_text.plain` makes JSON's types of the values of rows, tools, interactions and agents, images among it.
     """
     outcome = life.outcome or Outcome.begun(life.id)
     is_whole = life.generations is not None
@@ -83,10 +83,10 @@ def record_of(life: Life) -> dict[str, Any]:
 
 
 def conversation_of(life: Life) -> dict[str, Any]:
-    """Return all that is known of a conversation that is over: its record, and what no record keeps of it.
+    """Return all that is known of a conversation that is over: its record, and the data that no record keeps.
 
     One that was cancelled or raised has its rows, generations and stop reason as far as it got. Each generation has two
-    entries more: `said`, its reasoning and all its calls as the model wrote them, or None where nobody read it; and
+    entries more: `said`, its reasoning and all its calls as the model wrote them, or None where it was not read; and
     `given`, the messages that a session's agent sent for it.
     """
     outcome = life.outcome or Outcome.begun(life.id)
@@ -144,7 +144,7 @@ def _row(row: ConversationRow) -> dict[str, Any]:
 
 
 def _images(images: Sequence[Any]) -> list[Any]:
-    """Return the images among what a tool or a row gave as such; the model was shown nothing else."""
+    """Return the images that a tool or a row gave as such; the model saw no others."""
     return [image for image in images if is_pil(image)]
 
 

@@ -2,8 +2,8 @@
 
 Invariants:
 - no conversation fails or waits because its record could not be written. A record that was not written is counted;
-- what was handed over is in the files a second later, as long as the disk keeps up. A kill tears at most the last gzip
-  member, and loses what was handed over since;
+- data handed over is in the files a second later, as long as the disk keeps up. A kill tears at most the last gzip
+  member, and loses the data handed over since;
 - each writer has files of its own, also among processes of one host name and process id.
 """
 
@@ -31,9 +31,9 @@ from verl_multiturn.records.write.background import CLOSE_S, BackgroundWriter, L
 from verl_multiturn.records.write.redaction import redaction
 
 MEMBER_RECORDS, MEMBER_BYTES, MEMBER_S = 32, 1_000_000, 1.0
-"""A gzip member holds at most so many records, or so many bytes before compression, or what came within this time."""
+"""A gzip member holds at most so many records, bytes before compression, or seconds of records."""
 _MOST_RECORDS, _MOST_LINES = 1_000, 100_000
-"""So many records wait to be written; what comes beyond is lost. So many lines are kept while the disk is full."""
+"""So many records wait to be written; further ones are lost. So many lines are kept while the disk is full."""
 _LOOK_S = 10.0
 """How often the folder's size is looked at, with `max_gb`."""
 
@@ -59,13 +59,13 @@ class RecordWriter:
         folder: Folder of the records; it is created where it does not exist.
         start: The run's start, `RunFile.start`.
         share: Share of the groups whose records are kept. Groups are kept whole, the same in all processes.
-        max_gb: The most GB of records in the folder, those of earlier starts included; None: no limit. What comes
-            beyond is dropped, and its lines are written.
-        redact: What is hidden, see `redaction.redaction`.
+        max_gb: The most GB of records in the folder, those of earlier starts included; None: no limit. Further ones are
+            dropped, and their lines are written.
+        redact: The parts to hide, see `redaction.redaction`.
 
     Raises:
         OSError: The folder or a file cannot be created.
-        ConfigError: A rule of `redact` is no regular expression.
+        ConfigError: A rule of `redact` is not a regular expression.
     """
 
     def __init__(
@@ -109,16 +109,16 @@ class RecordWriter:
         self._hand(_Item(_with("begin", line), None))
 
     def cancel(self, line: Line, make: Callable[[], dict[str, Any]] | None = None) -> None:
-        """Note that a conversation was cancelled; its `why` says for what cause.
+        """Note that a conversation was cancelled; its `why` has the cause.
 
         Args:
-            line: The line that says so.
+            line: The line about it.
             make: As in `keep`; None: its record was handed over before.
         """
         self._hand(_Item(_with("cancel", line), make))
 
     def raised(self, line: Line) -> None:
-        """Note that a conversation raised; its `why` says what."""
+        """Note that a conversation raised; its `why` has the error."""
         self._hand(_Item(_with("raise", line), None))
 
     def scored(self, line: Line) -> None:
@@ -136,12 +136,12 @@ class RecordWriter:
         self._hand(_Item(_with("end", line), make))
 
     def snapshot(self, open: list[dict[str, Any]]) -> None:
-        """Hand over what runs now, a list of `schema.Open`. The next one replaces it."""
+        """Hand over the running conversations, a list of `schema.Open`. The next one replaces it."""
         self._snapshots.append(open)
         self._background.put(None, large=False)
 
     def close(self) -> None:
-        """Write what was handed over, and stop, within `CLOSE_S`."""
+        """Write the data handed over, and stop, within `CLOSE_S`."""
         self._background.close()
 
     async def aclose(self) -> None:
@@ -184,7 +184,7 @@ class RecordWriter:
             if not in_share(record["uid"], self._share):
                 return None
             text = dumps(record)
-        except Exception as error:  # a record is no reason to end a run, whatever is wrong with it
+        except Exception as error:  # an error of a record must not end a run
             self._turn_into_drop(_Item(line, make), f"it could not be made: {describe(error)}")
             return None
         if self._room.is_full():
@@ -193,7 +193,7 @@ class RecordWriter:
         return _Made(text, _Item(line, make))
 
     def _turn_into_drop(self, item: _Item, why: str) -> None:
-        """Count a record as lost, and let the line of its end say so."""
+        """Count a record as lost, and note it in the line of its end."""
         self._losses.add(why)
         item.line.update(_without_record(item, why).line)
 
@@ -243,7 +243,7 @@ class RecordWriter:
 
 def _without_record(item: _Item, why: str) -> _Item:
     """Return the line of a conversation whose record is lost, in the place of both."""
-    if item.line["event"] == "cancel":  # what became of it is known without its record
+    if item.line["event"] == "cancel":  # its fate is known without its record
         return _Item(item.line, None)
     return _Item({**item.line, "event": "drop", "why": why}, None)
 
@@ -253,7 +253,7 @@ class LineFile:
 
     Args:
         path: The file; it is created where it does not exist.
-        what: What its lines are of, in the plural, such as `steps`.
+        what: The subject of its lines, in the plural, such as `steps`.
         most: The most lines that are held; None: no limit. The oldest ones are lost first.
     """
 
@@ -285,7 +285,7 @@ class LineFile:
         self._losses.end()
 
     def end(self) -> None:
-        """Write what is held for the last time, and report how many lines are lost; called when no more come."""
+        """Write the held lines for the last time, and report how many lines are lost; called when no more come."""
         try:
             self.write()
         except OSError as error:
@@ -306,8 +306,8 @@ def append(path: Path, data: bytes, after_torn: bytes = b"") -> int:
 
     Args:
         path: The file; it is created where it does not exist.
-        data: What is appended.
-        after_torn: What comes before the data where the file does not end with it; "": nothing.
+        data: The bytes to append.
+        after_torn: The bytes to write before the data where the file does not end with them; "": nothing.
 
     Raises:
         OSError: It cannot be written.
@@ -340,7 +340,7 @@ _DEFAULTS, _SUMMARY = defaults(schema.ConversationLine), defaults(schema.Summary
 
 
 def in_share(uid: str, share: float) -> bool:
-    """Tell whether a group's records are kept; the same in all processes."""
+    """Return whether a group's records are kept; the same in all processes."""
     drawn = hashlib.blake2b(uid.encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(drawn) < share * (1 << 64)
 
@@ -350,7 +350,7 @@ def _with(event: str, line: Mapping[str, Any]) -> Line:
 
 
 class _Room:
-    """How much of the folder's limit is left, looked at now and then."""
+    """The rest of the folder's limit, checked now and then."""
 
     def __init__(self, folder: Path, max_gb: float | None) -> None:
         self._folder, self._most = folder, None if max_gb is None else max_gb * 1e9

@@ -1,6 +1,6 @@
-"""What a run does not write: entries by their name, and parts of texts by a regular expression.
+"""The data that a run does not write: entries by their name, and parts of texts by a regular expression.
 
-It is about texts. The token ids stay, and decode to what the model read and wrote.
+It is about texts. The token ids stay, and decode to the text that the model read and wrote.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _FREE = frozenset(
 )  # fmt: skip
 """Entries whose contents have no form of ours: numbers in them are hidden, too."""
 _WORDS = frozenset(("nan", "inf", "-inf"))
-"""Texts that stand for numbers."""
+"""Texts that represent numbers."""
 _LEFT = frozenset(("events",))
 """Entries of ours that hold words of a fixed list."""
 
 
 def redaction(rules: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return the function that hides what the rules name in a record or a line, as `json_text.plain` returns it.
+    """Return the function that hides the rules' matches in a record or a line, as `json_text.plain` returns it.
 
-    What is hidden still fits the schema: numbers of our own entries, such as a call's `turn`, stay.
+    The redacted data still fits the schema: numbers of our own entries, such as a call's `turn`, stay.
 
     Args:
         rules: Names of entries, whose texts become `***` wherever they are in the record's texts, and whose numbers
             do where the contents are free; and regular expressions after `re:`, whose matches in texts become `***`.
 
     Raises:
-        ConfigError: A rule is no regular expression.
+        ConfigError: A rule is not a regular expression.
     """
     names = frozenset(rule for rule in rules if not rule.startswith(_REGEX))
     patterns = [_compiled(rule) for rule in rules if rule.startswith(_REGEX)]

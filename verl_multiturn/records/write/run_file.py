@@ -1,4 +1,4 @@
-"""What a run is: its start, and its configuration with secrets taken out.
+"""The description of a run: its start, and its configuration with secrets taken out.
 
 Invariants:
 - no value whose key names a secret, and no user and password of a URL, is written;
@@ -26,7 +26,7 @@ _SECRET = re.compile(
     r"|sig|signature|sas(_ur[il])?|dsn|conn(ection)?_?str(ing)?|webhooks?(_ur[il]s?)?)|passw(or)?ds?)$",
     re.IGNORECASE,
 )
-"""The end of a key: `token_level`, `tokenizer`, `pin_memory` and `signature_columns` are no secrets."""
+"""The end of a key: `token_level`, `tokenizer`, `pin_memory` and `signature_columns` are not secrets."""
 _OF_TEXT = re.compile(
     r"(^|_)(bos|eos|pad|unk|sep|cls|mask|image|video|audio|vision|stop|special|added|think(ing)?)_tokens?$", re.I
 )
@@ -41,7 +41,7 @@ _IN_URL = re.compile(
 """User and password of a URL: up to the last `@`, since a password may have one, and a `/`, too. A port is neither."""
 _IN_QUERY = re.compile(r"(?P<before>[?&#](?P<key>[\w.-]{1,80})=)(?P<value>[^&#\s\"']+)", re.IGNORECASE)
 _QUERY_KEY = re.compile(r"key|code", re.IGNORECASE)
-"""Names that say nothing in a configuration, and are secrets in a URL."""
+"""Names that are harmless in a configuration, and secrets in a URL."""
 _BEARER = re.compile(r"(?P<word>\b(?:bearer|basic)\s+)[\w.~+/=-]{6,}", re.IGNORECASE)
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s&;,'")}\]]+)"""
 _GIVEN = (
@@ -59,7 +59,7 @@ _GIVEN = (
 _USER = re.compile(
     r"(?P<before>(?<![\w-])(?:-u|--user)[\s=]+(?P<quote>[\"'])?[^\s:\"'=]{1,80}:)(?(quote)[^\"'\n]+|[^\s\"']+)"
 )
-"""What `curl` is given as the user and the password."""
+"""The user and the password in the arguments of `curl`."""
 _KNOWN = re.compile(
     r"\b(?:hf_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{12,999}|sk-(?=[\w-]*[A-Z0-9])[\w-]{12,999}|gh[opusr]_\w{16,999}|github_pat_\w{16,999}"
     r"|glpat-[\w-]{16,999}|(?:AKIA|ASIA)[A-Z0-9]{12,999}|xox[a-z]-[\w-]{8,999}|xapp-[\w-]{8,999}|AIza[\w-]{30,999}|ya29\.[\w-]{16,999}"
@@ -67,13 +67,13 @@ _KNOWN = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)",
     re.DOTALL,
 )
-"""What services give out as secrets, by its beginning: it is one whatever its key."""
+"""Secrets that services give out, by their beginnings: they are secrets whatever their key."""
 _HOOK = re.compile(
     r"(?P<place>https?://(?:hooks\.slack\.com|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w.-]*webhook\.office\.com"
     r"|outlook\.office(?:365)?\.com/webhook|api\.telegram\.org/bot))[^\s\"']+",
     re.IGNORECASE,
 )
-"""Addresses at which whoever knows them may write."""
+"""Addresses where every client that knows them may write."""
 _OPTION = re.compile(r"--?(?P<key>[a-z][\w.-]*)", re.IGNORECASE)
 _NO_SECRET = re.compile(r"[\d.,]+|none|null|true|false", re.IGNORECASE)
 
@@ -87,11 +87,11 @@ def without_secrets(value: Any, key: str = "") -> Any:
     """Return a configuration in which secrets are `***`.
 
     A value is a secret, and so is all below it, where its key names one (`api_key`, `hf_token`, `PGPASSWORD`, `jwt`,
-    `webhook_url`); in a text, the user and password of a URL, the parameters of a URL that name a secret, what follows
-    `Bearer`, the values of options, assignments, headers and entries that name one, a private key, and what begins as
-    the tokens of well-known services do. Numbers, truth values and null are none, whatever their key: `max_tokens` is a
-    limit. A key that ends in `_key` names a secret, except below `data` where it names a column. Of an entry of a list,
-    the key may stand beside it: `{name: …, value: …}`, or a pair.
+    `webhook_url`); in a text, the user and password of a URL, the parameters of a URL that name a secret, the text
+    after `Bearer`, the values of options, assignments, headers and entries that name one, a private key, and texts that
+    begin like the tokens of well-known services. Numbers, truth values and null are none, whatever their key:
+    `max_tokens` is a limit. A key that ends in `_key` names a secret, except below `data` where it names a column. Of
+    an entry of a list, the key may be beside it: `{name: …, value: …}`, or a pair.
 
     Args:
         value: Mappings, lists and plain values.
@@ -133,7 +133,7 @@ def _without(value: Any, path: str, is_secret: bool) -> Any:
 
 
 def _names_secret(path: str, value: object) -> bool:
-    """Tell whether the last key of a path names a secret; the value decides whether it names a column."""
+    """Return whether the last key of a path names a secret; the value decides whether it names a column."""
     *above, last = path.split(".")
     key = _WORD_EDGE.sub("_", last).replace("-", "_")
     if _SECRET.search(key):
@@ -143,7 +143,7 @@ def _names_secret(path: str, value: object) -> bool:
 
 
 def _is_for_option(key: str, item: object) -> bool:
-    """Tell whether what follows an option in a list is its secret."""
+    """Return whether the text after an option in a list is its secret."""
     is_user = key in ("u", "user") and isinstance(item, str) and ":" in item
     return is_user or (_names_secret(key, item) and _is_value(item))
 
@@ -165,7 +165,7 @@ def _hide_given(found: re.Match[str]) -> str:
 
 
 def _is_value(given: object) -> bool:
-    """Tell whether what follows an option is its value, and may be a secret."""
+    """Return whether the text after an option is its value, and may be a secret."""
     return isinstance(given, str) and not given.startswith("-") and _NO_SECRET.fullmatch(given) is None
 
 
@@ -189,7 +189,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file under another name, and rename it into place.
 
     Raises:
-        OSError: It cannot be written. What was there under the name stays.
+        OSError: It cannot be written. The old file of that name stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as half:

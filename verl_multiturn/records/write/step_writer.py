@@ -1,12 +1,12 @@
-"""`StepWriter`: writes what the trainer knows of its steps, in a thread (`background`).
+"""`StepWriter`: writes the trainer's data of its steps, in a thread (`background`).
 
     trainer   step(…)  line(…)       references alone, in microseconds
-    thread    join/….parquet, then the line in steps.jsonl, which says whether the join is there
+    thread    join/….parquet, then the line in steps.jsonl, which shows whether the join is there
 
 Invariants:
-- no step fails or waits because something could not be written. What is lost at the end is counted and reported;
+- no step fails or waits because something could not be written. A loss at the end is counted and reported;
 - lines keep their order, and the line of a step comes after its join;
-- at most `_MOST_JOINS` joins wait. With a disk that is slower, joins are dropped, and their lines say so.
+- at most `_MOST_JOINS` joins wait. With a disk that is slower, joins are dropped, and their lines note it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class StepWriter:
         self._hand(_WriteTask(partial(self._write_line, line)))
 
     def close(self) -> None:
-        """Write what was handed over, and stop, within `background.CLOSE_S`."""
+        """Write the data handed over, and stop, within `background.CLOSE_S`."""
         self._background.close()
 
     def _hand(self, task: _WriteTask) -> None:
@@ -92,7 +92,7 @@ class StepWriter:
                 task.write()
             except OSError as error:
                 self._losses.add(describe(error), task.is_join)  # a line that is not written is kept
-            except Exception as error:  # what a run is like is no reason to end it, whatever is wrong with it
+            except Exception as error:  # an error of a step's record must not end the run
                 self._losses.add(f"it could not be made: {describe(error)}", task.is_join)
             else:
                 self._losses.end()
@@ -120,8 +120,8 @@ def clock_of(stem: str, asked: float, there: float, answered: float) -> dict[str
 
     Args:
         stem: Beginning of the names of its files.
-        asked: Time here (`time.time`) when it was asked for its time.
-        there: What it answered.
+        asked: Time here (`time.time`) of the request for its time.
+        there: Its answer.
         answered: Time here when the answer had come.
     """
     error_s = max(0.0, answered - asked) / 2

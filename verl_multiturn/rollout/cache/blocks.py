@@ -1,7 +1,7 @@
-"""`Prompt`: a prompt as blocks of tokens, so that what several have in common is found, and counts once.
+"""`Prompt`: a prompt as blocks of tokens, so that common parts of several are found, and count once.
 
-A block's key stands for the block and all that comes before it, as a cache keeps them. So two prompts are alike as far
-as their keys are, and the known blocks of a prompt come before its unknown ones: a few looks tell how many there are.
+A block's key covers the block and all that comes before it, as a cache keeps them. So two prompts are alike as far
+as their keys are, and the known blocks of a prompt come before its unknown ones: a few look-ups find their number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BLOCK = 16
 
 
 def keys(ids: Sequence[int], size: int) -> list[int]:
-    """Return a key of each block of a prompt, which stands for the block and all before it.
+    """Return a key of each block of a prompt, which covers the block and all before it.
 
     Args:
         ids: The prompt's tokens.

@@ -253,7 +253,7 @@ class Holding:
             self._youngest = inside[-1].began
 
     def _hand_on(self) -> None:
-        """Admit conversations that fit into the room of those that left."""
+        """Admit conversations that fit into the freed room."""
         for life in sorted(set(self._held.values()), key=lambda each: each.began):
             if life in self._stays and self._needs(life) > self._room:
                 break

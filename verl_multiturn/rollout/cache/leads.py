@@ -11,8 +11,8 @@ far as they are alike: those of a group, of agents with the same system text and
 
 Invariants:
 - a turn waits at most the bound, for all its leads together;
-- a lead that ends in any way, or whose prompt was not read, keeps nobody waiting;
-- what is remembered of a prompt goes with the last conversation that shares it, and with the server's cache.
+- a lead that ends in any way, or whose prompt was not read, keeps no turn waiting;
+- the memory of a prompt goes with the last conversation that shares it, and with the server's cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Lead:
 
     def __init__(self) -> None:
         self.is_over = asyncio.Event()
-        """Set when nobody needs to wait any more: the prompt is read, or never will be."""
+        """Set when no turn needs to wait any more: the prompt is read, or never will be."""
         self.blocks: list[int] = []
         """The blocks that it is the first to have."""
         self.users = 0
@@ -64,7 +64,7 @@ class Lead:
             self._asked = asyncio.ensure_future(self._read(self._ask))
 
     async def _read(self, ask: Callable[[], Awaitable[object]]) -> None:
-        with suppress(Exception):  # of a server that has died, or that cannot say it
+        with suppress(Exception):  # of a server that has died, or that has no answer
             await ask()
         self.is_over.set()
 
@@ -105,7 +105,7 @@ class Leads:
         """Note the end of a lead's turn.
 
         Args:
-            lead: What `go_ahead` returned.
+            lead: The result of `go_ahead`.
             was_read: Whether the server has read its prompt.
         """
         if not was_read:

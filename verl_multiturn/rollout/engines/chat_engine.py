@@ -1,9 +1,9 @@
-"""`ChatEngine`: OpenAI's `/v1/chat/completions` as an `Engine`, for a model that is asked and answers in words.
+"""`ChatEngine`: OpenAI's `/v1/chat/completions` as an `Engine`, for a model whose prompts and answers are words.
 
     messages, schemas ─▶ endpoint ─▶ text, calls ─▶ TurnWriter ─▶ ids ─▶ the parser reads the same calls
 
 The endpoint has another template, another call format and often another tokenizer. The ids are only our way of writing
-down what it said: nobody sampled them, and nothing of such a conversation may be trained.
+down its answer: they were not sampled, and nothing of such a conversation may be trained.
 
 Invariants:
 - the parser reads from the ids exactly the calls that came, in their order: names, and arguments as JSON;
@@ -38,7 +38,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 class ChatTurn(NamedTuple):
-    """What an endpoint said in one turn."""
+    """The answer of an endpoint in one turn."""
 
     text: str
     calls: list[NamedCall]
@@ -49,7 +49,7 @@ class ChatTurn(NamedTuple):
 class TurnWriter:
     """A writer of turns as ids, in the format `hermes`, which can hold any JSON.
 
-    A call whose arguments are no JSON object is written such that it cannot be read.
+    A call whose arguments are not a JSON object is written such that it cannot be read.
 
     Args:
         tokenizer: Hugging Face tokenizer of the model in whose ids the turns are written.
@@ -98,7 +98,7 @@ class TurnWriter:
     def _clean(self, text: str) -> str:
         try:
             return self._firewall.clean(text, "assistant")
-        except ConfigError as error:  # here nobody's configuration is wrong
+        except ConfigError as error:  # here the configuration is right
             raise EngineError(str(error)) from None
 
     def _encode(self, text: str) -> list[int]:
@@ -142,12 +142,12 @@ class ChatEngine(HttpEngine):
             raise ConfigError(f"{told}; correct its name, the address or the key in OPENAI_API_KEY") from None
 
     async def generate(self, ask: Ask) -> Generation:
-        """Let the endpoint say the next turn, as `Engine.generate` describes.
+        """Let the endpoint write the next turn, as `Engine.generate` describes.
 
         The budget counts the endpoint's tokens there, and ours here: a turn that has more of ours is cut.
 
         Raises:
-            EngineError: There is no answer, or one that is no turn.
+            EngineError: There is no answer, or it is not a turn.
         """
         if not ask.messages:
             raise EngineError(f"{self.url}{CHAT} is asked in words, and whoever asks has only ids")
@@ -209,7 +209,7 @@ def _function(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(name: str, arguments: str) -> Any:
-    """Return what is between the tags of a call; for one that cannot be read, a list, which is no call."""
+    """Return the text between the tags of a call; for an unreadable one, a list, which is not a call."""
     try:
         value = read_whole_json(arguments.strip() or "{}")  # some endpoints write nothing where there is no argument
         as_json(value)

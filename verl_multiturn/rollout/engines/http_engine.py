@@ -6,7 +6,7 @@
 
 Invariants:
 - an answer is a whole generation of the weights that were named, or `EngineError`. Whatever a server does (an error, no
-  answer, half of one, one without end, other weights) says nothing about the model, so that the conversation becomes
+  answer, half of one, one without end, other weights) shows nothing about the model, so that the conversation becomes
   invalid;
 - the key is in no error and no record, even where a server repeats it;
 - a server that stops answering is found: after a silence of `SILENT_S`, a request checks whether it lives.

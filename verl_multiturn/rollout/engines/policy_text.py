@@ -1,4 +1,4 @@
-"""`PolicyText`: the model that is being trained, as an interaction may use it; what it writes is never trained."""
+"""`PolicyText`: the model that is being trained, as an interaction may use it; its text is never trained."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`sample`: one question to an engine. Whoever wants tokens asks here: conversations, sessions of agents, `PolicyText`.
+"""`sample`: one question to an engine. It serves all who want tokens: conversations, sessions of agents, `PolicyText`.
 
-The first two note what came back, since the engine has a receipt for it, and then call `SamplingResult.whole`. The last
+The first two note the result, since the engine has a receipt for it, and then call `SamplingResult.whole`. The last
 one, whose tokens are never trained, needs only a text.
 """
 
@@ -17,11 +17,11 @@ from verl_multiturn.rollout.trajectory import flaw
 
 @dataclass(frozen=True)
 class SamplingResult:
-    """What an engine returned for an `Ask`, be it sound or not."""
+    """The result of an `Ask`, be it sound or not."""
 
     generation: Generation
     fault: str
-    """Why its tokens cannot be trained, whatever it says of its end; "" if they can."""
+    """Why its tokens cannot be trained, whatever end it reports; "" if they can."""
     cancelled: asyncio.CancelledError | None
     """The cancellation that came while the engine sampled; its tokens are there all the same."""
 
@@ -42,7 +42,7 @@ class SamplingResult:
 
 
 async def sample(engine: Engine, ask: Ask) -> SamplingResult:
-    """Ask an engine, and check what it returns.
+    """Ask an engine, and check its result.
 
     A cancellation is passed on to the engine, whose end is waited for.
 

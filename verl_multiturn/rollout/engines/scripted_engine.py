@@ -1,4 +1,4 @@
-"""A scripted engine for tests: it returns the turns that it was given, and remembers what it was asked.
+"""A scripted engine for tests: it returns the turns that it was given, and remembers its requests.
 
     engine = ScriptedEngine([tokenizer.encode("<tool_call>…</tool_call><|im_end|>"), tokenizer.encode("42<|im_end|>")])
 

@@ -1,4 +1,4 @@
-"""Engines that cut what another one samples: at a text (`StopTexts`), or before an image (`PlaceholderGuard`)."""
+"""Engines that cut the sample of another one: at a text (`StopTexts`), or before an image (`PlaceholderGuard`)."""
 
 from __future__ import annotations
 

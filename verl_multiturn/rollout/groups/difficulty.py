@@ -1,6 +1,6 @@
 """`Pools`: which data rows are drawn again, and which are passed over: `custom.multiturn.filter=difficulty`.
 
-What the last group of a data row was decides its pool:
+The last group of a data row decides its pool:
 
     mixed     it had a signal: the row is drawn again, in the place of every second fresh one
     right     all valid conversations were right: the next time that the data loader gives the row, it is passed over
@@ -11,7 +11,7 @@ Of the mixed rows that one goes first whose next group has the largest chance of
     chance = 1 - p^n - (1 - p)^n,   p = (right + 1) / (conversations + 2)
 
 Each group halves the weight of those before it. Nothing is drawn at random, so that a run that goes on from a
-checkpoint draws what it would have drawn.
+checkpoint draws the same rows as without a stop.
 
 Invariants:
 - a row is in at most one group at a time, unless all rows are in one;
@@ -34,7 +34,7 @@ _OLDER = 0.5
 
 @dataclass
 class RowDifficulty:
-    """What is known of a data row."""
+    """The history of a data row."""
 
     right: float = 0.0
     """Conversations that were right, those of earlier groups with less weight."""
@@ -66,7 +66,7 @@ class Pools:
         self._group_size = group_size
         self._turn = 0
         self.seen: dict[int, RowDifficulty] = {}
-        """What is known of each row whose group was taken, by position."""
+        """The history of each row whose group was taken, by position."""
         self.drawn: dict[str, int] = {}
         """Positions of the rows of groups that were not taken yet, by uid."""
         self.begin_step()
@@ -132,12 +132,12 @@ class Pools:
                 self.drawn[new] = self.drawn.pop(old)
 
     def drop(self, uids: Collection[str]) -> None:
-        """Note that groups left without a judgement."""
+        """Note that groups ended without a judgement."""
         for uid in uids:
             self.drawn.pop(uid, None)
 
     def judge(self, uid: str, right: int, of: int, signal: bool, step: int) -> None:
-        """Note what a group was.
+        """Note the outcome of a group.
 
         Args:
             uid: The group.
@@ -158,7 +158,7 @@ class Pools:
         return {"turn": self._turn, "seen": seen, "drawn": dict(self.drawn)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned.
+        """Go on from a value of `state`.
 
         Raises:
             LookupError, TypeError, ValueError: It is something else.

@@ -115,7 +115,7 @@ class FirstValid:
         return await waiting
 
     def _settle(self) -> None:
-        """Decide what can be decided now."""
+        """Make each decision that is possible now."""
         if self._places and self._running:
             return
         for number, waiting in self._waiting.items():

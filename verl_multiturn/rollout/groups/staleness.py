@@ -25,7 +25,7 @@ MOST_REROLLS = 3
 
 @dataclass(frozen=True)
 class StalenessBound:
-    """The bound of the ages, and what happens to a group that would exceed it."""
+    """The bound of the ages, and the fate of a group that would exceed it."""
 
     max_staleness: int
     strategy: Strategy

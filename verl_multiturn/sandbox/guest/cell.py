@@ -1,11 +1,11 @@
 """Loop of the worker: run cells of untrusted code, one after the other, in one process.
 
-Invariant: nobody believes what this process says. What it prints is text for the model. The nonce that it sends back
-says only that the cell is over. Code that finds the nonce can end its own cell early, or never, and nothing more: the
+Invariant: the messages of this process are not trusted. Its output is text for the model. The nonce that it sends back
+means only that the cell is over. Code that finds the nonce can end its own cell early, or never, and nothing more: the
 next cell has another nonce, and the other conversations have other processes.
 
-A cell may be asked for a value. It goes back behind the nonce, apart from all that was printed. So it is the word of
-the code that runs in this process, and of nobody whose texts and numbers that code only reads or prints.
+A cell may be run for its value. It goes back behind the nonce, apart from all that was printed. So it is the word of
+the code that runs in this process, and of no party whose texts and numbers that code only reads or prints.
 
 Runs inside the sandbox. Imports the standard library only.
 """
@@ -30,7 +30,7 @@ PACKET_BYTES = 128 * 1024
 VALUE_BYTES = 64 * 1024
 """Length of the longest value of a cell."""
 PLAIN, WITH_VALUE = b"p", b"v"
-"""Kinds of cells, between the nonce and the code: a plain one, and one that is asked for its value."""
+"""Kinds of cells, between the nonce and the code: a plain one, and one whose value is requested."""
 
 
 def serve(task: socket.socket) -> None:
@@ -49,7 +49,7 @@ def serve(task: socket.socket) -> None:
         sys.stdout, sys.stderr = streams
         nonce, kind, code = packet[:NONCE_BYTES], packet[NONCE_BYTES : NONCE_BYTES + 1], packet[NONCE_BYTES + 1 :]
         value = _run(code.decode("utf-8", "replace"), main, name := f"<cell {count}>", kind == WITH_VALUE)
-        if kind == WITH_VALUE:  # a piece of a file, say: whoever sends megabytes in cells must not fill the memory
+        if kind == WITH_VALUE:  # a piece of a file, say: megabytes sent in cells must not fill the memory
             linecache.cache.pop(name, None)
         for stream in (*streams, sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the code may have closed or replaced it
@@ -60,14 +60,14 @@ def serve(task: socket.socket) -> None:
 
 
 def warm_up() -> None:
-    """Run a cell and a failing cell, so that every later fork has what Python makes on first use."""
+    """Run a cell and a failing cell, so that every later fork has the objects that Python makes on first use."""
     streams = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = StringIO()
     for source in ("1", "1 / 0"):
         _run(source, ModuleType("__main__"), "<cell>")
     sys.stdout, sys.stderr = streams
     linecache.cache.clear()
-    del builtins._  # type: ignore[attr-defined]  # the display hook left it
+    del builtins._  # type: ignore[attr-defined]  # the display hook set it
 
 
 def _stream(fd: int) -> TextIOWrapper:
@@ -101,7 +101,7 @@ def _run(source: str, main: ModuleType, name: str, with_value: bool = False) -> 
 def _show(error: BaseException, name: str) -> None:
     try:
         traceback.print_exception(type(error), error, _of_the_cell(error.__traceback__, name))
-    except BaseException:  # the code broke what prints errors
+    except BaseException:  # the code broke the printing of errors
         os.write(2, f"{type(error).__name__}\n".encode())
 
 

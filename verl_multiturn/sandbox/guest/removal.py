@@ -9,7 +9,7 @@ from typing import Any
 
 
 def remove_tree(folder: str, failed: Callable[..., Any] | None = None) -> None:
-    """Remove a folder however deep it is; what cannot be removed stays.
+    """Remove a folder however deep it is; files that cannot be removed stay.
 
     `rmtree` calls itself for each level and holds a file open for it. A few lines of code make a folder that is too
     deep for that.

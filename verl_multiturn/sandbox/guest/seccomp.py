@@ -2,11 +2,11 @@
 
 The namespaces already take the privileges away. The filter does four more things:
 - it makes the kernel's surface smaller (bugs in io_uring, bpf, nested user namespaces);
-- it closes what namespaces do not cover (vsock reaches a hypervisor from any network namespace; a user's keyrings are
-  shared; the list of mounts names the host's folders; a core dump starts a program of the host);
+- it closes holes that namespaces do not cover (vsock reaches a hypervisor from any network namespace; a user's keyrings
+  are shared; the list of mounts names the host's folders; a core dump starts a program of the host);
 - it stops memory and files that no limit counts (memfd, System V, shared anonymous mappings; a thread with a table of
   open files of its own, where the supervisor sees the table of the main thread only);
-- it protects what a user or the host has few of (inotify instances, AIO events, huge pages, leases on files).
+- it protects scarce resources of a user or the host (inotify instances, AIO events, huge pages, leases on files).
 
 Every other call is allowed, since Python's packages need many. A refused call fails with EPERM, and its caller can go
 on without: `shutil` copies without `sendfile`, `tail -f` polls without inotify. `sync` succeeds and does nothing, since
@@ -75,12 +75,12 @@ _SOCKET_FAMILIES = (1, 2, 10)  # UNIX, INET, INET6: the families that a network 
 _PERSONALITIES = (0, 0xFFFFFFFF)  # PER_LINUX, and the value that only asks for the current one
 # A shared anonymous mapping stays in memory as a whole while one page of it is mapped, and counts as that page only.
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
-# F_SETLEASE delays whoever opens the file for writing. F_NOTIFY is inotify's predecessor. Without F_SETPIPE_SZ pipes
-# keep the size that the supervisor counts (`usage.FILE_BYTES`).
+# F_SETLEASE delays each process that opens the file for writing. F_NOTIFY is inotify's predecessor. Without
+# F_SETPIPE_SZ pipes keep the size that the supervisor counts (`usage.FILE_BYTES`).
 _FILE_COMMANDS = (1024, 1026, 1031)  # F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ
 _SOL_SOCKET, _BUFFER_SIZES = 1, (7, 32)  # SO_SNDBUF, SO_SNDBUFFORCE: sockets, too, keep the size that is counted
 # A core limit of 1 means no core dump at all. With any other limit, also 0, the kernel starts the program that the
-# host's core_pattern names, if it names one (core(5)). So nobody may change it.
+# host's core_pattern names, if it names one (core(5)). So it must not be changed.
 _RLIMIT_CORE = 4
 _CORE_SCHEDULING = 62  # PR_SCHED_CORE: it lets the other hardware thread of a core stay idle
 
@@ -131,7 +131,7 @@ def program(machine: str) -> bytes:
 
 def _argument_checks(column: int) -> Iterator[list[Instruction]]:
     """Yield the parts of the filter for calls that are refused with some arguments only; column 0 is x86_64."""
-    # A filter cannot see the flags of clone3. Told that it does not exist, the C library falls back to clone.
+    # A filter cannot see the flags of clone3. If it seems not to exist, the C library falls back to clone.
     yield [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _refuse(errno.ENOSYS))]
     yield _by_argument(_CLONE[column], 0, [
         (_ANY_BIT, 0, 1, _NAMESPACES), (_RETURN, 0, 0, _refuse(errno.EPERM)),
@@ -158,7 +158,7 @@ def _argument_checks(column: int) -> Iterator[list[Instruction]]:
         *_when_equal((_SUPERVISOR,), _refuse(errno.EPERM)),
         (_LOAD, 0, 0, _ARGUMENTS + 8), (_EQUAL, 1, 0, _RLIMIT_CORE), (_RETURN, 0, 0, _ALLOW),
         # Where the third argument, the new limit, is null in both halves, the caller only asks for the limit. A new
-        # limit is as good as set, since none allows a dump. We cannot tell the old one beside it.
+        # limit is as good as set, since none allows a dump. We cannot report the old one beside it.
         (_LOAD, 0, 0, _ARGUMENTS + 16), (_EQUAL, 0, 2, 0), (_LOAD, 0, 0, _ARGUMENTS + 20), (_EQUAL, 4, 0, 0),
         (_LOAD, 0, 0, _ARGUMENTS + 24), *_when_equal((0,), _refuse(0)), (_RETURN, 0, 0, _refuse(errno.EPERM)),
     ])  # fmt: skip

@@ -3,7 +3,7 @@
     parent  ⇄  supervisor  ⇄  worker (runs the untrusted code)
 
 The supervisor sends the parent two kinds of packets: `done`, with a cell's nonce and value behind it, and `end REASON`.
-Once the worker runs code, the supervisor passes on nothing else of what the worker says.
+Once the worker runs code, the supervisor passes on no other message of the worker.
 
 With namespaces the supervisor is pid 1 of the sandbox's pid namespace: when it ends, for whatever reason, the kernel
 ends every process in that namespace. The worker cannot signal the supervisor (the kernel protects a namespace's first
@@ -142,7 +142,7 @@ def _work(
             sys.modules["numpy.random"].seed()  # otherwise all sandboxes draw the same numbers
         confine.confine(spec, filters, number)
         os.chdir(home)
-    except BaseException as error:  # the code has not run yet, so tell the parent
+    except BaseException as error:  # the code has not run yet, so inform the parent
         channel.send(_FAILED + f"{type(error).__name__}: {error}".encode())
         os._exit(1)
     try:
@@ -196,7 +196,7 @@ class _Supervisor:
         """Bytes that the zygote's pages count for, allowed beside the code's own."""
         self._free_table_bytes = page_tables(["self"])
         """Bytes of page tables that each fork of the zygote has."""
-        # Bytes for which each socket counts: what its buffer holds, and one last message beyond it. The code cannot
+        # Bytes for which each socket counts: a full buffer, and one last message beyond it. The code cannot
         # enlarge the buffer, since `SO_SNDBUF` is refused.
         self._socket_bytes = 2 * task.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -313,7 +313,7 @@ class _Supervisor:
         if self._times_over > _SPARED or self._waits >= _MOST_WAITS:
             self._end(reason)
         self._killed = usage.states.keys() - {str(self._worker)}
-        # All stand still before the first one dies: a shell would go on as if its commands had ended by themselves.
+        # All are stopped before the first one dies: a shell would go on as if its commands had ended by themselves.
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for process in self._killed:
                 with contextlib.suppress(ProcessLookupError):
@@ -333,7 +333,7 @@ class _Supervisor:
         return hold_more(usage, allowed)
 
     def _rest(self, usage: Usage) -> None:
-        """Stop the worker, the only process left, so that no signal handler runs while nobody watches."""
+        """Stop the worker, the last process, so that no signal handler runs while the supervisor does not watch."""
         if not self._spec["namespaces"]:
             self._alone = True
             return

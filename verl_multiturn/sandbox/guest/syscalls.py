@@ -75,7 +75,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str) -> None
     """Attach a file system to a folder, as the system call `mount` does.
 
     Args:
-        source: What is mounted; a name only, for `proc` and `tmpfs`.
+        source: The mounted path; a name only, for `proc` and `tmpfs`.
         target: The folder to mount it on.
         kind: The type of the file system; empty when it is only mounted again with other flags.
         flags: `MS_*` joined with `|`.

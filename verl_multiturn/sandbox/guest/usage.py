@@ -1,18 +1,18 @@
 """Memory and processor time of the processes of one sandbox, measured from /proc by its supervisor.
 
-Memory is the sum of three parts. The first is what the processes have mapped; a page that several share counts once.
-The second is what the kernel keeps for that: page tables and records of mappings. The third is the most that their
-sockets and pipes can hold. The kernel counts every socket of a network namespace, also one that nobody has accepted,
-that is on its way to another process, or that its owner closed before it was read.
+Memory is the sum of three parts. The first is the mapped memory of the processes; a page that several share counts
+once. The second is the kernel's data for that: page tables and records of mappings. The third is the most that their
+sockets and pipes can hold. The kernel counts every socket of a network namespace, also one that was not accepted, that
+is on its way to another process, or that its owner closed before it was read.
 
 A process whose main thread has ended lives on while another thread does. Then its own files in /proc show no memory
 and no open files, and those of the other threads do. All threads of a process share its memory and its open files: the
-system call filter refuses what would give a thread files of its own.
+system call filter refuses calls that would give a thread files of its own.
 
 Processor time is measured twice. The first figure is exact for every process that is alive or was waited for. It misses
-a child that nobody waits for, because its parent ignores SIGCHLD. The second figure is sampled: at random moments the
-supervisor looks which processes are running, and so finds such children, too. The second figure counts only where it is
-far above the first (`SampledTime.limit_s`).
+a child that is never waited for, because its parent ignores SIGCHLD. The second figure is sampled: at random moments
+the supervisor looks which processes are running, and so finds such children, too. The second figure counts only where
+it is far above the first (`SampledTime.limit_s`).
 
 Runs inside the sandbox. Imports the standard library only.
 """
@@ -71,7 +71,7 @@ class Usage:
 
     @classmethod
     def of(cls, processes: list[str]) -> Usage:
-        """Return the usage of processes; one that has ended is left out.
+        """Return the usage of processes; one that has ended is omitted.
 
         Args:
             processes: Process ids as text, or `self`.
@@ -166,7 +166,7 @@ def _living_thread(process: str, fields: list[bytes]) -> tuple[str | None, list[
 
 @contextlib.contextmanager
 def _unless_ended(path: str) -> Iterator[None]:
-    """Leave the block at an error that says that a process or thread has ended; its files in /proc then are root's."""
+    """Leave the block at an error that means that a process or thread has ended; its files in /proc then are root's."""
     try:
         yield
     except _ENDED:
@@ -245,10 +245,10 @@ def page_tables(paths: list[str]) -> int:
 
 
 def hold_more(usage: Usage, allowed: int) -> bool:
-    """Return whether the memory of processes, with what was swapped out, is more than allowed.
+    """Return whether the memory of processes, with its swapped part, is more than allowed.
 
     A page that several processes share counts once, and so does an address space: a child of `vfork` has its parent's.
-    The kernel's records of mappings count, too, where they may be over a quarter of what is allowed: there is at most
+    The kernel's records of mappings count, too, where they may be over a quarter of the limit: there is at most
     one for each page.
 
     Args:

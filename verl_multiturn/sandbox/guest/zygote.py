@@ -1,6 +1,6 @@
 """Zygote: the process that all sandboxes are forked from. Python runs in it, with the modules of `preimport` loaded.
 
-The zygote runs trusted code only and never reads what a conversation sends: code and output go through descriptors that
+The zygote runs trusted code only and never reads a conversation's data: code and output go through descriptors that
 the zygote passes on and closes. So a fork of it holds nothing of another conversation.
 
 Packets from the parent:
@@ -9,7 +9,7 @@ Packets from the parent:
 
 Packets to the parent:
 - `ready`, or `failed REASON`;
-- `gone N`, once no process of sandbox N is left (without namespaces: no process of its process group).
+- `gone N`, once no process of sandbox N remains (without namespaces: no process of its process group).
 
 Runs inside the sandbox. Imports the standard library only.
 """
@@ -162,7 +162,7 @@ class _Zygote:
                 os.killpg(leader, signal.SIGKILL)
 
     def _wait(self, leader: int) -> None:
-        """Wait until no process of a killed group is left."""
+        """Wait until no process of a killed group remains."""
         os.waitpid(leader, 0)
         if not self._spec["namespaces"]:  # with namespaces the kernel ended the others before the leader
             with contextlib.suppress(ChildProcessError):
@@ -170,7 +170,7 @@ class _Zygote:
                     os.waitpid(-leader, 0)
 
     def _reap_orphans(self) -> None:
-        """Wait for processes that had left their sandbox's group and have ended since."""
+        """Wait for processes that had quit their sandbox's group and have ended since."""
         ours = {process for _, process in self._supervisors.values()}
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ours:

@@ -29,7 +29,7 @@ class TurnVerdict:
     """The verdict on one turn.
 
     Attributes:
-        wrong: What is wrong first, in BFCL's order; "" where the turn is right.
+        wrong: The first fault, in BFCL's order; "" where the turn is right.
         same: For each class whether the model's world is in the state of the gold one.
         calls: Number of the turn's gold calls.
         matched: How many of these the model made in the turn: the same function with the same arguments.
@@ -118,7 +118,7 @@ class DialogueEpisode:
         return matched
 
     def score(self, reward: Literal["turns", "all", "paper"]) -> float:
-        """Return the reward of what was played; a turn that did not end is wrong.
+        """Return the reward of the calls played; a turn that did not end is wrong.
 
         Args:
             reward: `turns`: the share of the turns that are right. `all`: 1 if all are. `paper`: half the share of the

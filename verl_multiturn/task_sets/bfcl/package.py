@@ -1,4 +1,4 @@
-"""What the installed package `bfcl-eval` has: the classes of the worlds, their functions, and the dialogues.
+"""Contents of the installed package `bfcl-eval`: the classes of the worlds, their functions, and the dialogues.
 
 Invariants:
 - only data files and the classes of `CLASSES` are used. The package's own executor is not: it evaluates a model's text
@@ -58,7 +58,7 @@ class WorldCall:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A dialogue: what the user says, and the calls that are right.
+    """A dialogue: the user's turns, and the right calls.
 
     Attributes:
         id: Its id in the data, for example `multi_turn_base_0`.
@@ -96,7 +96,7 @@ def data_folder() -> Path:
 
 
 def check_class(name: Any, where: str) -> None:
-    """Refuse a class that is no world of the list.
+    """Refuse a class that is not a world of the list.
 
     Raises:
         ConfigError: It is none.
@@ -111,7 +111,7 @@ def world_class(name: str) -> Any:
     """Import the class of a world.
 
     Raises:
-        ConfigError: It is not in the list, or the package, or what it needs, is not installed.
+        ConfigError: It is not in the list, or the package, or one that it needs, is not installed.
     """
     check_class(name, "involved_classes")
     data_folder()
@@ -168,7 +168,7 @@ def documents_of(name: str) -> tuple[Mapping[str, Any], ...]:
 
 @functools.cache
 def functions_shown() -> str:
-    """Return what the user says in a turn that shows the model functions which it did not have before."""
+    """Return the user's text in a turn that shows the model functions which it did not have before."""
     data_folder()
     prompts = importlib.import_module("bfcl_eval.constants.default_prompts")
     return str(prompts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC)
@@ -178,7 +178,7 @@ def read_call(text: str) -> WorldCall:
     """Read a gold call, such as `cd(folder='document')`.
 
     Raises:
-        ConfigError: It is no call of a function by its name with literal arguments.
+        ConfigError: It is not a call of a function by its name with literal arguments.
     """
     try:
         node = parse_expression(text.strip())

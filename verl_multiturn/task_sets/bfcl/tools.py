@@ -65,7 +65,7 @@ def bfcl_tools(classes: Iterable[str] = CLASSES, descriptions: bool = True) -> l
 
     Args:
         classes: Names of the classes.
-        descriptions: Whether the model reads what the package says of each function and argument, and not only their
+        descriptions: Whether the model reads the package's text on each function and argument, and not only their
             names and types. With them all 128 schemas have 67,000 characters, without 25,000.
 
     Raises:

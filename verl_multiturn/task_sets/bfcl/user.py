@@ -1,9 +1,9 @@
-"""`BfclUser`: the user of BFCL's multi-turn dialogues, who says one turn after the other and judges what was done.
+"""`BfclUser`: the user of BFCL's multi-turn dialogues, who sends one turn after the other and scores the model's calls.
 
     interaction_kwargs: {"bfcluser": {"id": "multi_turn_base_0"}}
 
 The model calls the functions of the dialogue's worlds as tools (`tools.py`), and ends a turn with a message that calls
-none. Then the turn is judged, and the user says the next one.
+none. Then the turn is scored, and the user sends the next one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BfclUserSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     reward: Literal["turns", "all", "paper"] = "all"
-    """What a conversation earns, at most 1.
+    """The reward of a conversation, at most 1.
 
     - `turns`: each turn that is right earns an equal part, at once.
     - `all`: 1 if all turns are right.
@@ -60,7 +60,7 @@ class BfclUser(Interaction):
 
     # The worlds are objects without locks: all that touches them runs on the event loop.
     async def start(self, instance_id: str, *, id: str = "", dialogue: str = "") -> Reply:  # type: ignore[override]
-        """Begin a dialogue, and say its first turn.
+        """Begin a dialogue, and return its first turn.
 
         Args:
             instance_id: Id of the conversation.
@@ -80,7 +80,7 @@ class BfclUser(Interaction):
         return Reply(text=episode.dialogue.turns[0])
 
     async def reply(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
-        """Judge the turn that the model has ended, and say the next one; after the last one, end the conversation."""
+        """Score the turn that the model has ended, and return the next; after the last one, end the conversation."""
         episode = EPISODES[instance_id]
         verdict = episode.end_turn()
         metrics = {"turn_right": float(verdict.right)}
@@ -103,7 +103,7 @@ def own_dialogue(text: str) -> Dialogue:
     """Read a dialogue of the data's author.
 
     Raises:
-        ConfigError: It is no JSON, or not in the form of BFCL's data.
+        ConfigError: It is not JSON, or not in the form of BFCL's data.
     """
     try:
         entry = json.loads(text)

@@ -4,7 +4,7 @@ Invariants:
 - a call is a public method of a class of the list, with arguments that are data. No text is evaluated;
 - no state is shared: neither by two conversations, nor by the model's worlds and the gold ones, nor with the package;
 - whatever a call does wrong becomes its result, in the words of the package's own executor;
-- no call takes long: what would is refused (`_refusal`), and a file system that grew into itself answers no more.
+- no call takes long: a long one is refused (`_refusal`), and a file system that grew into itself answers no more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drawing tasks: which mutations of a package its tests notice, and which of these can be judged.
+"""Drawing tasks: which mutations of a package its tests notice, and which of these have a verdict.
 
 `recipes/swe/prepare_data.py` and `benchmarks.swe_packages` call `draw_tasks`.
 
@@ -6,7 +6,7 @@ Invariants:
 - the tests that a task names passed twice on the original;
 - every task was checked by the judge: its untouched tree is not paid, and its repair is, twice the same;
 - of the tests that its mutation breaks, at least one has a twin;
-- what a repair may not break are the other tests of the files in which a test fails, as in SWE-bench: so a verdict
+- a repair may not break the other tests of the files in which a test fails, as in SWE-bench: so a verdict
   takes a second, not the minutes of a whole suite;
 - the same package, version and seed give the same candidates in the same order.
 """
@@ -42,7 +42,7 @@ _MOST_CHARACTERS = 300
 def settings_for(package: str) -> WorkspaceSettings:
     """Return the settings of workspaces in which a package is worked on, or its tests are run.
 
-    They show pytest and what the package requires, and not the package itself, whose original is installed.
+    They show pytest and the package's requirements, and not the package itself, whose original is installed.
 
     Args:
         package: Name of the package.
@@ -54,7 +54,7 @@ def settings_for(package: str) -> WorkspaceSettings:
 
 
 async def draw_tasks(package: str, count: int, seed: int) -> tuple[list[SweTask], Counter[str]]:
-    """Draw tasks of a package, and return them with what became of the mutations that were tried.
+    """Draw tasks of a package, and return them with the outcomes of the mutations that were tried.
 
     Args:
         package: Name of the package.
@@ -96,7 +96,7 @@ class Draw:
         at_once: How many mutations are tried at the same time.
 
     Attributes:
-        became: What became of each mutation that was tried: `task`, `unnoticed`, `too_many` (tests fail), `late` (the
+        became: Outcome of each mutation that was tried: `task`, `unnoticed`, `too_many` (tests fail), `late` (the
             tests did not end), `untested` (no tests are near), `unguarded` (no test that it breaks has a twin) or
             `refused` (by the judge for another reason).
     """
@@ -134,7 +134,7 @@ class Draw:
             await asyncio.gather(*left, return_exceptions=True)
 
     async def _try(self, mutation: Mutation) -> tuple[str, SweTask | None]:
-        """Return what becomes of a mutation, and the task that it gives."""
+        """Return the outcome of a mutation, and the task that it gives."""
         near = self._package.near_tests(mutation.path)
         passing = await self._passing(near) if near else set()
         if not passing:
@@ -185,12 +185,12 @@ class Draw:
 
 
 def statement_of(package: str, version: str, messages: Mapping[str, str]) -> str:
-    """Return the problem statement of a mutated package: what its tests say, and not where the mistake is.
+    """Return the problem statement of a mutated package: the messages of its tests, without the place of the mistake.
 
     Args:
         package: Name of the package.
         version: Its version.
-        messages: What each failing test says, by its name in pytest.
+        messages: The message of each failing test, by its name in pytest.
     """
     shown = list(messages.items())[:_MOST_TESTS]
     listed = "\n".join(f"- {name}\n{_indented(said)}" for name, said in shown)

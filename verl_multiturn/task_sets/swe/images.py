@@ -2,15 +2,15 @@
 
     environment/   FROM the row's image; hidden tests removed; git's history replaced by one commit
        └─ when the agent has ended: its changes since that commit, as a patch
-    tests/         FROM the row's image as it is; the patch, less what never counts; the row's tests; grade.py
+    tests/         FROM the row's image as it is; the patch, less files that never count; the row's tests; grade.py
 
 Later commits in an image hold the solution, and agents find it: in 21 of 100 runs of one model
 (https://github.com/SWE-agent/mini-swe-agent/issues/787).
 
 Invariants:
 - the tests run in an environment that the agent never saw. Of its work a patch comes there, without tests, their
-  configuration, start-up files and links (`left.py` has the list);
-- a patch that does not apply is reward 0; a patch that is not there is no reward, and Harbor's bridge says whose it is;
+  configuration, start-up files and links (`changes.py` has the list);
+- a patch that does not apply is reward 0; a patch that is not there is no reward, and Harbor's bridge names the cause;
 - a row without a column that it needs is refused, and the column named.
 """
 
@@ -35,7 +35,7 @@ REPOSITORY = "/testbed"
 _MOST_PATCH_BYTES = 2 * 2**20
 _TESTS_S = 1_800.0
 _HIDDEN = ("run_tests.sh", "r2e_tests")
-"""What R2E-Gym's images hold of the hidden tests, in the repository, at the root, or in the home."""
+"""Files of the hidden tests in R2E-Gym's images, in the repository, at the root, or in the home."""
 _GRADE = Path(__file__).with_name("grade.py")
 _NEVER = {**NEVER, "a hidden test": _HIDDEN}
 _ONE_COMMIT = f"""#!/bin/bash
@@ -93,7 +93,7 @@ _PARSERS = ("parse_log_pytest", "parse_log_pytest_v2")
 
 
 class UnusableRowError(ConfigError):
-    """A row has all columns, but no task can be made of what is there."""
+    """A row has all columns, but no task can be made of its values."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class DataSet:
         source: Its name on the hub.
         split: Its split.
         columns: Columns that each row has to have.
-        parts: What is different from row to row: the name, the image, and the files of the tests.
+        parts: The parts that differ from row to row: the name, the image, and the files of the tests.
     """
 
     source: str
@@ -122,8 +122,8 @@ def task_of_row(kind: str, row: Mapping[str, Any], where: str) -> tuple[str, Har
         where: Its place, for errors.
 
     Raises:
-        ConfigError: The row lacks a column, or its name or image is no plain name.
-        UnusableRowError: What is in a column cannot be used.
+        ConfigError: The row lacks a column, or its name or image is not a plain name.
+        UnusableRowError: The value of a column cannot be used.
     """
     data_set = DATA_SETS[kind]
     missing = [name for name in data_set.columns if row.get(name) in (None, "")]
@@ -168,7 +168,7 @@ def task_of_row(kind: str, row: Mapping[str, Any], where: str) -> tuple[str, Har
 
 
 def _excluded() -> list[str]:
-    """Return globs of git for what never counts, wherever it lies: here `*` stands for slashes, too."""
+    """Return globs of git for files that never count, wherever they lie: here `*` matches slashes, too."""
     globs = sorted({glob for each in _NEVER.values() for glob in each})
     return [form for glob in globs for form in (glob, f"*/{glob}", f"{glob}/*", f"*/{glob}/*")]
 
@@ -232,7 +232,7 @@ def _r2e_gym(row: Mapping[str, Any]) -> tuple[str, str, dict[str, str]]:
 
 
 def _named(row: Mapping[str, Any]) -> str:
-    """Return what is expected of rows as in SWE-bench: these tests pass. A name ends at its first space, as in logs."""
+    """Return the expectation of rows as in SWE-bench: these tests pass. A name ends at its first space, as in logs."""
     names = [name for key in ("FAIL_TO_PASS", "PASS_TO_PASS") for name in _names(row.get(key))]
     if not _names(row.get("FAIL_TO_PASS")):
         raise ConfigError("its FAIL_TO_PASS names no test")

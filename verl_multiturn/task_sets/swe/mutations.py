@@ -46,7 +46,7 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
 }
 _BOOLEAN: dict[type[ast.boolop], tuple[str, str]] = {ast.And: ("and", "or"), ast.Or: ("or", "and")}
 _KEPT_ORDER = {"delattr", "getattr", "hasattr", "isinstance", "issubclass", "setattr", "super"}
-"""Functions whose arguments nobody swaps by mistake."""
+"""Functions whose arguments are never swapped by mistake."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ class Mutation:
 
 
 def mutations_of(path: str, source: bytes) -> list[Mutation]:
-    """Return all mutations of a file, in the order of their places; `is_sound` has not been asked of them.
+    """Return all mutations of a file, in the order of their places; `is_sound` has not checked them.
 
     Args:
         path: Path of the file, for the mutations.
         source: Its text in UTF-8.
 
     Raises:
-        SyntaxError: It is no Python.
+        SyntaxError: It is not Python.
     """
     spans = _Spans(path, source)
     spans.visit(parse_module(source))
@@ -161,7 +161,7 @@ class _Spans(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Leave f-strings alone: the places of what is in them are not those in the file."""
+        """Leave f-strings alone: the places of their contents are not those in the file."""
 
     def visit_Assert(self, node: ast.Assert) -> None:
         """Leave assertions alone: they do no work."""

@@ -38,7 +38,7 @@ class Package:
 
     @cached_property
     def sources(self) -> dict[str, bytes]:
-        """The Python files that are no tests."""
+        """The Python files that are not tests."""
         return {path: text for path, text in self.files.items() if path.endswith(".py") and not is_test(path)}
 
     @cached_property
@@ -47,7 +47,7 @@ class Package:
         return sorted(path for path in self.files if is_test(path) and _is_test_file(path))
 
     def beside(self, tests: Iterable[str]) -> dict[str, bytes]:
-        """Return what some test files may need: all test files of their folders, and every `conftest.py`."""
+        """Return the files that some test files may need: all test files of their folders, and every `conftest.py`."""
         folders = {PurePosixPath(test).parent for test in tests}
         return {
             path: text
@@ -130,7 +130,7 @@ def _files_of(found: Distribution) -> dict[str, bytes]:
         path = Path(str(each.locate()))
         if path.is_file():
             text = path.read_bytes()
-            with contextlib.suppress(UnicodeDecodeError):  # data of a test; tests that need it are no part of a task
+            with contextlib.suppress(UnicodeDecodeError):  # data of a test; tests that need it are not part of a task
                 text.decode()
                 files[each.as_posix()] = text
     return files

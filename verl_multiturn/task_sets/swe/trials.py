@@ -1,6 +1,6 @@
 """Trials: a package's tests run on a tree of it, with the outcome of each, while tasks are prepared.
 
-No model has seen these trees, so what the tests report of themselves is believed. What a model left is judged by
+No model has seen these trees, so the tests' own report is believed. A tree from a model is scored by
 `verdicts/verdict.py` instead.
 """
 
@@ -17,7 +17,7 @@ from verl_multiturn.workspaces.tars import read_tar, write_tar
 from verl_multiturn.workspaces.workspace import Workspace
 
 PYTEST = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python -m pytest -q -p no:cacheprovider"
-"""How tests are run: without plugins that happen to be installed, and without files left behind."""
+"""How tests are run: without plugins that happen to be installed, and so that no file remains."""
 _FOLDER = "/tmp/trial"
 _REPORTER = f'''
 import json
@@ -43,12 +43,12 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """What became of one test."""
+    """The outcome of one test."""
 
     kind: str
     """`passed`, `failed` or `skipped`."""
     message: str = ""
-    """Of a failed one: what it says, without the place. Addresses of objects are omitted."""
+    """Of a failed one: its message, without the place. Addresses of objects are omitted."""
 
 
 async def run_tests(
@@ -78,7 +78,7 @@ async def run_tests(
 
 
 def needed_packages(name: str) -> tuple[str, ...]:
-    """Return what a package's tests need beside itself: pytest, and what the package requires, if it is installed.
+    """Return the needs of a package's tests beside itself: pytest, and the package's requirements, if installed.
 
     Args:
         name: Name of the package, which is installed.

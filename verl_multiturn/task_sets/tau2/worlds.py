@@ -1,10 +1,10 @@
-"""`World`: the data base of one conversation, in a process of its own, and the verdict on what was done there.
+"""`World`: the data base of one conversation, in a process of its own, and the verdict on its calls.
 
 Tools and user of a conversation find its world by their `instance_id`: `open_world` and `close_world` belong to the
 user, `world_of` to the tools.
 
 Invariants:
-- no two conversations share a world, and nothing of one is left for the next;
+- no two conversations share a world, and nothing of one remains for the next;
 - no call runs on the event loop, and none keeps a world: a process that was killed in the middle of a call, because it
   was late or took all memory, is replaced by one in which all calls before are made again. Such a call has done
   nothing. So a model can neither block a conversation nor make it invalid;
@@ -33,12 +33,12 @@ _ATTEMPTS = 2
 
 @dataclass(frozen=True)
 class TauScore:
-    """What τ² says of a conversation.
+    """τ²'s verdict on a conversation.
 
     Attributes:
-        reward: The reward, by what the task counts: 0 or 1.
+        reward: The reward, by the task's criteria: 0 or 1.
         db: 1.0 if the data base is as it should be.
-        communicate: 1.0 if the agent said all that it had to say.
+        communicate: 1.0 if the agent sent all required information.
         actions: Share of the task's own calls that were made; it counts in no task of airline and retail.
     """
 
@@ -76,7 +76,7 @@ class DomainWorlds:
         Args:
             task: Id of the task.
             calls: The calls that its world answered, in order.
-            texts: What the agent said, in order.
+            texts: The agent's messages, in order.
 
         Raises:
             EnvironmentFailedError: There is no verdict.
@@ -103,7 +103,7 @@ class World:
 
     Attributes:
         domain: Name of the domain.
-        calls: What was called and answered so far: `name`, `arguments`, `content`, `error`.
+        calls: Calls and their answers so far: `name`, `arguments`, `content`, `error`.
         errors: Number of calls that failed.
     """
 
@@ -137,7 +137,7 @@ class World:
             arguments: Its arguments.
 
         Returns:
-            What τ² shows, and whether it is an error.
+            τ²'s answer, and whether it is an error.
 
         Raises:
             EnvironmentOutageError: No process can be had, or none in which the calls before can be made again.

@@ -7,8 +7,8 @@
 | reStructuredText | as `:param int limit: At most so many.` |
 | Epytext | as `@param limit: At most so many.` |
 
-Invariant: any text can be read. What belongs to no style is part of the description of the function, up to the first
-section or field.
+Invariant: any text can be read. Text of no style is part of the description of the function, up to the first section or
+field.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _described(section: Sequence[str]) -> dict[str, str]:
         return {}
     is_numpy = _is_underlined(section, 0)
     lines = [line for line in (rest[1:] if is_numpy else rest) if line.strip()]
-    if not is_numpy:  # what is not indented belongs to no section
+    if not is_numpy:  # text that is not indented belongs to no section
         lines = lines[: next((index for index, line in enumerate(lines) if not line[0].isspace()), len(lines))]
     return _items(lines, _NUMPY_ITEM if is_numpy else _ITEM)
 

@@ -39,7 +39,7 @@ def tools_of_row(
         The row's tools by name, and its kwargs as `read_tools_kwargs` returns them.
 
     Raises:
-        ConfigError: The row names a tool that the run does not have, it has no tool left, or a method of a tool cannot
+        ConfigError: The row names a tool that the run does not have, it selects no tool, or a method of a tool cannot
             be called with the row's kwargs.
     """
     extra_info = row.get("extra_info")
@@ -94,7 +94,7 @@ def _of_row(row: Mapping[str, Any]) -> Any:
 
 
 def kwargs_of_tool(row: Any, name: str, where: str) -> dict[str, Any] | None:
-    """Return what a data row gives to one tool, whatever other tools the run has; None where it does not have the tool.
+    """Return a data row's values for one tool, whatever other tools the run has; None where it does not have the tool.
 
     Args:
         row: As in `tools_of_row`.
@@ -102,7 +102,7 @@ def kwargs_of_tool(row: Any, name: str, where: str) -> dict[str, Any] | None:
         where: As in `tools_of_row`.
 
     Raises:
-        ConfigError: The row is no mapping, or its `tools_kwargs` or `tool_selection` are wrong.
+        ConfigError: The row is not a mapping, or its `tools_kwargs` or `tool_selection` are wrong.
     """
     if not isinstance(row, Mapping):
         raise ConfigError(f"{where}: expected a mapping, got {show(row)}")
@@ -125,7 +125,7 @@ def hidden_tools(tools_kwargs: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def check_shown(row: Mapping[str, Any], where: str) -> None:
-    """Refuse a data row without an interaction that hides a tool, since nobody could show it.
+    """Refuse a data row without an interaction that hides a tool, since it could never be shown.
 
     Args:
         row: As in `tools_of_row`.
@@ -155,7 +155,7 @@ def read_tools_kwargs(raw: Any, where: str) -> dict[str, dict[str, Any]]:
         tool may have `shown`: False hides it from the model until the interaction shows it.
 
     Raises:
-        ConfigError: The value is no such mapping, or names a method that tools do not have.
+        ConfigError: The value is not such a mapping, or names a method that tools do not have.
     """
     if raw is None:
         return {}
@@ -199,8 +199,8 @@ def bind_kwargs(tool: Any, method: str, given: Mapping[str, Any], where: str) ->
     """Return the keyword arguments that a method of a tool is called with.
 
     verl 0.4's tools take a row's `create_kwargs` one by one. verl 0.9's tools take them as one argument
-    `create_kwargs`. A method that takes both gets both. verl 0.9 also passes `agent_data` to `execute`; None stands for
-    it until the call.
+    `create_kwargs`. A method that takes both gets both. verl 0.9 also passes `agent_data` to `execute`; it is None
+    until the call.
 
     Args:
         tool: The tool.

@@ -1,12 +1,12 @@
-"""Parameters of a typed function: what the model is shown of them, and what the function gets.
+"""Parameters of a typed function: their form for the model, and the function's values.
 
 A description is in pydantic's `Field(description=…)`, in the annotation as a text or a `Doc`, or in the docstring;
 the first of them counts. A `Field` may be in the annotation (`Annotated[int, Field(ge=1)] = 10`) or be the default
 (`x: int = Field(10, ge=1)`), as in FastMCP and LlamaIndex.
 
 Invariants:
-- what a `Field` says is in the schema, and the function never gets a `Field`, but the default that it names;
-- a default is what a call may pass, or it is refused by name: it has the parameter's type and a form in JSON.
+- the content of a `Field` is in the schema, and the function never gets a `Field`, but the default that it names;
+- a default is a value that a call may pass, or it is refused by name: it has the parameter's type and a form in JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from verl_multiturn.tools.loading.model_schema import SchemaGenerator
 
 _ANNOTATED: Any = Annotated
 _UNION: Any = Union
-"""The forms of `typing`, as values: what is in them is known when they run."""
+"""The forms of `typing`, as values: their content is known when they run."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def read_parameters(
     Args:
         parameters: The parameters.
         annotations: Their annotations, by name.
-        descriptions: What the docstring says of them, by name.
+        descriptions: Their descriptions in the docstring, by name.
         where: The function, for errors.
 
     Raises:
@@ -151,7 +151,7 @@ class _Parameter:
     Args:
         parameter: The parameter.
         annotation: Its annotation.
-        described: What the docstring says of it.
+        described: Its description in the docstring.
         where: Its name in errors.
 
     Attributes:
@@ -159,7 +159,7 @@ class _Parameter:
         is_given: Whether a `Field` names the default, so that the function has none itself.
 
     Raises:
-        ConfigError: JSON cannot express the type, the default is none that a call could pass, or the alias is no text.
+        ConfigError: JSON cannot express the type, a call could not pass the default, or the alias is not text.
     """
 
     def __init__(self, parameter: inspect.Parameter, annotation: Any, described: str, where: str) -> None:
@@ -246,7 +246,7 @@ def _parts(annotation: Any) -> tuple[Any, list[Any]]:
 
 
 def _said(marks: Sequence[Any]) -> str:
-    """Return what the texts and the `Doc`s among the marks of an annotation say."""
+    """Return the texts, also of `Doc`s, among the marks of an annotation."""
     texts = [mark if isinstance(mark, str) else getattr(mark, "documentation", None) for mark in marks]
     return " ".join(text.strip() for text in texts if isinstance(text, str))
 

@@ -1,4 +1,4 @@
-"""Reading of what a typed function returned: an answer with a reward, or data.
+"""Reading of a typed function's result: an answer with a reward, or data.
 
 | it returns | which is |
 |---|---|
@@ -8,11 +8,11 @@
 | (text, number), `[text, …, {…}]`, another tuple or list that begins with a `ToolResponse` | refused: reward or data? |
 | anything else, such as (48.9, 2.4) | data, which the model reads as JSON (`calls/json_values.py`) |
 
-A number is what `reward_numbers.is_number` says: True and False, too.
+A number is a value that `reward_numbers.is_number` accepts: True and False, too.
 
 Invariants:
-- a reward counts, or the tool's contract is broken and the error says how: it never becomes text for the model;
-- what a function returns is read by its form alone, and a tuple whose annotation names another form is data.
+- a reward counts, or the tool's contract is broken and the error shows how: it never becomes text for the model;
+- a function's result is read by its form alone, and a tuple whose annotation names another form is data.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_return(returned: Any, annotation: ReturnAnnotation) -> Any:
 
     Args:
         returned: The return value.
-        annotation: What the function's annotation says.
+        annotation: The function's annotation of its result.
     """
     if is_response(returned):
         return returned
@@ -106,7 +106,7 @@ def _is_result(returned: tuple[Any, ...]) -> bool:
 
 
 def _is_like_a_result(returned: tuple[Any, ...] | list[Any]) -> bool:
-    """Return whether a tuple or a list that is no result looks like one: the reward would be lost."""
+    """Return whether a tuple or a list that is not a result looks like one: the reward would be lost."""
     if not returned or not is_response(returned[0]):
         return False
     if not isinstance(returned[0], str):
@@ -117,7 +117,7 @@ def _is_like_a_result(returned: tuple[Any, ...] | list[Any]) -> bool:
 
 
 def _is_nearly_number(value: Any) -> bool:
-    """Return whether a value is a number, or what holds one: a text, a list or an array."""
+    """Return whether a value is a number, or a container of one: a text, a list or an array."""
     if is_number(value) or _is_array_of_one(value):
         return True
     if isinstance(value, str):
@@ -134,7 +134,7 @@ def _is_array_of_one(value: Any) -> bool:
         return False
     try:
         return is_number(plain_scalar(value.reshape(())))
-    except Exception:  # it is no array or tensor, or one of more numbers
+    except Exception:  # it is not an array or tensor, or one of more numbers
         return False
 
 

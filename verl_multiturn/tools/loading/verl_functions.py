@@ -1,7 +1,7 @@
 """Tools made from functions that are decorated with verl 0.9's `@function_tool`.
 
-verl's registry gives the name and the schema of such a function; verl's rules say what its return value means. This
-module does not import verl: a module with a decorated function has imported it already.
+verl's registry gives the name and the schema of such a function; verl's rules give the meaning of its return value.
+This module does not import verl: a module with a decorated function has imported it already.
 """
 
 from __future__ import annotations

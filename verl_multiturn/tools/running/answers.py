@@ -1,4 +1,4 @@
-"""Reading of what `execute` returned or raised into the result of its call, checked and within its limits."""
+"""Reading of the value or error of `execute` into the result of its call, checked and within its limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_WHOLE = 1_000_000
 
 @dataclass(frozen=True)
 class UnreadableReturn:
-    """Mark of a return value that breaks the contract; `problem` says how, and what to do."""
+    """Mark of a return value that breaks the contract; `problem` has the fault and the remedy."""
 
     problem: str
 
@@ -33,7 +33,7 @@ def is_response(value: Any) -> bool:
 
 
 def read_answer(result: CallResult, returned: Any, most_characters: int, foreign: bool = False) -> CallResult:
-    """Read what `execute` returned into the result of its call, and return that.
+    """Read the value of `execute` into the result of its call, and return that.
 
     Args:
         result: The result, which names the call and its tool.
@@ -79,11 +79,11 @@ def read_answer(result: CallResult, returned: Any, most_characters: int, foreign
 
 
 def read_failure(result: CallResult, error: Exception, timeout_s: float, most_characters: int) -> CallResult:
-    """Write into the result of a call how the call failed and what the model reads of it, and return that.
+    """Write into the result of a call how the call failed and the text for the model, and return that.
 
     Args:
         result: The result.
-        error: What the tool raised, or what was in its way.
+        error: The tool's error, or the one that stopped it.
         timeout_s: Seconds that the call had.
         most_characters: As for `read_answer`.
     """
@@ -95,7 +95,7 @@ def read_failure(result: CallResult, error: Exception, timeout_s: float, most_ch
     elif isinstance(error, ValueError):
         said = message_of(error) or said
     _with_text(result, f"Error: {said}", most_characters)
-    result.truncated = False  # that is said of answers
+    result.truncated = False  # it applies only to answers
     return result
 
 

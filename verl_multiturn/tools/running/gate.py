@@ -1,4 +1,4 @@
-"""`Gate`: what the conversations of one worker share of a tool."""
+"""`Gate`: the state of a tool that the conversations of one worker share."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ Invariants:
 - an exception of a tool's code becomes an answer to the model; a broken contract (a wrong return type) raises
   `ToolContractError`;
 - the model does not see an answer of an outage that ends the conversation (`calls/outages`);
-- a tool that cannot judge, for a cause of ours, says so by `UnjudgedError`: then nobody calls it a reward of 0.
+- a tool that cannot judge, for a cause of ours, raises `UnjudgedError`: then it is not a reward of 0.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ class ToolSession:
         self.ended = False
         """True if a tool that ends the conversation has answered in the last turn."""
         self.outages: dict[str, None] = {}
-        """Names whose outage a call of the conversation met, in order."""
+        """Names whose outage a call of the conversation hit, in order."""
         self.unjudged = ""
         """Why a tool's `calc_reward` could not judge the conversation, for a cause of ours; "" if each could."""
         self._lost = ""
         self._called: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
-        """Calls of `execute` of each name; those of them that met an outage, and those that got no slot."""
+        """Calls of `execute` of each name; those of them that hit an outage, and those that got no slot."""
         self._arguments: list[str] = []
         """Those of all calls: a later call may open an address, or read a text, that an earlier one brought."""
         self._broken: dict[str, str] = {}
@@ -109,8 +109,8 @@ class ToolSession:
     def shut_out(self) -> str:
         """Return the outage of which alone the conversation saw something; "" for none.
 
-        That is one of a tool that it called twice or more, and that never answered: each call met an outage, or got no
-        slot, and one at least met an outage. Whatever the run's breaker says of it, it saw nothing else of the tool.
+        That is one of a tool that it called twice or more, and that never answered: each call hit an outage, or got no
+        slot, and one at least hit an outage. Whatever the run's breaker decides, it saw nothing else of the tool.
         """
         out = [
             name
@@ -122,7 +122,7 @@ class ToolSession:
 
     @property
     def extra_fields(self) -> dict[str, Any]:
-        """Values that tools of verl 0.9 left for the reward function."""
+        """Values that tools of verl 0.9 stored for the reward function."""
         return self._agent_data.extra_fields
 
     @property
@@ -131,7 +131,7 @@ class ToolSession:
         return [gate.schema.as_dict() for gate in self._shown.values()]
 
     def show(self, names: Iterable[str]) -> list[dict[str, Any]]:
-        """Let the model have hidden tools from now on, and return their schemas; those of tools it has are left out.
+        """Let the model have hidden tools from now on, and return their schemas; those of tools it has are omitted.
 
         Args:
             names: Names of the conversation's tools.
@@ -203,7 +203,7 @@ class ToolSession:
 
         Then the conversation is lost that is `shut_out`.
 
-        Left out: a tool whose `create` failed, whose `calc_reward` raised or was late, or whose reward is unusable. One
+        Omitted: a tool whose `create` failed, whose `calc_reward` raised or was late, or whose reward is unusable. One
         that raised `UnjudgedError` is named in `unjudged`; after an outage the conversation is lost.
 
         Raises:
@@ -234,7 +234,7 @@ class ToolSession:
         return rewards
 
     async def _judged(self, name: str) -> Any:
-        """Return what `calc_reward` returns, or the error by which it says that it cannot judge: that is no failure."""
+        """Return `calc_reward`'s result, or the error that it raises when it cannot judge: that is not a failure."""
         try:
             return await self._calls[name].call("calc_reward")
         except UnjudgedError as error:
@@ -248,7 +248,7 @@ class ToolSession:
         try:
             async with watched:
                 created = await calls.call("create")
-        except Exception as error:  # a tool's own code: the model is told at each call of the tool
+        except Exception as error:  # a tool's own code: the model reads it at each call of the tool
             self._broken[name] = describe(error)
             logger.warning("tool %r: create raised %s", name, self._broken[name])
             self._note(watched, error)
@@ -305,7 +305,7 @@ class ToolSession:
           ├─ late ─────────────────────────────────→ TIMEOUT
           ├─ raised ───────────────────────────────→ ERROR
           └─ broke its contract, or we are cancelled: raised
-        and in any case the slot is given back, when what runs of the call has ended
+        and in any case the slot is given back, when the call's tasks and threads have ended
         """
         key = None
         if gate.limits.cache:
@@ -330,7 +330,7 @@ class ToolSession:
             except asyncio.CancelledError as error:
                 self._note(watched, error)
                 raise
-            except Exception as error:  # a tool's own code, or what stood in its way: tell the model
+            except Exception as error:  # a tool's own code, or an obstacle to it: for the model to read
                 if watched.again:
                     continue
                 self._note(watched, error)
@@ -349,14 +349,14 @@ class ToolSession:
         return WrittenTexts(self._arguments, list(self._calls[gate.name].kwargs.values()))
 
     def _note(self, watched: GuardedCall, error: BaseException) -> None:
-        """Note the outage that a call met."""
+        """Note the outage that a call hit."""
         if watched.met:
             self.outages[watched.name] = None
         if watched.ends:
             self._lost = f"{watched.name}: {describe(error)}"
 
     async def _execute(self, gate: Gate, result: CallResult, slot: Slot, arguments: dict[str, Any]) -> Any:
-        """Call `execute`, again while it fails and may be repeated within the call's time, and return what it returned.
+        """Call `execute`, again while it fails and may be repeated within the call's time, and return its result.
 
         The result counts the attempts.
 

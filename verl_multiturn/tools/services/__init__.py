@@ -1,1 +1,1 @@
-"""What tools use to reach a service: HTTP, MCP servers, services that run code."""
+"""Connections of tools to services: HTTP, MCP servers, services that run code."""

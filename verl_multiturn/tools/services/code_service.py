@@ -17,7 +17,7 @@ class CodeSettings(HttpSettings):
     """Settings of every tool whose service runs code."""
 
     languages: tuple[str, ...] = Field(("python",), min_length=1)
-    """Languages that the model may use, by the service's names. The first one holds where a call does not say."""
+    """Languages that the model may use, by the service's names. The first one holds where a call names none."""
 
 
 Settings = TypeVar("Settings", bound=CodeSettings)
@@ -28,8 +28,8 @@ class CodeServiceTool(HttpTool, Generic[Settings]):
 
     Args:
         model: The class of the settings.
-        waits: Names of the two settings that say how many seconds the service itself waits. `timeout_s` has to be
-            longer than both together.
+        waits: Names of the two settings for the seconds that the service itself waits. `timeout_s` has to be longer
+            than both together.
         config: The fields of the settings.
         tool_schema: As in `BaseTool`; None for the tool's own.
 
@@ -88,8 +88,8 @@ def show_output(*parts: str) -> str:
     """Return the text that the model reads after a program ran.
 
     Args:
-        parts: Parts of the text in their order, such as what the program printed, its errors, and how it ended. Empty
-            parts are omitted.
+        parts: Parts of the text in their order, such as the program's output, its errors, and how it ended. Empty parts
+            are omitted.
     """
     shown = "\n".join(part.rstrip() for part in parts if part.strip())
     return shown or "[no output; print what you want to see]"

@@ -5,8 +5,8 @@ Invariants:
 - never more than `MAX_RESPONSE_BYTES` of an answer are kept, and a compressed answer is refused;
 - every failure is an `UnavailableError` or a `ServiceFailedError`, where asking again may help, or a `ValueError`; all
   have a short text for the model, and the log has the address and the cause;
-- only what cannot depend on what was asked is an `UnavailableError`, and so an outage: one request may end a process of
-  the service, or lead to its status 500. A key that is not taken and an address where nothing is are outages, whose
+- only a failure that cannot depend on the request is an `UnavailableError`, and so an outage: one request may end a
+  process of the service, or lead to its status 500. A refused key and an address without a service are outages, whose
   text names the status and the setting;
 - no redirect is followed.
 """
@@ -47,7 +47,7 @@ MAX_RESPONSE_BYTES = 2_000_000
 
 
 class UnavailableError(OutageError):
-    """A service could not be reached, was late, or says that it cannot answer now; asking again may help."""
+    """A service could not be reached, was late, or reports that it cannot answer now; a retry may help."""
 
 
 class LateError(UnavailableError, TimeoutError):
@@ -55,7 +55,7 @@ class LateError(UnavailableError, TimeoutError):
 
 
 class ServiceFailedError(MultiTurnError, RuntimeError):
-    """A service failed at a request, broke off, or gave no result; what was asked may be the reason."""
+    """A service failed at a request, broke off, or gave no result; the request may be the reason."""
 
 
 class HttpSettings(BaseModel):
@@ -102,8 +102,8 @@ class HttpTool(BaseTool):
     Attributes:
         service: Name of the service in messages to the model; a subclass sets it.
         path: Path to which requests are posted; a subclass sets it.
-        not_found: Statuses by which the service says that there is no such thing as the model named. They are the
-            model's mistake, and no outage.
+        not_found: Statuses by which the service reports that the model's name is unknown. They are the model's mistake,
+            and not an outage.
     """
 
     repeatable = True
@@ -136,8 +136,8 @@ class HttpTool(BaseTool):
             answer: The pydantic model that reads the answer.
 
         Raises:
-            UnavailableError: The service cannot be reached, is late, cannot answer now, or answers what cannot be read;
-                asking again may help.
+            UnavailableError: The service cannot be reached, is late, cannot answer now, or its answer cannot be read; a
+                retry may help.
             ServiceFailedError: It broke off, or its answer to the model's code cannot be read; asking again may help.
             ValueError: The service refuses the request, or its answer is too large.
         """
@@ -168,7 +168,7 @@ class HttpTool(BaseTool):
             raise self._unreadable(error) from error
 
     async def _is_there(self) -> bool:
-        """Tell whether the service still takes connections: then it was this request alone that broke off."""
+        """Return whether the service still takes connections: then it was this request alone that broke off."""
         limit_s = min(_THERE_S, self._http.timeout_s)
         if self._route.proxy is not None:  # which always takes connections
             try:
@@ -206,7 +206,7 @@ class HttpTool(BaseTool):
         return bytes(body)
 
     def _unavailable(self, response: httpx.Response) -> UnavailableError:
-        """Return the outage that a status says, with the setting that it is about."""
+        """Return the outage that a status means, with the setting that it is about."""
         status = response.status_code
         text = self._say(
             say_status(status, self._route, "config.url", "config.url"), response.headers.get("location", "")
@@ -224,7 +224,7 @@ class HttpTool(BaseTool):
         return (ServiceFailedError if self.outage_limits.timeouts == "model" else UnavailableError)(text)
 
     def _say(self, problem: str, cause: object = "") -> str:
-        """Log a problem with its cause, and return what the model reads of it."""
+        """Log a problem with its cause, and return the text for the model."""
         logger.warning("%s %s%s", self._shown, problem, f": {cause!r:.500}" if cause else "")
         return f"the {self.service} {problem}"
 

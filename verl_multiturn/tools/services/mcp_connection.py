@@ -4,7 +4,8 @@ Invariants:
 - each event loop has at most one connection that takes new calls, opened by the first call and shared by all others;
 - a connection is opened and closed by a task of its own, so that no cancelled call can take it down;
 - a call is answered, or fails as soon as its connection has ended; the next call opens another connection;
-- a status of HTTP by which a server says that it is not there, or does not take the key or the address, is an outage;
+- a status of HTTP by which a server reports that it is not there, or does not take the key or the address, is an
+  outage;
 - the server process of a connection ends with the connection, with its event loop, or at the latest with the worker.
 """
 
@@ -95,7 +96,7 @@ class McpSettings(BaseModel):
 
 
 def check_settings(settings: McpSettings, where: str) -> None:
-    """Check what pydantic cannot.
+    """Check rules that pydantic cannot.
 
     Args:
         settings: The settings of the server.
@@ -176,7 +177,7 @@ class McpServer:
         self._not_ended: set[_Connection] = set()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """Call a tool. If this is cancelled, the server is told so.
+        """Call a tool. If this is cancelled, the server is notified.
 
         Args:
             name: The server's own name of the tool.
@@ -184,7 +185,7 @@ class McpServer:
 
         Raises:
             ServerAwayError: There is no connection.
-            UnavailableError: The server says that it is not there, or does not take the key or the address.
+            UnavailableError: The server reports that it is not there, or does not take the key or the address.
             ValueError: The server refuses the call.
             RuntimeError: The connection ended during the call, or the answer is not a result of a tool.
         """
@@ -289,7 +290,7 @@ class _Connection:
         self._retired = True
 
     def _lost(self, what: str) -> RuntimeError:
-        # No error of a connection, which would be an outage: what the model asked for may have ended the server.
+        # No error of a connection, which would be an outage: the model's request may have ended the server.
         return RuntimeError(f"the tool server {what}; call it again")
 
     async def _own(self) -> None:
@@ -319,7 +320,7 @@ class _HttpClient(httpx2.AsyncClient):
     """A client whose server can answer a message with a status that is an outage.
 
     The SDK hides the status of an answer, and calls most of them errors of the tool. So such an answer is replaced by
-    an error of the protocol that says it.
+    an error of the protocol that has it.
     """
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:

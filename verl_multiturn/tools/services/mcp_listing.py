@@ -41,7 +41,7 @@ class ToolListing:
         """Take the tools that the protocol refuses out of a server's message, if it is a page of tools.
 
         Args:
-            item: What the transport has read: a message with its metadata, or an error.
+            item: The transport's item: a message with its metadata, or an error.
         """
         result = getattr(getattr(item, "message", None), "result", None)
         if self.version is None or not isinstance(result, dict) or "content" in result:
@@ -56,7 +56,7 @@ class ToolListing:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             if first["loc"][:1] != ("tools",):
-                return True  # it is the page that is wrong, and the client says so
+                return True  # the page is wrong, and the client reports it
             path = ".".join(map(str, first["loc"][2:])) or "the tool"
             problem = f"{path}: {first['msg']}"
         except (KeyError, ValueError):  # a version that this check does not know

@@ -1,7 +1,7 @@
 """The check of some rows of a batch: each row against its receipts, wherever the check runs.
 
-What one row cannot show is not asked here: whether a row is twice in the batch, whether a conversation has all its
-rows, whether a request is there under two names. The trainer asks that of all rows together, by the notes of their
+Checks over several rows are not here: whether a row is twice in the batch, whether a conversation has all its
+rows, whether a request is there under two names. The trainer does them for all rows together, by the notes of their
 receipts, so that no part needs to have all rows of a conversation, and any rows may lie in different parts.
 """
 
@@ -47,7 +47,7 @@ class TrainerRow(NamedTuple):
     padding: bool
     """Whether verl added it to fill the batch."""
     left_out: bool
-    """Whether the trainer has left its conversation out."""
+    """Whether the trainer has excluded its conversation."""
     has_engines: bool
     """Whether its old log-probs have to be the engine's, to the bit."""
 
@@ -75,7 +75,7 @@ def check_rows(
     Args:
         rows: The rows, at least one.
         partition_id: TransferQueue's partition.
-        rules: What they are held to.
+        rules: The rules that they have to obey.
         further: Names of columns that others need who look at the rows.
 
     Returns:
@@ -114,7 +114,7 @@ def violations_of(verdicts: Sequence[RowVerdict], left_out: Mapping[str, str]) -
 
     Args:
         verdicts: The verdicts on all rows that are verified, from whichever parts.
-        left_out: The cause of each conversation that the trainer has left out, by its name.
+        left_out: The cause of each conversation that the trainer has excluded, by its name.
     """
     found = [violation for verdict in verdicts for violation in verdict.found]
     notes = {verdict.key: verdict.note for verdict in verdicts if verdict.note is not None}

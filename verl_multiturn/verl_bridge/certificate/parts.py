@@ -1,6 +1,6 @@
 """The processes in which a large batch is checked: Ray actors, each with a part of the rows.
 
-    trainer   what it knows of each row ─▶ parts        equal slices of the batch, in its order
+    trainer   its knowledge of each row ─▶ parts        equal slices of the batch, in its order
     parts     fetch the columns from TransferQueue, check each row                                  part.py
     trainer   waits for the verdict on each row, and asks the rest of all rows together             trainer/verify.py
       ↓ no update before
@@ -10,8 +10,8 @@ Invariants:
 - nothing is read before the advantages are there. A column that was read while verl computes the old log-probs could
   change before the update, and reading costs more than checking. So each column is read once, right before the update;
 - a batch is trained only if every part has given exactly one verdict on each of its rows. A part that dies, that fails,
-  that hangs, or that gives fewer verdicts or others ends the run (`CertificateError`). None is asked again;
-- the processes reserve no logical CPU of Ray, import neither verl nor what builds a batch, and end with the trainer.
+  that hangs, or that gives fewer verdicts or others ends the run (`CertificateError`). None gets a second try;
+- the processes reserve no logical CPU of Ray, import neither verl nor builders of a batch, and end with the trainer.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Parts:
         self._actors: list[Any] = []
 
     def start(self) -> None:
-        """Start the processes where there are none. Nobody waits for them before the first batch."""
+        """Start the processes where there are none. The first wait for them is at the first batch."""
         if not self._actors:
             remote = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(self._of)
             self._actors = [remote.remote() for _ in range(self._count)]

@@ -2,7 +2,7 @@
 
 `contract.tsv` has a line for each name: the name, its kind, its parameters, and the files that need it. A test compares
 it with the code in both directions; `verl-multiturn doctor` checks it, and so does the start of a run whose versions
-are in no supported set. The names are asked of the installed packages; nothing is started.
+are in no supported set. The names are looked up in the installed packages; nothing is started.
 
     python -m verl_multiturn.verl_bridge.compat.contract            # check, in some 15 s; status 1: one is missing
     python -m verl_multiturn.verl_bridge.compat.contract NAME …     # print lines for the table
@@ -12,14 +12,14 @@ alternatives, too. Kinds:
 
     module, class, function, async function, method, async method, property
     value        anything else that a module or class has
-    attribute    what instances have: assigned to `self`, or declared in the class
-    dataclass    a class of which somebody asks the fields
+    attribute    an instance's: assigned to `self`, or declared in the class
+    dataclass    a class whose fields some code reads
     text         a text that is in a module: NAME is the module, the parameters are the text
-    source       a class or function in whose place ours stands: NAME is its module, the parameters are its name there
+    source       a class or function that ours replaces: NAME is its module, the parameters are its name there
                  and, behind an `=`, the digest of its source without comments, docstring and spaces
 
 Parameters are names; `=` behind one says that it has a default. A name fits as long as it can be called in the same
-way: a new parameter needs a default, and those behind a `*` may stand anywhere. Behind a kind, `!` says that a method
+way: a new parameter needs a default, and those behind a `*` may be anywhere. Behind a kind, `!` says that a method
 of ours overrides this one and would not take a new parameter, so that there may be none.
 """
 
@@ -80,7 +80,7 @@ def read() -> list[ContractLine]:
 
 
 def check(lines: list[ContractLine] | None = None) -> list[str]:
-    """Compare the contract with what is installed.
+    """Compare the contract with the installed packages.
 
     Args:
         lines: The contract; by default the table of this folder.
@@ -96,7 +96,7 @@ def describe(name: str) -> tuple[str, str]:
 
     Raises:
         LookupError: There is no such name.
-        Exception: What importing the module raises.
+        Exception: The module's import raised it.
     """
     owner, value = _find(name)
     last = name.rpartition(".")[2]
@@ -118,7 +118,7 @@ def describe(name: str) -> tuple[str, str]:
 
 
 def _fault(line: ContractLine) -> str:
-    """Return what is wrong with a line's name; empty where nothing is."""
+    """Return the fault of a line's name; empty where there is none."""
     if line.kind in _OF_MODULES:
         return _OF_MODULES[line.kind](line)
     said = ""
@@ -208,7 +208,7 @@ _ATTRIBUTE = object()
 
 
 def _find(name: str) -> tuple[Any, Any]:
-    """Return the owner of a name, and what it is; `_ATTRIBUTE` for what only instances have.
+    """Return the owner of a name, and the object; `_ATTRIBUTE` for an attribute of instances alone.
 
     Raises:
         LookupError: There is no such name.
@@ -220,7 +220,7 @@ def _find(name: str) -> tuple[Any, Any]:
             found: Any = importlib.import_module(module)
             break
         except ModuleNotFoundError as error:
-            # Another module is missing: what was requested is there, and cannot be imported.
+            # Another module is missing: the requested one is there, and cannot be imported.
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise
     else:
@@ -305,7 +305,7 @@ def _split(parameters: str) -> tuple[list[tuple[str, bool]], dict[str, bool]]:
 
 
 def main(names: list[str]) -> int:
-    """Check the contract and print what is missing, or print the lines of names; return the exit status."""
+    """Check the contract and print its faults, or print the lines of names; return the exit status."""
     for name in names:
         kind, parameters = describe(name)
         print("\t".join((name, kind, parameters, "FILE")))

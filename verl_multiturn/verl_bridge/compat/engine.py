@@ -20,7 +20,7 @@ def local_tensor_class() -> type:
 
 
 async def cache_tokens(manager: Any) -> list[int]:
-    """Return how many tokens the cache of each of an engine's data-parallel ranks holds; [] where it does not say.
+    """Return how many tokens the cache of each of an engine's data-parallel ranks holds; [] if unknown.
 
     Args:
         manager: SGLang's tokenizer manager.

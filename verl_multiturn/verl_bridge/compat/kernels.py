@@ -1,4 +1,4 @@
-"""Kernels of flash-attn, where they are installed and where they can compute what is asked."""
+"""Kernels of flash-attn, where they are installed and can do the computation."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _runners: dict[Any, Runner] = {}
 def shared_runner(
     config: Any, client: Any, tokenizer: Any, hf_model_type: str | None, processor: Any = None, **kwargs: Any
 ) -> Runner:
-    """Return what all requests of this process share; it is built with the first one.
+    """Return the `Runner` that all requests of this process share; the first one builds it.
 
     Args:
         config: verl's whole configuration.
@@ -41,7 +41,7 @@ def shared_runner(
         tokenizer: The model's tokenizer.
         hf_model_type: `model_type` of the model's config.json.
         processor: The processor of a model that takes images; None for a text model.
-        kwargs: What else verl gives to agent loops, `dataset_cls` among it.
+        kwargs: verl's other arguments of agent loops, such as `dataset_cls`.
 
     Raises:
         ConfigError: A setting, a tool or the call format cannot work.
@@ -59,7 +59,7 @@ def shared_runner(
 
 
 def spare_loaded() -> None:
-    """Take what is loaded out of Python's garbage collection, for which it is never garbage.
+    """Exclude all loaded objects from Python's garbage collection: they are never garbage.
 
     A worker has millions of such objects: modules of PyTorch, verl and SGLang. Each full collection would go through
     all of them, and stop the event loop for a second.
@@ -78,7 +78,7 @@ def tool_schemas() -> list[Any] | None:
 class MultiTurnAgentLoop(AgentLoopBase):
     """The agent loop `multiturn_agent`, which rolls out one row as one conversation.
 
-    verl builds a new object for every request. What requests can share is built once, in a `Runner`.
+    verl builds a new object for every request. The parts that requests can share are built once, in a `Runner`.
     """
 
     def __init__(  # pylint: disable=super-init-not-called  # verl's __init__ makes a token builder for every request

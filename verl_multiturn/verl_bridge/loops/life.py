@@ -58,7 +58,7 @@ def note_score(outputs: AgentLoopOutput | list[AgentLoopOutput]) -> None:
     """Note the reward of the running conversation, once its rows are written.
 
     Args:
-        outputs: What the agent loop's `run` returned.
+        outputs: The return value of the agent loop's `run`.
     """
     life, last = current(), outputs[-1] if isinstance(outputs, list) and outputs else outputs
     if life is not None and isinstance(last, CertifiedOutput):

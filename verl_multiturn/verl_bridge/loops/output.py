@@ -40,10 +40,10 @@ from verl_multiturn.verl_bridge.names import STATS
 logger = logging.getLogger(__name__)
 
 OUTAGE, UNJUDGEABLE = "outage", "unjudgeable"
-"""Keys of a reward function's result: more than 0 where the row could not be judged for a cause of ours. With the first
-one what the reward needs is not there now; with the second one the row can never be judged."""
+"""Keys of a reward function's result: more than 0 where the row got no score for a cause of ours. With the first
+one a service that the reward needs is away now; with the second one the row can never be scored."""
 _ADDED = ("tool_score", "interaction_score", "completion_score")
-"""Stats of what is added to the reward function's score."""
+"""Stats of the scores that are added to the reward function's."""
 _PARTS = {"score": "compute_score", **{name: name for name in _ADDED}}
 """Entries of a row's stats that are parts of its reward, and their names in the join."""
 
@@ -54,7 +54,7 @@ Fields = Mapping[str, Any]
 class CertifiedOutput(AgentLoopOutput):
     """verl's output of one row, with the fields that the certificate and the metrics need.
 
-    `extra_fields` reach the user's `compute_score`; these fields do not. `as_dict` says what they become in the batch.
+    `extra_fields` reach the user's `compute_score`; these fields do not. `as_dict` has their form in the batch.
     """
 
     reward_score: float | None = None
@@ -75,14 +75,14 @@ class CertifiedOutput(AgentLoopOutput):
 
         Ours are `rollout_versions` (int64, `(R,)`) and, unless it is empty, `rollout_receipts` (uint8, one number for
         each byte). The rewards of tools and interactions are added to `rm_scores`. The stats lie in `metrics`, under
-        the key `STATS`. Their `conversation` says which of how many rows this one is, and the score of the whole;
-        `unrewarded`, that the reward could not be judged for a cause of ours. The receipts say that, too.
+        the key `STATS`. Their `conversation` has this row's number, the number of rows, and the score of the whole;
+        `unrewarded` means that the row got no score for a cause of ours. The receipts have that, too.
 
         verl gives each row of a conversation the score of `compute_score`. Here the last one alone has it, so that the
         rows' rewards add up to the conversation's.
 
         Raises:
-            RewardContractError: The reward function returned what is not a reward, or the rewards add up to more than
+            RewardContractError: The reward function's result is not a reward, or the rewards add up to more than
                 the trainer can hold.
         """
         self._read_score()
@@ -110,7 +110,7 @@ class CertifiedOutput(AgentLoopOutput):
     def _read_score(self) -> None:
         """Read the reward manager's result, which verl leaves as it is; a function in it was checked before."""
         try:
-            if self.reward_score is not None or "reward_extra_info" in self.extra_fields:  # then a manager has judged
+            if self.reward_score is not None or "reward_extra_info" in self.extra_fields:  # then a manager has scored
                 self.reward_score = as_reward(self.reward_score)
             as_reward(self.total(), LARGEST_SCORE)
         except NoNumberError as error:
@@ -124,12 +124,12 @@ class CertifiedOutput(AgentLoopOutput):
         return self.reward_score is not None or any(name in self.stats for name in _ADDED)
 
     def total(self) -> float:
-        """Return what the conversation earned in all, once its reward is computed."""
+        """Return the sum of the conversation's rewards, once its reward is computed."""
         return float((self.reward_score or 0.0) + sum(self.stats.get(name, 0.0) for name in _ADDED))
 
 
 def joined_row(key: RowKey, stats: Stats | None, fields: Fields, step: int, validation: bool) -> JoinedRow:
-    """Return what the join says of a row before it is trained: whose it is, its score and the parts of that.
+    """Return the join's entry of a row before it is trained: whose it is, its score and the score's parts.
 
     Args:
         key: Its name.
@@ -154,7 +154,7 @@ def is_valid(output: AgentLoopOutput | list[AgentLoopOutput]) -> bool:
     """Return whether an agent loop's conversation can be trained on; one of another loop than ours always can.
 
     Args:
-        output: What the agent loop's `run` returned; an empty list is not a conversation.
+        output: The return value of the agent loop's `run`; an empty list is not a conversation.
     """
     outputs = output if isinstance(output, list) else [output]
     return bool(outputs) and all(getattr(each, "stats", {}).get("valid", True) for each in outputs)
@@ -202,12 +202,12 @@ def to_outputs(outcome: Outcome, settings: OutputSettings, step: int) -> list[Ce
     """Return the rows of a finished conversation in verl's form.
 
     A conversation without a response gets a single untrained token. An invalid conversation has the mask 0 throughout,
-    so that nothing of it is trained. Its score, and what reward functions read of it, come with its last row, from
+    so that nothing of it is trained. Its score, and the fields for reward functions, come with its last row, from
     which verl takes them.
 
     Args:
         outcome: The finished conversation.
-        settings: What the rows depend on apart from the conversation.
+        settings: The settings that the rows depend on.
         step: Training step, reported as the weight version where the engine knows none.
     """
     rows = outcome.rows
@@ -262,7 +262,7 @@ def _row_output(row: ConversationRow, settings: OutputSettings, step: int, train
 
 
 def _told(outcome: Outcome, void: bool) -> dict[str, Any]:
-    """Return what reward functions read of a conversation."""
+    """Return the fields of a conversation that reward functions read."""
     said = [turn.said for turn in outcome.turns if turn.said is not None and not turn.summary]
     return {
         **outcome.extra_fields,
@@ -282,7 +282,7 @@ def _told(outcome: Outcome, void: bool) -> dict[str, Any]:
 
 
 def _add_session(outputs: list[CertifiedOutput], outcome: Outcome, session: SessionReport) -> None:
-    """Give the rows of a session what its agent gave, and its last row what no row holds.
+    """Add the agent's rewards to a session's rows, and those that belong to no row to the last one.
 
     The reward of a completion goes to its last token, that of a completion in no row to the last token of the last row.
     """
@@ -310,7 +310,7 @@ def _add_session(outputs: list[CertifiedOutput], outcome: Outcome, session: Sess
 
 
 def _add_rewards(outputs: list[CertifiedOutput], outcome: Outcome, settings: OutputSettings) -> None:
-    """Give the rows of a conversation the rewards of tools and interactions, as far as the settings say so."""
+    """Give the rows of a conversation the rewards of tools and interactions, as far as the settings ask for it."""
     for name, setting, scores_of in (
         ("tool", settings.tool_reward, tool_scores),
         ("interaction", settings.interaction_reward, interaction_scores),

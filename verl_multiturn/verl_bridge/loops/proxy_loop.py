@@ -29,7 +29,7 @@ from verl_multiturn.verl_bridge.settings import settings_of, wall_clock_s
 class ProxyAgentLoop(AgentLoopBase):
     """The agent loop `proxy_agent`, which rolls out one row as one session of an agent.
 
-    verl builds a new object for every request. What requests can share is built once: a `Runner`, as for
+    verl builds a new object for every request. The shared parts of requests are built once: a `Runner`, as for
     `multiturn_agent`, and an `Endpoint`.
     """
 
@@ -68,10 +68,10 @@ class ProxyAgentLoop(AgentLoopBase):
 
 
 def build_endpoint(runner: Runner) -> Endpoint:
-    """Build what the sessions of one process share.
+    """Build the endpoint that the sessions of one process share.
 
     Args:
-        runner: What conversations share, too.
+        runner: The parts that conversations share, too.
 
     Raises:
         ConfigError: A setting or the agent cannot work.
@@ -85,7 +85,7 @@ def build_endpoint(runner: Runner) -> Endpoint:
 
 
 def build_run(runner: Runner) -> ProxyRun:
-    """Build what sessions share without their agents, as `build_endpoint` says."""
+    """Build the part that sessions share without their agents; see `build_endpoint`."""
     config, model = runner.config, runner.model
     proxy = settings_of(config.actor_rollout_ref.rollout).proxy
     # A codec of its own, since requests are rendered in a thread.

@@ -1,7 +1,7 @@
 """`Recorder`: hands the conversations of one process over to the writer of their records.
 
 A record is handed over when the conversation's rows are stored, so that its timeline has the reward and the storing.
-Every 2 s the writer gets what the conversations that run are waiting for, less often where thousands run.
+Every 2 s the writer gets the waits of the conversations that run, less often where thousands run.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Recorder:
         self.writer = writer
         self._open: dict[Life, None] = {}
         self._told = 0
-        """Dropped records that were told."""
+        """Dropped records that were reported."""
         self._look: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     name = "records"
-    """Name of what is closed, in the log."""
+    """Name of this object in the log, when it is closed."""
 
     async def aclose(self) -> None:
-        """Write what was handed over, and stop."""
+        """Write the records that were handed over, and stop."""
         await self.writer.aclose()
 
     def begun(self, life: Life) -> None:
@@ -59,7 +59,7 @@ class Recorder:
             self._loop, self._look = loop, loop.call_later(LOOK_S, self._looks)
 
     def over(self, life: Life) -> None:
-        """Hand over the record of a conversation that ended, and write what else became of it."""
+        """Hand over the record of a conversation that ended, and write how it ended."""
         self._open.pop(life, None)
         line, make, is_whole = _line(life), partial(record_of, life), life.generations is not None
         if is_whole:
@@ -109,7 +109,7 @@ def recorder_of(settings: MultiTurnSettings) -> Recorder | None:
     The start-up check has looked at the folder; a worker that starts later may find the disk full.
 
     Raises:
-        ConfigError: `record_redact` has what is no regular expression.
+        ConfigError: `record_redact` has an entry that is not a regular expression.
     """
     if settings.record_dir is None:
         return None

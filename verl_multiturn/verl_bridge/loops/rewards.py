@@ -1,4 +1,4 @@
-"""The reward of a finished conversation: who asks verl's reward manager for it, and what an outage of it does.
+"""The reward of a finished conversation: the caller of verl's reward manager, and the effect of its outage.
 
     training     Rewards ─▶ verl's worker ─▶ NearRewards ─┬─ here  LocalRewards
                                                           └─ else  a reward worker, by a call of Ray
@@ -6,18 +6,18 @@
     replay       Scores ──────────────▶ LocalRewards
 
     `Rewards`: a verdict                        the row is written
-               `outage` of the reward function  told to the run's keeper under the name `reward`
+               `outage` of the reward function  reported to the run's keeper under the name `reward`
                  ├─ of this row alone           the row is written, and left out by the trainer
-                 └─ the breaker is open         the row waits for its end, and is judged again
+                 └─ the breaker is open         the row waits for its end, and is scored again
 
 A reward worker knows no keeper of the run, so the agent-loop worker watches over it. A call of Ray costs more than a
 quick rule: the row is pickled, waits for its place in another process, and comes back.
 
 Invariants:
-- reward code gets copies of the row's fields, as in a reward worker: what it changes is seen nowhere else;
-- the manager, the function, the data and so the results are those of a reward worker, and so is what either raises;
-- what is waited for is a reward alone: the conversation has ended, and its tools are released;
-- a row that was judged again has the last verdict; one that waited for too long keeps the one that it had. Without any
+- reward code gets copies of the row's fields, as in a reward worker: its changes are seen nowhere else;
+- the manager, the function, the data and so the results are those of a reward worker, and so are their exceptions;
+- a row waits for its reward alone: the conversation has ended, and its tools are released;
+- a row that was scored again has the last verdict; one that waited for too long keeps the one that it had. Without any
   it scores 0, and has the keys of other rows with the mark of an outage: the trainer leaves it out.
 """
 
@@ -62,11 +62,11 @@ NAME = "reward"
 _LEASE_S = 600.0
 """Seconds after which a reward that was tried while the breaker is open counts as failed."""
 _TRIES = 3
-"""How often a row that has waited is judged once more, where there is no outage any more."""
+"""How often a row that has waited is scored again after the outage."""
 _OURS = compose(Score(answered=1.0, failed=1.0, outage=1.0), Solution("", ()), RewardOptions())
-"""What the rewards in the box report of an outage."""
+"""The report of the rewards in the box on an outage."""
 QUICK = frozenset({"gsm8k", "qa", "tool_n1"})
-"""Rewards in the box that only compare texts: they start no process, ask nobody, and wait for nothing."""
+"""Rewards in the box that only compare texts: they start no process, send no request, and wait for nothing."""
 _FUNCTION = "reward.custom_reward_function"
 
 
@@ -74,13 +74,13 @@ class Rewards:
     """The rewards of one agent-loop worker.
 
     Args:
-        outages: What this process knows of outages.
+        outages: The outages that this process knows.
     """
 
     def __init__(self, outages: Outages) -> None:
         self._watch = outages.of(NAME, OutageLimits(), _LEASE_S) if outages.settings.mode == "pause" else None
         self._without_verdict: dict[str, Any] = _OURS
-        """What a row reports that was never judged: as the rewards in the box, until another row's keys are known."""
+        """The report of a row without a verdict: as the rewards in the box, until another row's keys are known."""
 
     async def score(self, outputs: Sequence[Any], compute: Callable[[], Awaitable[None]]) -> None:
         """Compute the reward of a conversation, again after an outage.
@@ -130,7 +130,7 @@ class Rewards:
                 await asyncio.sleep(again_s)
 
     async def _compute(self, last: Any, compute: Callable[[], Awaitable[None]]) -> None:
-        """Compute the reward of a conversation once; one without a verdict scores 0, and says why."""
+        """Compute the reward of a conversation once; one without a verdict scores 0, and has the reason."""
         try:
             await compute()
         except ConfigError as error:
@@ -145,7 +145,7 @@ class Rewards:
         self._note_keys(last)
 
     def _note_keys(self, output: Any) -> None:
-        """Note what the reward function reports; verl and the metrics ask the same keys of every row."""
+        """Note the keys of the reward function's report; verl and the metrics ask the same keys of every row."""
         if reported := output.extra_fields.get("reward_extra_info"):
             nothing = {key: "" if isinstance(value, str) else 0.0 for key, value in reported.items()}
             self._without_verdict = {**{key: _OURS.get(key, value) for key, value in nothing.items()}, OUTAGE: 1.0}
@@ -153,7 +153,7 @@ class Rewards:
 
 @functools.cache
 def _tell_once(mark: str, why: str) -> None:
-    """Say once why rows have no verdict."""
+    """Log once why rows have no verdict."""
     logger.warning("the reward function could not judge a conversation, which counts as %s: %s (said once)", mark, why)
 
 
@@ -166,7 +166,7 @@ class LocalRewards:
     """verl's reward manager in this process, whose reward function is checked, and which gets a copy of each row.
 
     A manager that calls its function elsewhere (`remote`), or that calls none, is checked by its result alone
-    (`certified_output.py`). A manager belongs to the event loop in which it is made.
+    (`output.py`). A manager belongs to the event loop in which it is made.
 
     Args:
         config: verl's whole configuration.
@@ -184,7 +184,7 @@ class LocalRewards:
         """Ask the manager for the reward of a conversation, as a reward worker does.
 
         Args:
-            data: Its rows, as verl's worker makes them; the last one is judged. verl's managers write into them.
+            data: Its rows, as verl's worker makes them; the last one is scored. verl's managers write into them.
         """
         data.non_tensor_batch = copy.deepcopy(data.non_tensor_batch)
         result: Awaitable[dict[str, Any]] = self._manager.run_single(data)
@@ -205,7 +205,7 @@ class LocalRewards:
 
 
 class NearRewards:
-    """Stand for verl's handle of a reward worker in an agent-loop worker: quick rewards are computed here.
+    """Replacement of verl's handle of a reward worker in an agent-loop worker: quick rewards are computed here.
 
     Args:
         config: verl's whole configuration.
@@ -218,7 +218,7 @@ class NearRewards:
         self._tokenizer = tokenizer
         self._workers = workers
         self._all = settings_of(config.actor_rollout_ref.rollout).near_rewards == "all"
-        get_custom_reward_fn(config)  # imports what the function needs, before conversations could wait for it
+        get_custom_reward_fn(config)  # imports the function's modules, before conversations could wait for them
         self.compute_score = self  # verl asks `handle.compute_score.remote(data)`
 
     @classmethod
@@ -228,7 +228,7 @@ class NearRewards:
         Args:
             config: verl's whole configuration.
             tokenizer: The model's tokenizer.
-            workers: Handles of the reward workers; None: rewards are not asked for here.
+            workers: Handles of the reward workers; None: rewards are not requested here.
         """
         mode = settings_of(config.actor_rollout_ref.rollout).near_rewards
         if workers is None or mode == "off":
@@ -260,7 +260,7 @@ class NearRewards:
             return True
         try:
             return reward_of(self._config, data_source) in QUICK
-        except ConfigError:  # the reward worker says so
+        except ConfigError:  # the reward worker raises it
             return False
 
 

@@ -60,7 +60,7 @@ class Runner:
     tools: dict[str, Any]
     interactions: dict[str, Interaction]
     records: Recorder | None
-    """Keeps the records of conversations; None: nobody does."""
+    """Keeps the records of conversations; None: no records are kept."""
     stop_ids: list[int]
     """Token ids at which the engine stops: ends of a turn, stop ids of the call format, placeholders of media."""
     stop_patterns: list[str]
@@ -131,15 +131,15 @@ class Runner:
         sampling: Mapping[str, Any],
         request: Request | None = None,
     ) -> list[CertifiedOutput]:
-        """Return the rows of a conversation or a session that is over, in verl's form, and note what its record needs.
+        """Return the rows of a conversation or a session that is over, in verl's form, and note the data of its record.
 
         Args:
-            outcome: What became of it.
+            outcome: Its outcome.
             generations: The receipts of its generations, in the order of `outcome.turns`.
             row: verl's row; its `uid` and `session_id`, where it has them, go into the receipts and the record.
             step: Training step.
             sampling: The sampling parameters.
-            request: What the row asked for; None for a session.
+            request: The row's request; None for a session.
         """
         uid, session_id = str(row.get("uid", "")), int(row.get("session_id") or 0)
         outputs = to_outputs(outcome, self.output_settings, step)
@@ -174,7 +174,7 @@ class Runner:
 
 @dataclass(frozen=True)
 class ReplayParts:
-    """What a replay has in the place of what a run loads."""
+    """A replay's parts in the place of those that a run loads."""
 
     stage: ReplayEngine
     tools: dict[str, Any]
@@ -184,7 +184,7 @@ class ReplayParts:
 def build_runner(config: Any, model: LoadedModel, engine: Engine, staged: ReplayParts | None = None) -> Runner:
     """Build everything that requests share.
 
-    The engine is wrapped, so that what `Conversation` sees is already what may be trained:
+    The engine is wrapped, so that `Conversation` sees only tokens that may be trained:
 
         Conversation → ReceiptingEngine → PlaceholderGuard (image models) → StopTexts → engine
 
@@ -192,7 +192,7 @@ def build_runner(config: Any, model: LoadedModel, engine: Engine, staged: Replay
         config: verl's whole configuration; `actor_rollout_ref.rollout` and `data` are read.
         model: The model.
         engine: The engine that samples; it is wrapped here to keep receipts.
-        staged: What a replay has; nothing of the run is written or shared then, and no clock runs unless it is live.
+        staged: A replay's parts; nothing of the run is written or shared then, and no clock runs unless it is live.
 
     Raises:
         ConfigError: A setting, a tool or the call format cannot work. In text mode also: the engine cannot stop at a
@@ -231,7 +231,7 @@ def build_runner(config: Any, model: LoadedModel, engine: Engine, staged: Replay
     receipting = ReceiptingEngine(engine)
     limits = Limits.of(rollout, settings)
     outages = Outages(settings.outage, RayKeeper if ray.is_initialized() else None, stopped)
-    # A replay shares nothing with other processes, and asks nobody whether a failure is an outage: the records say so.
+    # A replay shares nothing with other processes, and does not ask whether a failure is an outage: records have it.
     # Without Ray there are no other processes.
     shared = RaySlots() if staged is None and ray.is_initialized() else None
     known = outages if staged is None else None
@@ -275,7 +275,7 @@ def build_runner(config: Any, model: LoadedModel, engine: Engine, staged: Replay
 
 
 def _warn_of_clocks(gates: Sequence[Any], limits: Limits) -> None:
-    """Warn of what is called for longer than a conversation may last: that it hangs would never be an outage."""
+    """Warn of a call that may last longer than a conversation: its hanging would never be an outage."""
     for gate in gates:
         if limits.wall_clock_s is not None and gate.judges_lateness and gate.timeout_s >= limits.wall_clock_s:
             logger.warning(

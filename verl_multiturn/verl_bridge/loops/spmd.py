@@ -57,7 +57,7 @@ class AsyncSGLangRollout(ServerAdapter):
 
     async def update_weights(self, *args: Any, **kwargs: Any) -> None:
         """Send new weights as verl does; go through all of them, and send nothing, where the server has died."""
-        with contextlib.suppress(RayActorError):  # of the last call, which tells the server its version
+        with contextlib.suppress(RayActorError):  # of the last call, which sends the server its version
             await super().update_weights(*args, **kwargs)
 
     async def _init_server_adapter(self) -> None:
@@ -92,15 +92,15 @@ class AsyncSGLangRollout(ServerAdapter):
             of tools or interactions, at the tokens to which they belong. With `add` they are `turn_rewards` `(B, R)`,
             and the caller adds its own score to them. With `replace` they are `rm_scores` `(B, R)`, the score itself.
 
-            The batch has been verified against what the engine returned, unless `certificate_share` is 0. Changes that
+            The batch has been verified against the engine's output, unless `certificate_share` is 0. Changes that
             the caller makes later are not verified. `otc` and `void_turn_pattern` belong to the trainers and have no
-            effect here. Of outages, too, only what conversations do has: those that had ended before one was judged
+            effect here. Outages, too, affect only running conversations: those that had ended before a verdict
             stay in the batch, and `outage.stop_s` ends no run.
 
         Raises:
             ConfigError, ToolContractError, InteractionContractError: The author of the data, a tool, an interaction or
                 the configuration made a mistake; raised on every rank.
-            CertificateError: The batch is not what the engine returned; raised on every rank.
+            CertificateError: The batch differs from the engine's output; raised on every rank.
             RuntimeError: Called inside a running event loop; call it in a thread there.
         """
         try:
@@ -260,10 +260,10 @@ def _number_sessions(rows: list[dict[str, Any]]) -> None:
 
 
 def _verify(batch: TensorDict, outputs: list[CertifiedOutput]) -> None:
-    """Compare a batch with what the engine returned.
+    """Compare a batch with the engine's output.
 
     Raises:
-        CertificateError: The batch differs from what the engine returned.
+        CertificateError: The batch differs from the engine's output.
     """
     found: list[Violation] = []
     columns = {name: column.numpy() for name, column in batch.items()}

@@ -1,9 +1,9 @@
 """Call parsers by format name: ours, and those that a user has registered with verl.
 
-A parser registered with verl does not report a call that it cannot read. We do what is possible around it:
+A parser registered with verl does not report a call that it cannot read. Our workarounds:
 - reasoning is cut out before the parser sees the text;
 - a section of reasoning that is not at the turn's beginning may hold calls, or lie within an argument. Where the parser
-  reads other calls with that section left in, the calls are malformed;
+  reads other calls with that section kept, the calls are malformed;
 - calls are also malformed when the parser raises an exception, or when their arguments are not JSON.
 """
 
@@ -136,13 +136,13 @@ class _VerlParser:
             for index, (name, arguments) in enumerate(found):
                 read_whole_json(arguments.strip())
                 calls.append(ToolCall(name, arguments, f"call_{turn}_{index}"))
-        except Exception as error:  # somebody else's parser may raise anything at what a model wrote
+        except Exception as error:  # a foreign parser may raise anything at a model's text
             content, problem = text, f"the call cannot be read ({describe(error)})"[:200]
             calls.append(MalformedCall(text, problem, f"call_{turn}_{len(calls)}"))
         return AssistantTurn((reasoning + content).strip(), calls)
 
     async def _extract(self, text: str, tools: list[Any]) -> tuple[str, list[tuple[str, str]]]:
-        """Return what verl's parser reads: the text, and each call's name and arguments (as JSON text)."""
+        """Return the result of verl's parser: the text, and each call's name and arguments (as JSON text)."""
         from verl.experimental.agent_loop.tool_parser import ToolParser
 
         parser = ToolParser.get_tool_parser(self._name, _FixedTextTokenizer(text, self._tokenizer))
@@ -173,7 +173,7 @@ def _verl_schema(schema: dict[str, Any]) -> Any:
 
 
 def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """Return the JSON types that a schema allows, as far as the schema says.
+    """Return the JSON types that a schema allows, as far as the schema names them.
 
     Example: `{"type": "integer"}` gives `frozenset({"integer"})`.
 

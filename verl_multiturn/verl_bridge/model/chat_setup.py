@@ -59,7 +59,7 @@ def make_chat(
     mm_processor_kwargs: Mapping[str, Any] | None = None,
     text_mode: bool = False,
 ) -> ModelChat:
-    """Build the codec of a model, and what belongs to it.
+    """Build the codec of a model, and its companions.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -120,7 +120,7 @@ def make_chat(
 
 
 def chat_of(model: LoadedModel, template_kwargs: Mapping[str, Any] | None = None, **settings: Any) -> ModelChat:
-    """Build the codec of a model that was loaded, and what belongs to it.
+    """Build the codec of a model that was loaded, and its companions.
 
     Args:
         model: The model.
@@ -225,10 +225,10 @@ def check_names(codec: ChatCodec, tools: Iterable[Any]) -> None:
 
     Names are those of the tool, of its arguments and of listed values. A name that holds a control token is shown to
     the model with that token broken, so the model could not write it as it is. Tools of an MCP server pass, since the
-    author of the run did not choose their names: a model that calls such a name is told that there is no such tool.
+    author of the run did not choose their names: a model that calls such a name reads that there is no such tool.
 
     Args:
-        codec: The model's codec, which shows what the template makes of a schema.
+        codec: The model's codec, which shows the template's text of a schema.
         tools: The tools of the run.
 
     Raises:
@@ -263,7 +263,7 @@ def _of_config(name: str) -> Any:
         return getattr(AutoConfig.from_pretrained(name, trust_remote_code=False), "eos_token_id", None)
     except OSError:
         return None
-    except ValueError:  # it needs code of the model's own, which says nothing else of the ids
+    except ValueError:  # it needs code of the model's own, which sets no other ids
         return PreTrainedConfig.get_config_dict(name)[0].get("eos_token_id")
 
 

@@ -51,7 +51,7 @@ def load_processor(path: str, model_type: str | None, trust_remote_code: bool) -
     needed = takes_images(model_type)
     if not needed and not any((Path(path) / name).is_file() for name in _PROCESSOR_FILES):
         return None
-    with warnings.catch_warnings(record=True) as said:  # verl returns None, and says why in a warning
+    with warnings.catch_warnings(record=True) as said:  # verl returns None, with the reason in a warning
         warnings.simplefilter("always")
         processor = hf_processor(path, trust_remote_code=trust_remote_code, local_files_only=True)
     if processor is None and needed:
@@ -74,7 +74,7 @@ def vision_of(processor: Any) -> Vision:
     """Return the placeholder tokens of a processor.
 
     Raises:
-        ConfigError: The processor does not say which token stands for an image.
+        ConfigError: The processor does not name the token of an image.
     """
     ids = {name: get_processor_token_id(processor, name) for name in _MEDIA}
     image_id = ids["image"]
@@ -90,7 +90,7 @@ def image_reader(processor: Any, data_config: Any, dataset_cls: Any = RLHFDatase
     """Return a function that loads and resizes images as the data set class of the run does.
 
     Args:
-        processor: The model's processor, asked for its patch size (14 where it names none).
+        processor: The model's processor, which has a patch size (14 where it names none).
         data_config: verl's `data` section.
         dataset_cls: The data set class; a user's own class is used where the run names one.
     """
@@ -127,7 +127,7 @@ def row_messages(row: Mapping[str, Any], processor: Any) -> list[Message]:
 
 
 def engine_image_settings(mm_processor_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return SGLang's `mm_process_config` that says the same as `data.mm_processor_kwargs`.
+    """Return SGLang's `mm_process_config` that means the same as `data.mm_processor_kwargs`.
 
     SGLang gets the settings when it starts, because verl 0.9.1 sends none with a request. Example:
         {"max_pixels": 9, "images_kwargs": {"do_resize": True}}

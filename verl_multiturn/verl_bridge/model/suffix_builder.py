@@ -1,11 +1,11 @@
-"""verl's token builder, asked for the end of a text alone.
+"""verl's token builder, for the end of a text alone.
 
 verl's builder renders each observation behind a small conversation that never changes, tokenizes that prefix and the
 whole, and takes the prefix's ids away. `suffix_builder` gives a builder of the same class that keeps the prefix's text
-and tokenizes only what is behind it.
+and tokenizes only the text behind it.
 
 Invariants:
-- the ids are those of verl's own way. Where the prefix's text is no prefix of the whole, or the rest does not begin at
+- the ids are those of verl's own way. Where the prefix's text does not begin the whole, or the rest does not begin at
   a seam (`chat/encoding.py`), verl's own way is gone.
 """
 

@@ -3,7 +3,7 @@
 forest.py      rows become a forest: each common prefix once
 packing.py     micro-batches that count a forest's tokens
 attention.py   each segment attends over its ancestors and itself
-support.py     what the engine cannot compute exactly
+support.py     the cases that the engine cannot compute exactly
 engine.py      verl's FSDP engine, with all of this
 """
 

@@ -9,7 +9,7 @@ and a long segment without ancestors needs no mask.
 
 Invariants:
 - A token sees exactly the tokens of its rows up to itself.
-- What the attention of a layer asks for beyond this (`refusal`) is not left out in silence: the forest keeps it, and
+- A feature of attention that a forest lacks (`refusal`) is not dropped in silence: the forest keeps it, and
   the engine raises it.
 """
 
@@ -66,7 +66,7 @@ class Block:
 
 
 class ForestLayout:
-    """What the attention needs of a forest, on one device; shared by all layers of one forward pass."""
+    """The data of a forest that attention needs, on one device; shared by all layers of one forward pass."""
 
     def __init__(self, forest: PrefixForest, device: torch.device | str) -> None:
         self._forest, self._device = forest, device
@@ -75,7 +75,7 @@ class ForestLayout:
         self.layers: set[int] = set()
         """Layers that attended in the forest, by the identity of their modules."""
         self.refusal: str | None = None
-        """What a layer asked for that a forest does not have."""
+        """A layer's feature that a forest lacks."""
 
     @property
     def blocks(self) -> list[Block]:
@@ -100,7 +100,7 @@ class ForestLayout:
 
     @property
     def packed(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
-        """Return what one call of variable lengths needs.
+        """Return the arguments of one call of variable lengths.
 
         These are the keys of all segments, one behind the other; where each segment's queries begin, and its keys; the
         most queries of a segment, and the most keys.
@@ -145,7 +145,7 @@ def attend(
         query: `(1, heads, tokens, size)`.
         key: `(1, key heads, tokens, size)`.
         value: The same as `key`.
-        attention_mask: Not used; the forest says what is seen.
+        attention_mask: Not used; the forest decides which tokens are seen.
         **kwargs: `FOREST` has the `ForestLayout`; the others are those of transformers' attention functions.
 
     Returns:
@@ -200,7 +200,7 @@ def _halved(each: Tensor) -> Tensor:
 
 
 def _beyond(module: torch.nn.Module, kwargs: dict[str, Any]) -> str | None:
-    """Return what a layer asks for that attention in a forest does not do; None: nothing."""
+    """Return a layer's feature that attention in a forest lacks; None: there is none."""
     if kwargs.get("dropout"):
         return f"a dropout of {kwargs['dropout']} in the attention"
     if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:

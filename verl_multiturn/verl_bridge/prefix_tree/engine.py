@@ -14,10 +14,10 @@ batch takes this way:
     loss              verl's, with the rows as they were
 
 Invariants:
-- Exact or not at all. What cannot be computed in a forest (`support.py`), or comes out otherwise in a probe before the
-  first batch, is computed by verl's own code, and that is told once; with `prefix_tree: on` it ends the run.
+- Exact or not at all. A case that a forest cannot compute (`support.py`), or that differs in a probe before the
+  first batch, is computed by verl's own code, and that is logged once; with `prefix_tree: on` it ends the run.
 - The loss gets the columns that verl's engine gives it, in the same places. The last column of a row, which predicts
-  nothing, is 0; verl has there what its next row begins with.
+  nothing, is 0; verl has the beginning of its next row there.
 - All ranks compute equally many micro-batches, and all of them a forest, or none.
 """
 
@@ -47,7 +47,7 @@ from verl_multiturn.verl_bridge.prefix_tree.forest import Ints, grow, sort_rows
 from verl_multiturn.verl_bridge.prefix_tree.support import unfit_batch, unfit_engine, unfit_loss, unfit_model
 
 _FLAGS = ("distillation_use_topk", "distillation_only", "enable_routing_replay", "use_fused_kernels")
-# What verl's code of a micro-batch's outputs reads.
+# Flags that verl's code of a micro-batch's outputs reads.
 _OUTPUT_FLAGS = ("calculate_entropy", "calculate_sum_pi_squared")
 
 _FURTHEST = {torch.float32: 1e-3}
@@ -58,7 +58,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
     """verl's FSDP engine of a language model; see the module's docstring."""
 
     is_strict = False
-    """Whether what cannot be a forest ends the run."""
+    """Whether a batch that cannot be a forest ends the run."""
     _is_fit: bool | None = None
     """Whether the model's rows may be forests; None: not known yet."""
     _is_forest = False
@@ -91,7 +91,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
             self._is_forest = False
 
     def _run(self, data: Any, loss_function: Callable[..., Any], forward_only: bool) -> Any:
-        """Do what verl's `forward_backward_batch` does, with our micro-batches."""
+        """Run our micro-batches as verl's `forward_backward_batch` does."""
         group, device = self.get_data_parallel_group(), get_device_id()
         trained = data["loss_mask"].sum().to(device)
         torch.distributed.all_reduce(trained, op=torch.distributed.ReduceOp.SUM, group=group)
@@ -111,7 +111,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
             if not keeps:
                 output.pop("model_output", None)
             outputs.append(output)
-        # Our micro-batches are in another order than the rows, whatever the batch says.
+        # Our micro-batches are in another order than the rows, regardless of the batch's flag.
         order = tu.get_tensordict({}, {"use_dynamic_bsz": True})
         return postprocess_batch_func(output_lst=outputs, indices=parts, data=order)
 
@@ -128,7 +128,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         return packing.divide(rows, int(number.item()))
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the inputs of the model, and what the outputs need: a forest, or as verl has them."""
+        """Return the inputs of the model, and the data for its outputs: a forest, or verl's own."""
         if not self._is_forest:
             inputs: tuple[dict[str, Any], dict[str, Any]] = super().prepare_model_inputs(micro_batch)
             return inputs
@@ -164,7 +164,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         is_one = not isinstance(is_one, Tensor) and float(is_one) == 1.0
 
         def verl(logits: Tensor, labels: Tensor, heats: Tensor, **flags: bool) -> dict[str, Tensor]:
-            """Return what verl's own code makes of logits and labels, `(tokens,)` each."""
+            """Return the outputs of verl's own code for logits and labels, `(tokens,)` each."""
             begins = torch.tensor([0, len(labels)], device=labels.device)
             one = torch.nested.nested_tensor_from_jagged(labels, begins)
             args = {"input_ids_rmpad_rolled": labels, "temperature_rmpad": heats, "temperature_is_one": is_one}
@@ -196,7 +196,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         return getattr(module, "module", module).config
 
     def _allows(self, reason: str | None) -> bool:
-        """Return whether forests are computed; say once why not.
+        """Return whether forests are computed; log once why not.
 
         Raises:
             ConfigError: They are not, and the run insists on them.
@@ -221,7 +221,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
         return self._allows(reason) and self._allows(self._probe())
 
     def _probe(self) -> str | None:
-        """Compute a few made rows as verl does and as a forest; return what is wrong, if anything is."""
+        """Compute a few made rows as verl does and as a forest; return the fault, if any."""
         draw, size = np.random.default_rng(0), int(self._model_config().get_text_config().vocab_size)
         base = draw.integers(0, size, 24)
         rows = [
@@ -258,7 +258,7 @@ class PrefixTreeEngine(FSDPEngineWithLMHead):
 
 
 class StrictPrefixTreeEngine(PrefixTreeEngine):
-    """The engine of `prefix_tree: on`: what cannot be a forest ends the run."""
+    """The engine of `prefix_tree: on`: a batch that cannot be a forest ends the run."""
 
     is_strict = True
 
@@ -283,7 +283,7 @@ def _jagged(rows: Sequence[Ints]) -> Tensor:
 
 
 def _left_out(layout: ForestLayout, config: Any) -> str | None:
-    """Return what of the attention was not computed in the forest; None: nothing."""
+    """Return the part of the attention that the forest did not compute; None: none."""
     layers = int(config.get_text_config().num_hidden_layers)
     if len(layout.layers) != layers:
         return f"a model of {layers} layers, {len(layout.layers)} of which took our attention"

@@ -9,9 +9,9 @@ Example: the rows `[1, 2, 3, 4]` and `[1, 2, 5]` have seven tokens. Their forest
 
 Invariants:
 - Rows share a token exactly when they agree in all ids, positions and the temperature up to it.
-- The tokens stand depth first: a token's parent stands before it, a segment is one stretch of tokens, and each of its
+- The tokens come depth first: a token's parent is before it, a segment is one stretch of tokens, and each of its
   tokens but the first has the one before it as its parent.
-- `edges` and `nodes` say for each token of the rows where its values lie, so that nothing depends on the order.
+- `edges` and `nodes` map each token of the rows to the place of its values, so that nothing depends on the order.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class PrefixForest:
 
     @cached_property
     def branches(self) -> Ints:
-        """Return the tokens whose parent does not stand just before them, without those that begin a row."""
+        """Return the tokens whose parent is not just before them, without those that begin a row."""
         before = np.arange(-1, len(self.ids) - 1)
         return np.flatnonzero((self.parents >= 0) & (self.parents != before))
 
@@ -128,7 +128,7 @@ class PrefixForest:
     def edges(self) -> Ints:
         """Return where the log-prob of each row's next token lies, for each token of the rows, `(tokens of rows,)`.
 
-        An index below `tokens` is that of a token whose successor stands just behind it; then follow `branches`. A
+        An index below `tokens` is that of a token whose successor is just behind it; then follow `branches`. A
         row's last token has no next one, and the index -1.
         """
         edge = self.parents.copy()

@@ -1,6 +1,6 @@
-"""What the prefix-tree engine cannot compute exactly: each reason in words, so that it can be told.
+"""The cases that the prefix-tree engine cannot compute exactly: each reason in words, for a message.
 
-A run's settings and the model's configuration are looked at here. What neither says, a probe finds: `engine.py`
+A run's settings and the model's configuration are looked at here. A probe finds the other cases: `engine.py`
 computes a few made rows both ways before the first batch.
 """
 
@@ -51,7 +51,7 @@ def _reasons(module: nn.Module, config: Any) -> Iterator[str]:
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds:
         yield f"layers of {', '.join(sorted(kinds))}"
-    # A configuration with `layer_types` says there which layers have the window.
+    # A configuration's `layer_types` names the layers with the window.
     elsewhere = getattr(config, "layer_types", None) or not getattr(config, "use_sliding_window", True)
     if not elsewhere and getattr(config, "sliding_window", None):
         yield f"a sliding window of {config.sliding_window} tokens"
@@ -74,7 +74,7 @@ def unfit_batch(flags: Mapping[str, Any]) -> str | None:
     """Return why a batch is computed row by row; None: its rows may be a forest.
 
     Args:
-        flags: What the batch says of itself, by name; a missing flag is off.
+        flags: The batch's flags, by name; a missing flag is off.
     """
     if flags.get("distillation_use_topk") or flags.get("distillation_only"):
         return "top-k distillation"

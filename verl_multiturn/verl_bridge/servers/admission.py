@@ -1,8 +1,8 @@
 """`Admission`: whether a generation server takes new generations, and how many it is running.
 
 `AsyncSGLangServer` has one. Each generation enters and leaves it; a pause for new weights closes it, asks SGLang to
-stop what runs, and waits until it is empty. A generation that comes during a pause is refused at once: the client, not
-the server, keeps what was sampled so far, and waits with `opened` (the server's method `resumed`) until it may ask
+stop them all, and waits until it is empty. A generation that comes during a pause is refused at once: the client, not
+the server, keeps the tokens so far, and waits with `opened` (the server's method `resumed`) until it may ask
 again.
 """
 
@@ -19,7 +19,7 @@ class Admission:
     """The count of running generations of a server, and whether more are let in.
 
     It is in one of three states: open; closed for a pause; closed because the server leaves the load balancer, so that
-    a client that waits in `opened` is told to look for another server.
+    a client that waits in `opened` has to look for another server.
     """
 
     def __init__(self) -> None:
@@ -55,10 +55,10 @@ class Admission:
             self._empty.set()
 
     def close(self, *, leaves: bool = False) -> None:
-        """Let nobody in until `open`.
+        """Admit no generation until `open`.
 
         Args:
-            leaves: Whether the server leaves the load balancer, so that nobody should wait for it.
+            leaves: Whether the server leaves the load balancer, so that no client should wait for it.
         """
         self._is_open = False
         self._leaves = leaves

@@ -1,4 +1,4 @@
-"""`CacheHits`: what SGLang says of its prefix cache, which verl 0.9.1's server leaves out of its output.
+"""`CacheHits`: SGLang's report on its prefix cache, which verl 0.9.1's server drops from its output.
 
 verl's server asks SGLang's tokenizer manager for a generation and keeps its tokens alone. `AsyncSGLangServer` puts this
 class in the manager's place, in its own attribute; SGLang and its HTTP server keep theirs.
@@ -26,7 +26,7 @@ class CacheHits:
     _cached: dict[str, int]
     """Number of cached ids by request id, until it is taken."""
     _reads: dict[str, asyncio.Event]
-    """Set when the prompt of a request has been read, by the id of one that is watched or asked for."""
+    """Set when the prompt of a request has been read, by the id of a watched or awaited one."""
     _watched: set[str]
     _streams: bool
     """Whether the last output of a request that is streamed has all its tokens."""
@@ -45,10 +45,10 @@ class CacheHits:
         setattr(self.__dict__["_manager"], name, value)
 
     def generate_request(self, asked: Any, request: Any = None) -> AsyncIterator[dict[str, Any]]:
-        """Generate as SGLang does, and note what it says of the cache."""
+        """Generate as SGLang does, and note its report on the cache."""
         if asked.rid not in self._watched:
             return _CountedOutputs(self._manager.generate_request(asked, request), self._cached, asked.rid)
-        # SGLang tells the first token of a request that is streamed alone. It streams the next one never.
+        # SGLang sends the first token of a streamed request alone. It never streams the next one.
         asked.stream = True
         asked.sampling_params = {**asked.sampling_params, "stream_interval": _NEVER}
         read = self._reads.setdefault(asked.rid, asyncio.Event())
@@ -57,7 +57,7 @@ class CacheHits:
     def watch(self, request_id: str) -> None:
         """Note when the prompt of a request will have been read, which is about to be sent; `take` ends it.
 
-        Nothing is noted where SGLang is told to stream what is new alone, since tokens would be lost.
+        Nothing is noted where SGLang has to stream new tokens alone, since tokens would be lost.
         """
         if self._streams:
             self._watched.add(request_id)
@@ -73,7 +73,7 @@ class CacheHits:
         return read.is_set()
 
     def take(self, request_id: str) -> int | None:
-        """Return how many ids of a generation's prompt were cached, and forget it; None where SGLang did not say."""
+        """Return how many ids of a generation's prompt were cached, and forget it; None if SGLang did not report it."""
         self._watched.discard(request_id)
         if (read := self._reads.pop(request_id, None)) is not None:
             read.set()
@@ -85,7 +85,7 @@ async def _whole(outputs: AsyncIterator[dict[str, Any]], read: asyncio.Event) ->
     """Yield the last output of a request that is streamed, as of one that is not; set `read` with the first.
 
     Raises:
-        ValueError: SGLang refused the request, as it says itself of one that is not streamed.
+        ValueError: SGLang refused the request; without streaming it raises this itself.
     """
     async for output in outputs:
         read.set()
@@ -98,7 +98,7 @@ async def _whole(outputs: AsyncIterator[dict[str, Any]], read: asyncio.Event) ->
 
 
 class _CountedOutputs(AsyncIterator[dict[str, Any]]):
-    """SGLang's outputs of one request; `cached` gets what the last one says."""
+    """SGLang's outputs of one request; `cached` gets the last one's count."""
 
     def __init__(self, outputs: AsyncIterator[dict[str, Any]], cached: dict[str, int], request_id: str) -> None:
         self._outputs, self._cached, self._request_id = outputs, cached, request_id

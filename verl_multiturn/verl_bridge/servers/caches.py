@@ -1,4 +1,4 @@
-"""`Caches`: what a client does so that no server reads the same tokens again.
+"""`Caches`: a client's bookkeeping so that no server reads the same tokens again.
 
     attempt  `before(…)`   it waits while the server's cache is full, and for the turns that lead it
              `sent(…)`     its followers may ask the server when its prompt is read
@@ -31,14 +31,14 @@ HELD = "held_s"
 LED = "led_s"
 """Field of an output: seconds for which it waited for generations that lead it."""
 USE = "cache_use"
-"""Field of an output: what its server said of its cache's use; missing where it says nothing."""
+"""Field of an output: its server's report on its cache's use; missing without a report."""
 LEADS = "leads"
 """Sampling parameter of a generation that leads: its server notes when it has read the prompt."""
 
 
 @dataclass
 class _CacheServer:
-    """What the client knows of a server."""
+    """The client's knowledge of a server."""
 
     handle: Any
     holding: Holding | None
@@ -84,7 +84,7 @@ class Caches:
             request_id: Name of its request.
             server_id: Its server.
             handle: That server's handle.
-            prompt: What the server has to read.
+            prompt: The ids that the server has to read.
             params: Its sampling parameters; they get `LEADS` where others may wait for it.
             led: Whether siblings go to the same server, so that one leads.
         """
@@ -142,7 +142,7 @@ class Caches:
         server.version = version
 
     def told(self, request_id: str) -> Mapping[str, float]:
-        """Return what an output says of the caches, and forget the generation."""
+        """Return an output's figures on the caches, and forget the generation."""
         turn = self._turns.pop(request_id, None)
         if turn is None:
             return {}

@@ -9,17 +9,17 @@ at each update of the weights. The client then waits until the server samples ag
     attempt 1 (version 3) → paused → attempt 2 (version 4) → paused → attempt 3 (version 5) → the end of the turn
 
 When the server dies, the tokens of its attempt are lost. The client takes the server out of the load balancer, and asks
-another one to go on behind the attempts that have ended. Where no server is left, it waits for a new one.
+another one to go on behind the attempts that have ended. Where no server remains, it waits for a new one.
 
 Invariants:
 - `extra_fields["segments"]` of the output lists the attempts that sampled tokens, each with the weight version that the
   server had when it began;
-- the end of a pause is told by the server, at once: the client does not ask again and again, or after a fixed time.
-  Only where no server is left does it ask once a second;
+- the server reports the end of a pause at once: the client does not ask again and again, or after a fixed time.
+  Only where no server remains does it ask once a second;
 - time in which a generation waits for a server, its cache or a sibling (`caches.py`) does not count as the
   conversation's (`rollout/life.py`);
-- a cancelled generation is stopped at its server, and what it has sampled is returned with the stop reason `abort`. A
-  server that has not stopped it after half a minute is left alone.
+- a cancelled generation is stopped at its server, and its tokens so far are returned with the stop reason `abort`. A
+  server that has not stopped it after half a minute is not waited for.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _STOP_S = 30.0
 _NO_SERVER_S = 3600.0
 # Servers that may die of one generation.
 _MOST_LOST = 3
-# What verl's load balancers say without a server.
+# The error of verl's load balancers without a server.
 _NONE_LEFT = "No available servers"
 # Attempts in a row that a server may end for no reason that we know, without a token.
 _FRUITLESS = 3
@@ -80,7 +80,7 @@ class RolloutClient(FullyAsyncLLMServerClient):
         self._attempts: dict[str, str] = {}
         """The attempt's id at the server, for each request."""
         self._dead: set[str] = set()
-        """Servers whose death was told."""
+        """Servers whose death was logged."""
         self._caches = Caches(settings_of(self.config.actor_rollout_ref.rollout).cache)
         self._waiting: set[str] = set()
         """Requests whose attempts wait before they are sent, for a lead or for room in the server's cache."""
@@ -211,7 +211,7 @@ class RolloutClient(FullyAsyncLLMServerClient):
     async def _resumed(self, request_id: str, troubles: _Troubles) -> None:
         """Wait until the paused server of a request samples again, or leaves the load balancer.
 
-        A server that has left and that the load balancer names again is coming back: it is given a second at a time.
+        A removed server that the load balancer names again is coming back: it is given a second at a time.
 
         Raises:
             _Stopped: The task was cancelled.
@@ -259,7 +259,7 @@ class _Troubles:
 
 
 async def _idle(awaited: Awaitable[Any]) -> Any:
-    """Return the result of something for which a generation waits; the conversation's clock stands still.
+    """Return the result of something for which a generation waits; the conversation's clock is stopped.
 
     Raises:
         _Stopped: The task was cancelled.
@@ -275,7 +275,7 @@ class _Stopped(Exception):
     """The caller's task was cancelled.
 
     Attributes:
-        output: What the attempt sampled until then; None where there was no attempt, or it failed.
+        output: The attempt's tokens until then; None where there was no attempt, or it failed.
     """
 
     def __init__(self, output: TokenOutput | None = None) -> None:

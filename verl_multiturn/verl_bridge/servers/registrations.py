@@ -1,4 +1,4 @@
-"""The places where verl looks a rollout's classes up, and what we put there.
+"""The places where verl looks a rollout's classes up, and our entries there.
 
     rollout.name=sglang_async      programs that bypass the start-up check: ours
     rollout.name=sglang            a class that is `either`: it makes objects of ours where the start-up check has set
@@ -80,7 +80,7 @@ def another_class() -> AnotherClass | None:
 
 
 def either(verls: type, ours: str, is_ours: Callable[[Mapping[str, Any]], bool]) -> type:
-    """Return a class that stands for verl's in a registry, and makes an object of verl's class or of ours.
+    """Return a class that takes the place of verl's in a registry, and makes an object of verl's class or of ours.
 
     It counts as verl's class: for `isinstance`, for `issubclass`, and to derive from. A class that derives from it is
     one that derives from verl's.

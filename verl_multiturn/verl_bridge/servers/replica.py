@@ -35,13 +35,13 @@ class AsyncSGLangReplica(SGLangReplica):
     """verl's SGLang servers of our class; `AsyncSGLangRollout` finds them under the names that verl gives them.
 
     A replica is one server, or one on each of several nodes. One that has died, or that hangs, `serves` no more: it is
-    left out of pauses and the like, without an error, so that the other replicas go on. Its workers stay, and take part
-    in transfers of weights (`lost_server.py`), so that nothing about these has to be built anew.
+    skipped in pauses and the like, without an error, so that the other replicas go on. Its workers stay, and take part
+    in transfers of weights (`server_loss.py`), so that nothing about these has to be built anew.
 
     Attributes:
-        serves: Whether the replica takes part. `restart` does not set it again: whoever calls it does, when the replica
+        serves: Whether the replica takes part. `restart` does not set it again: its caller does, when the replica
             may be paused and the like.
-        heard: When the latest question was asked that all its servers have answered (`time.monotonic`).
+        heard: Time of the latest question that all its servers have answered (`time.monotonic`).
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -51,7 +51,7 @@ class AsyncSGLangReplica(SGLangReplica):
         self.heard = 0.0
         self.servers: list[Any]
         self._asked: tuple[float, list[Any]] | None = None
-        """Time at which the servers were last asked whether they live, and Ray's references of the answers."""
+        """Time of the last liveness question to the servers, and Ray's references of the answers."""
 
     @property
     def max_concurrency(self) -> int:
@@ -63,10 +63,10 @@ class AsyncSGLangReplica(SGLangReplica):
         return max(_CALLS, int(super().max_concurrency))
 
     def look(self, wait_s: float = 0.0) -> bool:
-        """Return whether the replica serves, as far as is known; ask its servers, unless they are being asked.
+        """Return whether the replica serves, as far as is known; ask its servers, unless a question is pending.
 
         Args:
-            wait_s: Seconds to wait for the answers. What comes later is seen the next time.
+            wait_s: Seconds to wait for the answers. A later one is seen the next time.
         """
         if self.serves and (self._asked is None or self._answered(0.0)):
             self._asked = time.monotonic(), [server.__ray_ready__.remote() for server in self.servers]
@@ -75,7 +75,7 @@ class AsyncSGLangReplica(SGLangReplica):
         return self.serves
 
     def _answered(self, wait_s: float) -> bool:
-        """Return whether all servers that were asked have answered."""
+        """Return whether all servers have answered the question."""
         assert self._asked is not None
         since, answers = self._asked
         come, late = ray.wait(answers, num_returns=len(answers), timeout=wait_s)
@@ -101,7 +101,7 @@ class AsyncSGLangReplica(SGLangReplica):
             await asyncio.wait_for(self.launch_servers(), _START_S)
             for worker in self.workers:
                 await worker.__ray_call__.remote(lambda it: setattr(it.server_adapter, "_engine", None))
-        except BaseException:  # whatever ends the start, what was started must not stay; it is raised again
+        except BaseException:  # whatever ends the start, no started server must stay; it is raised again
             _end(self.servers)
             raise
 

@@ -1,6 +1,6 @@
 """`AsyncSGLangServer`: verl's SGLang server with quick pauses and with versions that are certain.
 
-What it adds:
+Additions:
 - a pause ends as soon as the last generation has stopped; SGLang's own loop looks once a second;
 - a generation is requested only while the server is not paused, so that all its tokens have the weight version that
   the server had when it began;
@@ -8,8 +8,8 @@ What it adds:
   behind the end token;
 - a server that leaves the load balancer refuses generations, where verl's lets them wait;
 - a single generation can be stopped;
-- a generation says how much of its prompt was in SGLang's prefix cache, and when its prompt has been read;
-- it says how much of its cache the conversations need, and is not started with one that no conversation fits in;
+- a generation reports how much of its prompt was in SGLang's prefix cache, and when its prompt has been read;
+- the server reports the conversations' need of its cache, and is not started with one that no conversation fits in;
 - a server dies soon after any of SGLang's processes. SGLang's own watch sends SIGQUIT to the server, which every
   process of a script's background job ignores (`run.sh &`); the server would never answer again.
 """
@@ -36,7 +36,7 @@ from verl_multiturn.verl_bridge.servers.caches import LEADS
 
 logger = logging.getLogger(__name__)
 
-# Seconds after which generations that still run are told once more to stop. SGLang forgets the order for those that
+# Seconds after which generations that still run get a second order to stop. SGLang forgets the order for those that
 # had not reached its scheduler.
 _AGAIN_S = 0.005
 # Seconds from the death of one of SGLang's processes to the end of the server. When Ray ends an actor, it first kills
@@ -50,9 +50,9 @@ class AsyncSGLangServer(SGLangHttpServer):
     tokenizer_manager: Any
     """SGLang's manager of requests; verl's `launch_server` makes it."""
     _hits: CacheHits | None = None
-    """The same, which also knows what was cached; None before the launch."""
+    """The same, which also counts cached tokens; None before the launch."""
     _need: CacheNeed | None = None
-    """What the conversations need of the cache; None where SGLang does not say its size."""
+    """The conversations' need of the cache; None if SGLang does not report its size."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -82,8 +82,8 @@ class AsyncSGLangServer(SGLangHttpServer):
         """Sample as verl's server does; return without a token where the server is paused.
 
         `extra_fields["global_steps"]` of the output is the version of the weights that sampled all its tokens; None
-        where it changed meanwhile, without a pause. `extra_fields["paused"]` tells whether the server is paused,
-        `extra_fields["num_cached_tokens"]` how many of the prompt's ids were in the cache, where SGLang says it.
+        where it changed meanwhile, without a pause. `extra_fields["paused"]` is whether the server is paused,
+        `extra_fields["num_cached_tokens"]` how many of the prompt's ids were in the cache, where SGLang reports it.
         """
         version = self.global_steps
         ends = self._end_ids(sampling_params)
@@ -117,7 +117,7 @@ class AsyncSGLangServer(SGLangHttpServer):
         return self._hits is not None and await self._hits.prefilled(request_id, wait_s)
 
     async def cache_need(self, client: str, conversations: Conversations, full: float) -> CacheReport | None:
-        """Return what a client has to know of the cache, as `CacheNeed.tell` does; None where that is not known.
+        """Return the cache figures for a client, as `CacheNeed.tell` does; None where they are not known.
 
         A server that leaves lets all turns in, to send them elsewhere.
         """
@@ -135,14 +135,14 @@ class AsyncSGLangServer(SGLangHttpServer):
         return await self._admission.opened(patience_s)
 
     async def abort_request(self, request_id: str) -> None:
-        """Stop the generation of this id, which then returns what it has; do nothing where there is none."""
+        """Stop the generation of this id, which then returns its tokens; do nothing where there is none."""
         self.tokenizer_manager.abort_request(request_id)
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
         """Stop all generations, and let none begin until `resume_generation`.
 
         Args:
-            reject_request: Whether the server leaves the load balancer, so that nobody should wait for it.
+            reject_request: Whether the server leaves the load balancer, so that no client should wait for it.
         """
         if self.node_rank != 0:
             return
@@ -184,6 +184,6 @@ def _ended(process: multiprocessing.process.BaseProcess, loop: asyncio.AbstractE
 
 
 def _end_with(process: multiprocessing.process.BaseProcess) -> None:
-    """End this process, because a child of it has ended and nobody else has ended this one since."""
+    """End this process, because a child of it has ended and nothing else has ended this one since."""
     logger.error("SGLang's process %s (%s) has died, and this server with it", process.name, process.pid)
     os._exit(1)

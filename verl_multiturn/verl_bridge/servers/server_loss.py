@@ -18,7 +18,7 @@ from verl_multiturn.describe import describe
 
 logger = logging.getLogger(__name__)
 
-# Seconds in which Ray says whether an actor is alive.
+# Seconds in which Ray reports whether an actor is alive.
 _TOLD_S = 60.0
 # Answers of a dead server whose content verl reads: it asks for the adapters before it sends a new one.
 _EMPTY: dict[str, Any] = {"available_models": {"data": []}}

@@ -89,7 +89,7 @@ def check_run(config: DictConfig, is_training: bool = True) -> None:
     make_absolute(config, models_of(run))
     is_imported = is_training and not has_other_environment(config)
     prepare_config(config)
-    expand_homes(config)  # what is compared with verl's defaults has been
+    expand_homes(config)  # the comparison with verl's defaults is over
     run = RunView(config)
     if is_training:
         check(run, LAST)
@@ -130,13 +130,13 @@ def _is_trainer_config(config: DictConfig) -> bool:
 
 
 def check_early(config: DictConfig, *, is_on_cpu: bool, is_here: bool = True, own_files: OwnFiles = "there") -> None:
-    """Refuse what can be refused without importing verl, torch or Ray; the start asks the same table again, whole.
+    """Refuse settings that can be refused without importing verl, torch or Ray; the start checks the whole table again.
 
     Args:
         config: verl's whole configuration; it stays as it is. One of another trainer is not looked at.
         is_on_cpu: Whether the run will be on the CPU platform.
         is_here: Whether it will be on this machine; otherwise files, rows and accounts are not looked for.
-        own_files: Whether the run has made what lies in its own folder (`RunView.own_files`).
+        own_files: Whether the run has made the files of its own folder (`RunView.own_files`).
 
     Raises:
         ConfigError: The run cannot work; the message names the setting, its value and the remedy.

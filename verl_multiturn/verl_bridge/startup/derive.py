@@ -110,7 +110,7 @@ def make_absolute(config: DictConfig, keys: Iterable[str]) -> None:
 
 
 def complete(run: RunView) -> None:
-    """Set in place what a run with an agent loop of ours needs; nothing in another run.
+    """Set in place the values that a run with an agent loop of ours needs; nothing in another run.
 
     Args:
         run: A view of the configuration, which all checks have accepted.
@@ -147,7 +147,7 @@ def choose_engine(run: RunView) -> None:
 
 
 def needs_router(run: RunView) -> bool:
-    """Return whether siblings are to go to one server, and no other rule says where requests go."""
+    """Return whether siblings are to go to one server, and no other rule routes requests."""
     rollout = run.rollout
     taken = rollout.get("router_config_path") or rollout.get("full_determinism")
     return bool(run.runs_our_server and run.settings.cache.lead_ms and not taken)

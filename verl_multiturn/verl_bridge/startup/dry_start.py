@@ -6,7 +6,7 @@ Hydra composes the configuration and calls the start-up check, as in the trainer
 accepted is described in the last line of standard output, as JSON.
 
 Invariants:
-- it asks what the start asks, by the same callback, each check once;
+- it runs the start's checks, by the same callback, each check once;
 - Ray is neither started nor joined: of a cluster, the logical CPUs are counted only at the start.
 """
 
@@ -24,7 +24,7 @@ from verl_multiturn.verl_bridge.startup.view import RunView, begin_dry_start
 
 
 def describe(config: DictConfig) -> None:
-    """Print what a run will be; Hydra has called the start-up check by then.
+    """Print the facts of a run; Hydra has called the start-up check by then.
 
     Args:
         config: verl's whole configuration, checked and completed.

@@ -1,8 +1,8 @@
 """Table of verl's values that settings of ours need: the start-up check compares them with a run's, and then sets them.
 
-The composed configuration always holds verl's defaults, so that a value which the user wrote cannot be told from one
-that nobody wrote. So a value is taken for the user's when it is neither verl's default nor the one that our settings
-need, and is refused then: a wish of the user's is not replaced in silence.
+The composed configuration always holds verl's defaults, so that the user's own values cannot be recognised. So a
+value is taken for the user's when it is neither verl's default nor the one that our settings need, and is refused
+then: a wish of the user's is not replaced in silence.
 
 The importance weight of an asynchronous run is decoupled PPO, equation 5 of AReaL (arXiv 2505.24298):
 
@@ -61,9 +61,9 @@ class Need:
     """One value of verl's that a setting of ours needs."""
 
     values: Callable[[RunView], Values]
-    """Return what a run needs."""
+    """Return the values that a run needs."""
     keys: Sequence[str] = ()
-    """The settings that are compared with the run's own; of the others `values` keeps what the user wrote."""
+    """The settings that are compared with the run's own; of the others `values` keeps the user's."""
     why: str = ""
     """Reason, as in a `RefusalRow`; it may name `{found[needed]}`, the value that is needed, and `{found[other]}`."""
     remedy: str = ""
@@ -103,7 +103,7 @@ def has_weight(run: RunView) -> bool:
 
 
 def _of_weight(run: RunView) -> Values:
-    """Return what the importance weight needs; empty in a run whose staleness is not bounded."""
+    """Return the values that the importance weight needs; empty in a run whose staleness is not bounded."""
     weight = run.settings.importance_weight
     if weight == "verl" or run.settings.max_staleness is None or not run.is_asynchronous:
         return {}
@@ -115,14 +115,14 @@ def _of_weight(run: RunView) -> Values:
 
 
 def _of_staleness(run: RunView) -> Values:
-    """Return what `max_staleness` needs; empty without it, and in `sync`, whose tokens all have the age 0."""
+    """Return the values for `max_staleness`; empty without it, and in `sync`, whose tokens all have the age 0."""
     eta, strategy = run.settings.max_staleness, run.settings.staleness_strategy
     if eta is None or run.our_trainer in (None, "sync"):
         return {}
     warmup = f"trainer.v1.{run.our_trainer}.num_warmup_batches"
     given = run.value(warmup)
     return {
-        warmup: (1, eta if is_default_warmup(given) else given),  # `refusals/staleness.py` says which ones may stay
+        warmup: (1, eta if is_default_warmup(given) else given),  # `refusals/staleness.py` has the ones that may stay
         f"{_SAMPLER}.max_off_policy_threshold": (8, eta + 1),
         # Our replay buffer carries out the strategy. To verl it is `drop`, or one that drops nothing.
         f"{_SAMPLER}.max_off_policy_strategy": ("drop", "drop" if strategy == "drop" else "wait"),
@@ -130,7 +130,7 @@ def _of_staleness(run: RunView) -> Values:
 
 
 def _of_long_prompts(run: RunView) -> Values:
-    """Return what verl's filter of long prompts needs, so that it measures what the model is shown.
+    """Return the values that verl's filter of long prompts needs, so that it measures the model's prompts.
 
     Empty without the filter, and with a data set class of the user's own.
     """
@@ -140,7 +140,7 @@ def _of_long_prompts(run: RunView) -> Values:
 
 
 def _of_filter(run: RunView) -> Values:
-    """Return what `custom.multiturn.filter` needs; empty with `off` and `skip`."""
+    """Return the values that `custom.multiturn.filter` needs; empty with `off` and `skip`."""
     mode = run.settings.filter
     needs: dict[str, tuple[Any, Any]] = {}
     if mode in ("refill", "difficulty"):

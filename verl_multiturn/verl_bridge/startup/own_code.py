@@ -20,7 +20,7 @@ from verl_multiturn.verl_bridge.startup.view import LaterError, RunView
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ENVIRONMENT = "ray_kwargs.ray_init.runtime_env"
-# Settings that name a class or a module by its dotted name, and what has the name.
+# Settings that name a class or a module by its dotted name, and the kind of object.
 _DOTTED = {
     f"{_ROLLOUT}.agent.agent_loop_manager_class": "class",
     f"{_ROLLOUT}.checkpoint_manager_class": "class",

@@ -1,6 +1,6 @@
 """Numbers of a planned run: the table of `verl-multiturn run NAME --check`.
 
-The memory of a GPU is estimated; docs/train/sizing.md has the formula, and says what it leaves out.
+The memory of a GPU is estimated; docs/train/sizing.md has the formula and its gaps.
 
 Invariants:
 - verl is not imported, no model is loaded: parameters are counted in the headers of its files.
@@ -43,7 +43,7 @@ def parameters_of(folder: Path) -> int | None:
     try:
         return sum(map(_parameters_in, files)) if files else None
     except (OSError, ValueError, KeyError, struct.error):
-        return None  # a file that is cut off says nothing
+        return None  # a truncated file
 
 
 def _parameters_in(path: Path) -> int:
@@ -56,7 +56,7 @@ def _parameters_in(path: Path) -> int:
 
 
 def facts_of(run: RunView) -> dict[str, Any]:
-    """Return what a run will be, by name, for the table and the JSON line; null for what is not known from here.
+    """Return the facts of a run, by name, for the table and the JSON line; null for those that are not known here.
 
     Args:
         run: A view of the configuration, which all checks have accepted.
@@ -155,7 +155,7 @@ def lines_of(facts: dict[str, Any]) -> dict[str, str]:
     """Return the lines of the table, by their titles.
 
     Args:
-        facts: What `facts_of` returned.
+        facts: The result of `facts_of`.
     """
 
     def known(value: Any, end: str = "") -> str:

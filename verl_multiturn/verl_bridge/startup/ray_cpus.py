@@ -12,7 +12,7 @@ from verl_multiturn.verl_bridge.startup.view import RunView, is_dry_start
 
 
 def required_ray_cpus(config: DictConfig) -> dict[str, int]:
-    """Return how many logical CPUs verl 0.9.1's V1 trainer reserves in Ray, by what they are for."""
+    """Return how many logical CPUs verl 0.9.1's V1 trainer reserves in Ray, by their use."""
     devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
     rollout = config.actor_rollout_ref.rollout
     standalone = rollout.nnodes * rollout.n_gpus_per_node

@@ -27,7 +27,7 @@ _NAMES = ("verl", "pip ")
 
 
 class AnyValue:
-    """Stands for whatever a run has, in a text for all runs."""
+    """Placeholder for any value of a run, in a text for all runs."""
 
     def __getattr__(self, name: str) -> AnyValue:
         return self

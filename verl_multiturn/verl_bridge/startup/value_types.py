@@ -5,7 +5,7 @@ Hydra takes any text for any key: `off`, `no` and `"False"` are texts, which ver
 Invariants:
 - a value has the type of verl's dataclass field where there is one, otherwise that of its default; a whole number is a
   number, too, and a truth value is neither;
-- null stands only where the default is null or the annotation allows it;
+- null is valid only where the default is null or the annotation allows it;
 - a setting whose default is null and that no dataclass has, and one that takes several types, has its types in a line
   of the kind `type` of `verl_keys.tsv`.
 """
@@ -40,7 +40,7 @@ NAMES = {
     "mapping": "a section",
     "null": "null",
 }
-"""By kind, what an error calls it."""
+"""Names in errors, by kind."""
 
 _BY_NAME = {"bool": "bool", "int": "int", "float": "float", "str": "text", "list": "list", "List": "list",
             "tuple": "list", "Tuple": "list", "ListConfig": "list", "dict": "mapping", "Dict": "mapping",
@@ -57,7 +57,7 @@ def check_value_types(run: RunView) -> None:
     """Refuse a value that has not the type of its setting: verl takes the text `off` for true."""
     engine = str(run.config.get("model_engine"))
     values = _values(run, engine)
-    # What the user wrote is named, and not what refers to it.
+    # The user's own setting is named, and not a reference to it.
     for key, value in sorted(values, key=lambda item: "${" in str(run.written(item[0]))):
         kinds = kinds_of(key, engine)
         if not fits(value, kinds):
@@ -131,7 +131,7 @@ def _class_of(section: str, engine: str) -> str:
 
 
 def _kinds_of_default(default: Any, section: str, engine: str) -> Kinds:
-    """Return the types of a default; a reference has the types of what it stands for."""
+    """Return the types of a default; a reference has the types of its target."""
     if not (isinstance(default, str) and "${" in default):
         return frozenset({kind_of(default)})
     found = _REFERENCE.fullmatch(default)
@@ -198,7 +198,7 @@ def fits(value: Any, kinds: Kinds) -> bool:
 
 
 def misfit(key: str, value: Any, kinds: Kinds, written: str = "") -> str:
-    """Return what is wrong with a value that has none of the types, and what to write.
+    """Return the fault of a value that has none of the types, and the remedy.
 
     Args:
         key: The setting.
@@ -235,7 +235,7 @@ def _remedy(key: str, value: Any, kinds: Kinds, choices: list[str], written: str
 
 
 def _plain(value: Any, kinds: Kinds) -> str | None:
-    """Return the value that was meant, as Hydra reads it; None where nobody can say."""
+    """Return the value that was meant, as Hydra reads it; None if unclear."""
     text = str(value).strip().strip("'\"").strip()
     if "bool" in kinds and text.lower() in _TRUE + _FALSE and kind_of(value) in ("text", "int"):
         return str(text.lower() in _TRUE)

@@ -49,7 +49,7 @@ def fields_of(name: str) -> dict[str, ClassField]:
 
 
 def default_of(name: str, field: str) -> Any:
-    """Return the default of a field of a dataclass; None where there is none, or one that is no literal."""
+    """Return the default of a field of a dataclass; None where there is none, or one that is not a literal."""
     found = fields_of(name).get(field)
     default = None if found is None else found.default
     if isinstance(default, ast.Call) and ast.unparse(default.func) == "field":

@@ -1,22 +1,22 @@
 """Read `verl_keys.tsv`, the readers of each setting of verl and why some do nothing, and find its faults beside verl.
 
 A line is PATTERN, KIND, places, WEIGHT, REASON and REMEDY, with tabs between; the last three may be missing. `*` in a
-pattern stands for any text, dots too, and `{a,b}`, once, for one of several. The last line that fits a setting holds,
+pattern matches any text, dots too, and `{a,b}`, once, for one of several. The last line that fits a setting holds,
 so that general ones come first. KIND is one of
 
 - `always`: every run reads it. A place is a file of verl, or of ours (`verl_multiturn/…`), in which the setting's own
-  name stands as an attribute or in quotes. `FILE:TEXT` is a file in which another text stands, such as the section's;
+  name occurs as an attribute or in quotes. `FILE:TEXT` is a file in which another text occurs, such as the section's;
   a text that ends with a dot is completed by the name.
 - `read`: a run reads it whose settings ask for it. Places as above.
 - `unread`: with verl's V1 trainer and SGLang nothing reads it, so that the line has a reason, or a row of the start-up
-  check names it. The places are the files in which its name stands all the same and means something else; `*`: a
+  check names it. The places are the files in which its name occurs all the same with another meaning; `*`: a
   common word.
-- `type`: in the place of places, the types that the setting's value may have (`value_types.NAMES`). Such a line says
-  nothing of readers, and stands for a setting whose type neither its default nor a dataclass of verl's tells.
+- `type`: in the place of places, the types that the setting's value may have (`value_types.NAMES`). Such a line has
+  no readers, and is for a setting whose type neither its default nor a dataclass of verl's shows.
 
-A REASON is a sentence about a setting that does nothing, or not what it says, in every run of the V1 trainer with
+A REASON is a sentence about a setting that has no effect, or a wrong one, in every run of the V1 trainer with
 SGLang. The start-up check gives it, with the REMEDY, where the setting is not verl's default. WEIGHT is `refuse` where
-it would change what is learnt, else `tell`. A reason that depends on the run is in `refusals/silent_settings.py`.
+it would change the training, else `tell`. A reason that depends on the run is in `refusals/silent_settings.py`.
 
 Nothing here needs more of verl than its files, so that the answer takes no second.
 """
@@ -71,7 +71,7 @@ class VerlKey:
     remedy: str = ""
 
     def settings(self) -> tuple[str, ...]:
-        """Return the settings that a pattern without `*` stands for."""
+        """Return the settings that a pattern without `*` matches."""
         begin, brace, rest = self.pattern.partition("{")
         names, _, end = rest.partition("}")
         return tuple(f"{begin}{name}{end}" for name in names.split(",")) if brace else (self.pattern,)
@@ -147,7 +147,7 @@ def without_entry() -> list[str]:
 
 
 def faults() -> list[str]:
-    """Return what is wrong with the table beside the installed verl, a sentence each; empty where all is well."""
+    """Return the faults of the table beside the installed verl, a sentence each; empty where all is well."""
     used: dict[VerlKey, list[str]] = {entry: [] for entry in entries()}
     told = [f"{key}: no line of the table fits it" for key in without_entry()]
     for key in all_keys():
@@ -165,18 +165,18 @@ def faults() -> list[str]:
 
 
 def _unused(entry: VerlKey, keys: list[str]) -> Iterator[str]:
-    """Yield the patterns that an entry stands for, and that fit none of the settings."""
+    """Yield the patterns of an entry that fit none of the settings."""
     for each in entry.settings():
         if not any(_expression(each).fullmatch(key) for key in keys):
             yield each
 
 
 def trace_faults(reads: Iterable[tuple[str, str]]) -> list[str]:
-    """Return where a traced run read other settings than the table says, a sentence each.
+    """Return where a traced run read other settings than the table has, a sentence each.
 
     Args:
         reads: Setting and reading file, as `tests/support/config_trace.py` notes them; the setting of a dataclass is
-            `~CLASS.FIELD`. What the start-up check reads counts as unread.
+            `~CLASS.FIELD`. A setting that the start-up check reads counts as unread.
     """
     readers: dict[str, set[str]] = {}
     for setting, file in reads:

@@ -38,7 +38,7 @@ def policy_losses() -> frozenset[str]:
 
 @functools.cache
 def loggers() -> frozenset[str]:
-    """Return what verl's `Tracking` writes to."""
+    """Return the targets of verl's `Tracking`."""
     lists = (
         line.value
         for line in _class(_TRACKING, "Tracking").body

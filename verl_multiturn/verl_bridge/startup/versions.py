@@ -13,7 +13,7 @@ _DOCTOR = "run `verl-multiturn doctor`, which says what to install"
 
 
 def check_versions() -> None:
-    """Refuse versions of verl and SGLang that this package cannot run with; warn of those that nobody has tried.
+    """Refuse versions of verl and SGLang that this package cannot run with; warn of untried ones.
 
     Where a version is in no set, this imports all that we use of verl, SGLang and Ray, which takes some 30 s.
 

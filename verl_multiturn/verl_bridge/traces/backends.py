@@ -1,7 +1,7 @@
 """The backends of `rollout.trace.backend`, and RL-Insight, as sinks of a `TraceWriter`.
 
 verl opens the backends of `rollout.trace` (`RolloutTraceConfig`), under its own names of project and experiment, and
-its names are kept for what a trace says. Its decorator `rollout_trace_op` is not used: it calls the backend on the
+its names of fields are kept in a trace. Its decorator `rollout_trace_op` is not used: it calls the backend on the
 event loop, in the middle of the conversation, and takes the times of its own call.
 """
 
@@ -52,7 +52,7 @@ class _Backend:
 
     def open(self) -> None:
         """Let verl open it, in this thread."""
-        _BackendConfig.reset()  # what was half opened
+        _BackendConfig.reset()  # a half-opened one
         _BackendConfig.init(self._trace.project_name, self._trace.experiment_name, self._trace.backend)
         self.client = _BackendConfig.get_client()
 
@@ -160,7 +160,7 @@ class Weave(_Backend):
 
 
 class _ConversationError(Exception):
-    """What went wrong in a conversation, for Weave, which takes exceptions alone."""
+    """The error of a conversation, for Weave, which takes exceptions alone."""
 
 
 class RLInsight:
@@ -221,7 +221,7 @@ class RLInsight:
 
 
 def _told(span: TraceSpan) -> dict[str, Any]:
-    """Return what RL-Insight's dashboard shows of a span of a turn."""
+    """Return the fields of a turn's span that RL-Insight's dashboard shows."""
     if span.kind == "tool":
         told = {"type": "tool", "tools": span.name.removeprefix("tool "), "content": str(span.outputs["text"])}
         return {**told, "tool_args": str(span.inputs.get("arguments", ""))}

@@ -1,6 +1,6 @@
 """`EvaluateCheckpoints`: a `trainer.checkpoint_callback_class` that has each checkpoint evaluated beside the training.
 
-verl calls it inside the step, and what it raises would end the run. So `on_save` waits for a thread of its own for two
+verl calls it inside the step, and its exception would end the run. So `on_save` waits for a thread of its own for two
 seconds at most, and raises nothing: a full disk, a disk that hangs or a machine without a process to spare costs one
 checkpoint's evaluation, which the log names. All else happens in other processes (`runs/checkpoint_evaluations.py`).
 """
@@ -39,7 +39,7 @@ class EvaluateCheckpoints(CheckpointCallback):
     def on_save(
         self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs: Any
     ) -> None:
-        """Let a checkpoint wait for its evaluation; say so where that cannot be."""
+        """Let a checkpoint wait for its evaluation; log where it cannot."""
         try:
             if async_save:
                 self._tell(global_step, "async_save: its weights are not whole yet; `verl-multiturn eval` it later")

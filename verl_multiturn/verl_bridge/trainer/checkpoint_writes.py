@@ -1,6 +1,6 @@
 """Checkpoints as the trainer writes them: the beginning of each, and the last one of a run that cannot go on.
 
-What a start reads of them is in `models/checkpoints.py`.
+Their reader at a start is in `models/checkpoints.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from verl_multiturn.verl_bridge.compat.row_store import VALIDATION, clear_groups
 
 
 class StopDue(MultiTurnError):
-    """The run was asked to end (`StopRequest`), and no step runs."""
+    """The run has a request to end (`StopRequest`), and no step runs."""
 
 
 class LastCheckpoint(NamedTuple):
@@ -77,7 +77,7 @@ def save_last(trainer: Any, step: int | None) -> LastCheckpoint:
 
 
 def stop_with_checkpoint(trainer: Any, request: StopRequest, step: int | None) -> None:
-    """Save the last checkpoint of a run that was asked to end, and answer the request.
+    """Save the last checkpoint of a run that has to end, and answer the request.
 
     Args:
         trainer: Our trainer. No training worker may be at work.
@@ -95,7 +95,7 @@ def stop_with_checkpoint(trainer: Any, request: StopRequest, step: int | None) -
 
 
 def _names(checkpoints: Path, step: int) -> bool:
-    """Return whether the tracker file, which verl writes last, names a step; an earlier run may have left it."""
+    """Return whether the tracker file, which verl writes last, names a step; it may be an earlier run's."""
     tracker = checkpoints / TRACKER
     return tracker.exists() and tracker.read_text(encoding="utf-8").strip() == str(step)
 

@@ -1,4 +1,4 @@
-"""verl's data set with what a run of ours needs of it. The start-up check makes one of the two the `data.custom_cls`.
+"""verl's data set, adapted to a run of ours. The start-up check makes one of the two the `data.custom_cls`.
 
 - `MeasuredRows` measures the length of prompts by the messages that the model is shown.
 - `NumberedRows` knows the positions of its rows, so that the trainer can draw one again:
@@ -50,7 +50,7 @@ class ShownTemplate:
         return self._template(*arguments, **given)
 
     def apply_chat_template(self, conversation: Any, **given: Any) -> Any:
-        """Return what the template makes of a row's messages."""
+        """Return the template's output for a row's messages."""
         if self._form is None:
             self._form = TemplateForm(self)
         try:
@@ -60,7 +60,7 @@ class ShownTemplate:
             return self._template.apply_chat_template([{"role": "user", "content": ""}], **given)
 
     def rendered(self, messages: Sequence[Message], schemas: Sequence[dict[str, Any]]) -> Any:
-        """Return the template's text of a first prompt, by which `TemplateForm` finds out what it takes."""
+        """Return the template's text of a first prompt, by which `TemplateForm` detects the form of its input."""
         try:
             return self._template.apply_chat_template(
                 list(messages), tools=list(schemas) or None, add_generation_prompt=True, tokenize=False
@@ -74,7 +74,7 @@ class ShownTemplate:
 
 
 class MeasuredRows(RLHFDataset):
-    """verl's data set, whose filter of long prompts measures what the model is shown."""
+    """verl's data set, whose filter of long prompts measures the model's prompts."""
 
     tokenizer: Any
     processor: Any

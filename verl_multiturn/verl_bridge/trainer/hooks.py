@@ -5,7 +5,7 @@ For each sampled batch, before verl updates critic and actor with it:
     old log-probs   with a bound, rows of the newest weights keep the engine's  engine_log_probs.py
                     meanwhile the statistics of the rows are fetched            batch_rows.py
       ↓
-    outages         conversations that an outage has touched become invalid     outages.py
+    outages         conversations that an outage affected become invalid        outages.py
       ↓
     scores          Optimal Tool Calls scale the scores of correct answers      otc.py
       ↓
@@ -13,24 +13,24 @@ For each sampled batch, before verl updates critic and actor with it:
       ↓
     ages            tokens that are too old leave it; the ages are measured     token_ages.py
       ↓
-    advantages      verl's estimator, without invalid rows in their group,      groups.py
+    advantages      verl's estimator, without invalid rows in their group,      valid_groups.py
                     or one of ours, which compares turns                        advantages.py
       ↓
-    silence         those of groups without signal become exactly 0             spared.py
+    silence         those of groups without signal become exactly 0             skipped_rows.py
       ↓
     weights         a conversation's rows together weigh as one                 row_weights.py
       ↓
-    certificate     the result is compared with what the engine returned        verify.py
+    certificate     the result is compared with the engine's output             verify.py
       ↓
     updates         as many as prompts ask for; those without a trained token   updates.py
-                    are skipped, rows that teach nothing are spared             spared.py
+                    are skipped, rows that teach nothing are spared             skipped_rows.py
       ↓
-    join            what was made of each row is recorded, once the step ends   joining.py
+    join            the outcome of each row is recorded, once the step ends     step_join.py
 
 All of them get the batch's rows as one `BatchRows` (`batch_rows.py`), which knows keys, padding and statistics.
 
-With `custom.multiturn.filter` a filter of our replay buffer judges the groups (`signal_filter.py`), and says which data
-rows are drawn again (`rollout/groups/difficulty.py`).
+With `custom.multiturn.filter` a filter of our replay buffer judges the groups (`signal_filter.py`), and picks the data
+rows that are drawn again (`rollout/groups/difficulty.py`).
 
 In the asynchronous trainers groups come from our replay buffer (`replay_buffer.py`), and those that are too slow may be
 begun anew when a step begins (`rerolls.py`). A file of the checkpoint names the trained prompts (`history.py`).
@@ -42,7 +42,7 @@ and for a mistake of the reward function, which ends the run.
 A new concern that changes a batch goes before the certificate, which reads the columns that critic and actor fetch
 next. The metrics are added when a step ends. After training the tools of the agent-loop workers are closed.
 
-Where a step would begin, a run that was asked to end (`runs/stop_request.py`) saves a checkpoint and ends.
+Where a step would begin, a run that has to end (`runs/stop_request.py`) saves a checkpoint and ends.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class MultiTurnHooks:
     saved_step: int | None = None
     """Step whose weights lie in the run's own folder of checkpoints: this trainer saved or loaded them there."""
     _joining: StepJoin | None = None
-    """What records the rows of the trainer; None: the run keeps no records."""
+    """Recorder of the trainer's rows; None: the run keeps no records."""
     _surplus = 0
     """Groups of a loaded checkpoint that later steps need not submit."""
 
@@ -194,7 +194,7 @@ class MultiTurnHooks:
         fetch = super()._fetch_one_gen_batch  # type: ignore[misc]
         if (pools := self._sampler.filter.pools) is None:
             return fetch()
-        self.train_dataset.is_numbered = True  # verl's first fetch starts what loads the rows
+        self.train_dataset.is_numbered = True  # verl's first fetch starts the loaders of the rows
         return draw_prompt(pools, fetch, self.train_dataset)
 
     def _add_async_warmup_batches(self, num_warmup_batches: float) -> None:
@@ -269,7 +269,7 @@ class MultiTurnHooks:
         return RolloutClient(verls.config, verls._load_balancer)
 
     def get_reward_handles(self) -> Any:
-        """Return the reward workers that agent loops ask, as verl does; what their functions return is checked."""
+        """Return the reward workers that agent loops ask, as verl does; their functions' results are checked."""
         check_workers(self.reward_loop_manager.reward_loop_workers)
         return super().get_reward_handles()  # type: ignore[misc]
 
@@ -345,7 +345,7 @@ class MultiTurnHooks:
         self.checkpoint_manager.sleep_replicas()
 
     def on_init_end(self) -> None:
-        """Send the first weights, as verl does; start what verifies large batches, while the first one is sampled."""
+        """Send the first weights, as verl does; start verifiers of large batches, while the first one is sampled."""
         super().on_init_end()  # type: ignore[misc]
         self._whole = self.global_steps
         # A step of `separate_async` trains a batch for each of its updates. Conversations may have several rows.
@@ -356,7 +356,7 @@ class MultiTurnHooks:
         """Begin a step, as verl does, if the run goes on.
 
         Raises:
-            StopDue: The run was asked to end.
+            StopDue: The run has to end.
             OutageLasts: An outage lasts for too long. An asynchronous run may never wait, and look for it then.
             RewardContractError: The reward function has made a mistake.
         """
@@ -397,7 +397,7 @@ class MultiTurnHooks:
         if self._history is not None:
             self._history.train(self.global_steps, rows, self._silent)
         if self._history is None or not self._saves:
-            self._sampler.take_evicted()  # nobody else would, and each step adds to them
+            self._sampler.take_evicted()  # keeps the list from growing with each step
         for each in counted:
             metrics.update(each.metrics())
         stats = conversations(rows.stats)
@@ -408,7 +408,7 @@ class MultiTurnHooks:
         return batch
 
     def _look_at_news(self, metrics: dict[str, Any]) -> None:
-        """Ask the agent-loop workers for their news, and add what counts in metrics."""
+        """Ask the agent-loop workers for their news, and add their counts to the metrics."""
         if not (self._over_samples or hasattr(self.agent_loop_manager, "news")):  # a manager of the user's
             return
         news = self.agent_loop_manager.news(of_all=self._over_samples)
@@ -446,7 +446,7 @@ class MultiTurnHooks:
         if self._ages is not None:
             self._ages.look(rows, self.global_steps)
         batch = compute_advantages(batch, rows, metrics, verls, self.config, self._settings)
-        rows = self._rows.of(batch)  # of what the update gets
+        rows = self._rows.of(batch)  # of the update's batch
         if self._spared is not None:
             self._spared.silence(rows.keys, rows.partition_id)
         if self._settings.context.weight == "conversation":

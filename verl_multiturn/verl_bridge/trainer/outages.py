@@ -1,18 +1,18 @@
-"""Outages, on the trainer's side: what they have touched is never trained.
+"""Outages, on the trainer's side: affected conversations are never trained.
 
-A tool, a user, an agent or a judge that is not there says nothing about the model. The keeper of the run
-(`calls/outages/store.py`) knows which conversations met an outage that was judged to be one. Those that were still
-running then have ended with the stop reason `outage`, and are invalid. Those that had ended are left out here:
+The absence of a tool, a user, an agent or a judge is not evidence about the model. The keeper of the run
+(`calls/outages/store.py`) knows which conversations hit a confirmed outage. Those that were still running then have
+ended with the stop reason `outage`, and are invalid. Those that had ended are excluded here:
 
-    the keeper says that a call of it met an outage          cause `outage`
-    its reward could not be judged for a cause of ours       cause `reward_outage`
+    the keeper reports that a call of it hit an outage       cause `outage`
+    its reward is unknown for a cause of ours                cause `reward_outage`
 
 Invariants:
 - before advantages are computed, all rows of these conversations have the mask 0 throughout, and the conversations are
   invalid, so that they do not count in their groups. No other row changes. The certificate compares the causes with
   the receipts;
-- where the keeper cannot say it, every conversation that met a failure is left out: of a keeper that has died, and of
-  conversations that came with a checkpoint, whose keeper is gone.
+- where the keeper has lost its state, every conversation that hit a failure is excluded: of a keeper that has died,
+  and of conversations that came with a checkpoint, whose keeper is gone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OUTAGE_PREFIX = f"{PREFIX}outage/"
-# Limits of the alarms. Each is told once in a run.
+# Limits of the alarms. Each is logged once in a run.
 _INVALID_SHARE = 0.2
 _OPEN_S = 60.0
 _VALID_GROUPS = 0.5
@@ -55,14 +55,14 @@ class OutageLasts(OutageError):
 class OutageStoreClient:
     """Asks the keeper of the run's outages, for the trainer. Where no worker has needed one yet, there was no outage.
 
-    Each method raises `StoreLostError` where the keeper cannot say it any more.
+    Each method raises `StoreLostError` where the keeper has lost the answer.
     """
 
     def __init__(self) -> None:
         self._actor: Any = None
 
     def touched(self, ids: list[str]) -> set[str]:
-        """Return which of these request ids are of conversations that met an outage that was judged to be one."""
+        """Return which of these request ids are of conversations that hit a confirmed outage."""
         return self._ask("touched", set(), ids)
 
     def outages(self) -> Mapping[str, OutageState]:
@@ -90,14 +90,14 @@ class StepOutages:
 
     Metrics of a step, under `rollout/outage/`; none before the keeper knows a name:
     - `open_s`: seconds for which a breaker was open, of the name whose breaker was open longest;
-    - `trips`, `calls`: how often breakers opened, and calls that met an outage;
+    - `trips`, `calls`: how often breakers opened, and calls that hit an outage;
     - `bugs`: calls that failed by a bug;
     - `waiting`: the most calls and new conversations that were seen waiting;
-    - `rows_left_out`: rows of conversations that had ended well and are left out;
+    - `rows_left_out`: rows of conversations that had ended well and are excluded;
     - `NAME/open`, `NAME/trips`: whether the breaker of a name was seen open, and how often it opened.
 
     Args:
-        keeper: Says what is known of the run's outages.
+        keeper: Reports the run's outages.
         stop_s: Seconds for which an outage may last.
     """
 
@@ -107,7 +107,7 @@ class StepOutages:
         self._doubtful: set[str] = set()
         """Groups of whose conversations the keeper does not know everything."""
         self._told: set[str] = set()
-        """Alarms that were told."""
+        """Alarms that were logged."""
         self._before: dict[str, tuple[float, int, int, int]] = {}
         """Seconds, trips, calls and bugs of each name up to the last step."""
         self.begin_step()
@@ -119,14 +119,14 @@ class StepOutages:
         self._were_open: set[str] = set()
 
     def doubt(self, uids: Collection[str]) -> None:
-        """Leave out every conversation of these groups that met a failure, whatever the keeper says of it."""
+        """Exclude every conversation of these groups that hit a failure, whatever the keeper reports."""
         self._doubtful.update(uids)
 
     def look(self) -> None:
         """Look at the run's breakers, while the trainer waits and when a step begins.
 
         Raises:
-            OutageLasts: One has been open for too long. Time in which nobody asks for what is called does not count.
+            OutageLasts: One has been open for too long. Time without a call for it does not count.
         """
         for name, state in self._states().items():
             if not state.is_open:
@@ -145,7 +145,7 @@ class StepOutages:
                 )
 
     def leave_out(self, rows: BatchRows) -> None:
-        """Leave out what outages have touched: the masks of these rows become 0, their conversations invalid.
+        """Exclude the rows that outages affected: the masks of these rows become 0, their conversations invalid.
 
         Args:
             rows: Those of verl's batch, before anything is computed of it.
@@ -157,7 +157,7 @@ class StepOutages:
         self._rows += len(were_valid & set(keys))
 
     def causes(self, rows: BatchRows) -> dict[str, str]:
-        """Return the cause of each conversation that is to be left out, by its name."""
+        """Return the cause of each conversation that is to be excluded, by its name."""
         stats_of = rows.stats.items()
         met = {key.conversation: own["request_id"] for key, own in stats_of if own["valid"] and own.get("outages")}
         causes = dict.fromkeys(self._touched(met), OUTAGE)
@@ -165,14 +165,14 @@ class StepOutages:
         return causes | dict.fromkeys(unrewarded, REWARD_OUTAGE)
 
     def _touched(self, met: Mapping[str, str]) -> list[str]:
-        """Return which of the conversations that met a failure are left out; `met` has their request ids by name."""
+        """Return which of the conversations that hit a failure are excluded; `met` has their request ids by name."""
         if not met:
             return []
         try:
             touched = self._keeper.touched(sorted(met.values()))
         except StoreLostError as error:
             self._keeper_lost(error)
-            # A new keeper, which knows nothing of them, is asked again; verl may no longer list their prompts then.
+            # The next call asks a new keeper, which does not know them; verl may no longer list their prompts then.
             self.doubt({name.rpartition("_")[0] for name in met})
             touched = set(met.values())
         return [
@@ -252,7 +252,7 @@ class ValidationScores:
     verl scores one sample for each conversation, in the order of their last rows in each batch.
 
     Args:
-        causes: Says which conversations of a batch are left out, as `StepOutages.causes`.
+        causes: Returns the conversations of a batch to exclude, as `StepOutages.causes`.
     """
 
     def __init__(self, causes: Callable[[BatchRows], dict[str, str]]) -> None:
@@ -283,7 +283,7 @@ class ValidationScores:
         Args:
             sources: The data source of each sample.
             uids: The uid of each sample.
-            infos: What was reported of each sample, by name.
+            infos: The reported values of each sample, by name.
             turns: The number of turns of each sample.
             expected: How many samples each uid of a data source should have; verl counts one that lacks as wrong.
         """

@@ -31,7 +31,7 @@ class RealCopiesWorker(DetachActorWorker):
 
 
 def copy_apart(copy: Any, module: Any) -> Any:
-    """Return what a function of verl's makes of a module, with clones of the tensors that are still the live ones.
+    """Return the result of a function of verl's for a module, with clones of the tensors that are still the live ones.
 
     Args:
         copy: Function of a module that returns dictionaries, lists and tuples of tensors and other values.

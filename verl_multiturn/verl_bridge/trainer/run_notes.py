@@ -1,4 +1,4 @@
-"""The run's file (`schema.RunFile`): what a start of a run is made of."""
+"""The run's file (`schema.RunFile`): the components of a start of a run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Generation servers that die.
 
-    every server is asked whether it lives: while the trainer waits for groups, and before new weights are sent
+    every server has to report that it lives: while the trainer waits for groups, and before new weights are sent
       ↓ it has died, or does not answer
     it leaves the load balancer
       ↓ standalone                                          ↓ colocated
@@ -13,7 +13,7 @@ is a standalone one whose weights come as differences: verl sends all of them on
 
 Invariants:
 - a server that was started again samples nothing before it has the weights that the others have;
-- a server's id in the load balancer is used once. A client that is told late that a server died cannot remove the new
+- a server's id in the load balancer is used once. A client that learns late that a server died cannot remove the new
   one;
 - a server that a client took out of the balancer comes back only when it has answered since. A client may know sooner
   than the trainer that it has died.
@@ -49,9 +49,9 @@ class ServerDied(EngineError):
 
 
 def require_ours(replicas: Iterable[Any]) -> None:
-    """Refuse replicas of another class in a run that asked for our server.
+    """Refuse replicas of another class in a run that needs our server.
 
-    The start-up check sees what is registered in its own process. Code of the user's that is imported later may
+    The start-up check sees the registered classes of its own process. Code of the user's that is imported later may
     register another class, or make its replicas itself.
 
     Raises:
@@ -94,7 +94,7 @@ class BalancerEntries:
     def __init__(self, balancer: Any) -> None:
         self._balancer = balancer
         self._asked: Any = None
-        """Ray's reference of the servers that are listed; nobody waits for it, the trainer has to go on."""
+        """Ray's reference of the servers that are listed; it is not awaited, the trainer has to go on."""
         self._missing: dict[str, float] = {}
         """Servers that were removed, and when that was found."""
 
@@ -150,7 +150,7 @@ class StandaloneServers:
             wait_s: Seconds to wait for each answer.
 
         Raises:
-            ServerDied: No replica is left, and none can be started again.
+            ServerDied: No replica remains, and none can be started again.
         """
         for replica in list(self._replicas):
             if replica in self._starts or replica.look(wait_s):
@@ -177,17 +177,17 @@ class StandaloneServers:
         return [replica for replica, start in self._starts.items() if start.done() and start.exception() is None]
 
     def any_serves(self) -> bool:
-        """Return whether a replica is left that serves."""
+        """Return whether any replica serves."""
         return any(replica.serves for replica in self._replicas)
 
     def send_weights(self, send: Callable[[], Any]) -> Any:
         """Send weights to all replicas, also to those that have started meanwhile, which join the balancer then.
 
         Args:
-            send: Sends them, and leaves out what does not serve.
+            send: Sends them, and leaves out replicas that do not serve.
 
         Returns:
-            What `send` returns.
+            The result of `send`.
         """
         joining = self.ready()
         for replica in joining:
@@ -218,7 +218,7 @@ class StandaloneServers:
             try:
                 time.sleep(_REST_S)
                 asyncio.run(replica.restart())
-            except Exception as error:  # of Ray, of the engine or of the machine; told by `look`
+            except Exception as error:  # of Ray, of the engine or of the machine; logged by `look`
                 started.set_exception(error)
             else:
                 started.set_result(None)

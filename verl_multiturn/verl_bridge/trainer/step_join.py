@@ -1,14 +1,14 @@
-"""What the trainer makes of each row, for the records: `records/read/joins.py` has the files.
+"""The outcome of each row in the trainer, for the records: `records/read/joins.py` has the files.
 
     each update       look      whose rows they are; the columns that the certificate fetched are taken later
     actor's update    note_updates
     end of a step     write     one join for the step, made in the writer's thread
     end of all of it  end_step  the step's line, with its metrics
 
-Of a validation `look_at_validation`, for each of its batches, and `end_validation`.
+A validation: `look_at_validation` for each batch, then `end_validation`.
 
 Invariants:
-- nothing of the batch is changed, and whatever goes wrong here ends no step: it is said once;
+- nothing of the batch is changed, and a fault here ends no step: it is logged once;
 - neither update nor step waits for a join. Only of rows that the certificate did not fetch the trainer itself fetches
   columns, before the update, which may change them;
 - a row's sampled tokens are those of its turns (stats), whatever the trainer has made of its mask since. A row of
@@ -87,7 +87,7 @@ class StepJoin:
 
     @classmethod
     def of(cls, config: DictConfig, settings: MultiTurnSettings, bound: StalenessBound | None) -> StepJoin | None:
-        """Return what joins the rows of a run; None for one without records.
+        """Return the joiner of a run's rows; None without records.
 
         Where the start-up check has not named the run's start, that is done here: the agent-loop workers get the
         configuration next.
@@ -145,14 +145,14 @@ class StepJoin:
             rows: Those of verl's batch.
             fetched: The columns `NEEDED`, of the rows that the certificate verified.
             step: The training step.
-            factors: By what Optimal Tool Calls scaled scores.
+            factors: Factors by which Optimal Tool Calls scaled scores.
         """
         self._guarded(lambda: self._look(rows, fetched, step, factors))
 
     def _look(self, rows: BatchRows, fetched: FetchedColumns, step: int, factors: Mapping[RowKey, float]) -> None:
         missing = [key for key in rows.real if key not in fetched.keys]
         others: dict[RowKey, Fields] = {}
-        # What TransferQueue lacks in one row it leaves out for all, so the rows of each kind are requested together.
+        # TransferQueue drops a column for all rows if one lacks it, so the rows of each kind are requested together.
         for ours in (True, False):
             if keys := [key for key in missing if (key in rows.stats) == ours]:
                 others |= zip(keys, fetch_some(keys, rows.partition_id, NEEDED), strict=True)
@@ -175,7 +175,7 @@ class StepJoin:
         self._updates += 1 + max(known, default=0)
 
     def note_spared(self, names: Sequence[str], silent: Collection[str]) -> None:
-        """Note why rows of a batch left the actor's update, where they did.
+        """Note why rows of a batch were skipped in the actor's update.
 
         Args:
             names: The names of the batch's rows.
@@ -275,10 +275,10 @@ class StepJoin:
         self._seconds += time.perf_counter() - started
 
     def _said(self, do: Callable[[], None]) -> None:
-        """Say once what goes wrong, also in the writer's thread."""
+        """Log a fault once, also in the writer's thread."""
         try:
             do()
-        except Exception as error:  # what is recorded of a step is no reason to end the run
+        except Exception as error:  # a step's record is not a reason to end the run
             if not self._told:
                 logger.exception("rows are missing in the records of a step: %s (said once)", describe(error))
             self._told = True
@@ -286,7 +286,7 @@ class StepJoin:
 
 @dataclass(frozen=True)
 class _BatchFacts:
-    """Holds what the join needs of a batch before its update; nothing of it is changed any more."""
+    """Holds the join's data of a batch before its update; nothing of it is changed any more."""
 
     stats: Mapping[RowKey, Stats]
     groups: Mapping[str, Mapping[str, Sequence[RowKey]]]
@@ -301,7 +301,7 @@ class _BatchFacts:
     bound: StalenessBound | None
 
     def rows(self) -> dict[RowKey, JoinedRow]:
-        """Return what the join says of each row before its update."""
+        """Return the join's entry of each row before its update."""
         columns = {**self.fetched(), **self.others}
         keys = [key for conversations in self.groups.values() for own in conversations.values() for key in own]
         joined = {key: self._row(key, columns[key]) for key in keys}
@@ -343,7 +343,7 @@ class _BatchFacts:
 
 
 def _no_score(left_out: Mapping[str, str], key: RowKey, stats: Stats | None) -> str | None:
-    """Return why the score of a row says nothing (`records.read.scores.NO_SCORE`); None: it counts.
+    """Return why the score of a row has no meaning (`records.read.scores.NO_SCORE`); None: it counts.
 
     Args:
         left_out: The causes of conversations that the trainer leaves out, by their names.
@@ -358,7 +358,7 @@ def _no_score(left_out: Mapping[str, str], key: RowKey, stats: Stats | None) -> 
 
 
 def _sampled(stats: Stats | None, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which response tokens of a row were sampled, `(R,)`; `mask` says which are in the loss."""
+    """Return which response tokens of a row were sampled, `(R,)`; `mask`: which are in the loss."""
     sampled = mask.copy()
     for turn in (stats or {}).get("turns") or ():
         sampled[turn["start"] : turn["end"]] = True

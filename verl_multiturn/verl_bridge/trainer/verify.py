@@ -1,8 +1,8 @@
-"""Each batch is verified against what the engine returned, right before the update.
+"""Each batch is verified against the engine's output, right before the update.
 
 It runs after the advantages are computed. So it verifies exactly the columns that critic and actor fetch next. Each row
 is checked by itself (`verl_bridge/certificate/part.py`): in a large batch by several processes, in another one here.
-How the rows belong together is asked here, of all of them.
+How the rows belong together is checked here, for all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BatchVerifier:
     Metrics of a step, under `rollout/certificate/`:
     - `rows`, `tokens`: rows that were verified, and sampled tokens in them;
     - `unsampled`: rows among them whose receipts hold no usable generation; their mask is 0 throughout;
-    - `violations`: always 0 in a log, since a step with a violation does not finish and its exception says how many;
+    - `violations`: always 0 in a log, since a step with a violation does not finish and its exception has their number;
     - `unverified`: rows that another agent loop than ours made;
     - `seconds`: time that the verification took.
 
@@ -95,7 +95,7 @@ class BatchVerifier:
 
         Args:
             rows: Those of verl's batch, with its advantages.
-            step: Training step; it is told, and with `update` the seed of the draw.
+            step: Training step; it is reported, and with `update` the seed of the draw.
             update: Number of the batch within the step.
             further: Names of columns that others need who look at the rows; a column for itself costs them a fetch of
                 its own.
@@ -105,7 +105,7 @@ class BatchVerifier:
             The columns of `further`, of the rows that were verified.
 
         Raises:
-            CertificateError: A row is not what the engine returned, or a part of the certificate gave no verdict.
+            CertificateError: A row differs from the engine's output, or a part of the certificate gave no verdict.
         """
         started = time.perf_counter()
         try:

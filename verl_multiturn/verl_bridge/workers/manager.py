@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 # How often a group is begun again after its worker died: one that kills its workers must not go on doing so.
 _RESTARTS = 3
-# Seconds after which Ray tells a poll that its worker has died, at the latest.
+# Seconds after which Ray reports to a poll that its worker has died, at the latest.
 _TOLD_S = 60.0
-# Seconds that workers have to tell about groups that have ended.
+# Seconds that workers have to report groups that have ended.
 _ASKED_S = 0.1
 # How many workers in a row may die in one place before they have started. A group that kills every worker that runs it
 # is begun four times (once, and `_RESTARTS` times again), so this many deaths have another cause.
@@ -102,14 +102,14 @@ class MultiTurnManager(AgentLoopManagerTQ):
         self._raised = 0
         """Number of conversations that have raised since the last call of `take_raised`."""
         self._starts: dict[int, tuple[float, Any]] = {}
-        """Time at which each replacement was begun, and Ray's reference that tells when it has started."""
+        """Time at which each replacement was begun, and Ray's reference that is ready when it has started."""
         self._failed_starts: dict[int, int] = {}
         self._news = NewsRounds()
 
     def generate_sequences(self, prompts: Any) -> None:
         """Give each worker its part of a batch of prompts, as verl does."""
         self._collect()
-        self._poll()  # nobody may ever call `wait`, as with a replay buffer of the user's
+        self._poll()  # `wait` may never be called, as with a replay buffer of the user's
         for index, chunk in enumerate(prompts.chunk(len(self.agent_loop_workers))):
             self._groups |= {uid: _OpenGroup(index, chunk, place) for place, uid in enumerate(chunk["uid"])}
         try:
@@ -150,7 +150,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
         return raised
 
     def news(self, of_all: bool = False) -> RunNews:
-        """Return what the workers say since the last call; see `NewsRounds.take`."""
+        """Return the workers' news since the last call; see `NewsRounds.take`."""
         return self._news.take(self.agent_loop_workers, of_all)
 
     def _ask(self, method: str, *args: Any) -> list[Any]:
@@ -166,7 +166,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
         return answers
 
     def _poll(self) -> None:
-        """Ask each worker for the groups that end, unless it is asked already."""
+        """Ask each worker for the groups that end, unless a question is pending."""
         for index, worker in enumerate(self.agent_loop_workers):
             if index not in self._polls:
                 self._polls[index] = worker.finished.remote(self._seen.get(index, 0))
@@ -190,7 +190,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
             self._ends.update(ended)
             self._raised += sum(end.raised for _, end in ended)
             self.mistake = self.mistake or next((end.mistake for _, end in ended if end.mistake), "")
-            for uid in list(self._ends)[:-_ENDS]:  # of groups that nobody asks for: they were thrown away
+            for uid in list(self._ends)[:-_ENDS]:  # of groups without a reader: they were thrown away
                 del self._ends[uid]
             for uid, _ in ended:
                 self._groups.pop(uid, None)

@@ -1,9 +1,9 @@
-"""`NewsRounds`: asks the agent-loop workers of a run, once a step, what the trainer wants to know of them.
+"""`NewsRounds`: asks the agent-loop workers of a run, once a step, for the trainer's figures.
 
     trainer  `manager.news()`  ──▶  `worker.news()` of each worker, all at once  ──▶  `RunNews`
 
-What a busy worker has to say comes with a later step, unless all have to answer. What a dead one had to say is lost,
-and what one could not say: metrics end no step.
+The figures of a busy worker come with a later step, unless all have to answer. Those of a dead one are lost, and so are
+those that a worker could not report: metrics end no step.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ HUNG_S = 300.0
 _NEWS_S = 2.0
 """Seconds in which a worker should answer."""
 _TIMES = 5
-"""How often workers are asked in a step in which a clock becomes known: the quickest answer says how far it is."""
+"""Number of questions to workers in a step in which a clock becomes known: the quickest answer says how far it is."""
 
 
 class News(NamedTuple):
-    """Hold the figures of an agent-loop worker since the trainer last asked it."""
+    """Hold the figures of an agent-loop worker since the trainer's last question."""
 
     cut: int
     """Samples that over-sampling has cut."""
@@ -64,17 +64,17 @@ class RunNews:
 
 
 class NewsRounds:
-    """The rounds in which the workers of a run are asked for their news."""
+    """The rounds of questions to the workers of a run for their news."""
 
     def __init__(self) -> None:
         self._asked: dict[Any, tuple[Any, float]] = {}
-        """A pending question to each worker, and when it was asked."""
+        """A pending question to each worker, and its time."""
         self._clocked: set[Any] = set()
         """Workers whose clock is known."""
         self._has_failed = False
 
     def take(self, workers: Sequence[Any], of_all: bool) -> RunNews:
-        """Return what the workers say since the last call.
+        """Return the workers' news since the last call.
 
         Args:
             workers: The run's workers, as they are now.
@@ -100,7 +100,7 @@ class NewsRounds:
         return found
 
     def _answers(self, workers: Sequence[Any], until: float) -> Iterator[tuple[Any, News, float, float]]:
-        """Ask each worker, unless it is asked already; yield who answers, what, and when it was asked and answered."""
+        """Ask each worker, unless a question is pending; yield worker, answer, and the times of question and answer."""
         for worker in workers:
             if worker not in self._asked:
                 self._asked[worker] = worker.news.remote(), time.time()

@@ -2,10 +2,10 @@
 
 verl's own worker makes and writes them in one method, `AgentLoopWorkerTQ._agent_loop_postprocess`, a put for each
 conversation. Ours makes them here and writes those of several conversations together (`shared_puts.py`). The contract
-(`compat/contract.tsv`) says when verl's method is another one.
+(`compat/contract.tsv`) shows when verl's method is another one.
 
 Of the data row's own columns only those stay that somebody reads once the reward is known. A row has half as many
-columns then, and what a column costs is more than what is in it.
+columns then, and a column costs more than its content.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def finished_rows(
     """Return the rows of a conversation, as the worker writes them.
 
     Args:
-        outputs: What its agent loop returned, at least one. The last one has the reward, which the others get, too.
+        outputs: Its agent loop's outputs, at least one. The last one has the reward, which the others get, too.
         columns: The data row, with `uid`, `session_id` and `global_steps`.
-        model_inputs: Computes what the model gets beside the tokens.
+        model_inputs: Computes the model's inputs beside the tokens.
         kept: Columns of the data row that the rows get; None: all of them.
 
     Raises:
@@ -58,7 +58,7 @@ def finished_rows(
         input_ids = torch.tensor([*output.prompt_ids, *output.response_ids], dtype=torch.int64)
         position_ids, multi_modal_inputs = model_inputs(output, input_ids)
         row = {**output.as_dict(), **own}
-        row.pop("multi_modal_data", None)  # images themselves; `multi_modal_inputs` has what the model makes of them
+        row.pop("multi_modal_data", None)  # images themselves; `multi_modal_inputs` has the model's inputs from them
         row |= {
             "input_ids": input_ids,
             "loss_mask": row["response_mask"],

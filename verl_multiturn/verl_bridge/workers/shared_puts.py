@@ -28,7 +28,7 @@ from verl_multiturn.verl_bridge.compat.row_store import NewRow, put_rows
 
 logger = logging.getLogger(__name__)
 
-# The most rows of a put, and the most bytes unless one row has more. The worker's loop stands still while they are
+# The most rows of a put, and the most bytes unless one row has more. The worker's loop is blocked while they are
 # packed: some 0.2 ms a row.
 _MOST_ROWS = 64
 _MOST_BYTES = 32 << 20
@@ -55,7 +55,7 @@ class SharedPuts:
             partition_id: TransferQueue's partition.
 
         Raises:
-            Exception: What TransferQueue raised for one of the rows by itself.
+            Exception: TransferQueue's error for one of the rows by itself.
         """
         entered = [self._lane(partition_id, row).enter(row) for row in rows]
         written = [waiting.written for waiting in entered]
@@ -130,7 +130,7 @@ class _PutQueue:
     async def _write(self, taken: Sequence[_WaitingRow]) -> None:
         try:
             await put_rows([waiting.row for waiting in taken], self._partition_id)
-        except Exception as error:  # what TransferQueue raises; each row's own goes to its conversation
+        except Exception as error:  # TransferQueue's errors; each row's own goes to its conversation
             if len(taken) == 1:
                 taken[0].written.set_exception(error)
                 return

@@ -104,7 +104,7 @@ class MultiTurnWorker(_VerlWorker):
         return len(tasks)
 
     async def news(self) -> News:
-        """Return what the trainer wants to know of this worker once a step."""
+        """Return the figures of this worker that the trainer reads once a step."""
         recorder = self._recorder
         dropped, stem = (0, "") if recorder is None else (recorder.take_dropped(), recorder.writer.stem)
         (cut, cut_s), self._cut = self._cut, (0, 0.0)
@@ -139,7 +139,7 @@ class MultiTurnWorker(_VerlWorker):
             self._tell_end(uid, end)
 
     def _tell_end(self, uid: str, end: GroupEnd) -> None:
-        """Tell whoever waits that a group has ended."""
+        """Report to the waiting calls that a group has ended."""
         self._ended.append((uid, end))
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -157,14 +157,14 @@ class MultiTurnWorker(_VerlWorker):
             except Exception as error:  # verl logs it, and marks the group as failed
                 self._raised[uid] = self._raised.get(uid, 0) + 1
                 if isinstance(error, RewardContractError):
-                    self._tell_end(uid, GroupEnd(0.0, 0.0, mistake=str(error)))  # nobody waits for the siblings
+                    self._tell_end(uid, GroupEnd(0.0, 0.0, mistake=str(error)))  # the siblings are not awaited
                 raise
             finally:
                 if samples is not None and samples.was_cut(kwargs["session_id"]):
                     life.status = "cut"
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, *, uid: str, **kwargs: Any) -> None:
-        """Reward a finished conversation and write its rows, in the place of verl's method (`finished_rows.py`)."""
+        """Reward a finished conversation and write its rows, in the place of verl's method (`queue_rows.py`)."""
         if (life := current()) is not None:
             life.leave()  # siblings or a reward may be waited for, and siblings may wait for room
         samples = self._oversampled.get(uid)

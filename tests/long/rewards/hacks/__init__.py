@@ -1,8 +1,7 @@
 """Cases of `benchmarks.reward_hacks`: wrong answers that try to earn, and right answers that must.
 
-The cases are data: `REWARD.yaml` (and `REWARD_*.yaml`) has the tasks of a reward, its hacks by kind, and what a
-library is known to take.
-`shapers.py` and `large.py` have those of the shaper `otc` and of rewards beyond float32.
+The cases are data: `REWARD.yaml` (and `REWARD_*.yaml`) has the tasks of a reward, its hacks by kind, and answers that a
+library is known to accept. `shapers.py` and `large.py` have those of the shaper `otc` and of rewards beyond float32.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Tried:
-    """What one answer earned.
+    """Reward of one answer.
 
     Attributes:
         reward: Name of the reward.

@@ -1,4 +1,4 @@
-"""The replies of a judge that compares exactly, so that what is tested is the way to it and back."""
+"""The replies of a judge that compares exactly, so that the test is about the way to it and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def reply(asked: dict[str, Any]) -> str:
 
     - `strict`: 1 when answer and reference are the same, but for case. 1 also when the prompt is not one JSON object
       with three texts after one system message, as if the answer had talked the judge over.
-    - `quotes`: the answer as it stands, and then the verdict of `strict`.
+    - `quotes`: the answer unchanged, and then the verdict of `strict`.
     - `thinks`: the same, with the answer within its reasoning.
     - `unsure`: the answer in a sentence, without a verdict.
     - `echo`: the answer alone.

@@ -36,7 +36,7 @@ SCHEMA = ToolSchema.read(
     "far",
 )
 _own: Any = 0.0
-"""What `own_reward` gives."""
+"""Result of `own_reward`."""
 
 
 class FarWorld:

@@ -1,4 +1,4 @@
-"""What the cases of a reward stand on: a database, a judge on loopback, entries of data sets."""
+"""Parts that the cases of a reward need: a database, a judge on loopback, entries of data sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GYM = (
 
 @contextlib.contextmanager
 def places(reward: str) -> Iterator[dict[str, str]]:
-    """Give the words that stand for something in the cases of a reward, and what they stand for."""
+    """Return the placeholders in the cases of a reward, with their values."""
     with contextlib.ExitStack() as stack:
         found: dict[str, str] = {}
         if reward == "tool_n1":

@@ -1,6 +1,6 @@
 """Wrong answers that try to earn from the shaper `otc`, which scales the scores of right answers by their calls.
 
-The rows go through our trainer's own `OtcScores`; only TransferQueue is left out.
+The rows go through our trainer's own `OtcScores`; only TransferQueue is missing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from verl_multiturn.config import OtcSettings
 NAN, INF = float("nan"), float("inf")
 Row = tuple[float | None, float | None, int, bool]
 """Score, reported `acc` (None: not reported), executed calls, and whether the conversation is valid."""
-# What the row of each wrong answer looks like, by kind.
+# Form of the row of each wrong answer, by kind.
 WRONG: dict[str, list[Row]] = {
     "no calls": [(0.0, 0.0, 0, True), (0.0, None, 0, True)],
     "many calls": [(0.0, 0.0, 50, True), (0.0, 0.0, 10**6, True)],

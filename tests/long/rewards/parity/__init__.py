@@ -1,7 +1,7 @@
-"""Cases of `benchmarks.reward_parity`: each reward of ours beside the original that it stands for.
+"""Cases of `benchmarks.reward_parity`: each reward of ours beside the original that it replaces.
 
 Where the original's own code is installed (verl's, Math-Verify's, reasoning_gym's), that code is run. Elsewhere a
-reimplementation of the original's published rule stands for it.
+reimplementation of the original's published rule takes its place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Compared:
 
     Attributes:
         reward: The reward's name in `docs/reference/reward-functions.md`.
-        case: Short text of what was scored.
+        case: Short text of the scored answer.
         ours: Our score.
         theirs: The original's score.
         stated: First cell of the row in `reward-functions.md` that states a difference; empty where none is expected.
@@ -57,7 +57,7 @@ async def score(
         options: Settings of the rewards, by name.
 
     Returns:
-        The score; -9.0 for a verifier that failed or ran out of time, to tell it apart from a wrong answer.
+        The score; -9.0 for a verifier that failed or ran out of time, to distinguish it from a wrong answer.
     """
     response = "".join(texts)
     extra_info = {

@@ -1,7 +1,7 @@
 """`judge` beside the rule of DeepEyes' released code, divided by 0.8.
 
-The rule is that of `vl_agent.py`, known through its public re-implementations. Both sides ask the same judge: a server
-here whose verdicts stand in a table.
+The rule is that of `vl_agent.py`, known through its public re-implementations. Both sides call the same judge: a server
+here with a table of verdicts.
 """
 
 from __future__ import annotations

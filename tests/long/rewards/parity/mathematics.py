@@ -1,7 +1,7 @@
 r"""`math` beside Math-Verify itself, which runs here without our guard, clock and limits.
 
-The pairs are those of Math-Verify's own tests, and algebra of ours; see `math_pairs.json`. Each stands in a box, as in
-an answer.
+The pairs are those of Math-Verify's own tests, and algebra of ours; see `math_pairs.json`. Each is in a box, as in an
+answer.
 """
 
 from __future__ import annotations

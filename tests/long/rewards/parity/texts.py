@@ -1,7 +1,7 @@
 """Rewards that only read text, each beside its original.
 
-`gsm8k` and `qa` stand beside verl's own code, `tool_n1` and `otc` beside the papers' published rules, `reasoning_gym`
-beside the package's own verifiers.
+`gsm8k` and `qa` are compared with verl's own code, `tool_n1` and `otc` with the papers' published rules,
+`reasoning_gym` with the package's own verifiers.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ async def qa(quick: bool) -> AsyncIterator[Compared]:
     gold = {"target": ["Paris", "the City of Light"]}
 
     def says(response: str, gold: dict[str, Any] = gold) -> float:
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints some of what it scores
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints some of its inputs
             return float(original.compute_score(response, gold))
 
     for texts, stated in QA:
@@ -162,7 +162,7 @@ def tool_n1_says(text: str, gold: list[Any]) -> float:
 async def tool_n1(quick: bool) -> AsyncIterator[Compared]:
     """Compare with the rule of Tool-N1's paper.
 
-    Our reward gets what the agent loop hands over: the parser's calls, with their arguments completed, beside the text.
+    Our reward gets the agent loop's data: the parser's calls, with their arguments completed, beside the text.
     """
     for text, gold, stated in N1:
         parsed = [("weather", json.dumps(CALL["arguments"]))] if "<tool_call>" in text else []
@@ -172,7 +172,7 @@ async def tool_n1(quick: bool) -> AsyncIterator[Compared]:
 
 GYM = ["basic_arithmetic", "chain_sum", "polynomial_multiplication", "sudoku", "word_ladder", "countdown"]
 
-# Data sets, what stands before the right answer, and the row of reward-functions.md that states the difference.
+# Data sets, the text before the right answer, and the row of reward-functions.md that states the difference.
 GYM_OTHERS = [
     ("knights_knaves", "", ""),
     ("knights_knaves", "not ", "an answer that is taken back"),

@@ -1,1 +1,1 @@
-"""Tasks in Harbor's form without Harbor: read, written, checked, and judged in workspaces of the embedded sandbox."""
+"""Tasks in Harbor's form without Harbor: read, written, checked, and scored in workspaces of the embedded sandbox."""

@@ -1,4 +1,4 @@
-"""`check_folders`: which task folders can be used: the untouched tree is not paid, and what `solve.sh` leaves is.
+"""`check_folders`: which task folders can be used: the untouched tree is not paid, and the result of `solve.sh` is.
 
 A folder whose tests have no guard is refused as any other row (`check_task`).
 """
@@ -69,7 +69,7 @@ async def check_folder(folder: HarborFolder, pool: WorkspacePool, judge: Judge) 
     Args:
         folder: The folder.
         pool: Workspaces that have a folder `solution`.
-        judge: Judges what the solution leaves.
+        judge: Scores the result of the solution.
 
     Raises:
         ConfigError: It has no solution, this is not paid 1, or `check_task` refuses the task.
@@ -84,7 +84,7 @@ async def check_folder(folder: HarborFolder, pool: WorkspacePool, judge: Judge) 
 
 
 async def _play(folder: HarborFolder, pool: WorkspacePool, packages: bool | tuple[str, ...]) -> WorkChanges:
-    """Return what the solution leaves."""
+    """Return the solution's result."""
     async with await pool.open() as workspace:
         try:
             await workspace.put(folder.task.tar())

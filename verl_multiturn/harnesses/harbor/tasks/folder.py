@@ -1,14 +1,14 @@
 """`read_folder`: a task in Harbor's form as a `Task` of the embedded sandbox, where it needs no image of its own.
 
-    task.toml         seconds of the verifier, variables, `artifacts`: what of the work is taken to the tests;
+    task.toml         seconds of the verifier, variables, `artifacts`: the part of the work taken to the tests;
                       `unguarded = true` below [metadata], as of the verdict `script`
-    instruction.md    what the model is asked
-    environment/      a Dockerfile with FROM, WORKDIR /app, ENV and COPY alone, and what it copies  (definition.py)
+    instruction.md    the text for the model
+    environment/      a Dockerfile with FROM, WORKDIR /app, ENV and COPY alone, and its copied files  (definition.py)
     tests/test.sh     writes the reward
-    solution/solve.sh what `check.py` plays
+    solution/solve.sh the solution that `check.py` runs
 
 Invariants:
-- what cannot be had in a workspace is refused by name. Nothing of a folder is omitted silently;
+- a feature that a workspace lacks is refused by name. Nothing of a folder is omitted silently;
 - only plain files that lie in the folder are read, and of each part no more than `_MOST_BYTES`: no link leads to a file
   of the host;
 - the tests run in a fresh workspace, whatever the folder's `environment_mode` is.
@@ -45,7 +45,7 @@ _TAKEN = {
     "verifier": ("timeout_sec", "environment_mode", *_LIMITS),
     "solution": (),
 }  # fmt: skip
-"""Settings of task.toml, by section, that are read here, or say nothing to a workspace, which has limits of its own."""
+"""Settings of task.toml, by section, that are read here, or unused: a workspace has limits of its own."""
 _NEEDS_HARBOR = {
     "": ("steps", "multi_step_reward_strategy"),
     "agent": (),
@@ -62,7 +62,7 @@ class HarborFolder:
 
     Attributes:
         path: The folder.
-        instruction: What the model is asked.
+        instruction: The text for the model.
         task: The task as the judge knows it. It has no gold repair: the solution is a script.
         solution: Files of the folder `solution`, by their path; empty where there is none.
     """
@@ -101,7 +101,7 @@ def read_folder(path: Path, bases: Collection[str] = ()) -> HarborFolder:
         bases: Images of which this machine's programs take the place, such as `ubuntu:24.04`, beside `scratch`.
 
     Raises:
-        ConfigError: It is no task, cannot be read, or needs more than a workspace has.
+        ConfigError: It is not a task, cannot be read, or needs more than a workspace has.
     """
     try:
         return _read(path.resolve(), bases)
@@ -174,7 +174,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def _places(folder: Path, definition: Definition) -> dict[str, str]:
-    """Return where what is copied lies in the tree."""
+    """Return where copied files lie in the tree."""
     places: dict[str, str] = {}
     folders = {ROOT}
     for source, target in definition.copies:
@@ -197,7 +197,7 @@ def _places(folder: Path, definition: Definition) -> dict[str, str]:
 
 
 def _allowed(artifacts: Any) -> list[str]:
-    """Return globs for what of the work is taken to the tests: the artifacts, or without any the whole tree."""
+    """Return globs for the part of the work taken to the tests: the artifacts, or without any the whole tree."""
     if not isinstance(artifacts, list):
         raise ConfigError(f"artifacts: {artifacts!r:.200}, expected a list; mend the task")
     globs = []
@@ -230,7 +230,7 @@ def _read_file(path: Path, task: Path, needed: bool = True) -> bytes:
         needed: Whether it must be there; without it a file that is missing is empty.
 
     Raises:
-        ConfigError: A link leads to it, it is no plain file, or it is too large.
+        ConfigError: A link leads to it, it is not a plain file, or it is too large.
         OSError: It is not there, or cannot be read.
     """
     if not needed and not os.path.lexists(path):

@@ -1,4 +1,4 @@
-"""`TaskBash`: the tool `bash` in the tree of a row's task, whose reward is the verdict on what was left there.
+"""`TaskBash`: the tool `bash` in the tree of a row's task, whose reward is the verdict on the result there.
 
     tools:
       - class_name: verl_multiturn.harnesses.harbor.tasks.tool.TaskBash
@@ -10,8 +10,8 @@ Rows name the task in `extra_info.tools_kwargs.bash.create_kwargs.task`, a `Task
 
 Invariants:
 - tests never run where the model worked, and the model's workspace has nothing of them;
-- a task that has no guard, and does not say so, is refused before the model works;
-- what cannot be scored for a cause of ours makes the conversation invalid, and is no reward of 0.
+- a task that has no guard, and does not declare that, is refused before the model works;
+- a result that cannot be scored for a cause of ours makes the conversation invalid, and is not a reward of 0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TaskBashSettings(WorkspaceSettings):
 
     verdict_s: float = Field(default=3_600.0, gt=0, allow_inf_nan=False)
     """Seconds for a verdict from its beginning. Later the conversation is unjudged: the machine has too much to do.
-    What a model can delay ends before, by the task's own seconds."""
+    Steps that a model can delay end before, by the task's own seconds."""
 
     wait_s: float = Field(default=3_600.0, gt=0, allow_inf_nan=False)
     """Seconds that a verdict may wait for others. Later the conversation is unjudged, too."""

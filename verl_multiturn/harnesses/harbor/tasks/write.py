@@ -13,10 +13,10 @@ from verl_multiturn.errors import ConfigError
 
 @dataclass(frozen=True)
 class HarborTask:
-    """What a task's folder holds.
+    """The content of a task's folder.
 
     Attributes:
-        instruction: What the model is asked.
+        instruction: The text for the model.
         environment: Files of the folder `environment` by their path, the Dockerfile among them.
         tests: Files of the folder `tests`, `test.sh` among them.
         solution: The text of `solution/solve.sh`; empty where there is none.
@@ -45,7 +45,7 @@ def write_folder(path: Path, task: HarborTask) -> None:
 
     Args:
         path: The folder; its name is the task's.
-        task: What it holds.
+        task: Its content.
 
     Raises:
         ConfigError: There is something else at that path, or it cannot be written.

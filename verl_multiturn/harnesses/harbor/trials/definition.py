@@ -1,9 +1,8 @@
-"""What a task's folder `environment` says, as far as a workspace can do it.
+"""The content of a task's folder `environment`, as far as a workspace can do it.
 
 Of a Dockerfile these lines are understood: `FROM scratch`, `WORKDIR`, `ENV`, and `COPY` from the folder beside it,
-without variables. Anything else needs an image, and is refused. What is copied lies in the task's folder: no path and
-no link leads out of it. Imports the standard library only: the worker and
-Harbor's Python read it.
+without variables. Anything else needs an image, and is refused. Copied files lie in the task's folder: no path and no
+link leads out of it. Imports the standard library only: the worker and Harbor's Python read it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class NeedsImageError(ConfigError):
 
 @dataclass
 class Definition:
-    """What a task's folder `environment` says.
+    """The content of a task's folder `environment`.
 
     Attributes:
         workdir: The folder in which commands start.

@@ -1,8 +1,8 @@
-"""What the bridge asks a container engine on this machine: docker or podman, by their command lines.
+"""The bridge's calls of a container engine on this machine: docker or podman, by their command lines.
 
 Both label a container with the project that it belongs to (`com.docker.compose.project`), and Harbor names the project
-after the trial. So a trial's name says whose its containers are: `owner()` is a prefix of it, and `sweep` removes what
-belongs to a process that is no more.
+after the trial. So a trial's name shows the owner of its containers: `owner()` is a prefix of it, and `sweep` removes
+the containers of a process that has ended.
 
 Imports the standard library only: this runs in the worker and in Harbor's Python.
 """
@@ -99,7 +99,7 @@ def _project_of(engine: str, kind: str, name: str) -> str:
 
 
 def lost_container(engine: str, project: str) -> Lost:
-    """Return who ended the main container of a project; nobody if it runs.
+    """Return who ended the main container of a project; "" if it runs.
 
     From inside, the first process of a container cannot be killed: the kernel ignores it. So SIGKILL without the mark
     of the memory limit came from outside, and so does the removal of a container. One that the engine made and never
@@ -119,13 +119,13 @@ def lost_container(engine: str, project: str) -> Lost:
 
 
 def kill_container(engine: str, project: str) -> None:
-    """Kill the main container of a project, whose first process waits 10 s for its end when it is asked to end."""
+    """Kill the main container of a project, whose first process waits 10 s for its end after a request to end."""
     for container in _containers(engine, project)[1]:
         _ask(engine, "kill", container["Id"])
 
 
 def _containers(engine: str, project: str) -> tuple[int, list[dict[str, Any]]]:
-    """Return the engine's exit status, and what it says of the main containers of a project."""
+    """Return the engine's exit status, and its report on the main containers of a project."""
     status, said = _ask(engine, "ps", "--all", "--quiet", "--filter", f"label={_PROJECT}={project}")
     found = []
     for container in said.split() if status == 0 else []:
@@ -135,14 +135,14 @@ def _containers(engine: str, project: str) -> tuple[int, list[dict[str, Any]]]:
         except (ValueError, IndexError):  # it is gone by now
             continue
         labels = each["Config"]["Labels"]
-        # Podman takes several filters for alternatives, so the service is no filter.
+        # Podman takes several filters for alternatives, so the service is not a filter.
         if labels.get(_PROJECT) == project and labels.get(_SERVICE) == _MAIN:
             found.append(each)
     return status, found
 
 
 def disk_problem(engine: str) -> str:
-    """Return what is wrong with the room for images and containers; empty if nothing is."""
+    """Return the fault of the room for images and containers; empty without one."""
     template = "{{.DockerRootDir}}" if engine == "docker" else "{{.Store.GraphRoot}}"
     status, said = _ask(engine, "info", "--format", template)
     if status != 0:
@@ -175,7 +175,7 @@ def ensure_image(engine: str, image: str) -> None:
 
 
 def _ask(engine: str, *arguments: str, timeout_s: float | None = None) -> tuple[int, str]:
-    """Run the engine's program; return its exit status, and what it printed or, if it failed, how."""
+    """Run the engine's program; return its exit status, and its output or, if it failed, how."""
     try:
         done = subprocess.run(
             [engine, *arguments],

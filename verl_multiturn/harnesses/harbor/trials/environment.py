@@ -116,7 +116,7 @@ class WorkspaceEnvironment(BaseEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Run a command. There is one user, whatever `user` says.
+        """Run a command. There is one user, whatever `user` is.
 
         Raises:
             RuntimeError: It was late, or the workspace has ended.
@@ -146,7 +146,7 @@ class WorkspaceEnvironment(BaseEnvironment):
         await self._open.put(buffer.getvalue(), str(target.parent))
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        """Bring what is in a folder into a folder of the workspace."""
+        """Bring a folder's content into a folder of the workspace."""
         packed = await asyncio.to_thread(pack_dir_to_bytes, source_dir)
         await self._open.put(packed.getvalue(), target_dir)
 

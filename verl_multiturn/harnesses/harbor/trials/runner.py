@@ -43,7 +43,7 @@ _SHARED = (
     "docs/write/harbor.md"
 )
 INSTALL = "run `bash scripts/harbor.sh --install`, and name .venv-harbor/bin/python"
-"""What to do where Harbor's Python is missing."""
+"""Remedy where Harbor's Python is missing."""
 
 
 class HarborRunner:
@@ -55,7 +55,7 @@ class HarborRunner:
     """
 
     stuck = 0
-    """No process is ever left."""
+    """No process ever remains."""
 
     def __init__(self, settings: HarborSettings, python: str) -> None:
         self._settings = settings
@@ -72,14 +72,14 @@ class HarborRunner:
         time_up: asyncio.Event,
         returned: Callable[[], None] | None = None,
     ) -> AgentEnd:
-        """Run a trial for one session, as `AgentRunner.run` says.
+        """Run a trial for one session, as in `AgentRunner.run`.
 
         Raises:
             ConfigError: The row names no task.
         """
         task = task_of(row)
         self._look_at(task)
-        if self._engine is not None:  # what killed workers left would use up memory and disk
+        if self._engine is not None:  # the remains of killed workers would use up memory and disk
             if self._swept is None:
                 self._swept = asyncio.ensure_future(asyncio.to_thread(sweep, self._engine))
             await asyncio.shield(self._swept)
@@ -105,7 +105,7 @@ class HarborRunner:
                     await asyncio.to_thread(shutil.rmtree, Path(self._folder) / name, ignore_errors=True)
 
     async def aclose(self) -> None:
-        """End what remains."""
+        """End the rest."""
         await self._runner.aclose()
         if self._engine is not None and self._swept is not None:
             await asyncio.to_thread(sweep, self._engine, owner())
@@ -113,7 +113,7 @@ class HarborRunner:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def _look_at(self, task: Mapping[str, Any]) -> None:
-        """Refuse a task that needs an image where there is none, and warn once of one judged where its agent worked.
+        """Refuse a task that needs an image where there is none, and warn once of one scored where its agent worked.
 
         Raises:
             ConfigError: The environment is a workspace, and the task needs an image.

@@ -1,6 +1,7 @@
-"""What Harbor's Python says, before a run, of the settings of the bridge: a program of `processes/zygote.py`.
+"""The report of Harbor's Python, before a run, on the settings of the bridge: a program of `processes/zygote.py`.
 
-Nothing is forked from it. The standard library alone is imported at first, so that a Python without Harbor can say so.
+Nothing is forked from it. The standard library alone is imported at first, so that a Python without Harbor can report
+that.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def load(spec: Mapping[str, Any]) -> None:
     """Check the settings.
 
     Args:
-        spec: `settings`, those of the bridge; `where`, the setting's name; `install`, what to do without Harbor.
+        spec: `settings`, those of the bridge; `where`, the setting's name; `install`, the remedy without Harbor.
 
     Raises:
         ConfigError: They cannot work.

@@ -1,15 +1,15 @@
-"""Whose it is that a trial of Harbor ended as it did. This is the one place that says so.
+"""Find who caused the end of a trial of Harbor. This is the one place that decides it.
 
 In this order:
-1. what a container engine did not answer is an **outage**;
-2. what failed before the agent began (image, container, harness) is **unjudged**: no model has done it;
+1. a call that a container engine did not answer is an **outage**;
+2. a failure before the agent began (image, container, harness) is **unjudged**: no model has caused it;
 3. so is an environment of the agent that somebody outside ended: a container that was killed or removed;
-4. an agent that was late, crashed, or ended its own environment has **failed**. The endpoint says what follows: after
+4. an agent that was late, crashed, or ended its own environment has **failed**. The endpoint decides the effect: after
    its first completion the session is trained with `error_reward`, before it the session is invalid;
 5. a verifier whose own environment did not start, or was ended from outside, is **unjudged**;
-6. a verifier that was late, crashed or wrote no reward may have done so because of what it was to judge, which is the
-   model's to choose. So it judges once more what no agent has touched (`control`). Only if it fails there, too, is it
-   the verifier's fault, and the session **unjudged**; otherwise the agent has failed;
+6. a verifier that was late, crashed or wrote no reward may have done so because of the work that it scores, which is
+   the model's to choose. So it scores an untouched environment once more (`control`). Only if it fails there, too, is
+   it the verifier's fault, and the session **unjudged**; otherwise the agent has failed;
 7. anything else is the verifier's **reward**.
 
 Imports the standard library only.
@@ -25,9 +25,9 @@ from typing import Literal
 from verl_multiturn.verdicts.script_run import reward_entry
 
 Phase = Literal["environment", "setup", "agent", "verifier", "over"]
-"""What a trial was about: its environment, the harness in it, the agent, the verifier; or it came to its end."""
+"""The phase of a trial: its environment, the harness in it, the agent, the verifier; or its end."""
 Lost = Literal["", "inside", "outside", "engine"]
-"""Who ended an environment before its time: nobody, what ran in it, somebody else; or the engine does not say."""
+"""Who ended an environment early: no one, a process in it, one outside of it; or the engine does not report it."""
 WORKSPACE = "verl_multiturn.harnesses.harbor.trials.environment:WorkspaceEnvironment"
 """Import path of the environment `workspace`, in Harbor's Python."""
 EndKind = Literal["reward", "failed", "unjudged", "outage"]
@@ -35,11 +35,11 @@ EndKind = Literal["reward", "failed", "unjudged", "outage"]
 
 @dataclass(frozen=True)
 class TrialEvents:
-    """What happened in a trial.
+    """The events of a trial.
 
     Attributes:
         phase: The last phase that began.
-        error: What the trial reports: the error's type and text. Empty if it reports none.
+        error: The trial's report: the error's type and text. Empty if it reports none.
         agent_failed: Whether the agent was late or crashed.
         not_started: Error of an environment that did not start. Empty if all did.
         agent_lost: Who ended the agent's environment, as it was when the agent was done.
@@ -65,9 +65,9 @@ class TrialEnd:
     Attributes:
         kind: `reward`; `failed`: the agent did; `unjudged`: a cause of ours; `outage`: the engine is not there.
         reward: The reward, for the kind `reward`.
-        problem: What happened, for the other kinds.
-        needs_control: Whether the verifier has to show on an untouched environment that it works. The end stands as it
-            is if it does; if it does not, the session is unjudged.
+        problem: The event, for the other kinds.
+        needs_control: Whether the verifier has to show on an untouched environment that it works. The end remains
+            if it does; if it does not, the session is unjudged.
     """
 
     kind: EndKind
@@ -77,7 +77,7 @@ class TrialEnd:
 
 
 def end_of(story: TrialEvents) -> TrialEnd:
-    """Return whose it is, as the module says."""
+    """Return who caused the end, by the module's rules."""
     lost = story.agent_lost or story.verifier_lost
     if lost == "engine":
         return TrialEnd("outage", problem=f"the container engine does not answer: {story.error}")
@@ -102,7 +102,7 @@ def end_of(story: TrialEvents) -> TrialEnd:
 
 
 def _reward_in(rewards: Mapping[str, float] | None) -> float | None:
-    """Return the entry `reward`, or the only one; None if there is none or it is no finite number."""
+    """Return the entry `reward`, or the only one; None if there is none or it is not a finite number."""
     try:
         reward = float(reward_entry(rewards or {}))
     except KeyError:

@@ -6,7 +6,7 @@ The row is `{"task": …, "trial": name, "settings": …, "folder": …}`, which
 `TrialConfig.task` of Harbor has it, and the settings of `HarborSettings`. Address and key of the model are those of the
 session. They reach the harness by its environment alone, where Harbor looks for them, also inside a container.
 
-What happened is noted while the trial runs (`_TrialLog`), and `sorting.py` says whose it is.
+Events are noted while the trial runs (`_TrialLog`), and `sorting.py` decides who caused its end.
 
 Imports the standard library, Harbor, and modules of this package that need no more than the standard library.
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch a table of prices, for 10 s
 
-# What every trial needs, some of which Harbor imports late: 7 s of CPU here, and not in each forked process.
+# Modules for every trial, some of which Harbor imports late: 7 s of CPU here, and not in each forked process.
 import harbor.agents.terminus_2  # as above
 import harbor.trial.single_step  # noqa: F401  # as above
 import litellm  # noqa: F401  # as above
@@ -55,7 +55,7 @@ def run(row: Mapping[str, Any], session: Any) -> float:
     """Run one trial, and return its reward.
 
     Args:
-        row: The row, as the module says.
+        row: The row, in the module's form.
         session: Where the model is: `base_url`, `anthropic_base_url`, `api_key`, `deadline`.
 
     Raises:
@@ -80,7 +80,7 @@ async def judge(row: Mapping[str, Any], addresses: Mapping[str, str], deadline: 
     """Run one trial, and where that is needed the control of its verifier; return how the session ends.
 
     Args:
-        row: As the module says.
+        row: In the module's form.
         addresses: Environment variables of the harness.
         deadline: When the session's time is up, as `time.monotonic()` counts it.
     """
@@ -129,7 +129,7 @@ def trial_config(row: Mapping[str, Any], addresses: Mapping[str, str]) -> TrialC
 
 
 async def _story(config: TrialConfig, deadline: float | None) -> TrialEvents:
-    """Run a trial, and return what happened in it."""
+    """Run a trial, and return its events."""
     watch = _TrialLog()
     left_s = None if deadline is None else max(0.0, deadline - time.monotonic() - _CLEANING_S)
     late, error, result = False, "", None
@@ -163,7 +163,7 @@ async def _story(config: TrialConfig, deadline: float | None) -> TrialEvents:
 
 
 class _TrialLog:
-    """Notes what happens in a trial: its phases, whether environments start, and in which state they are stopped.
+    """Notes the events of a trial: its phases, whether environments start, and in which state they are stopped.
 
     Harbor reports one error and not where it arose. So the methods `start`, `stop` and `stop_service` of the
     environment's class are wrapped, as long as the trial runs; this process has no other trial.
@@ -195,7 +195,7 @@ class _TrialLog:
                 raise
 
         async def note_end(self_: BaseEnvironment) -> None:
-            if any(each is self_ for each in ended):  # what Harbor itself has ended since is not lost
+            if any(each is self_ for each in ended):  # an environment that Harbor itself has ended since is not lost
                 return
             lost = "" if self.not_started else await _lost(self_)
             ended.append(self_)
@@ -225,7 +225,7 @@ class _TrialLog:
             self.agent_failed = True
             try:
                 await asyncio.wait_for(run(*args, **kwargs), left_s)
-            except TimeoutError as error:  # Harbor would have what is there judged
+            except TimeoutError as error:  # Harbor would have the work there scored
                 raise AgentFailedError(f"late: {error}") from error
             except Exception as error:  # any fault of an agent is the agent's
                 raise AgentFailedError(f"{type(error).__name__}: {error}") from error
@@ -238,7 +238,7 @@ class _TrialLog:
         agent.setup, agent.run = watched_setup, watched_run
 
     def release(self) -> None:
-        """Take back what `follow` changed."""
+        """Take back the changes of `follow`."""
         while self._restore:
             self._restore.pop()()
 
@@ -249,7 +249,7 @@ class _TrialLog:
         return note
 
     async def _prepare(self, environment: BaseEnvironment) -> None:
-        """Look at the disk, and get the image once for this node, whoever needs it first."""
+        """Look at the disk, and get the image once for this node, for its first user."""
         if not isinstance(environment, DockerEnvironment):
             return
         engine = type(environment).runtime().engine[0]
@@ -261,7 +261,7 @@ class _TrialLog:
 
 async def _lost(environment: BaseEnvironment) -> Lost:
     """Return who ended an environment that is about to be stopped."""
-    if getattr(environment, "lost", ""):  # our workspace: only what runs in it can end it
+    if getattr(environment, "lost", ""):  # our workspace: only a process in it can end it
         return "inside"
     if not isinstance(environment, DockerEnvironment):
         return ""

@@ -1,4 +1,4 @@
-"""The level `chat` of an evaluation: what of a recipe a model that is asked in words cannot do, and its engine."""
+"""The level `chat` of an evaluation: the parts of a recipe that a model behind a chat API cannot do, and its engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def prepare(config: DictConfig) -> None:
-    """Check that a recipe can be asked in words, and set the call format in which its turns are written down.
+    """Check that a recipe works through a chat API, and set the call format in which its turns are written down.
 
     Args:
         config: verl's whole configuration, prepared; its `multi_turn.format` is changed.

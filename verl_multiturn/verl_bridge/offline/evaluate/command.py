@@ -1,11 +1,11 @@
-"""`evaluate`: what `verl-multiturn eval` does with one model, from the recipe's settings to records and joins.
+"""`evaluate`: the work of `verl-multiturn eval` on one model, from the recipe's settings to records and joins.
 
     settings ─▶ SGLang in a child ─▶ verl's data set ─▶ Conversations ─▶ records/, join/, evaluation.json
 
 Invariants:
 - Ray is never started;
 - SGLang ends with this process, whatever ends it;
-- what has ended is on disk within seconds, and is not asked for again.
+- a conversation that has ended is on disk within seconds, and is not sampled again.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def evaluate(job: Job, say: Say, show: Say) -> bool:
     """Evaluate a model, and return whether each conversation has a score that counts.
 
     Args:
-        job: What is evaluated.
+        job: The evaluation's settings.
         say: Prints a line that stays.
         show: Shows how far it is.
 
     Raises:
         ConfigError: The evaluation cannot work, or its folder holds another one.
-        EngineError: The engine has died, hangs or was never ready. What had ended is kept.
+        EngineError: The engine has died, hangs or was never ready. The conversations that had ended are kept.
         MultiTurnError: A mistake in the code or the data of a tool, an interaction, an agent or a reward.
     """
     began = time.monotonic()
@@ -87,7 +87,7 @@ class _Joins:
         self._rows: list[JoinedRow] = []
         self._changes = self._written = 0
         self.judge: Callable[[], None] | None = None
-        """Called before it is written: what is known now of its rows may differ from what was."""
+        """Called before it is written: the knowledge of its rows may have changed."""
 
     def add(self, rows: list[JoinedRow]) -> None:
         self._rows += rows
@@ -98,7 +98,7 @@ class _Joins:
         self._changes += 1
 
     async def save(self) -> None:
-        """Write what came since the last time.
+        """Write the changes since the last time.
 
         Raises:
             OSError: It cannot be written.
@@ -115,7 +115,7 @@ class _Joins:
         while True:
             await asyncio.sleep(pause_s)
             began = time.monotonic()
-            with suppress(OSError):  # a disk that is full may have room again; the last one says so where it has not
+            with suppress(OSError):  # a full disk may have room again; if not, the last save raises
                 await self.save()
             pause_s = max(_SAVE_S, (time.monotonic() - began) / _SAVE_SHARE)
 
@@ -210,7 +210,7 @@ class _EvaluationRun:
         self._say(f"ready after {time.monotonic() - self._began:.1f} s")
 
     async def _begin(self, plan: Plan, engine: HttpEngine, model: LoadedModel, schemas: list[Any]) -> None:
-        """Write what this evaluation is, or find that the folder holds the same one."""
+        """Write this evaluation's description, or find that the folder holds the same one."""
         job, config = self._job, self._config
         params = config.actor_rollout_ref.rollout.val_kwargs
         told = {
@@ -243,7 +243,7 @@ class _EvaluationRun:
         left: list[tuple[DataRow, int]],
         progress: EvaluationProgress,
     ) -> None:
-        """Run what is left, in the rows' order; a mistake of an author ends it all."""
+        """Run the remaining rows, in their order; a mistake of an author ends it all."""
         waiting = iter(left)
         saving = [asyncio.ensure_future(self._joins.keep_saving()), asyncio.ensure_future(self._keep_showing(progress))]
         try:

@@ -4,7 +4,7 @@
 
 Invariants:
 - a conversation that the engine, a tool or the endpoint failed is invalid, whatever it looks like;
-- what an author did wrong (data, tools, configuration) ends the evaluation, as it would end a training.
+- an author's mistake (data, tools, configuration) ends the evaluation, as it would end a training.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from verl_multiturn.verl_bridge.offline.evaluate.rewards import FAILED, INVALID,
 
 @dataclass(frozen=True)
 class ConversationScore:
-    """What became of a conversation."""
+    """The result of a conversation."""
 
     rows: list[JoinedRow]
     """Its rows in the join."""
     score: float | None
     """Its whole reward; None where it has none that counts."""
     cause: str | None
-    """Why it has none, as the join's column `untrained` says it."""
+    """Why it has none, as in the join's column `untrained`."""
     has_met: bool = False
     """Whether a call of it failed, which may turn out to be an outage."""
     raised: str = ""
@@ -135,7 +135,7 @@ class Conversations:
         return ConversationScore(joined, score, cause, bool(outputs[-1].stats.get("outages")), raised)
 
     def is_judged(self, request_id: str) -> bool:
-        """Tell whether a conversation met a failure that is judged to be an outage, as far as is known now."""
+        """Return whether a conversation hit a failure that counts as an outage, as far as is known now."""
         return self.runner.outages.is_judged(request_id)
 
     async def _conversation(self, fields: Mapping[str, Any], name: str) -> Sequence[CertifiedOutput]:

@@ -1,6 +1,6 @@
 """`EvaluationRewards`: compute a conversation's reward by verl's reward manager in this process, and join its rows.
 
-Invariant: what a row scores is what the same conversation would have scored in a validation of the trainer.
+Invariant: a row scores as the same conversation would have scored in a validation of the trainer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EvaluationRewards:
     async def judge(
         self, row: Mapping[str, Any], outputs: Sequence[CertifiedOutput], key: RowKey
     ) -> tuple[list[JoinedRow], str]:
-        """Return the rows of a conversation as the join has them, and what its reward function raised ("": nothing).
+        """Return the rows of a conversation as the join has them, and the error of its reward function ("": none).
 
         Args:
             row: Fields of its data row.

@@ -2,7 +2,7 @@
 
 verl gives SGLang's engine the fields of `ServerArgs`, and a recipe's `engine_kwargs` are such fields; SGLang's own
 command line has other names for some of them. It is run by its path, since to import this room is to import verl. The
-guard beside it ends what it leaves (`processes/guard.py`).
+guard beside it ends the processes that remain (`processes/guard.py`).
 """
 
 from __future__ import annotations

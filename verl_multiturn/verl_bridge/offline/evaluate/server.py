@@ -1,7 +1,7 @@
 """`SglangChild`: SGLang in a child process that serves one model to an evaluation.
 
 Invariants:
-- it gets the arguments that verl would give to a server of the run, but for what only a trainer needs;
+- it gets the arguments that verl would give to a server of the run, without those that only a trainer needs;
 - all of it ends with this process, however this one ends: a guard beside it sees to that.
 """
 
@@ -47,7 +47,7 @@ def server_arguments(config: DictConfig, model: str, weights: str, port: int) ->
     Args:
         config: verl's whole configuration, prepared.
         model: Folder of the model.
-        weights: Hash of its weights, which each generation then says.
+        weights: Hash of its weights, which each generation then has.
         port: Port that it listens on, on this machine alone.
     """
     rollout = config.actor_rollout_ref.rollout
@@ -86,7 +86,7 @@ class SglangChild:
 
     Args:
         arguments: Fields of `ServerArgs`.
-        log: File for what it prints.
+        log: File for its output.
     """
 
     def __init__(self, arguments: Mapping[str, Any], log: Path) -> None:

@@ -33,7 +33,7 @@ _VOLATILE = ("record_dir", "record_start", "record_share", "record_max_gb", "rec
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be evaluated, and how."""
+    """The settings of an evaluation."""
 
     plan: RunPlan
     """The recipe; its `out` is the folder of this evaluation."""
@@ -51,9 +51,9 @@ class Job:
     engine: str = "sglang"
     """`sglang`, or the address of an endpoint."""
     origin: Mapping[str, Any] = field(default_factory=dict)
-    """What the file of the run says that the model comes from (`schema.RunFile`), as far as it is known."""
+    """The model's origin from the file of the run (`schema.RunFile`), as far as it is known."""
     runs_code: bool | None = None
-    """Whether the model's own Python files run; None: as the recipe says."""
+    """Whether the model's own Python files run; None: as in the recipe."""
 
     @property
     def out(self) -> Path:
@@ -67,7 +67,7 @@ class Job:
 
     @property
     def judged(self) -> str:
-        """What the records name as their model: the hash of its weights, or the name of one behind an endpoint."""
+        """The model's name in the records: the hash of its weights, or the name of one behind an endpoint."""
         return self.weights if self.chat is None else self.chat.name
 
 
@@ -75,7 +75,7 @@ def config_of(job: Job, start: str) -> DictConfig:
     """Return verl's whole configuration for an evaluation, checked and completed as for a training.
 
     Args:
-        job: What is evaluated.
+        job: The evaluation's settings.
         start: Name of this start.
 
     Raises:
@@ -134,7 +134,7 @@ def data_rows(config: DictConfig, dataset: Any) -> list[DataRow]:
 
 
 def settings_digest(config: DictConfig) -> str:
-    """Return the digest of what a conversation depends on, beside model, rows and reward: it is asked at a resume."""
+    """Return the digest of the settings of a conversation, beside model, rows and reward; a resume compares it."""
     rollout: Any = OmegaConf.to_container(config.actor_rollout_ref.rollout, resolve=True)
     given = rollout["custom"]["multiturn"]
     # The digests of evaluations of earlier versions have this state among the settings.

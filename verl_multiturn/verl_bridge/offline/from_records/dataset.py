@@ -58,7 +58,7 @@ class RecordedRows(Dataset[dict[str, torch.Tensor]]):
 
         Raises:
             ConfigError: The record is not there any more, or the row is too long.
-            CertificateError: The record is not what the engine returned.
+            CertificateError: The record differs from the engine's output.
         """
         row = self._rows[item]
         held = columns(self._shelf.take(row)["rows"][row["index"]])

@@ -57,7 +57,7 @@ class RecordedAgentLoop(AgentLoopBase):
 
         Raises:
             ConfigError: The group has fewer conversations than `rollout.n`, or a record is not there any more.
-            CertificateError: The record is not what the engine returned.
+            CertificateError: The record differs from the engine's output.
         """
         number = int(row.get("session_id") or 0)
         pointer = pointer_of(row, number)
@@ -100,7 +100,7 @@ def recorded_outputs(
     Args:
         record: The record, verified.
         score: Its reward.
-        settings: What the rows depend on apart from the conversation.
+        settings: The settings that the rows depend on.
         step: Training step.
     """
     # The reward has those of tools and interaction in it.

@@ -1,4 +1,4 @@
-"""`replay_folder`: what `verl-multiturn replay` does, with the lines that it prints."""
+"""`replay_folder`: the work of `verl-multiturn replay`, with the lines that it prints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHOWN = 80
 
 @dataclass
 class ReplayTally:
-    """What the replay of a folder found, for its last line."""
+    """The findings of a folder's replay, for its last line."""
 
     conversations: int = 0
     same: int = 0

@@ -42,7 +42,7 @@ _WHOLE_TEXT = 1_000_000
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What the replay of a conversation found."""
+    """The findings of a conversation's replay."""
 
     request_id: str
     differences: Sequence[ReplayDifference] = ()
@@ -96,7 +96,7 @@ class Replay:
             self.runner.engine.take(request_id)
 
     def _unplayable(self, record: Mapping[str, Any]) -> str:
-        """Return why a record does not hold what a replay needs; "" if it does."""
+        """Return why a record is not enough for a replay; "" if it is."""
         sample = record["sample"]
         missing = [name for name in sample["tools"] if name not in self.runner.tools]
         missing += [name for name in [sample["interaction"]] if name and name not in self.runner.interactions]
@@ -156,7 +156,7 @@ class Replay:
         request: Request | None,
         generations: Sequence[Receipt] | None = None,
     ) -> ReplayResult:
-        """Compare what became of a conversation with its record."""
+        """Compare a conversation's outcome with its record."""
         receipts = self.runner.engine.take(outcome.request_id) if generations is None else generations
         step = int(record["step"])
         outputs = to_outputs(outcome, self.runner.output_settings, step) if diverged is None else []
@@ -169,6 +169,6 @@ class Replay:
         found = differences(record, now, None if diverged is None else diverged.turn)
         if diverged is not None:
             found.append(diverged)
-        if self.is_changed:  # what follows from the change is no difference of the code
+        if self.is_changed:  # an effect of the change is not a difference of the code
             found = [diverged] if diverged is not None else [each for each in found if each.field == "stop_reason"]
         return ReplayResult(str(record["request_id"]), found, outputs=outputs)

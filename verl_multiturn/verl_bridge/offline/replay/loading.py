@@ -1,7 +1,7 @@
 """From a run's file to a `Replay`: settings, tokenizer and template, tools and interactions as the run had them.
 
 Another tokenizer, template or list of schemas than the run's is refused, unless `--set` names the setting by which it
-came about: what differed would be that, and not today's code.
+came about: that would be the difference, and not today's code.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ def load_replay(run: Mapping[str, Any], changes: Changes = (), is_live: bool = F
 
 
 def changed_settings(settings: Mapping[str, Any], changes: Changes) -> tuple[DictConfig, set[str]]:
-    """Return a run's configuration with changes, and the whole names of what was changed.
+    """Return a run's configuration with changes, and the whole names of the changed settings.
 
     Raises:
-        ConfigError: There is no such setting, or a value is no YAML.
+        ConfigError: There is no such setting, or a value is not YAML.
     """
-    config = OmegaConf.create(as_texts(settings))  # they are resolved; what looks like a reference is a text
+    config = OmegaConf.create(as_texts(settings))  # they are resolved; a value like a reference is a text
     changed = set()
     for key, text in changes:
         name = _whole_name(config, key)
@@ -132,15 +132,15 @@ def _whole_name(config: DictConfig, key: str) -> str:
 def recorded_tools(yaml_file: Any, schemas: Sequence[Any]) -> dict[str, Any]:
     """Return the tools of a recorded run, none of which is called.
 
-    Those of classes and functions are built as a run builds them, from today's code. What cannot be built here, such as
-    the tools of an MCP server, is known by its recorded schema and its limits.
+    Those of classes and functions are built as a run builds them, from today's code. Tools that cannot be built
+    here, such as those of an MCP server, are known by their recorded schemas and limits.
 
     Args:
         yaml_file: Content of the tools' YAML; None: there was none.
         schemas: Schemas of all tools of the run, in their order.
 
     Raises:
-        ConfigError: One is no schema of a tool.
+        ConfigError: One is not a schema of a tool.
     """
     built: dict[str, Any] = {}
     unbuilt: list[Any] = []
@@ -151,7 +151,7 @@ def recorded_tools(yaml_file: Any, schemas: Sequence[Any]) -> dict[str, Any]:
             continue
         try:
             built |= {tool.name: tool for tool in build_tools(entry, where)}
-        except Exception as error:  # an author's code, which may need what is not here
+        except Exception as error:  # an author's code, which may need things that are missing here
             logger.warning("%s is known by its schema alone: %s", where, describe(error))
             unbuilt.append(entry.get("limits"))
     found: dict[str, Any] = {}
@@ -161,11 +161,11 @@ def recorded_tools(yaml_file: Any, schemas: Sequence[Any]) -> dict[str, Any]:
 
 
 def _of_today(entry: Any) -> Any:
-    """Return an entry of a recorded YAML without settings that are constants now: nobody can leave them out of it.
+    """Return an entry of a recorded YAML without settings that are constants now: they cannot be removed there.
 
     A class of the user's own may have settings of the same names, so that only a `config` of ours is changed.
     """
-    if not isinstance(entry, dict):  # whoever builds it says so
+    if not isinstance(entry, dict):  # its builder raises the error
         return entry
     gone = {"limits": ToolLimits.GONE}
     if str(entry.get("class_name", "")).startswith("verl_multiturn."):
@@ -212,7 +212,7 @@ def recorded_interactions(yaml_file: Any) -> dict[str, Interaction]:
         entry, where = _of_today(entry), f"the record's interaction[{index}]"
         try:
             made = build_interaction(entry, where)
-        except Exception as error:  # an author's code, which may need what is not here
+        except Exception as error:  # an author's code, which may need things that are missing here
             logger.warning("%s cannot be built here, its conversations are skipped: %s", where, describe(error))
             continue
         found[made.name] = made

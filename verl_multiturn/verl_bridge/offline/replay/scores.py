@@ -51,7 +51,7 @@ class Scores:
         """Return the whole reward of a conversation, as `ConversationLine.score` has it.
 
         Args:
-            record: Its record, from which the reward function gets what the data set says.
+            record: Its record, from which the reward function gets the data set's columns.
             outputs: Its replayed rows.
 
         Raises:
@@ -79,7 +79,7 @@ class Scores:
 
 
 def _columns(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the data set said of a conversation, under verl's names."""
+    """Return the data set's columns for a conversation, under verl's names."""
     return {
         "data_source": sample["data_source"],
         "reward_model": {"ground_truth": sample["ground_truth"]},

@@ -34,7 +34,7 @@ class VisionRotaryEmbedding(qwen2_5_vl.Qwen2_5_VisionRotaryEmbedding):
         """Return the angles `(N, D)` of positions.
 
         Args:
-            positions: Positions `(N, 1)`; or the single number N, which stands for the positions 0 to N - 1.
+            positions: Positions `(N, 1)`; or the single number N, which means the positions 0 to N - 1.
         """
         if positions.ndim == 0:
             positions = torch.arange(int(positions), device=self.inv_freq.device).unsqueeze(-1)

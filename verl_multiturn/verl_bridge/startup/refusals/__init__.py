@@ -1,4 +1,4 @@
-"""What the start-up check refuses, and warns of, in the one order in which it asks."""
+"""Refusals and warnings of the start-up check, in its one order."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def _ours(run: RunView) -> bool:
 
 
 VALUES = [Section("Values by themselves", [*values.VALUES, *loggers.NAMES])]
-"""Asked first: whoever asks further may take types for granted."""
+"""Checked first: later checks may take types for granted."""
 
 FILES = [Section("Files and folders", files.FILES)]
-"""Asked before all that needs them; they lie on the machine of the run alone."""
+"""Checked before all that needs them; they lie on the machine of the run alone."""
 
 BEFORE_PLATFORM = [
     Section("Places of settings", loops.PLACES),
@@ -42,7 +42,7 @@ BEFORE_PLATFORM = [
         "Settings that verl does not read", silent_settings.SILENT, silent_settings.applies, silent_settings.tell_all
     ),
 ]
-"""Asked before verl's old keys are moved, our rollout's name is verl's, and a platform fills in its settings."""
+"""Checked before verl's old keys are moved, our rollout's name is verl's, and a platform fills in its settings."""
 
 SETTINGS = [
     Section("Agent loop", loops.LOOPS),
@@ -72,7 +72,7 @@ LAST = [
     Section("Rows of the data", data_rows.DATA_ROWS, _ours),
     Section("Loggers", loggers.LOGGERS),
 ]
-"""Asked when all settings fit: rows are many, and accounts are those of the machine of the run."""
+"""Checked when all settings fit: rows are many, and accounts are those of the machine of the run."""
 
 OWN_CODE = [Section("Code of your own", [own_code.check_own_code])]
-"""Asked last, since an import may take long."""
+"""Checked last, since an import may take long."""

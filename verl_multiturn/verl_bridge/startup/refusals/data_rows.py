@@ -57,7 +57,7 @@ def rows_of(run: RunView, key: str) -> int | None:
 
 
 def _batch_of(run: RunView) -> int:
-    """Return how many rows verl takes at once; a batch that is not full is left out."""
+    """Return how many rows verl takes at once; a batch that is not full is dropped."""
     one_by_one = (
         run.our_trainer not in (None, "sync")
         or run.filter_metric is not None
@@ -76,7 +76,7 @@ def _too_few(run: RunView) -> dict[str, int] | None:
 
 
 def _is_scored_otherwise(run: RunView) -> bool:
-    """Tell whether no reward manager of verl's reads the rows."""
+    """Return whether no reward manager of verl's reads the rows."""
     modes = (run.settings.tool_reward.mode, run.settings.interaction_reward.mode)
     sections = ("reward.reward_model.enable", "reward_model.enable", "distillation.enabled")
     name = run.value("reward_model.reward_manager") or run.value("reward.reward_manager.name")
@@ -101,7 +101,7 @@ def _unscored(run: RunView) -> str:
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file, of a parquet file the columns that say how a row is scored."""
+    """Yield the rows of a file, of a parquet file the columns for the score of a row."""
     if path.suffix != ".parquet":
         yield from (row for row in read_rows(path, [path.suffix]) if isinstance(row, dict))
         return

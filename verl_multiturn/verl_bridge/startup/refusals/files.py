@@ -84,7 +84,7 @@ def _check_model(run: RunView, key: str) -> None:
 
 def check_data(run: RunView) -> None:
     """Refuse data files that verl cannot read, or that have no rows; with `data.custom_cls` any file will do."""
-    if run.value("data.custom_cls.path"):  # a class of the user's own reads what it likes
+    if run.value("data.custom_cls.path"):  # a class of the user's own reads any file
         return
     for key in ("data.train_files", "data.val_files"):
         listed = run.value(key)
@@ -132,7 +132,7 @@ def check_resume_mode(run: RunView) -> None:
 
 
 def _resumes_from(run: RunView) -> str | None:
-    """Return the checkpoint that the run is told to go on from; verl looks for it when all models are loaded."""
+    """Return the checkpoint that the run has to resume from; verl looks for it when all models are loaded."""
     return str(at_home(run.value(_RESUME))) if run.value(_MODE) == "resume_path" else None
 
 

@@ -15,7 +15,7 @@ BY_REWARD = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized",
 
 
 def filters(run: RunView) -> bool:
-    """Tell whether the rows are true of a run: it filters groups without signal."""
+    """Return whether the rows apply to a run: it filters groups without signal."""
     return run.settings.filter != "off"
 
 

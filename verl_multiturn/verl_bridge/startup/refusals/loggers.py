@@ -41,8 +41,8 @@ def check_logger_names(run: RunView) -> None:
 
 
 def check_loggers(run: RunView) -> None:
-    """Refuse a logger whose package is missing, or that nobody has logged in to."""
-    # In a cluster the logger may run on another machine, whose keys nobody can see from here.
+    """Refuse a logger whose package is missing, or that has no login."""
+    # In a cluster the logger may run on another machine, whose keys cannot be seen from here.
     is_elsewhere = has_other_environment(run.config) or run.cluster is not None
     for name in _names(run):
         if not has_other_environment(run.config) and name in _PACKAGES and find_spec(_PACKAGES[name]) is None:
@@ -69,7 +69,7 @@ def _variables(run: RunView) -> dict[str, str]:
 
 
 def _missing_key(name: str, variables: Mapping[str, str]) -> str:
-    """Return what a logger's account needs and lacks; empty where nothing is missing."""
+    """Return the key that a logger's account needs and lacks; empty if none is missing."""
     if name in ("wandb", _OLD_WANDB):
         host = urlsplit(variables.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
         there = (
@@ -96,7 +96,7 @@ def _missing_key(name: str, variables: Mapping[str, str]) -> str:
 
 
 def _in_netrc(path: str, host: str) -> bool:
-    """Tell whether a file of logins has one for a host; a file that cannot be read has none."""
+    """Return whether a file of logins has one for a host; a file that cannot be read has none."""
     try:
         return netrc.netrc(str(Path(path).expanduser())).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError, RuntimeError):

@@ -38,24 +38,24 @@ _RESPONSE_LENGTH = f"{_MULTI_TURN}.max_tool_response_length"
 _CHECK_MODE = f"{_MULTI_TURN}.tokenization_sanity_check_mode"
 # Values of that setting.
 _CHECK_MODES = ("disable", "ignore_strippable", "strict")
-# Agent loops of verl that never call a tool, and do not say so.
+# Agent loops of verl that never call a tool, without a warning.
 _TOOL_LESS_LOOPS = {"single_turn_agent"}
 
 
 def check_places(run: RunView) -> None:
-    """Refuse settings of ours that are misspelt, have a value that does not fit, or stand where nothing reads them."""
+    """Refuse settings of ours that are misspelt, have a value that does not fit, or are where nothing reads them."""
     check_place(run.config)
     settings_of(run.rollout)
 
 
 def tell_of_history(run: RunView) -> None:
-    """Tell that `custom.multiturn.proxy.history` has no other value than `sampled`, and that it will be refused."""
+    """Warn that `custom.multiturn.proxy.history` has no other value than `sampled`, and will be refused."""
     if OmegaConf.select(run.config, _HISTORY) is not None:
         run.tell(f"{_HISTORY}=sampled: sessions know no other history, and the next version refuses it; leave it out")
 
 
 def check_derived(run: RunView) -> None:
-    """Refuse state of the start-up check that stands among the words of the trainer's command."""
+    """Refuse state of the start-up check among the words of the trainer's command."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     keys = DERIVED.split(".")
@@ -70,7 +70,7 @@ def check_derived(run: RunView) -> None:
 
 
 def check_loop_names(run: RunView) -> None:
-    """Refuse an agent loop of which nobody knows, in the configuration or in the column `agent_name` of local rows."""
+    """Refuse an unknown agent loop, in the configuration or in the column `agent_name` of local rows."""
     if not run.knows_loops or own_loops(run.rollout.agent) or run.loops <= {*OUR_LOOPS, *LOOPS_OF_VERL}:
         return
     run.require_stack()  # a plugin of the user's may register others
@@ -190,8 +190,8 @@ def check_user_turns(model: str, rules: Sequence[Rule], settings: MultiTurnSetti
 def check_interactions(run: RunView) -> None:
     """Refuse interactions that cannot be loaded, and local data rows that name others or give them wrong arguments.
 
-    Without interactions, rows that hide a tool are refused: nobody could show it. So are rows that end in the
-    assistant's answer: nobody speaks next.
+    Without interactions, rows that hide a tool are refused: nothing could show it. So are rows that end in the
+    assistant's answer: there is no next speaker.
 
     Rows of a data set class of the user's own, and of files that are not local parquet files, are looked at only when
     their conversation begins.
@@ -243,7 +243,7 @@ def check_tools(run: RunView) -> None:
     """Refuse tools that cannot be loaded, or have a name that the model could not write in a call."""
     path, _ = run.tool_files
     if run.is_early and path and not run.will_be_made(path) and not Path(path).is_file():
-        load_tools(path)  # which says so
+        load_tools(path)  # which raises the error
     run.require_stack()
     check_tool_names(run, run.tools)
 
@@ -272,7 +272,7 @@ def _has_no_tools(run: RunView) -> bool:
 
 
 def _cut_tools(run: RunView) -> str:
-    """Return the tools that are told to keep longer answers than a conversation shows; empty: none."""
+    """Return the tools that keep longer answers than a conversation shows; empty: none."""
     if run.settings.observation_length is not None:
         return ""
     told = {name: limits_of(tool, CallLimits) for name, tool in run.tools.items()}

@@ -1,4 +1,4 @@
-"""Settings of a part that is off in a run, mostly of verl: each such part is told in a line, which names the switch."""
+"""Settings of a part that is off in a run, mostly of verl: each such part has one line, which names the switch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _off(patterns: str, switch: str, is_off: Callable[[RunView], Any]) -> Refusa
 
 
 def _is_as_the_actors(run: RunView, key: str) -> bool:
-    """Tell whether a critic's setting is what the actor's is: recipes set both, for the runs that have a critic."""
+    """Return whether a critic's setting equals the actor's: recipes set both, for the runs that have a critic."""
     for critic, actor in _COUNTERPARTS.items():
         if key.startswith(critic):
             return bool(run.value(key) == run.value(actor + key.removeprefix(critic)))

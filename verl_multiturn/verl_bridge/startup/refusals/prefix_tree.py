@@ -1,7 +1,7 @@
 """Refusals of `prefix_tree: on` with settings under which common prefixes cannot be computed once.
 
-With `auto` nothing is refused: the training engine computes row by row, and says why
-(`verl_bridge/prefix_tree/support.py`, which also knows what only the model can tell).
+With `auto` nothing is refused: the training engine computes row by row, and logs why
+(`verl_bridge/prefix_tree/support.py`, which also finds the model's reasons).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _row(key: str, when: Callable[[RunView], Any], why: str, remedy: str) -> Ref
 
 
 def is_on(run: RunView) -> bool:
-    """Tell whether the rows are true of a run: it ends where common prefixes cannot be computed once."""
+    """Return whether the rows apply to a run: it ends where common prefixes cannot be computed once."""
     return run.settings.prefix_tree == "on"
 
 

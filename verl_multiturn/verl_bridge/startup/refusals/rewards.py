@@ -47,7 +47,7 @@ def _rows_of(name: str) -> list[RefusalRow]:
 
 
 def scales(run: RunView) -> bool:
-    """Tell whether the rows of `OTC` are true of a run."""
+    """Return whether the rows of `OTC` apply to a run."""
     return run.settings.otc.form != "none"
 
 

@@ -1,4 +1,4 @@
-"""Refusals about the generation servers: whose they are, and what only ours, or only verl's, can do."""
+"""Refusals about the generation servers: whose they are, and features of ours alone, or of verl's alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STALENESS, _RATE = f"{PATH}.max_staleness", f"{_ROLLOUT}.over_sample_rate"
 
 
 def _row_of_adapters(key: str) -> RefusalRow:
-    # verl sends what `get_per_tensor_param()` gives, which for an adapter is the frozen base (verl issue 7495).
+    # verl sends the result of `get_per_tensor_param()`, which for an adapter is the frozen base (verl issue 7495).
     return RefusalRow(
         (key, "trainer.v1.trainer_mode"),
         when=lambda run: (

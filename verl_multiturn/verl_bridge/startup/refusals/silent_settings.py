@@ -1,7 +1,7 @@
-"""Settings of verl 0.9.1 that do nothing, or not what they say, with its V1 trainer and SGLang.
+"""Settings of verl 0.9.1 with no effect, or a wrong one, with its V1 trainer and SGLang.
 
-All that apply to a run are told in one message. `verl_keys.tsv` has which code reads each of verl's settings, and the
-reason and the remedy where they are the same for every run. Here stand those that depend on the run. A test looks that
+All that apply to a run are in one message. `verl_keys.tsv` has the code that reads each of verl's settings, and the
+reason and the remedy where they are the same for every run. Here are those that depend on the run. A test looks that
 each setting that the table calls unread has a reason there, or a row here or among the other refusals.
 """
 
@@ -51,7 +51,7 @@ def _without_megatron(run: RunView) -> bool:
     return not run.is_megatron
 
 
-# What would change what is learnt.
+# Settings that would change the training.
 
 
 def _ignored_clip_ratio(run: RunView) -> bool:
@@ -139,7 +139,7 @@ _LEARNING = [
     ),
 ]
 
-# What would change speed, memory or what is kept.
+# Settings that would change speed, memory or kept data.
 
 _FSDP_SECTIONS: Mapping[str, When] = {
     f"{_ACTOR}.fsdp_config": _always,
@@ -278,19 +278,19 @@ SILENT: list[Check] = [*_LEARNING, *_rows_of_table(REFUSE), *_COST, *_rows_of_ta
 
 
 def applies(run: RunView) -> bool:
-    """Tell whether the rows are true of a run: verl's V1 trainer, SGLang, and conversations or servers of ours."""
+    """Return whether the rows apply to a run: verl's V1 trainer, SGLang, and conversations or servers of ours."""
     return run.is_v1 and run.is_sglang and (run.runs_our_server or run.has_our_loop)
 
 
 def tell_all(run: RunView, rows: Sequence[Check]) -> None:
-    """Tell all silent settings of a run in one message.
+    """Report all silent settings of a run in one message.
 
     Args:
         run: A view of the configuration.
         rows: The rows of the settings.
 
     Raises:
-        ConfigError: A setting would change what is learnt, and `silent_settings` is `refuse`.
+        ConfigError: A setting would change the training, and `silent_settings` is `refuse`.
     """
     found: dict[bool, list[str]] = {True: [], False: []}
     for row in rows:

@@ -19,7 +19,7 @@ _DATABASES = ("sqlite", "mysql", "postgresql", "mssql")
 
 
 def check_backend(run: RunView) -> None:
-    """Refuse a name that verl does not know: it would trace nothing, and say nothing."""
+    """Refuse a name that verl does not know: it would silently trace nothing."""
     if (backend := run.value(_BACKEND)) is not None and backend not in TRACE_BACKENDS:
         hint = did_you_mean(str(backend), TRACE_BACKENDS)
         raise ConfigError(f"{_BACKEND}={backend!r}: expected one of {list(TRACE_BACKENDS)}{hint and '; ' + hint}")

@@ -2,7 +2,7 @@
 
 The trainer pads each batch to whole mini-batches (`_get_required_batch_multiple`), so a `train_batch_size` that is no
 multiple of the mini-batch is accepted. A mini-batch itself is divided among the data-parallel ranks and then into
-micro-batches (`engine_workers.py`, `train_mini_batch`), and there verl asserts that nothing is left over.
+micro-batches (`engine_workers.py`, `train_mini_batch`), and there verl asserts that nothing remains.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _row_of_steps(mode: str) -> RefusalRow:
 
 
 def _steps_apart(run: RunView) -> dict[str, int] | None:
-    """Return the rows of a step of `separate_async` where `train_batch_size` says another number."""
+    """Return the rows of a step of `separate_async` where `train_batch_size` is another number."""
     steps, mini, batch = (run.value(key) for key in (_APART, _MINI, "data.train_batch_size"))
     if run.our_trainer != "separate_async" or steps is None or batch == steps * mini:
         return None
@@ -140,7 +140,7 @@ def _gpus_of_a_model(part: Any) -> int:
 
 
 def _has_dynamic_parts(part: Any) -> bool:
-    """Tell whether Megatron decides for each batch how many ranks hold a row; verl then divides by another limit."""
+    """Return whether Megatron decides for each batch how many ranks hold a row; verl then divides by another limit."""
     return part.strategy == "megatron" and bool((part.get("megatron") or {}).get("dynamic_context_parallel"))
 
 
@@ -160,7 +160,7 @@ def _ranks_of_a_row(part: Any) -> int:
 
 
 def _parallel_misfit(section: str) -> RefusalRow:
-    """Return the row of parallel sizes of an actor or a critic that the trainer's GPUs are no multiple of."""
+    """Return the row of parallel sizes of an actor or a critic that do not divide the number of the trainer's GPUs."""
 
     def misfit(run: RunView) -> dict[str, int] | None:
         if section != _ACTOR and not run.has_critic:
@@ -188,8 +188,8 @@ def _row_of_micro_batches(
     Args:
         key: The number of tokens.
         part: Section of the model that computes the micro-batches.
-        switch: What in that section makes them as long as `key` says.
-        is_read: Tells whether a run has these micro-batches.
+        switch: Setting of that section that makes them as long as the value of `key`.
+        is_read: Returns whether a run has these micro-batches.
         default: The number where verl's YAML has none.
     """
 
@@ -213,7 +213,7 @@ def _row_of_micro_batches(
 
 
 def _actor_is_reference(run: RunView) -> bool:
-    """Tell whether the actor without its adapter is the reference."""
+    """Return whether the actor without its adapter is the reference."""
     return run.has_reference and any(map(run.value, _ADAPTER))
 
 

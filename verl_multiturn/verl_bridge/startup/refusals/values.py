@@ -1,4 +1,4 @@
-"""Refusals about values by themselves: their types, sizes below one, and names of algorithms that nobody has."""
+"""Refusals about values by themselves: their types, sizes below one, and names of unknown algorithms."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _row_of_size(key: str) -> RefusalRow:
 
 
 def _check_name(run: RunView, key: str, known: Collection[str], registered: Callable[[], Any]) -> None:
-    """Refuse a name that nobody has registered; one that is like none of verl's may be of the user's own code."""
+    """Refuse a name that is not registered; one that is like none of verl's may be of the user's own code."""
     name = run.value(key)
     if name is None or (name := str(getattr(name, "value", name))) in known:
         return
@@ -59,7 +59,7 @@ def _check_name(run: RunView, key: str, known: Collection[str], registered: Call
 
 
 def check_estimator(run: RunView) -> None:
-    """Refuse an `algorithm.adv_estimator` that nobody has registered."""
+    """Refuse an `algorithm.adv_estimator` that is not registered."""
 
     def registered() -> Any:
         from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
@@ -70,7 +70,7 @@ def check_estimator(run: RunView) -> None:
 
 
 def check_policy_loss(run: RunView) -> None:
-    """Refuse an `actor.policy_loss.loss_mode` that nobody has registered."""
+    """Refuse an `actor.policy_loss.loss_mode` that is not registered."""
 
     def registered() -> Any:
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY

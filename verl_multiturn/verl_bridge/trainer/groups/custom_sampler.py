@@ -1,4 +1,4 @@
-"""`CustomSampler`: stands for a replay buffer of the user's own class, which our hooks cannot ask about groups.
+"""`CustomSampler`: stand-in for a replay buffer of the user's own class, which our hooks cannot ask about groups.
 
 verl takes one from `trainer.v1.sampler.custom_sampler`. It chooses and filters the groups itself.
 """
@@ -38,11 +38,11 @@ class CustomSampler:
         return {}
 
     def take_evicted(self) -> list[str]:
-        """Return no group: nobody says which ones leave."""
+        """Return no group: those that leave are unknown."""
         return []
 
     def take_left(self) -> dict[str, list[str]]:
-        """Return no group: nobody says which ones leave."""
+        """Return no group: those that leave are unknown."""
         return {}
 
 
@@ -53,8 +53,8 @@ Sampler = BufferHooks | CustomSampler
 def look_after_sampler(sampler: Any, *looks: Callable[[], None]) -> None:
     """Let a sampler of the user's call `looks`, in order, each time that it lists TransferQueue in `sample`.
 
-    It waits in its own way, so that nothing else would find workers and servers that die meanwhile. One that does not
-    are on verl's `ReplayBuffer` is left alone.
+    It waits in its own way, so that nothing else would find workers and servers that die meanwhile. A sampler that
+    is not a `ReplayBuffer` of verl's is not changed.
     """
     if not isinstance(sampler, ReplayBuffer):
         return

@@ -1,11 +1,11 @@
 """DAPO's filter of groups (`algorithm.filter_groups`), which compares conversations here.
 
 verl leaves out a group whose rows all have the same number, since nothing can be learnt from it, and a fresh prompt
-takes its place. A row is not what is compared: one conversation may have several, and an invalid one has a score of 0
-that says nothing. So each valid conversation counts once, with one number:
+takes its place. Rows are not compared: one conversation may have several, and an invalid one has a score of 0
+without a meaning. So each valid conversation counts once, with one number:
 
-    metric `reward`     what the conversation earned in all its rows (stats, `conversation.score`)
-    any other metric    what the reward function reported under this name; 0 for a session whose agent failed, which
+    metric `reward`     the conversation's total over all its rows (stats, `conversation.score`)
+    any other metric    the reward function's report under this name; 0 for a session whose agent failed, which
                         has none, as verl's validation counts it
 
 A conversation of another agent loop than ours counts with its last row, the one that verl's GRPO compares.
@@ -13,7 +13,7 @@ A conversation of another agent loop than ours counts with its last row, the one
 Invariants:
 - a group is excluded if all its valid conversations have one number, or if fewer than two are valid: then there is
   nothing to compare. A group that is a single, valid conversation stays, as `rollout.n=1` is meant to have them;
-- of groups with fewer than two valid conversations a step replaces at most as many as it trains. What is more is
+- of groups with fewer than two valid conversations a step replaces at most as many as it trains. Further ones are
   trained, which changes nothing, so that a run in which every conversation fails goes on from step to step.
 """
 
@@ -40,7 +40,7 @@ TOO_FEW = math.nan
 """Verdict on a group with fewer than two valid conversations."""
 
 REWARD = "reward"
-"""The metric that is what a conversation earned."""
+"""The metric of a conversation's total reward."""
 
 
 LeftOut = Callable[[BatchRows], Collection[str]]
@@ -82,7 +82,7 @@ def verdicts(
         partition: The tags of all rows of the partition, by name.
         partition_id: TransferQueue's partition.
         metric: `algorithm.filter_groups.metric`.
-        left_out: Says which conversations count as invalid ones, too.
+        left_out: Returns the conversations that also count as invalid.
 
     Raises:
         ConfigError: The reward function does not report the metric.
@@ -110,7 +110,7 @@ def numbers_of(rows: BatchRows, metric: str, left_out: LeftOut = _nobody) -> dic
     Args:
         rows: The rows of finished groups.
         metric: `algorithm.filter_groups.metric`.
-        left_out: Says which conversations count as invalid ones, too.
+        left_out: Returns the conversations that also count as invalid.
 
     Raises:
         ConfigError: The reward function does not report the metric.
@@ -136,7 +136,7 @@ def _numbers(
 
 
 def _reported(key: RowKey, field: Any, stats: Mapping[RowKey, Stats], metric: str) -> float:
-    """Return what a reward function reported of a conversation under the metric's name."""
+    """Return a reward function's report of a conversation under the metric's name."""
     extra = getattr(field, "data", field)
     reported = (extra.get("reward_extra_info") if isinstance(extra, dict) else None) or {}
     if metric in reported:
@@ -164,7 +164,7 @@ class FinishedGroups(NamedTuple):
 
 
 class GroupFilter:
-    """Says which groups of a replay buffer leave it untrained: verl's filter, and without a metric none.
+    """Decides which groups of a replay buffer leave it untrained: verl's filter, and without a metric none.
 
     `replay_buffer.py` asks it for each list of finished groups; `hooks.py` asks it for `silent`, `pools` and `state`,
     which only `SignalFilter` has.
@@ -187,7 +187,7 @@ class GroupFilter:
     def __init__(self, metric: str | None = None, batch_size: int = 0) -> None:
         self.metric = metric
         self.left_out: LeftOut = _nobody
-        """Returns the conversations that the trainer will leave out, such as those that an outage has touched."""
+        """Returns the conversations that the trainer will leave out, such as those that an outage affected."""
         self._batch_size = batch_size
         self._verdicts: dict[str, float | None] = {}
         """Verdict on each finished group, which does not change any more."""
@@ -202,11 +202,11 @@ class GroupFilter:
         return {} if self.metric is None else {f"{PREFIX}filter_groups/too_few_valid": self._too_few_replaced}
 
     def state(self) -> dict[str, Any] | None:
-        """Return what a checkpoint keeps of the filter: nothing."""
+        """Return the filter's state for a checkpoint: none."""
         return None
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` of another filter returned: not at all."""
+        """Go on from the `state` of another filter: not at all."""
 
     def filtered(self, finished: FinishedGroups) -> tuple[set[str], Counter[float]]:
         """Return the groups that leave, and how many of the finished ones share each number.
@@ -239,7 +239,7 @@ class GroupFilter:
         self._too_few_replaced += len(uids & self._too_few())
 
     def drop(self, uids: Collection[str]) -> None:
-        """Forget groups that left untrained, for any cause."""
+        """Forget groups that were dropped untrained, for any cause."""
 
     def judge(self, batch: Batch, uids: Collection[str], step: int) -> None:
         """Look at the groups that were sampled for training.

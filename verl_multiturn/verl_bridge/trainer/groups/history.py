@@ -7,7 +7,7 @@ verl's checkpoint of TransferQueue still has them. They are named in a file besi
                                      "padding": [UID, …], "skipped": {"5": [UID, …]}, "queue": true, "filter": {…}}
 
 The last three are there with a filter of groups without signal alone (`signal_filter.py`). `skipped` are groups that
-were in a step's batch and had no signal, `filter` is what the filter knows, and `queue` says whether a checkpoint of
+were in a step's batch and had no signal, `filter` is the filter's state, and `queue` is whether a checkpoint of
 TransferQueue belongs to the file. In `sync` none does: there the file is written for the sake of the filter alone.
 
 Invariants, along the steps that lead to the weights of a checkpoint, whatever starts made them:
@@ -71,10 +71,10 @@ class History:
         """Write the file of a step's checkpoint, before verl writes its own.
 
         Args:
-            step: The step. Its checkpoint may be written again, with what was evicted meanwhile.
+            step: The step. Its checkpoint may be written again, with the groups that were evicted meanwhile.
             folder: Folder of the checkpoint, which exists.
             evicted: Uids that were evicted since this method was called last.
-            kept: What the filter of groups without signal keeps; None: there is none.
+            kept: State of the filter of groups without signal; None: there is none.
         """
         if step > self._saved:
             for noted in (self._trained, self._skipped):
@@ -95,7 +95,7 @@ class History:
             folder: Folder of the checkpoint.
 
         Returns:
-            What the filter of groups without signal kept; None: nothing.
+            State of the filter of groups without signal; None: none.
 
         Raises:
             ConfigError: The file of the checkpoint is torn.

@@ -8,7 +8,7 @@ strategy takes the finished groups with the earliest deadlines first (`rollout/g
     mask      nothing is evicted; the trainer leaves old tokens out of the loss        token_ages.py
     reroll    as `mask`; besides, the trainer begins late groups anew                  rerolls.py
 
-Without the setting verl's own rules hold. Which groups teach nothing is said by the buffer's filter: `group_filter.py`
+Without the setting verl's own rules hold. The buffer's filter decides which groups teach nothing: `group_filter.py`
 for verl's setting, `signal_filter.py` for ours. Only this module knows the methods of verl's replay buffers.
 """
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _TOLD_EVERY_S = 60.0
 _SHOWN = 5
 _ASKED_S = 1.0
-"""Seconds in which a worker has to say why a group failed."""
+"""Seconds in which a worker has to report why a group failed."""
 _LEFT = ("evicted", "filtered", "failed")
 """Causes for which groups leave, in the order of verl's reasons; `discarded` are those that were too many."""
 
@@ -56,7 +56,7 @@ class Waiter(Protocol):
 
 
 class Sleep:
-    """The waiter of a run in which nothing tells that a group has finished."""
+    """The waiter of a run in which nothing reports that a group has finished."""
 
     def wait(self, timeout_s: float) -> None:
         """Sleep for `timeout_s` seconds, as verl does."""
@@ -75,7 +75,7 @@ class BufferHooks:
     """Mixin for a replay buffer of verl, listed before it: it waits with a `Waiter`, and asks a filter.
 
     Each time that it has waited it calls `look_after`, with which the trainer looks after its servers. After a minute
-    it says for which groups it waits.
+    it logs for which groups it waits.
 
     Its metrics of a step are those of its filter, `raised` (conversations that raised since the step before),
     `listings` (how often all of TransferQueue was listed) and, where the trainer waited, `wake_ms`: milliseconds from
@@ -83,7 +83,7 @@ class BufferHooks:
     came at the end were rewarded and stored.
 
     Args:
-        filter: Says which groups leave untrained.
+        filter: Decides which groups leave untrained.
         batch_size: Number of groups that a training step takes in all its samples.
         arguments: Those of verl's class.
     """
@@ -113,7 +113,7 @@ class BufferHooks:
         """Serve a trainer whose training begins.
 
         Args:
-            waiter: What to wait with.
+            waiter: Waits for a group's end.
             look_after: Called each time that the buffer has waited.
             left_out: Returns the conversations that the trainer will leave out.
         """
@@ -130,7 +130,7 @@ class BufferHooks:
         """Return the step's metrics."""
         found: dict[str, float] = {f"{ASYNC_PREFIX}listings": self._listings}
         found[f"{PREFIX}raised"] = self.waiter.take_raised()
-        # A group's end may be told later than its status in TransferQueue, but not as late as the end of a step.
+        # A group's end may be reported later than its status in TransferQueue, but not as late as the end of a step.
         ends = [(woken, end) for woken, uids in self._woken if (end := self.waiter.end_of(uids)) is not None]
         if ends:
             woken, end = max(ends, key=lambda known: known[0] - known[1].conversation)
@@ -139,12 +139,12 @@ class BufferHooks:
         return found | self.filter.metrics()
 
     def take_evicted(self) -> list[str]:
-        """Return the uids of all groups that left untrained since the last call."""
+        """Return the uids of all groups that were dropped untrained since the last call."""
         evicted, self._evicted_uids = self._evicted_uids, []
         return evicted
 
     def take_left(self) -> dict[str, list[str]]:
-        """Return the uids of the groups that left untrained since the last call, by cause (`schema.StepLine`)."""
+        """Return the uids of groups that were dropped untrained since the last call, by cause (`schema.StepLine`)."""
         left, self._left = self._left, {}
         return left
 
@@ -246,7 +246,7 @@ class MultiTurnReplayBufferAsync(BufferHooks, ReplayBufferAsync):
 
     Args:
         bound: The bound of the ages; None: verl's own rules hold.
-        filter: Says which groups leave untrained.
+        filter: Decides which groups leave untrained.
         batch_size: Number of groups that a training step takes in all its samples.
         arguments: Those of verl's class.
     """

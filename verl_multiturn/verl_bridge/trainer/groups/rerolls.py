@@ -7,7 +7,7 @@ deadline has passed (`rollout/groups/staleness.py`) is cancelled, and its prompt
 
 Invariants:
 - no row of a cancelled attempt is taken for one of the new attempt: their uids differ, and neither holds a `_`;
-- the new attempt's tag says how often the prompt was begun anew, before any agent loop knows of it. TransferQueue
+- the new attempt's tag has the count of new attempts before any agent loop knows of it. TransferQueue
   merges a tag by reading it first, so that later writes could overtake the agent loop's `finished`.
 
 Two other ways were tried (`benchmarks.staleness --variants`). Cancelling right after a step's last sample takes as

@@ -3,18 +3,18 @@
 A group has a signal if two of its valid conversations earned different rewards (`group_filter.verdict`). Without one
 all its advantages are 0, and its rollouts teach nothing.
 
-    skip         a sampled group without signal stays in the batch; `silent` names it, and `spared.py` spares its work
+    skip         a sampled group without signal stays in the batch; `silent` names it, `skipped_rows.py` spares its work
     refill       it is evicted as soon as it has finished, and one fresh prompt takes its place
-    difficulty   as `skip`; what each group was decides which rows are drawn again      difficulty.py
+    difficulty   as `skip`; the results of groups decide which rows are drawn again      difficulty.py
 
 Invariants:
 - validation is not looked at;
 - who is right is decided by the rewards of the run so far (`reward_numbers.ScoreRange`), a checkpoint's among them;
-- a group is judged once: when it is sampled, or when it is evicted. Those that the trainer will leave out
+- a group gets one verdict: when it is sampled, or when it is evicted. Those that the trainer will leave out
   (`left_out`) do not count;
 - of `refill`: for each group that is evicted exactly one is submitted, so that none is generated in vain. A step
-  replaces at most `MOST_REPLACED` times as many as it trains; what comes then is trained, which changes nothing, so
-  that a run whose groups all have no signal goes on from step to step, and says so.
+  replaces at most `MOST_REPLACED` times as many as it trains; the further ones are trained, which changes nothing, so
+  that a run whose groups all have no signal goes on from step to step, and logs it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _COUNTS = ("groups", "conversations", "no_signal", "all_right", "all_wrong", "to
 
 
 class SignalFilter(GroupFilter):
-    """Says which groups have no signal, as `custom.multiturn.filter` asks.
+    """Decides which groups have no signal, as `custom.multiturn.filter` asks.
 
     Its metrics of a step, under `rollout/filter/`, are about the groups that it sampled or replaced:
     - `groups`, `conversations`: their numbers;
@@ -92,12 +92,12 @@ class SignalFilter(GroupFilter):
         return super().metrics() | {FILTER_PREFIX + name: number for name, number in counts.items()}
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the filter."""
+        """Return the filter's state for a checkpoint."""
         pools = {} if self.pools is None else {"pools": self.pools.state()}
         return {"mode": self.mode, "totals": dict(self.totals), "scores": list(self.scores.ends), **pools}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned.
+        """Go on from the result of `state`.
 
         Raises:
             LookupError, TypeError, ValueError: It is something else.
@@ -149,7 +149,7 @@ class SignalFilter(GroupFilter):
         }
 
     def _count(self, judged: float | None, conversations: int, right: bool, replaced: bool = False) -> None:
-        """Count a group by its verdict; `right` says whether each of its valid conversations is."""
+        """Count a group by its verdict; `right`: whether each of its valid conversations is."""
         found = Counter(groups=1, conversations=conversations, replaced=int(replaced))
         if judged is not None:
             cause = "too_few_valid" if math.isnan(judged) else "all_right" if right else "all_wrong"
@@ -180,7 +180,7 @@ class SignalFilter(GroupFilter):
             self._tell(step)
 
     def drop(self, uids: Collection[str]) -> None:
-        """Forget groups that left untrained: their rows may be drawn again."""
+        """Forget groups that were dropped untrained: their rows may be drawn again."""
         if self.pools is not None:
             self.pools.drop(uids)
 

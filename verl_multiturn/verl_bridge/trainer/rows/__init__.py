@@ -1,1 +1,1 @@
-"""Rows of a batch: what is done to them between generation and update."""
+"""Rows of a batch: the steps between their generation and their update."""

@@ -1,13 +1,13 @@
 """Our estimators of advantages, as verl calls them: `algorithm.adv_estimator=mt_grpo`, `mt_turns`, `mt_gigpo`.
 
 `advantages/turns.py` has the mathematics. verl gives a registered estimator rewards, masks and uids alone, so a hook
-says before which conversation and which turns the rows are of:
+first notes the conversation and the turns of each row:
 
     known_rows(rows)  →  verl's _compute_advantage  →  rewards of each turn  →  advantages of each turn  →  its tokens
 
 Invariants:
-- what verl's rewards have between the first token of a turn and that of the next one in the row belongs to the turn,
-  also where a KL penalty was subtracted. So the settings that say which rewards count hold here, too;
+- verl's rewards between the first token of a turn and that of the next one in the row belong to the turn,
+  also where a KL penalty was subtracted. So the settings of the rewards that count hold here, too;
 - the advantage of a turn goes to the same tokens, if they are trained;
 - verl's padding rows have advantages of 0. A row of another agent loop counts as one turn;
 - the reward of a whole session lies on the last token of its last row. It is not a turn's own (`GroupMember.outcome`).
@@ -97,7 +97,7 @@ def _known_row(key: RowKey, stats: dict[str, Any]) -> _AdvantageRow:
 
 
 def _with_session(row: _AdvantageRow, session: dict[str, Any]) -> _AdvantageRow:
-    """Return the last row of a session with what belongs to no token of the session.
+    """Return the last row of a session with the data that belong to no token of the session.
 
     The completions that are in no row have no tokens. Their rewards, and the session's, lie on the row's last token.
     """
@@ -121,7 +121,7 @@ def _compute(
         token_level_rewards: Reward of each response token, `(B, R)`.
         response_mask: 1 for each trained token, `(B, R)`.
         config: verl's section `algorithm`.
-        others: What else verl gives to estimators.
+        others: verl's other arguments of estimators.
     """
     known = _KNOWN.get()
     if known is None or len(known.rows) != len(response_mask):
@@ -156,7 +156,7 @@ def _compute(
 
 
 def _earning(row: _AdvantageRow, rewards: torch.Tensor) -> list[Turn]:
-    """Return the turns of a row with what their tokens earned; those without tokens keep their reward."""
+    """Return the turns of a row with the rewards of their tokens; those without tokens keep their reward."""
     earned = [float(rewards[turn.start : turn.end].sum()) for turn in row.turns]
     return [
         replace(turn, reward=own - (row.foreign if turn.end == _REST else 0.0)) if turn.sampled else turn
@@ -176,7 +176,7 @@ def _estimator(name: str, settings: MultiTurnSettings, config: Any) -> Estimator
 
 
 def _of_sessions(settings: MultiTurnSettings, config: Any) -> Estimator:
-    """Return what `mt_grpo` does with the sessions of agents; start-up refuses our other estimators for them."""
+    """Return the estimator of `mt_grpo` for the sessions of agents; start-up refuses our other estimators for them."""
     proxy = settings.proxy
     if proxy.credit == "session":
         return partial(of_conversations, std=_divides(config))

@@ -1,7 +1,7 @@
 """`BatchRows`: the rows of a batch of verl's trainers, as all our hooks of a step get them.
 
 verl names a row by a text and marks its padding in the row's tag. The names are taken apart here, and the marks are
-read here, once. What our agent loop says of the rows is fetched when a hook first asks for it, in each batch while verl
+read here, once. Our agent loop's stats of the rows are fetched when a hook first needs them, in each batch while verl
 computes the old log-probs.
 
 Most stages of verl return a new batch object with the same keys, and the batch of a whole step joins those of its
@@ -48,9 +48,9 @@ class BatchRows:
 
     @cached_property
     def stats(self) -> dict[RowKey, Stats]:
-        """What our agent loop said of each row. Padding, and rows of other agent loops, have no entry.
+        """The stats of our agent loop for each row. Padding, and rows of other agent loops, have no entry.
 
-        A row of an invalid conversation is invalid, too, whatever it says itself. `left_out` is the cause of a
+        A row of an invalid conversation is invalid, too, whatever its own stats are. `left_out` is the cause of a
         conversation that `leave_out` was called for.
         """
         missing = [key for key in self.real if key not in self._fetched]
@@ -109,7 +109,7 @@ class StepRows:
         self._last: BatchRows | None = None
 
     def of(self, batch: Batch) -> BatchRows:
-        """Return the rows of a batch of the step, made anew only where they differ from those that were asked last."""
+        """Return the rows of a batch of the step, made anew only where they differ from those of the last call."""
         if self._last is None or not self._last.are_of(batch):
             self._last = BatchRows(batch, self._fetched)
         return self._last

@@ -1,7 +1,7 @@
 """`EngineLogProbs`: takes the engine's log-probs for the old ones of a batch, where a sample of its rows allows it.
 
 A batch whose tokens all have the age 0 was sampled by the weights that are about to be trained. Its old log-probs then
-are those that came with the tokens, up to what engine and trainer compute differently. verl computes them again, a
+are those that came with the tokens, up to the differences of engine and trainer. verl computes them again, a
 forward pass over the whole batch. With `custom.multiturn.old_log_prob_bound` only a sample of the rows is computed:
 
     every token of age 0? ──no──────────────────────────▶ the pass over the whole batch, as verl's
@@ -12,7 +12,7 @@ forward pass over the whole batch. With `custom.multiturn.old_log_prob_bound` on
 
 Invariants:
 - a row has the old log-probs of one source: the trainer's pass, or the engine, to the bit;
-- what a step's error was is told, whatever came of it.
+- a step's error is reported, whatever its consequence.
 """
 
 from __future__ import annotations

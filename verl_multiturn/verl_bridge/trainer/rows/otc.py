@@ -31,7 +31,7 @@ class OtcScores:
         self._settings = settings
         self._r_tools: list[float] = []
         self.factors: dict[RowKey, float] = {}
-        """By what the scores of the last batch's correct answers were multiplied."""
+        """Factors of the scores of the last batch's correct answers."""
 
     def begin_step(self) -> None:
         """Forget the step before."""

@@ -27,8 +27,8 @@ def deal(
     Example: with two groups of two rows and two ranks, `deal("abab", [9, 1, 9, 1], 2) == [[0, 2], [1, 3]]`. On one rank
     they are `[[0, 2, 1, 3]]`: a rank's updates take its rows in this order.
 
-    Each update of each rank has as many rows as the one that is taught most (`spared.py`). So with silent groups the
-    others are dealt first, equally many rows to each rank, and both kinds alternate in a rank's order:
+    Each update of each rank has as many rows as the one that is taught most (`skipped_rows.py`). So with silent groups
+    the others are dealt first, equally many rows to each rank, and both kinds alternate in a rank's order:
     `deal("aabbccdd", [1] * 8, 2, silent="ac") == [[0, 1, 2, 3], [4, 5, 6, 7]]`.
 
     Args:
@@ -59,7 +59,7 @@ def deal(
     others = [rows for group, rows in rows_of.items() if group in silent]
     for kind in (taught, others):
         evenly = bool(others) and kind is taught
-        # The longest first, so that the short ones even out what remains.
+        # The longest first, so that the short ones even out the rest.
         longest = sorted(kind, key=lambda rows: -sum(lengths[row] for row in rows))
         for rows in [rows for rows in longest if not give(rows, evenly)]:
             for row in rows:  # no rank has room for the whole group

@@ -1,16 +1,16 @@
 """The rows of a conversation together weigh as one: `custom.multiturn.context.weight=conversation`.
 
-What a row weighs in verl's loss depends on `loss_agg_mode`: the number of its trained tokens, or, with
+A row's weight in verl's loss depends on `loss_agg_mode`: the number of its trained tokens, or, with
 `seq-mean-token-mean`, one. The advantages of a conversation's rows are multiplied by one factor, so that
 
     factor x (the sum of its rows' weights)   is the same for all conversations of the batch,
 
-and equal to the mean of these sums: the batch as a whole weighs what it did before.
+and equal to the mean of these sums: the batch as a whole keeps its weight.
 
 Invariants:
 - only advantages change, and no sign of one. verl's policy losses are proportional to advantages; its KL loss and
   entropy bonus do not use them, and are not weighted;
-- conversations without a trained token, and verl's padding rows, are left alone and counted nowhere.
+- conversations without a trained token, and verl's padding rows, are not changed and not counted.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ a forward and a backward pass all the same. So it leaves the update:
     spared    the rest
 
 verl divides a loss by the tokens, or by the rows, of an update. So the advantages of the rows that stay are multiplied,
-for the time of the update, by what the division would be wrong by:
+for the time of the update, by a correction of the division:
 
     token-mean       tokens in the loss, of the rows that stay ÷ of all rows of the update
     seq-mean-…       rows that stay ÷ all rows
@@ -19,10 +19,10 @@ An update without a taught row has fillers alone: as without a filter, its gradi
 weights.
 
 The groups of `silent` (`signal_filter.py`) have no signal: their advantages are made exactly 0, and their old
-log-probabilities are not computed. In their place stands what the engine said; nothing reads it but the certificate.
+log-probabilities are not computed. The engine's values are in their place; only the certificate reads them.
 
 Invariants:
-- loss and gradient of an update are what they were with all rows, up to rounding (`benchmarks.filters`);
+- loss and gradient of an update are those with all rows, up to rounding (`benchmarks.filters`);
 - the batch itself keeps all its rows: scores, metrics and records are of all of them.
 """
 
@@ -48,13 +48,13 @@ from verl_multiturn.verl_bridge.compat.row_store import (
 from verl_multiturn.verl_bridge.trainer.report import FILTER_PREFIX
 
 NEITHER, TRAINED, TAUGHT = range(3)
-"""What a row is worth to an update: nothing; it has a trained token; one with an advantage other than 0."""
+"""A row's worth to an update: nothing; it has a trained token; one with an advantage other than 0."""
 _MICRO = "micro_batch_size_per_gpu"
 _OF_ROWS = ("seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 
 
 class UpdateRows(NamedTuple):
-    """What stays of a batch."""
+    """The rows of a batch that stay."""
 
     kept: list[int]
     """Indices of its rows, in the order in which ranks and updates take them."""
@@ -102,7 +102,7 @@ class SkippedRows:
     """The rows that a trainer spares.
 
     Their metrics of a step, under `rollout/filter/`:
-    - `spared_rows`: rows of its batches that left the update;
+    - `spared_rows`: rows of its batches that were skipped in the update;
     - `spared_log_probs`: rows whose old log-probabilities were not computed.
 
     Args:
@@ -114,7 +114,7 @@ class SkippedRows:
         self._group_size = int(config.actor_rollout_ref.rollout.n)
         self._bypass = bool((config.algorithm.get("rollout_correction") or {}).get("bypass_mode"))
         loss_mode = (actor.get("policy_loss") or {}).get("loss_mode", "vanilla")
-        # SAPO's loss has this mode, whatever the setting says.
+        # SAPO's loss has this mode, whatever the setting.
         self._mode = "seq-mean-token-mean" if loss_mode == "sapo" else actor.get("loss_agg_mode", "token-mean")
         rollout = config.actor_rollout_ref.rollout
         self._micro = 0 if actor.get("use_dynamic_bsz") else int(actor.get("ppo_micro_batch_size_per_gpu") or 0)
@@ -188,7 +188,7 @@ class SkippedRows:
         return thin(worth, size, ranks, self._group_size, self._micro)
 
     def count(self, rows: int) -> None:
-        """Note that so many rows left an update."""
+        """Note that so many rows were skipped in an update."""
         self._rows += rows
 
     @contextmanager
@@ -200,7 +200,7 @@ class SkippedRows:
         Args:
             batch: verl's batch.
             names: The rows of the updates with a trained token, in order.
-            thinned: What stays of these.
+            thinned: Those of them that stay.
             size: Number of rows in one update.
             ranks: Number of data-parallel ranks.
         """
@@ -221,7 +221,7 @@ class SkippedRows:
     def _factors(
         self, names: Sequence[str], thinned: UpdateRows, partition_id: str, size: int, ranks: int
     ) -> list[float]:
-        """Return for each update what its loss has to be multiplied by."""
+        """Return for each update the factor of its loss."""
         updates = 1 + max(thinned.of_update)
         if self._mode in _OF_ROWS:
             return [len(thinned.kept) / updates / size] * updates

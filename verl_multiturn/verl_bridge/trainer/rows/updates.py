@@ -3,7 +3,7 @@
 verl counts a batch's updates by its rows. Where conversations have several rows, the updates are counted by prompts:
 
     updates = prompts / ppo_mini_batch_size, rounded up
-    rows    = the batch's, and rows of padding up to a multiple of what can be divided into these updates
+    rows    = the batch's, and rows of padding up to a multiple that divides into these updates
 
 Updates without a trained token are skipped.
 
@@ -40,7 +40,7 @@ class TrainedUpdates:
 
     Args:
         group_size: `rollout.n`.
-        spared: What spares rows without advantages in the actor's updates; None: nothing does.
+        spared: Skips rows without advantages in the actor's updates; None: all stay.
     """
 
     def __init__(self, group_size: int, spared: SkippedRows | None = None) -> None:

@@ -1,11 +1,11 @@
-"""Advantages, with invalid conversations left out of their group.
+"""Advantages, with invalid conversations excluded from their group.
 
 Our own estimators (`advantages.py`) leave invalid conversations out themselves. For verl's this holds:
 - the advantages of a group are those that verl's estimator computes from its valid conversations alone. An invalid
   conversation has the advantage 0. A single valid conversation has 0 as well, since there is nothing to compare it with
   (verl would give it its raw score);
 - with `rollout.n=1` groups of one are intended, and keep their advantages. verl's padding rows, and estimators that
-  compare nothing within a group, are left alone too;
+  compare nothing within a group, are not changed either;
 - a batch without a trained token gets advantages of 0. verl cannot compute any for it, and would end the run.
 """
 
@@ -101,7 +101,7 @@ def _single(rows: BatchRows, left_out: set[RowKey]) -> set[RowKey]:
 
 def _put_advantages(keys: Sequence[RowKey], partition_id: str, estimator: str, config: DictConfig) -> None:
     """Compute and write the advantages of these rows, as verl does for a whole batch."""
-    # `response_mask` is already what rejection sampling left; `token_level_rewards` exists only with a KL penalty.
+    # `response_mask` already has rejection sampling in it; `token_level_rewards` exists only with a KL penalty.
     fields = ["uid", "response_mask", "rm_scores"]
     if config.algorithm.use_kl_in_reward:
         fields.append("token_level_rewards")
