@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import griffe
 
@@ -219,18 +219,18 @@ def _shown(value: Any) -> str:
 
 
 _WORDS = {"float": "number", "int": "whole number", "bool": "`True`, `False`", "str": "text", "None": "`null`"}
-_ALIASES = {
-    "ImportanceWeight": "Literal['exact', 'truncated', 'verl']",
-    "OutageMode": "Literal['pause', 'mask', 'off']",
-    "FilterMode": "Literal['off', 'skip', 'refill', 'difficulty']",
-    "PrefixTree": "Literal['auto', 'on', 'off']",
-}
+
+
+def _literal(annotation: str) -> str:
+    """Return the `Literal[…]` that a name of `config` stands for; any other annotation as it is."""
+    alias = getattr(config, annotation, None)
+    alias = get_args(alias)[0] if get_origin(alias) is Annotated else alias
+    return f"Literal{list(get_args(alias))!r}" if get_origin(alias) is Literal else annotation
 
 
 def _values(annotation: str) -> str:
-    annotation = _ALIASES.get(annotation, annotation)
     found = []
-    for part in annotation.split(" | "):
+    for part in map(_literal, annotation.split(" | ")):
         if part.startswith("Literal["):
             found += [f"`{value}`" for value in ast.literal_eval(f"[{part[8:-1]}]")]
         elif part.startswith(("list", "tuple")):

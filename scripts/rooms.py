@@ -10,7 +10,7 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,16 +47,20 @@ def modules(root: Path = ROOT) -> Mapping[str, Path]:
 def names_of(path: Path) -> tuple[frozenset[str], frozenset[str]]:
     """Return the names that a file imports, a module's names with the module before them: all, and those on top."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return _names_in(ast.walk(tree)), _names_in(tree.body)
+    at = max((number for number, part in enumerate(path.parts) if part == "verl_multiturn"), default=len(path.parts))
+    package = path.parts[at:-1]
+    return _names_in(ast.walk(tree), package), _names_in(tree.body, package)
 
 
-def _names_in(nodes: Iterable[ast.AST]) -> frozenset[str]:
+def _names_in(nodes: Iterable[ast.AST], package: Sequence[str]) -> frozenset[str]:
     names: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else ()
+            module = ".".join([*above, *filter(None, [node.module])])
+            names |= {f"{module}.{alias.name}" for alias in node.names}
     return frozenset(names)
 
 
@@ -70,6 +74,20 @@ def imports(root: Path = ROOT) -> dict[str, set[str]]:
         }
         found[module] = {name if name in known else name.rpartition(".")[0] for name in ours} & known.keys() - {module}
     return found
+
+
+def strange(root: Path = ROOT) -> list[str]:
+    """Return the imports from this package of no known module, nor of a name in one: such an arrow is not seen."""
+    known = modules(root)
+    return [
+        f"{module} imports {name}"
+        for module, path in known.items()
+        for name in sorted(names_of(path)[0])
+        if name.startswith("verl_multiturn.")
+        and name != "verl_multiturn.__version__"
+        and not {name.removeprefix("verl_multiturn."), name.rpartition(".")[0].removeprefix("verl_multiturn.")}
+        & known.keys()
+    ]
 
 
 def arrows(root: Path = ROOT, inside: str = "") -> dict[tuple[str, str], list[str]]:

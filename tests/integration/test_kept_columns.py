@@ -38,6 +38,18 @@ def make_config(**changes: Any) -> Any:
                 "verl_multiturn.verl_bridge.workers.manager.MultiTurnManager"
             )
         },
+        # By the names of 0.1, which a run's configuration may have: `old_names.tsv`.
+        {
+            "data__custom_cls": {
+                "path": "pkg://verl_multiturn.verl_bridge.trainer.numbered_rows",
+                "name": "NumberedRows",
+            }
+        },
+        {
+            "actor_rollout_ref__rollout__agent__agent_loop_manager_class": (
+                "verl_multiturn.verl_bridge.loops.manager.MultiTurnManager"
+            )
+        },
     ],
 )
 def test_verls_and_our_classes_need_few(changes: dict[str, Any]) -> None:
@@ -104,3 +116,25 @@ def test_verl_reads_no_other_column_of_a_row() -> None:
     }  # fmt: skip
     assert {"uid", "raw_prompt", "data_source", "reward_model", "num_turns", "extra_fields"} <= named
     assert named - made - computed - set(AgentLoopOutput.model_fields) == set(FEW)
+
+
+@pytest.mark.parametrize("room", ["loops", "workers"])
+def test_our_manager_is_ours_by_its_old_name_too(room: str) -> None:
+    from omegaconf import OmegaConf
+
+    from verl_multiturn.verl_bridge.settings import own_loops, own_manager
+
+    manager = f"verl_multiturn.verl_bridge.{room}.manager.MultiTurnManager"
+    agent = OmegaConf.create({"agent_loop_config_path": None, "agent_loop_manager_class": manager})
+    assert own_manager(agent) is None
+    assert not own_loops(agent)
+
+
+@pytest.mark.parametrize("module", ["numbered_rows", "data_set"])
+def test_the_loops_of_our_data_set_are_known_by_its_old_name_too(module: str) -> None:
+    from verl_multiturn.verl_bridge.settings import agent_loops
+
+    path = f"pkg://verl_multiturn.verl_bridge.trainer.{module}"
+    config = make_config(data__custom_cls={"path": path}, data__train_files=[], data__val_files=[])
+    config.actor_rollout_ref.rollout.agent.default_agent_loop = "multiturn_agent"
+    assert agent_loops(config) == ({"multiturn_agent"}, True)

@@ -67,7 +67,10 @@ class PerLoop(Generic[T]):
         """
         of_loop = self._of_loop()
         if self._counted and not of_loop.conversations:
-            raise RuntimeError("no conversation is open on this event loop; call it between `create` and `release`")
+            raise RuntimeError(
+                "no conversation is open on this event loop; call it between `create` and `release`, and from a "
+                "`create` or `start` of your own call that of the class you derive from"
+            )
         if key not in of_loop.resources:
             of_loop.resources[key] = open_resource()
         return of_loop.resources[key]

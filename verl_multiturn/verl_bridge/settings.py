@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.old_names import name_of_today
 from verl_multiturn.verl_bridge.names import MANAGER, NUMBERED_ROWS, OUR_LOOPS, PROXY_LOOP, ROLLOUT, SGLANG
 
 _MODEL = "actor_rollout_ref.model"
@@ -48,7 +49,7 @@ def agent_loops(config: DictConfig, files: Sequence[str] = ("train_files", "val_
     agent = config.actor_rollout_ref.rollout.agent
     default = agent.default_agent_loop
     loops: set[str] = set()
-    known = OmegaConf.select(config, "data.custom_cls.path") in (None, "", NUMBERED_ROWS[0])
+    known = name_of_today(OmegaConf.select(config, "data.custom_cls.path") or "") in ("", NUMBERED_ROWS[0])
     for key in files:
         listed = OmegaConf.select(config, f"data.{key}")
         for file in [listed] if isinstance(listed, str) else list(listed or []):
@@ -65,8 +66,8 @@ def own_loops(agent: DictConfig) -> bool:
 
 def own_manager(agent: DictConfig) -> str | None:
     """Return the agent-loop manager of the user's own; None when verl's or ours runs."""
-    manager: str | None = agent.get("agent_loop_manager_class")
-    return None if manager in (None, "", MANAGER) else manager
+    manager: str = agent.get("agent_loop_manager_class") or ""
+    return None if name_of_today(manager) in ("", MANAGER) else manager
 
 
 def _agent_names(file: str) -> set[str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import urllib.error
 import urllib.request
@@ -238,3 +239,20 @@ def test_what_cannot_be_examined_says_nothing() -> None:
 
     assert _of_nobody(Odd("refused"), {"q": "weather"}) == "outage"
     assert next_try_s(Odd("refused")) is None
+
+
+@pytest.mark.parametrize(
+    "room", ["sandbox.sandbox.Sandbox", "workspaces.workspace.WorkspacePool", "verdicts.verdict.Judge"]
+)
+def test_what_a_program_of_the_models_printed_is_the_models(room: str) -> None:
+    """Whatever object a tool has that out of: a model could begin an outage by an unreadable output otherwise."""
+    module, _, name = f"verl_multiturn.{room}".rpartition(".")
+    kind = getattr(importlib.import_module(module), name)
+
+    def read(printed: str) -> Any:
+        runs_it = object.__new__(kind)
+        return json.loads(printed), runs_it
+
+    with pytest.raises(json.JSONDecodeError) as caught:
+        read("Traceback of the model's program")
+    assert cause_of(caught.value, "model", (), WrittenTexts(["{}"]), None) == "model"

@@ -3,8 +3,14 @@
 import importlib
 import importlib.util
 import re
+import subprocess
 import sys
+import threading
+import time
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -80,3 +86,39 @@ def test_a_documented_name_beside_foreign_packages_is_still_there(name: str) -> 
     place = ROOT.joinpath(*old_names().get(module, module).split("."))
     path = place.with_suffix(".py") if place.with_suffix(".py").is_file() else place / "__init__.py"
     assert module == name or re.search(rf"\b{name.rpartition('.')[2]}\b", path.read_text())
+
+
+def test_threads_that_import_an_old_name_at_once_all_get_what_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one finds the entry of the first in `sys.modules` while that still imports."""
+    real, began, names = importlib.import_module, threading.Event(), list[str]()
+
+    def slow(name: str, package: str | None = None) -> ModuleType:
+        if name == "verl_multiturn.clients.http_connections":
+            began.set()
+            time.sleep(0.3)
+        return real(name, package)
+
+    def read() -> None:
+        from verl_multiturn.http_connections import Route
+
+        names.append(Route.__module__)
+
+    monkeypatch.setattr("verl_multiturn.old_names.importlib.import_module", slow)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = threading.Thread(target=read)
+        first.start()
+        assert began.wait(10)
+        second = threading.Thread(target=read)
+        second.start()
+        first.join()
+        second.join()
+    assert names == ["verl_multiturn.clients.http_connections"] * 2
+
+
+def test_a_command_of_an_old_name_runs_the_module(tmp_path: Path) -> None:
+    """`python -m verl_multiturn.launch.checkpoint_evaluations` is a documented command of 0.1."""
+    words = [sys.executable, "-m", "verl_multiturn.launch.checkpoint_evaluations", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "is now 'verl_multiturn.runs.checkpoint_evaluations'" in done.stderr

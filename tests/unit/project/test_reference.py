@@ -1,10 +1,11 @@
 """The pages of reference agree with the code. Those of refusals and of records have tests beside their tables."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from scripts.reference import API, pages
+from scripts.reference import API, _values, pages
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -19,6 +20,11 @@ def written() -> dict[Path, str]:
 def test_the_page_is_what_the_code_writes(name: str, written: dict[Path, str]) -> None:
     path = ROOT / "docs" / "reference" / f"{name}.md"
     assert path.read_text(encoding="utf-8") == written[path], "run python -m scripts.reference"
+
+
+def test_the_values_of_a_setting_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl_multiturn.config.FilterMode", Literal["off", "new"])
+    assert _values("FilterMode | None") == "`off`, `new`, `null`"
 
 
 def test_each_public_name_has_its_place() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.rooms import BRIDGE, circle, modules, names_of, order_of, upward
+from scripts.rooms import BRIDGE, circle, modules, names_of, order_of, strange, upward
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "verl_multiturn"
@@ -40,6 +40,28 @@ def test_rooms_import_one_way() -> None:
 
 def test_the_rooms_of_the_bridge_import_one_way() -> None:
     assert not upward(inside=BRIDGE)
+
+
+def test_every_import_of_ours_is_of_a_module_that_the_other_tests_see() -> None:
+    """An old name, or one that `verl_multiturn` itself imports lazily, would be an arrow that nobody counts."""
+    assert not strange()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["from verl_multiturn.cli import main", "from .cli import main", "from . import cli", "from .cli.main import x"],
+)
+def test_an_import_that_runs_up_is_found_however_it_is_written(line: str, tmp_path: Path) -> None:
+    (tmp_path / "docs" / "reference").mkdir(parents=True)
+    page = "# The rooms\n\n| `describe.py` | words |\n| `cli/` | commands |\n"
+    (tmp_path / "docs" / "reference" / "rooms.md").write_text(page)
+    package = tmp_path / "verl_multiturn"
+    for name in ("__init__.py", "cli/__init__.py", "cli/main.py"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text("")
+    (package / "describe.py").write_text(f"def show():\n    {line}\n")
+    (found,) = upward(tmp_path)
+    assert found.startswith("describe imports cli")
 
 
 def test_all_rooms_are_documented_and_each_once() -> None:

@@ -135,6 +135,22 @@ def test_a_full_disk_is_said_once_and_the_run_goes_on(
     assert [(each["step"], each["join"] is None) for each in lines(tmp_path)] == [(1, True), (2, True), (3, False)]
 
 
+def test_joins_that_are_written_say_nothing_of_lines_that_are_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(record_writer, "append_lines", full)
+    writer = StepWriter(tmp_path, START)
+    for step in (1, 2, 3):
+        writer.join(False, step, lambda: table_of([row()]))
+        writer.line(line(step))
+        settle(writer)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["joins and steps are lost"]
+    writer.close()
+
+
 def test_lines_that_are_late_until_the_end_are_counted_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

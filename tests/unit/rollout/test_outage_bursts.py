@@ -14,9 +14,11 @@ from tests.scripted import CALL
 from tests.unit.calls.test_outages import Service, call, process
 from tests.unit.rollout.test_outage_ends import Remote, Run
 from verl_multiturn import StopReason
+from verl_multiturn.calls.outages.breaker import WINDOW_S
 from verl_multiturn.calls.outages.guarded_call import GuardedCall
 from verl_multiturn.calls.outages.process import HOLD_S, REPORT_S, Watch
 from verl_multiturn.calls.outages.store import OutageStore
+from verl_multiturn.tools.running.results import CallStatus
 
 
 class Slow(Service):
@@ -245,6 +247,37 @@ async def test_whole_groups_whose_calls_ran_are_valid_and_have_seen_nothing() ->
     assert all(outcome.valid and not outcome.outages for outcome in outcomes)
     assert not any("down" in CharTokenizer().decode(outcome.trajectory.ids) for outcome in outcomes)
     assert all(call.seconds == pytest.approx(0.3) for outcome in outcomes for call in outcome.calls)
+
+
+async def test_a_failure_of_long_ago_takes_nothing_from_a_burst() -> None:
+    """A step may end with one failure, and the service be down when the next one begins."""
+    service, watch = Slow(0.01, 0.5), process()
+    service.is_up = False
+    assert await call(watch, "lone", service.answer, repeat=True) == "told: down"
+    await asyncio.sleep(WINDOW_S + 1)
+    calls = await begin([watch], service, 64)
+    await asyncio.sleep(30)
+    assert not any(each.done() for each in calls)
+    service.is_up = True
+    assert await asyncio.gather(*calls) == ["fine"] * 64
+
+
+async def test_a_call_that_is_made_again_gets_what_the_model_wrote() -> None:
+    class Taking(Remote):
+        async def execute(self, instance_id: str, parameters: dict[str, object], **kwargs: object) -> object:
+            taken = {"text": parameters.pop("text")}
+            await asyncio.sleep(0.3)
+            return await super().execute(instance_id, taken, **kwargs)
+
+    tool = Taking()
+    run = Run(tool)
+    playing = [asyncio.create_task(run.play(f"c{each}", [CALL, "ok"])) for each in range(16)]
+    await asyncio.sleep(0.1)
+    tool.down = {"execute"}
+    await asyncio.sleep(30)
+    tool.down = set()
+    outcomes = await asyncio.gather(*playing)
+    assert [call.status for outcome in outcomes for call in outcome.calls] == [CallStatus.OK] * 16
 
 
 async def test_a_call_lasts_as_long_as_it_ran_however_long_its_failure_is_held() -> None:

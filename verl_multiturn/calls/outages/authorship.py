@@ -66,7 +66,8 @@ _ANSWERS = ("aiohttp.client_reqrep", "httpx._models", "httpx2._models", "request
 """Modules of clients whose frames show that an answer was read."""
 _OF_ANSWERS = (*_ANSWERS, "http.client", "httpx", "httpx2")
 """Modules of the classes of answers and connections."""
-_PROGRAMS = ("subprocess", "asyncio.subprocess", "pathlib", "verl_multiturn.sandbox", "verl_multiturn.workspaces")
+_ROOMS = ("sandbox", "workspaces", "verdicts")
+_PROGRAMS = ("subprocess", "asyncio.subprocess", "pathlib", *(f"verl_multiturn.{room}" for room in _ROOMS))
 """Modules of the objects through which a tool reads the output of the model's programs and files."""
 _FILES = ("TextIOWrapper", "BufferedReader")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)

@@ -43,7 +43,8 @@ TOLD_S = 10.0
 _BESIDE_S = 1.0
 """Seconds after a call within which another one began beside it."""
 HOLD_S = 2.0
-"""Seconds after the first failure since a call was answered within which failures are held."""
+"""Seconds after the first failure since a call was answered, or none failed for `WINDOW_S`, within which failures are
+held."""
 REPORT_S = 0.5
 """Seconds for which sums of calls are gathered."""
 _AGAIN_S = (0.1, 5.0)
@@ -85,7 +86,8 @@ class Watch:
         self.running: dict[object, float] = {}
         self.newest = self.newest_answered = -inf
         self._failing_since = inf
-        """When the first call failed since one was answered, or the breaker changed."""
+        """When the first call failed since one was answered, the breaker changed, or none failed for a while."""
+        self._failed_at = -inf
         self._held: dict[asyncio.Future[None], float] = {}
         """The failures that are held, with the time at which the call failed."""
 
@@ -139,6 +141,9 @@ class Watch:
         Args:
             failed_at: Time of the loop's clock at which it failed.
         """
+        if failed_at > self._failed_at + WINDOW_S:  # the failures before say nothing of this one
+            self._failing_since = failed_at
+        self._failed_at = failed_at
         self._failing_since = min(self._failing_since, failed_at)
         return failed_at < self._failing_since + HOLD_S
 

@@ -262,6 +262,11 @@ class LineFile:
         self._losses = Losses(f"lines of {what}", path)
         self._held: list[bytes] = []
 
+    @property
+    def is_late(self) -> bool:
+        """Return whether there are lines that the file has not taken yet."""
+        return bool(self._held)
+
     def hold(self, lines: Sequence[bytes]) -> None:
         """Take lines that are to be written next."""
         self._held += lines

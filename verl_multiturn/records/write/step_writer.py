@@ -95,7 +95,8 @@ class StepWriter:
             except Exception as error:  # an error of a step's record must not end the run
                 self._losses.add(f"it could not be made: {describe(error)}", task.is_join)
             else:
-                self._losses.end()
+                if not self._lines.is_late:
+                    self._losses.end()
 
     def _write_run(self, make: Callable[[], dict[str, Any]]) -> None:
         run_file.write_whole(run_file.path_of(self.folder, self.start), line_of(make()).decode())

@@ -366,10 +366,11 @@ class ToolSession:
         """
         loop = asyncio.get_running_loop()
         until = slot.started + gate.timeout_s
+        is_repeated = gate.limits.retries > 0 or gate.owner.roles["execute"] == "repeatable"
         while True:
             result.attempts += 1
             alarms = None if result.attempts == 1 else Alarms(until - loop.time())
-            given = copy.deepcopy(arguments) if gate.limits.retries else arguments
+            given = copy.deepcopy(arguments) if is_repeated else arguments
             try:
                 return await self._calls[gate.name].call("execute", given, slot=slot, alarms=alarms)
             except (TimedOutError, ToolContractError, ValueError):

@@ -17,6 +17,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
+from verl_multiturn.old_names import name_of_today
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.compat.row_store import NewRow
 from verl_multiturn.verl_bridge.loops.rewards import share_score
@@ -109,5 +110,10 @@ def own_reader(config: DictConfig) -> str | None:
         "actor_rollout_ref.model.external_lib": (None, ""),
         "skip.rollout_tq.enable": (None, False),  # verl keeps the rows as a file then
     }
-    others = (key for key, values in usual.items() if OmegaConf.select(config, key) not in values)
+    given = {key: OmegaConf.select(config, key) for key in usual}
+    others = (key for key, each in given.items() if _of_today(each) not in usual[key])
     return next(others, "another plug-in of verl" if has_other_plugins() else None)
+
+
+def _of_today(value: Any) -> Any:
+    return name_of_today(value) if isinstance(value, str) else value
