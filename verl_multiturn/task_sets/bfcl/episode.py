@@ -134,3 +134,7 @@ class DialogueEpisode:
         calls = sum(map(len, self.dialogue.gold))
         same = list(verdicts[-1].same.values()) if self.over else [False]
         return 0.5 * sum(same) / max(1, len(same)) + (0.5 * matched / calls if calls else 0.5)
+
+
+Episode = DialogueEpisode
+"""The name in version 0.1, until 2027-06-01."""

@@ -134,3 +134,7 @@ def _is_too_large(files: Any) -> bool:
             if hasattr(item, "contents"):
                 waiting.append(item)
     return False
+
+
+Worlds = DialogueWorlds
+"""The name in version 0.1, until 2027-06-01."""
