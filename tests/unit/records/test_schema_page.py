@@ -22,6 +22,6 @@ def test_each_entry_and_column_is_on_the_page() -> None:
 def test_a_section_begins_with_what_the_model_is_and_where() -> None:
     listed = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
     assert not [line for line in listed.splitlines() if line.startswith(" ")]  # Markdown would show it as code
-    said = "it began, or what became of it, in `….lines.jsonl`.\n\nAn entry that has its default is left out"
+    said = "its beginning or its outcome, in `….lines.jsonl`.\n\nAn entry that has its default is omitted"
     assert said in listed
     assert "A line in `steps.jsonl`: a step of the trainer, or a validation, that is over.\n" in listed
