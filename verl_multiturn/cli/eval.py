@@ -37,6 +37,7 @@ from verl_multiturn.runs.processes import interruptible
 from verl_multiturn.runs.progress import say
 from verl_multiturn.runs.run import run_recipe
 from verl_multiturn.runs.run_folder import RunFolder, require_folder
+from verl_multiturn.runs.setting_differences import setting_differences
 from verl_multiturn.trust.rule import MODEL_CODE_HELP, TRUST_HELP, import_from_here
 
 
@@ -100,6 +101,12 @@ def evaluate(
             plan_run(recipe, variants=variants or [], smoke=smoke, out=folder, overrides=changes or [])
             for folder in _folders(found, out, recipe, variants or [], smoke)
         ]
+        given = (["n"] if samples is not None else []) + (
+            ["temperature", "do_sample"] if temperature is not None else []
+        )
+        for plan, model in zip(plans, found, strict=True):
+            if difference := setting_differences(model, plan, given):
+                say(difference)
         with interruptible():
             whole = []
             for plan, model, named in zip(plans, found, models, strict=True):

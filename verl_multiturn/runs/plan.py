@@ -197,7 +197,7 @@ def plan_run(
     folder = find_recipe(recipe)
     primary = _read(folder)
     root = _root_of(folder)
-    variants, smoke, overrides = _without_groups(variants, smoke, list(map(in_full, overrides)))
+    variants, smoke, overrides = without_groups(variants, smoke, list(map(in_full, overrides)))
     if out is not None and not str(out).strip(" ."):
         raise ConfigError(f"--out {str(out)!r}: expected a folder for this run alone, which the current one is not")
     if smoke and data is not None:
@@ -318,9 +318,7 @@ def in_full(word: str) -> str:
     return f"{'~' if key.strip().startswith('~') else '++'}{name}{equals}{value}"
 
 
-def _without_groups(
-    variants: Sequence[str], smoke: bool, overrides: Sequence[str]
-) -> tuple[list[str], bool, list[str]]:
+def without_groups(variants: Sequence[str], smoke: bool, overrides: Sequence[str]) -> tuple[list[str], bool, list[str]]:
     """Move `variant=…` and `smoke=cpu` out of the overrides; return variants, smoke and the other overrides."""
     chosen, rest = list(variants), []
     for word in overrides:
