@@ -42,6 +42,15 @@ def is_in_wheel(folder: Path) -> bool:
     return folder == _PACKAGE / "shipped"
 
 
+def outputs_of(root: Path) -> Path:
+    """Return the folder below which `run` puts runs by itself; `trust` takes runs there for the user's own.
+
+    Args:
+        root: Folder that contains `recipes/`.
+    """
+    return (Path.cwd() if is_in_wheel(root) else root) / "outputs"
+
+
 def list_recipes() -> dict[str, str]:
     """Return the names of the recipes, each with the first line of its README.
 

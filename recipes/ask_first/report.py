@@ -13,7 +13,7 @@ from statistics import mean
 from typing import Any
 
 from verl_multiturn.observe.metric_files import REWARD, read_metrics
-from verl_multiturn.runs.last_table import change_text, figure_text, print_last
+from verl_multiturn.runs.last_table import change_text, figure_text, print_last, recipe_of
 
 KINDS = ("missing", "complete")
 
@@ -71,7 +71,7 @@ def summarize(out: Path, seconds: float, seed: int) -> dict[str, Any]:
 
     rewards = values(REWARD)
     return {
-        "recipe": out.name,
+        "recipe": recipe_of(out),
         "seed": seed,
         "accuracy_before": curve[0]["accuracy"] if curve else None,
         "accuracy_after": last.get("accuracy"),

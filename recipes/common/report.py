@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from verl_multiturn.observe.metric_files import REWARD, read_metrics
-from verl_multiturn.runs.last_table import print_last
+from verl_multiturn.runs.last_table import print_last, recipe_of, tool_error_rate
 
 # Name in the report, and the metric whose mean over the run's steps is reported.
 _MEANS = {
@@ -16,7 +16,6 @@ _MEANS = {
     "response_tokens": "response_length/mean",
     "assistant_turns": "rollout/assistant_turns/mean",
     "calls_per_trajectory": "rollout/calls/per_trajectory/mean",
-    "tool_error_rate": "rollout/calls/error_rate",
     "prob_diff_mean": "training/rollout_probs_diff_mean",
     "step_seconds": "timing_s/step",
 }
@@ -42,8 +41,10 @@ def report(out: Path) -> dict[str, Any]:
     def values(key: str) -> list[float]:
         return [entry[key] for entry in steps if key in entry]
 
-    found: dict[str, Any] = {"recipe": out.name, "steps": len(steps)}
+    found: dict[str, Any] = {"recipe": recipe_of(out), "steps": len(steps)}
     found |= {name: mean(values(key)) for name, key in _MEANS.items() if values(key)}
+    if (failed := tool_error_rate(steps)) is not None:
+        found["tool_error_rate"] = failed
     found |= {name: int(sum(values(key))) for name, key in _SUMS.items()}
     for key in sorted({key for entry in entries for key in entry if key.startswith("val-core/")}):
         found[key] = next(entry[key] for entry in reversed(entries) if key in entry)

@@ -17,7 +17,7 @@ from typing import Any
 from recipes.errands.errands import FOLDERS, REQUESTS
 from verl_multiturn.observe.metric_files import REWARD, read_metrics
 from verl_multiturn.records.read.records import read_records
-from verl_multiturn.runs.last_table import change_text, print_last
+from verl_multiturn.runs.last_table import change_text, print_last, recipe_of
 
 
 def right(record: dict[str, Any]) -> list[bool]:
@@ -65,7 +65,7 @@ def report(out: Path) -> dict[str, Any]:
     start_up = json.loads((out / "start_up.json").read_text(encoding="utf-8"))
     differences = over_steps("training/rollout_probs_diff_mean")
     return {
-        "recipe": out.name,
+        "recipe": recipe_of(out),
         "seed": start_up["seed"],
         "steps": len(steps),
         "held_out": len(last),

@@ -9,6 +9,8 @@ import json
 import sys
 from pathlib import Path
 
+from verl_multiturn.runs.last_table import recipe_of
+
 
 def main() -> None:
     """Make the link, and print the model's sources."""
@@ -19,7 +21,7 @@ def main() -> None:
     model.symlink_to(Path("checkpoints") / f"global_step_{step}" / "huggingface")
     lines = [json.loads(line) for line in (out / "data" / "lineage.jsonl").read_text(encoding="utf-8").splitlines()]
     found = {
-        "recipe": out.name,
+        "recipe": recipe_of(out),
         "steps": int(step),
         "rows": len(lines),
         "conversations": len({line["request_id"] for line in lines}),

@@ -18,7 +18,7 @@ from lake import HELD_OUT, SIZE, SLIPPERY, held_out_maps, random_policy_share
 
 from verl_multiturn.observe.metric_files import REWARD, read_metrics
 from verl_multiturn.records.read.records import read_records
-from verl_multiturn.runs.last_table import change_text, print_last
+from verl_multiturn.runs.last_table import change_text, print_last, recipe_of
 
 
 def reached(record: dict[str, Any]) -> bool:
@@ -56,7 +56,7 @@ def report(out: Path) -> dict[str, Any]:
     start_up = json.loads((out / "start_up.json").read_text(encoding="utf-8"))
     differences = over_steps("training/rollout_probs_diff_mean")
     return {
-        "recipe": out.name,
+        "recipe": recipe_of(out),
         "seed": start_up["seed"],
         "steps": len(steps),
         "map_size": f"{SIZE}x{SIZE}",

@@ -18,7 +18,7 @@ from verl_multiturn.certificate.receipts import CAUSES
 from verl_multiturn.observe.metric_files import REWARD, read_metrics
 from verl_multiturn.records.read.records import read_records
 from verl_multiturn.records.summaries import summary_of
-from verl_multiturn.runs.last_table import print_last
+from verl_multiturn.runs.last_table import print_last, recipe_of
 from verl_multiturn.trust.settings import read_settings
 
 _ACCURACY = re.compile(r"val-core/.*/acc/mean@1")
@@ -43,7 +43,7 @@ def report(out: Path) -> dict[str, Any]:
     tokens = sum(summary_of(record)["sampled_tokens"] for record in sampled)
     proxy = over_steps(f"{_PROXY}rows/mean")
     found = {
-        "recipe": out.name,
+        "recipe": recipe_of(out),
         "seed": json.loads((out / "start_up.json").read_text(encoding="utf-8"))["seed"],
         "steps": len(steps),
         "accuracy_before": accuracy[0] if accuracy else None,

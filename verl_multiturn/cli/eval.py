@@ -32,11 +32,12 @@ from verl_multiturn.models.location import Model, find_model
 from verl_multiturn.rows.files import READERS, read_rows
 from verl_multiturn.runs.compose import compose_run, resolved
 from verl_multiturn.runs.environment import environment_of
-from verl_multiturn.runs.plan import RunPlan, plan_run
+from verl_multiturn.runs.plan import RunPlan, chosen_outputs, plan_run
 from verl_multiturn.runs.processes import interruptible
 from verl_multiturn.runs.progress import say
 from verl_multiturn.runs.run import run_recipe
 from verl_multiturn.runs.run_folder import RunFolder, require_folder
+from verl_multiturn.runs.setting_differences import setting_differences
 from verl_multiturn.trust.rule import MODEL_CODE_HELP, TRUST_HELP, import_from_here
 
 
@@ -92,14 +93,20 @@ def evaluate(
             if not read_rows(file, list(READERS)):
                 raise ConfigError(f"--rows {str(file)!r} has no rows; name a file that has some")
         asked = EvalOptions(only, samples, temperature, engine, anyway)
-        for named in models:
-            require_trusted("eval", named, trust)
+        recipes_outputs = chosen_outputs(recipe)
+        trusted = [require_trusted("eval", named, trust, recipes_outputs) for named in models]
         import_from_here(*models, is_trusted=trust)
-        found = [find_model(model, is_trusted=trust) for model in models]
+        found = [find_model(model, is_trusted=usable) for model, usable in zip(models, trusted, strict=True)]
         plans = [
             plan_run(recipe, variants=variants or [], smoke=smoke, out=folder, overrides=changes or [])
             for folder in _folders(found, out, recipe, variants or [], smoke)
         ]
+        given = (["n"] if samples is not None else []) + (
+            ["temperature", "do_sample"] if temperature is not None else []
+        )
+        for plan, model in zip(plans, found, strict=True):
+            if difference := setting_differences(model, plan, given):
+                say(difference)
         with interruptible():
             whole = []
             for plan, model, named in zip(plans, found, models, strict=True):

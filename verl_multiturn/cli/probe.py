@@ -25,11 +25,12 @@ from verl_multiturn.models.evaluation_model import (
 from verl_multiturn.models.export import ExportError
 from verl_multiturn.models.location import Model, find_model
 from verl_multiturn.runs.compose import compose_run, resolved
-from verl_multiturn.runs.plan import RunPlan, plan_run
+from verl_multiturn.runs.plan import RunPlan, chosen_outputs, plan_run
 from verl_multiturn.runs.processes import interruptible
 from verl_multiturn.runs.progress import say
 from verl_multiturn.runs.run import run_recipe
 from verl_multiturn.runs.run_folder import require_folder
+from verl_multiturn.runs.setting_differences import setting_differences
 from verl_multiturn.trust.rule import MODEL_CODE_HELP, TRUST_HELP, import_from_here
 
 _ROWS = "data.train_files"
@@ -79,12 +80,15 @@ def probe(
                 f"--engine {engine!r}: a model behind chat completions is not trained here; evaluate it with eval, or "
                 "name the engine of the model that is to be trained"
             )
-        require_trusted("probe", named, trust)
+        usable = require_trusted("probe", named, trust, chosen_outputs(recipe))
         import_from_here(named, is_trusted=trust)
-        model = find_model(named, is_trusted=trust)
+        model = find_model(named, is_trusted=usable)
         folder = _folder(model, out, recipe, variants or [], smoke)
         asked: dict[str, Any] = {"variants": variants or [], "smoke": smoke, "out": folder}
         plan = plan_run(recipe, **asked, overrides=changes or [])
+        # The probe samples as the training, whatever `val_kwargs` has.
+        if difference := setting_differences(model, plan, ("n", "temperature", "do_sample", "top_p", "top_k")):
+            say(difference)
         rollout = _rollout(plan)
         words = [f"{_VALIDATION}.{key}={rollout[key]}" for key in ("top_p", "top_k")]
         plan = plan_run(recipe, **asked, overrides=[f"data.val_max_samples={limit}", *words, *(changes or [])])

@@ -76,7 +76,7 @@ def evaluated(
     return EvaluatedModel(named, folder, model_hash(folder), run_file_of(model))
 
 
-def require_trusted(command: str, named: Path, is_trusted: bool) -> None:
+def require_trusted(command: str, named: Path, is_trusted: bool, recipes_outputs: Path) -> bool:
     """Refuse somebody else's run, of whose configuration a command would use more than data.
 
     A model without a run is data, and so are its weights and tokenizer; its own Python files are another question
@@ -86,18 +86,23 @@ def require_trusted(command: str, named: Path, is_trusted: bool) -> None:
         command: Name of the command.
         named: The model as the user named it.
         is_trusted: Whether the user gave `--trust`.
+        recipes_outputs: Folder below which `run` puts the runs of the command's recipe.
+
+    Returns:
+        Whether `find_model` may follow the paths of a run's configuration.
 
     Raises:
         ConfigError: The run is not the user's own, and not trusted.
     """
     run = run_of(named)
     if run is None:
-        return
+        return is_trusted
     model = Model(named, 0, named, run)
     uses = [f"the rows {show(path)}" for path in _row_files(model, "data.val_files")]
     uses += ["the model's own Python files"] if model.setting(_MODEL_CODE) else []
     uses += [f"its base {show(base)}"] if (base := model.setting("actor_rollout_ref.model.path")) else []
-    require_trust(named, command, uses or ["the paths of its configuration"], is_trusted)
+    require_trust(named, command, uses or ["the paths of its configuration"], is_trusted, recipes_outputs)
+    return is_trusted or is_own(run, recipes_outputs)
 
 
 def runs_model_code(model: Model, is_trusted: bool, model_code: bool) -> bool | None:

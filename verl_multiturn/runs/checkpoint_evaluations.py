@@ -50,7 +50,7 @@ _STEP = "global_step_"
 _WANTED, _LOG = "wanted.json", "worker.log"
 _NOT_WEIGHTS = ("optim_", "extra_state_")
 """Beginnings of the names of files that no evaluation reads."""
-_NOT_ASKED = (
+NOT_ASKED = (
     "recipe.root=", "recipe.out=", "recipe.outputs=", "trainer.", "hydra.", f"{PATH}.checkpoint_evaluation",
 )  # fmt: skip
 """Beginnings of the run's words that an evaluation has otherwise."""
@@ -81,7 +81,7 @@ class CheckpointOptions:
 
     def command(self, checkpoint: Path, out: Path) -> list[str]:
         """Return the command that evaluates a checkpoint."""
-        words = [word for word in self.words if not word.lstrip("+~").startswith(_NOT_ASKED)]
+        words = [word for word in self.words if not word.lstrip("+~").startswith(NOT_ASKED)]
         command = [sys.executable, "-m", "verl_multiturn.cli", "eval", str(checkpoint), "--recipe", self.recipe]
         command += ["--out", str(out), "--trust"]  # the run's own checkpoint, wherever --out put the run
         command += [part for path in self.rows for part in ("--rows", path)]

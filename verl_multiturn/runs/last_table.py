@@ -22,6 +22,7 @@ from verl_multiturn.models.location import find_model
 from verl_multiturn.observe.metric_files import REWARD, read_metrics
 from verl_multiturn.runs.progress import validation_scores
 from verl_multiturn.tools.running.results import CallStatus
+from verl_multiturn.trust.settings import read_settings
 
 _CALLS = "rollout/calls/"
 _Entry = tuple[int, Mapping[str, Any]]
@@ -60,6 +61,41 @@ def change_text(before: float | None, after: float | None) -> str:
     return f"{figure_text(before)} → {figure_text(after)}"
 
 
+def recipe_of(out: Path) -> str:
+    """Return the name of a run's recipe for the figures of its report; its folder's name where no configuration is.
+
+    Args:
+        out: Folder of the run.
+    """
+    recipe = read_settings(out).get("recipe")
+    name = recipe.get("name") if isinstance(recipe, Mapping) else None
+    return name if isinstance(name, str) and name else out.name
+
+
+def tool_error_rate(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the share of the calls that did not end well, whatever the status, for the figures of a run's report.
+
+    Args:
+        steps: Metrics of the training's steps.
+
+    Returns:
+        The share, from 0 to 1; None: there was no call.
+    """
+    total = _summed(steps, f"{_CALLS}total")
+    return sum(_failed_calls(steps).values()) / total if total else None
+
+
+def _failed_calls(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the number of calls by each status but `ok`."""
+    failed = (str(status) for status in CallStatus if status != CallStatus.OK)
+    return {status: _summed(steps, f"{_CALLS}{status}_rate", f"{_CALLS}total") for status in failed}
+
+
+def _summed(steps: Sequence[Mapping[str, Any]], key: str, of: str | None = None) -> float:
+    """Return the sum of a metric over the steps; `of` names the metric that it is a share of."""
+    return float(sum(data.get(key, 0.0) * (1.0 if of is None else data.get(of, 0.0)) for data in steps))
+
+
 def _learned(out: Path) -> list[tuple[str, str]]:
     """Return the rows about the progress of learning."""
     entries: list[_Entry] = [(entry["step"], entry["data"]) for entry in read_metrics(out)]
@@ -84,26 +120,20 @@ def _happened(out: Path) -> list[tuple[str, str]]:
     """Return the rows about calls, failures and time."""
     steps = [entry["data"] for entry in read_metrics(out) if REWARD in entry["data"]]
 
-    def summed(key: str, of: str | None = None) -> float:
-        return float(sum(data.get(key, 0.0) * (1.0 if of is None else data.get(of, 0.0)) for data in steps))
-
-    conversations, total = summed("rollout/trajectories"), summed(f"{_CALLS}total")
+    conversations, total = _summed(steps, "rollout/trajectories"), _summed(steps, f"{_CALLS}total")
     rows = []
     if conversations:
         rows.append(("calls", f"{total:.0f}, {total / conversations:.2f} a conversation"))
-        counts = {
-            str(status): round(summed(f"{_CALLS}{status}_rate", f"{_CALLS}total"))
-            for status in CallStatus
-            if status != CallStatus.OK
-        }
+        counts = {status: round(count) for status, count in _failed_calls(steps).items()}
         named = ", ".join(f"{status} {count}" for status, count in counts.items() if count)
         rows.append(("failed calls", f"{sum(counts.values())}{f' ({named})' if named else ''}"))
-        invalid = round(summed("rollout/invalid_share", "rollout/trajectories"))
-        raised = summed("rollout/raised")
-        violations = summed("rollout/certificate/violations")
+        invalid = round(_summed(steps, "rollout/invalid_share", "rollout/trajectories"))
+        raised = _summed(steps, "rollout/raised")
+        rows_checked = _summed(steps, "rollout/certificate/rows")
+        violations = _summed(steps, "rollout/certificate/violations")
         rows.append(("conversations", f"{conversations:.0f}, {invalid} invalid, {raised:.0f} raised"))
-        rows.append(("certificate", f"{summed('rollout/certificate/rows'):.0f} rows, {violations:.0f} violations"))
-    seconds = summed("timing_s/step")
+        rows.append(("certificate", f"{rows_checked:.0f} rows, {violations:.0f} violations"))
+    seconds = _summed(steps, "timing_s/step")
     rows.append(("time", f"{timedelta(seconds=round(seconds))} in steps{_whole(out)}"))
     return rows
 

@@ -18,7 +18,7 @@ import yaml
 from verl_multiturn.config import PATH
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.recipes import is_in_wheel, shipped_folder
+from verl_multiturn.recipes import outputs_of, shipped_folder
 from verl_multiturn.runs.data import check_seed
 from verl_multiturn.runs.run_folder import require_folder
 
@@ -150,6 +150,18 @@ def find_recipe(name: str) -> Path:
     )
 
 
+def chosen_outputs(recipe: str) -> Path:
+    """Return the folder below which `run` puts the runs of a recipe where no `--out` is given.
+
+    Args:
+        recipe: Name or folder of the recipe.
+
+    Raises:
+        ConfigError: There is no such recipe, or it is not below a folder `recipes`.
+    """
+    return outputs_of(_root_of(find_recipe(recipe)))
+
+
 def plan_run(
     recipe: str,
     *,
@@ -185,7 +197,7 @@ def plan_run(
     folder = find_recipe(recipe)
     primary = _read(folder)
     root = _root_of(folder)
-    variants, smoke, overrides = _without_groups(variants, smoke, list(map(in_full, overrides)))
+    variants, smoke, overrides = without_groups(variants, smoke, list(map(in_full, overrides)))
     if out is not None and not str(out).strip(" ."):
         raise ConfigError(f"--out {str(out)!r}: expected a folder for this run alone, which the current one is not")
     if smoke and data is not None:
@@ -205,7 +217,7 @@ def plan_run(
             "effect; leave it out, or add file://recipes/common/config to hydra.searchpath. A trainer for SFT has no "
             "modes"
         )
-    outputs = Path.cwd() / "outputs" if is_in_wheel(root) else root / "outputs"
+    outputs = outputs_of(root)
     name = str(primary["recipe"]["name"])
     parts = [name, *variants, *([mode] if mode is not None else []), *(["smoke"] if smoke else [])]
     default = outputs / "-".join(parts)
@@ -306,9 +318,7 @@ def in_full(word: str) -> str:
     return f"{'~' if key.strip().startswith('~') else '++'}{name}{equals}{value}"
 
 
-def _without_groups(
-    variants: Sequence[str], smoke: bool, overrides: Sequence[str]
-) -> tuple[list[str], bool, list[str]]:
+def without_groups(variants: Sequence[str], smoke: bool, overrides: Sequence[str]) -> tuple[list[str], bool, list[str]]:
     """Move `variant=…` and `smoke=cpu` out of the overrides; return variants, smoke and the other overrides."""
     chosen, rest = list(variants), []
     for word in overrides:

@@ -2,7 +2,7 @@
 
 Records, weights and tokenizers are data. Code, commands, addresses and environment variables that a folder names are
 not used without `--trust`, unless the folder is the user's own: it lies below the `outputs/` into which runs of this
-checkout write, and belongs to this user.
+checkout write, or those of the recipe that the user names, and belongs to this user. That recipe's code runs anyway.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.recipes import is_in_wheel, shipped_folder
+from verl_multiturn.recipes import outputs_of, shipped_folder
 
 TRUST_HELP = (
     "Also use what the folder names, as if it were a program of yours: import its code, start its commands, open its "
@@ -55,18 +55,32 @@ def own_outputs() -> Path | None:
         root = shipped_folder()
     except ConfigError:
         return None
-    return (Path.cwd() if is_in_wheel(root) else root).resolve() / "outputs"
+    return _with_links_followed(outputs_of(root))
 
 
-def is_own(folder: Path) -> bool:
+def is_own(folder: Path, recipes_outputs: Path | None = None) -> bool:
     """Return whether a folder is one of this user's own runs, or lies in one: links are followed first.
 
     Args:
         folder: Folder of a run, a checkpoint, a model or records; or a file in one.
+        recipes_outputs: Folder below which `run` puts the runs of the recipe that the user names
+            (`plan.chosen_outputs`); None: the command has no recipe.
     """
-    outputs = own_outputs()
-    if outputs is None:
-        return False
+    return any(_is_own(folder, outputs) for outputs in _places(recipes_outputs))
+
+
+def _places(recipes_outputs: Path | None) -> list[Path]:
+    """Return the folders below which the user's own runs are."""
+    named = None if recipes_outputs is None else _with_links_followed(recipes_outputs)
+    return list(dict.fromkeys(place for place in (own_outputs(), named) if place is not None))
+
+
+def _with_links_followed(outputs: Path) -> Path:
+    """Return a folder of runs with the links above it followed; one that is a link itself stays one."""
+    return outputs.parent.resolve() / outputs.name
+
+
+def _is_own(folder: Path, outputs: Path) -> bool:
     try:
         place = folder.resolve(strict=True)
         if outputs.is_symlink() or not place.is_relative_to(outputs) or place == outputs:
@@ -104,7 +118,9 @@ def import_from_here(*folders: Path, is_trusted: bool = True) -> None:
         sys.path.insert(0, str(here))
 
 
-def require_trust(folder: Path, command: str, uses: Sequence[str], is_trusted: bool) -> None:
+def require_trust(
+    folder: Path, command: str, uses: Sequence[str], is_trusted: bool, recipes_outputs: Path | None = None
+) -> None:
     """Refuse a folder of somebody else of which a command would use more than data.
 
     Args:
@@ -112,15 +128,16 @@ def require_trust(folder: Path, command: str, uses: Sequence[str], is_trusted: b
         command: Name of the command.
         uses: The things that it would start, import or open, a few words each, such as `the command 'sh'`.
         is_trusted: Whether the user gave `--trust`.
+        recipes_outputs: As for `is_own`.
 
     Raises:
         ConfigError: The folder is not the user's own, and not trusted.
     """
-    if is_trusted or is_own(folder):
+    if is_trusted or is_own(folder, recipes_outputs):
         return
     more = f" and {len(uses) - _MOST_SHOWN} more" if len(uses) > _MOST_SHOWN else ""
-    outputs = own_outputs()
-    own = "a run of yours" if outputs is None else f"a run of yours below {str(outputs)!r}"
+    places = " or ".join(repr(str(place)) for place in _places(recipes_outputs))
+    own = f"a run of yours below {places}" if places else "a run of yours"
     raise ConfigError(
         f"{show(str(folder))} is not {own}, and {command} would use what it names: "
         f"{', '.join(uses[:_MOST_SHOWN])}{more}; look at these, and say --trust if you would run a program of its "

@@ -9,6 +9,8 @@ import json
 import sys
 from pathlib import Path
 
+from verl_multiturn.runs.last_table import recipe_of
+
 
 def main() -> None:
     """Make the link, and print its path."""
@@ -17,7 +19,7 @@ def main() -> None:
     model = out / "model"
     model.unlink(missing_ok=True)
     model.symlink_to(Path("checkpoints") / f"global_step_{step}" / "huggingface")
-    print(json.dumps({"recipe": out.name, "step": int(step), "model": str(model)}))
+    print(json.dumps({"recipe": recipe_of(out), "step": int(step), "model": str(model)}))
 
 
 if __name__ == "__main__":

@@ -82,6 +82,19 @@ def test_a_step(folder: Path) -> None:
         shown(folder).step(9)
 
 
+def test_a_call_that_could_not_be_read_is_shown_as_the_model_wrote_it(tmp_path: Path) -> None:
+    record = sample_record()
+    text = '{"name": "calculator", "arguments": {"expression": [red]5' + "\x1b[2J" + "9" * 3_000
+    record["calls"][0] |= {"tool": "", "name": "", "arguments": text, "status": "malformed"}
+    record["messages"][1]["tool_calls"][0]["function"] = {"name": "error", "arguments": {}}
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+    lines = printed(shown(tmp_path).conversation(record["request_id"]), width=5_000)
+    assert '→ a call that could not be read: {"name": "calculator", "arg' in lines
+    assert '{"expression": [red]5\\x1b[2J99' in lines
+    assert "more characters; --json has all" in lines
+    assert "error(" not in lines
+
+
 def test_a_group(folder: Path) -> None:
     document = shown(folder).group(f"{START}-t1-0")
     assert [each["score"] for each in document["conversations"]] == [1.0, 0.0, 0.0, 0.0]

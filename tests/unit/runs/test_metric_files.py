@@ -61,14 +61,24 @@ def test_a_run_that_began_anew_takes_the_place_of_the_old_one(tmp_path: Path, fi
 
 
 def test_the_report_reads_all_starts(tmp_path: Path) -> None:
-    error_rate = "rollout/calls/error_rate"
-    rows = "rollout/certificate/rows"
-    write(tmp_path, "metrics.jsonl", trained(1, 0.0, **{rows: 16, error_rate: None}))
-    write(tmp_path, "metrics.2.jsonl", trained(2, 1.0, **{rows: 16, error_rate: 0.5}), validated(2, 0.7))
+    total, rows = "rollout/calls/total", "rollout/certificate/rows"
+    calls = {f"rollout/calls/{status}_rate": share for status, share in (("error", 0.25), ("malformed", 0.5))}
+    write(tmp_path, "metrics.jsonl", trained(1, 0.0, **{rows: 16, total: 8, "rollout/calls/error_rate": None}))
+    write(tmp_path, "metrics.2.jsonl", trained(2, 1.0, **{rows: 16, total: 16, **calls}), validated(2, 0.7))
     found = script("common", "report").report(tmp_path)
     assert (found["steps"], found["reward"], found["certificate_rows"]) == (2, 0.5, 32)
-    assert found["tool_error_rate"] == 0.5
+    assert (found["tool_calls"], found["tool_error_rate"]) == (24, 0.5)
     assert found["val-core/x/acc/mean@1"] == 0.7
+
+
+def test_the_report_names_the_recipe_and_not_the_folder(tmp_path: Path) -> None:
+    out = tmp_path / "first-try"
+    (out / "hydra" / ".hydra").mkdir(parents=True)
+    write(out, "metrics.jsonl", trained(1, 0.0))
+    assert script("common", "report").report(out)["recipe"] == "first-try"
+    (out / "hydra" / ".hydra" / "config.yaml").write_text("recipe: {name: my_task}")
+    assert script("common", "report").report(out)["recipe"] == "my_task"
+    assert "tool_error_rate" not in script("common", "report").report(out), "there was no call"
 
 
 def test_a_file_is_read_up_to_an_endless_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from verl_multiturn import recipes
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.runs.plan import chosen_outputs, plan_run
 from verl_multiturn.trust import rule
 from verl_multiturn.trust.rule import is_own, own_outputs, require_trust
 
@@ -90,7 +92,7 @@ def test_outputs_that_are_a_link_are_nobodys(tmp_path: Path, monkeypatch: pytest
 def test_a_wheel_writes_below_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert own_outputs() != tmp_path / "outputs"
-    monkeypatch.setattr(rule, "is_in_wheel", lambda folder: True)
+    monkeypatch.setattr(recipes, "is_in_wheel", lambda folder: True)
     assert own_outputs() == tmp_path / "outputs"
 
 
@@ -110,6 +112,42 @@ def configured(folder: Path, **settings: Any) -> Path:
     run = run_in(folder)
     (run / CONFIG).write_text(json.dumps(settings))
     return run
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """Return the folder of a recipe of the user's own, outside of this checkout."""
+    folder = tmp_path / "my-recipes" / "recipes" / "my_task"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("recipe: {name: my_task}\nhydra: {searchpath: []}\n")
+    return folder
+
+
+def test_runs_of_a_recipe_are_ones_own_where_run_puts_them_by_itself(tmp_path: Path, recipe: Path) -> None:
+    plan = plan_run(str(recipe))
+    assert chosen_outputs(str(recipe)) == plan.outputs == tmp_path / "my-recipes" / "outputs"
+    run = run_in(plan.out)
+    assert is_own(run, plan.outputs)
+    assert is_own(run / "checkpoints" / "global_step_1", plan.outputs)
+    assert not is_own(run)
+    assert not is_own(run_in(tmp_path / "strange"), plan.outputs)
+    (plan.outputs / "link").symlink_to(tmp_path / "strange")
+    assert not is_own(plan.outputs / "link", plan.outputs)
+
+
+@pytest.mark.parametrize("command", ["eval", "probe"])
+def test_a_run_of_the_named_recipe_is_evaluated_where_run_put_it(tmp_path: Path, recipe: Path, command: str) -> None:
+    run = configured(tmp_path / "my-recipes" / "outputs" / "my_task", data={"val_files": ["/mine.parquet"]})
+    done = CliRunner().invoke(app, [command, str(run), "--recipe", str(recipe)])
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert f"'{run}/checkpoints/global_step_1' is half a checkpoint" in done.stderr
+    # Another recipe does not make it one's own, and this one makes no other folder one's own.
+    strange = configured(tmp_path / "strange", data={"val_files": ["/theirs.parquet"]})
+    for folder, named in ((run, "quickstart"), (strange, str(recipe))):
+        done = CliRunner().invoke(app, [command, str(folder), "--recipe", named])
+        assert f"{str(folder)!r} is not a run of yours below" in done.stderr
+    places = f"below {str(own_outputs())!r} or {str(tmp_path / 'my-recipes' / 'outputs')!r}, and {command} would use"
+    assert places in done.stderr
 
 
 @pytest.mark.parametrize("command", ["eval", "probe"])

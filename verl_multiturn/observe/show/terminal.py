@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from verl_multiturn.describe import printable
+from verl_multiturn.tools.running.results import CallStatus
 
 _LONGEST = 2_000
 """Most characters of a text that are shown; `--json` has all."""
@@ -225,8 +226,11 @@ def _conversation(document: Mapping[str, Any], console: Console) -> None:
     end = f"ended: {record['stop_reason']}{'' if record['valid'] else ', invalid'}"
     end = end if record["status"] == "finished" else f"was {record['status']}"
     _say(console, f"{end}, after {seconds:.2f} s ({times})" + (f"; {record['error']}" if record["error"] else ""))
+    # In the messages, a call that could not be read is one of the tool `error` without arguments.
+    unread = [call for call in record["calls"] if call["status"] == CallStatus.MALFORMED]
+    texts = {call["id"]: call["arguments"] for call in unread if isinstance(call["arguments"], str)}
     for message in record["messages"]:
-        _message(message, console)
+        _message(message, texts, console)
     _calls(record, console)
 
 
@@ -246,7 +250,14 @@ def _row(row: Mapping[str, Any]) -> str:
     return "; ".join(said)
 
 
-def _message(message: Mapping[str, Any], console: Console) -> None:
+def _message(message: Mapping[str, Any], texts: Mapping[str, str], console: Console) -> None:
+    """Print a message of a conversation.
+
+    Args:
+        message: The message.
+        texts: The model's own text of each call that could not be read, by the call's id.
+        console: Console to print on.
+    """
     role = str(message.get("role", "?"))
     named = f" {message['name']}" if message.get("name") else ""
     _say(console, f"── {role}{named}", f"bold {_ROLES.get(role, 'blue')}")
@@ -258,6 +269,9 @@ def _message(message: Mapping[str, Any], console: Console) -> None:
     elif content:
         _say(console, content)
     for call in message.get("tool_calls") or ():
+        if isinstance(call, Mapping) and (text := texts.get(str(call.get("id")))) is not None:
+            _say(console, f"→ a call that could not be read: {text}", "yellow")
+            continue
         function = call.get("function", {}) if isinstance(call, Mapping) else {}
         arguments = function.get("arguments")
         written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
