@@ -45,7 +45,7 @@ def check(**changes: Any) -> None:
     "changes",
     [
         {},
-        {"data.train_batch_size": 65},  # verl pads it to whole mini-batches
+        {"data.train_batch_size": 66},  # verl pads it to whole mini-batches
         {f"{ACTOR}.ppo_mini_batch_size": 2},
         {TENSOR_PARALLEL: 4},
         {f"{ACTOR}.ppo_mini_batch_size": 3, f"{ACTOR}.ulysses_sequence_parallel_size": 2, N: 8},
