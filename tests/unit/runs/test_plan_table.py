@@ -67,7 +67,7 @@ def test_rows_that_verl_filters_are_the_most(tmp_path: Path) -> None:
     lines = lines_of(facts(tmp_path, *filtered, recipe="gsm8k_multiturn"))
     assert lines["rows"] == "training 40, validation 40, before verl leaves out prompts that are too long"
     assert lines["steps"] == "at most 6"
-    assert "how many rows verl leaves out for their long prompts" in lines["left to the start"]
+    assert "the number of rows that verl leaves out for their long prompts" in lines["left to the start"]
     assert "not made yet" not in lines["left to the start"]
     fixed = lines_of(facts(tmp_path, *filtered, "trainer.total_training_steps=2", recipe="gsm8k_multiturn"))
     assert fixed["steps"] == "2"

@@ -179,7 +179,7 @@ def lines_of(facts: dict[str, Any]) -> dict[str, str]:
         "the rows, which are not made yet (--prepare --check makes them)": facts["rows"] is None
         and not facts["rows_elsewhere"],
         "the rows, which are elsewhere or which a data set class of your own reads": facts["rows_elsewhere"],
-        "how many rows verl leaves out for their long prompts (data.filter_overlong_prompts)": is_filtered,
+        "the number of rows that verl leaves out for their long prompts (data.filter_overlong_prompts)": is_filtered,
         "the model's files, which are not on this machine": facts["parameters"] is None,
         f"the logical CPUs of Ray's cluster at {facts['cluster']}": facts["cluster"] is not None,
         "the GPUs, what is built for them (`verl-multiturn doctor --gpu`) and, where none is here, the logical CPUs": (
