@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from missing_number import SYSTEM_PROMPT, USER, Task, make_tasks
 
-from verl_multiturn.runs.data import Row, arguments, make_row, prepare, seed_option, write_rows
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, write_rows
 
 # The warm start used seeds from 10_000_000 on. The test rows are the same for every training seed.
 _TEST_SEED = 9_000_000
@@ -34,7 +34,6 @@ def row(task: Task) -> Row:
 def main() -> None:
     """Write `train.parquet` and `test.parquet`. No question of the test split occurs in training."""
     parser = arguments(__doc__ or "", None)
-    parser.add_argument("--seed", type=seed_option, default=0)
     parser.add_argument("--train-size", type=int, default=2048)
     parser.add_argument("--test-size", type=int, default=128)
     args = parser.parse_args()

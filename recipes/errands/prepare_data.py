@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from errands import DATA_SOURCE, SYSTEM_PROMPT, TOOLS, Errand, make_errands
 
-from verl_multiturn.runs.data import Row, arguments, make_row, prepare, seed_option, write_rows
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, write_rows
 
 # The warm start used seeds from 10_000_000 on. The held-out errands are the same for every training seed.
 _TEST_SEED = 9_000_000
@@ -26,7 +26,6 @@ def row(errand: Errand) -> Row:
 def main() -> None:
     """Write `train.parquet` and `test.parquet`; no errand is in both."""
     parser = arguments(__doc__ or "", None)
-    parser.add_argument("--seed", type=seed_option, default=0)
     parser.add_argument("--train-size", type=int, default=2048)
     parser.add_argument("--test-size", type=int, default=128)
     args = parser.parse_args()

@@ -6,7 +6,7 @@ from itertools import islice
 
 from lake import DATA_SOURCE, HELD_OUT, SYSTEM_PROMPT, Map, draw_maps, held_out_maps
 
-from verl_multiturn.runs.data import Row, arguments, make_row, prepare, seed_option, write_rows
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, write_rows
 
 
 def row_of(lake: Map) -> Row:
@@ -25,7 +25,6 @@ def row_of(lake: Map) -> Row:
 def main() -> None:
     """Write `train.parquet` and `test.parquet`."""
     parser = arguments(__doc__ or "", None)
-    parser.add_argument("--seed", type=seed_option, default=0)
     parser.add_argument("--train-size", type=int, default=2048)
     parser.add_argument("--test-size", type=int, default=HELD_OUT)
     args = parser.parse_args()

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from task import DATA_SOURCE, make_entries, make_examples, make_messages
 
-from verl_multiturn.runs.data import arguments, prepare, seed_option
+from verl_multiturn.runs.data import arguments, prepare
 
 # The warm start used seeds from 10_000_000 on. The test rows are the same for every training seed.
 _TEST_SEED = 9_000_000
@@ -40,7 +40,6 @@ def make_rows(split: str, size: int, seed: int, examples: list[dict[str, str]]) 
 def main() -> None:
     """Write `train.parquet` and `test.parquet`."""
     parser = arguments(__doc__ or "", None)
-    parser.add_argument("--seed", type=seed_option, default=0)
     parser.add_argument("--train-size", type=int, default=2048)
     parser.add_argument("--test-size", type=int, default=128)
     parser.add_argument("--examples", type=int, default=0, help="worked examples before each question")

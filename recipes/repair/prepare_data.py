@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from repositories import DATA_SOURCE, Repository, make_messages, make_repositories
 
-from verl_multiturn.runs.data import arguments, prepare, seed_option
+from verl_multiturn.runs.data import arguments, prepare
 
 # The warm start used seeds from 10_000_000 on. The held-out repositories are the same for every training seed.
 _TEST_SEED = 9_000_000
@@ -40,7 +40,6 @@ def make_rows(split: str, repositories: list[Repository]) -> list[dict[str, Any]
 def main() -> None:
     """Write `train.parquet` and `test.parquet`; no repository is in both."""
     parser = arguments(__doc__ or "", None)
-    parser.add_argument("--seed", type=seed_option, default=0)
     parser.add_argument("--train-size", type=int, default=2048)
     parser.add_argument("--test-size", type=int, default=128)
     args = parser.parse_args()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.harnesses.mini_swe import MiniSettings, check_installed
-from verl_multiturn.runs.data import Row, arguments, make_row, prepare, seed_option, write_rows
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, write_rows
 from verl_multiturn.task_sets.swe.draw import draw_tasks
 from verl_multiturn.task_sets.swe.tasks import SweTask
 
@@ -59,7 +59,6 @@ def main() -> None:
     parser.add_argument("--packages", nargs="+", required=True, metavar="NAME", help="installed packages with tests")
     parser.add_argument("--count", type=int, default=64, help="tasks of each package to train on (%(default)s)")
     parser.add_argument("--test-count", type=int, default=16, help="tasks of each package to test on (%(default)s)")
-    parser.add_argument("--seed", type=seed_option, default=0, help="seed of the draw (%(default)s)")
     parser.add_argument("--config", default="mini.yaml", help="mini-swe-agent's configuration (%(default)s)")
     parser.add_argument("--step-limit", type=int, default=20, help="most turns of the model (%(default)s)")
     parser.add_argument("--command-timeout", type=float, default=180.0, help="seconds of a command (%(default)s)")

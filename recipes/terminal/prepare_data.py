@@ -23,7 +23,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.harnesses.harbor.tasks.check import check_folders
 from verl_multiturn.harnesses.harbor.tasks.folder import folders_below
 from verl_multiturn.harnesses.harbor.tasks.tool import TaskBash
-from verl_multiturn.runs.data import Row, arguments, make_row, prepare, seed_option, write_rows
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, write_rows
 from verl_multiturn.tools.loading.registry import load_tools
 from verl_multiturn.verdicts.task import Task
 
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--bases", nargs="+", default=[], metavar="IMAGE", help="images that this machine stands for")
     parser.add_argument("--count", type=int, default=1024, help="made tasks to train on (%(default)s)")
     parser.add_argument("--test-count", type=int, default=100, help="tasks to test on (%(default)s)")
-    parser.add_argument("--seed", type=seed_option, default=42, help="seed of the draws (%(default)s)")
+    parser.set_defaults(seed=42)
     parser.add_argument("--model", type=Path, help="with --smoke: where a tiny model is written")
     args = parser.parse_args()
     if args.count < 1:

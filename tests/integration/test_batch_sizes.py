@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.trainer_config import compose_config
 from verl_multiturn import ConfigError
 from verl_multiturn.runs.compose import compose_run
@@ -45,7 +46,7 @@ def check(**changes: Any) -> None:
     "changes",
     [
         {},
-        {"data.train_batch_size": 65},  # verl pads it to whole mini-batches
+        {"data.train_batch_size": 66},  # verl pads it to whole mini-batches
         {f"{ACTOR}.ppo_mini_batch_size": 2},
         {TENSOR_PARALLEL: 4},
         {f"{ACTOR}.ppo_mini_batch_size": 3, f"{ACTOR}.ulysses_sequence_parallel_size": 2, N: 8},
@@ -177,3 +178,40 @@ def test_what_verl_cannot_divide_is_refused(changes: dict[str, Any], said: str) 
     with pytest.raises(ConfigError) as refused:
         check(**changes)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data.train_batch_size": 24},
+        {"data.train_batch_size": 24, f"{ACTOR}.use_dynamic_bsz": True},
+        {"data.train_batch_size": 65},
+        {"data.train_batch_size": 65, f"{ACTOR}.use_dynamic_bsz": True},
+        {"data.train_batch_size": 66},
+        {"critic.ppo_mini_batch_size": 128},
+        {"critic.ppo_mini_batch_size": 128, "algorithm.adv_estimator": "gae"},
+        {f"{ACTOR}.ppo_micro_batch_size": 8},
+        {f"{ACTOR}.ppo_micro_batch_size": 8, f"{ACTOR}.use_dynamic_bsz": True},
+        {"actor_rollout_ref.rollout.log_prob_micro_batch_size": 8},
+        {"actor_rollout_ref.ref.log_prob_micro_batch_size": 8},
+        {"actor_rollout_ref.ref.log_prob_micro_batch_size": 8, f"{ACTOR}.use_kl_loss": True},
+        {f"{ACTOR}.ulysses_sequence_parallel_size": 2, "actor_rollout_ref.model.use_remove_padding": False},
+        {f"{ACTOR}.ulysses_sequence_parallel_size": 2, "actor_rollout_ref.model.use_remove_padding": True},
+    ],
+    ids=str,
+)
+def test_the_start_takes_the_sizes_that_verls_own_check_takes(changes: dict[str, Any]) -> None:
+    from hydra.errors import InstantiationException
+    from verl.utils.config import validate_config
+
+    model = {"critic.model.path": ROOT / "recipes" / "quickstart" / "model"}
+    micro = {f"actor_rollout_ref.{part}.log_prob_micro_batch_size_per_gpu": 8 for part in ("rollout", "ref")}
+    config = compose_config([f"{key}={value}" for key, value in {**RIGHT, **model, **micro, **changes}.items()])
+    run = RunView(config)
+    try:
+        validate_config(config, run.has_reference, run.has_critic)
+    except (AssertionError, ValueError, InstantiationException):
+        with pytest.raises(ConfigError):
+            check_batch_sizes(config)
+    else:
+        check_batch_sizes(config)

@@ -50,7 +50,11 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @functools.cache
 def _right(rows: str) -> Any:
     data = {"data.train_files": rows, "data.val_files": rows, "ray_kwargs.ray_init.num_cpus": "64"}
-    data |= {"data.train_batch_size": "1", "trainer.logger": "console"}
+    data |= {
+        "data.train_batch_size": "1",
+        "actor_rollout_ref.actor.use_dynamic_bsz": "True",
+        "trainer.logger": "console",
+    }
     settings = {**RIGHT, **data, "algorithm.adv_estimator": "grpo"}
     return compose_config([f"{key}={value}" for key, value in settings.items()])
 

@@ -55,6 +55,11 @@ class PlayedEpisode:
         self.answers.append((reply.text, reply.reward, reply.state, reply.done, reply.truncated))
         self.unreadable += bool(reply.metrics.get("unreadable_actions"))
 
+    def reached_nothing(self) -> bool:
+        """Return whether the model's turns came to no reward other than 0, and to no end."""
+        is_over = any(done or truncated for *_, done, truncated in self.answers)
+        return not (is_over or self.score or any(reward for _, reward, *_ in self.answers))
+
     def difference(self, other: PlayedEpisode) -> str:
         """Return the first difference from another episode, in words; "" if the two are one."""
         if self.failure or other.failure:
@@ -94,7 +99,9 @@ class InteractionProbe(CallProbe):
         self.interaction = interaction
         self.kwargs = dict(kwargs)
         self.rounds = rounds
-        self._actions = list(actions) or drawn_actions(getattr(interaction, "config", None), rounds)
+        config = getattr(interaction, "config", None)
+        self.writes_letters = not (actions or _known_actions(config))
+        self._actions = list(actions) or drawn_actions(config, rounds)
         if interaction.policy is None:
             interaction.policy = PolicyStandIn()
 
@@ -198,8 +205,11 @@ def drawn_actions(config: Any, rounds: int) -> list[str]:
         rounds: Their number.
     """
     draw = random.Random(0)
-    known = config.get("actions") if isinstance(config, Mapping) else None
-    if isinstance(known, Sequence | Mapping) and known and not isinstance(known, str):
-        names = [str(name) for name in known]
+    if names := _known_actions(config):
         return [draw.choice(names) for _ in range(rounds)]
     return ["".join(draw.choices(string.ascii_lowercase, k=draw.randint(1, 8))) for _ in range(rounds)]
+
+
+def _known_actions(config: Any) -> list[str]:
+    known = config.get("actions") if isinstance(config, Mapping) else None
+    return list(map(str, known)) if isinstance(known, Sequence | Mapping) and not isinstance(known, str) else []

@@ -89,8 +89,12 @@ class InteractionExamination(Examination):
                 self.judge(method, problems[method], remedy, fine.get(method, ""))
             else:
                 self.note(method, Grade.SKIPPED, "", "first mend what is above")
-        if 0 < episode.unreadable == len(episode.answers) - 1:
+        turns = len(episode.answers) - 1
+        if 0 < episode.unreadable == turns:
             found = "no action can be read in any of the player's turns, so that little is checked"
+            self.note("actions", Grade.WARNING, found, self.advice["actions"])
+        elif self._probe.writes_letters and not episode.failure and episode.reached_nothing():
+            found = f"the player writes letters, and in {turns} turn(s) came to no reward and no end"
             self.note("actions", Grade.WARNING, found, self.advice["actions"])
         return not episode.failure
 

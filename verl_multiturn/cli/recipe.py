@@ -74,7 +74,7 @@ def _announce(folder: Path) -> None:
     """Print where a recipe is, and how it is run."""
     command = f"bash {shlex.quote(str(folder / 'run.sh'))} [--smoke] …"
     Console().print(
-        f"[green]ok[/] {escape(str(folder))}: {escape(command)}; its README.md says more",
+        f"[green]ok[/] {escape(str(folder))}: {escape(command)}; {escape(str(folder / 'README.md'))} says more",
         highlight=False,
         soft_wrap=True,
     )

@@ -315,11 +315,18 @@ def tool_call(name: str, arguments: Mapping[str, Any]) -> str:
 def arguments(description: str, default_source: str | None) -> argparse.ArgumentParser:
     """Return a parser with the arguments that every `prepare_data.py` takes.
 
+    `--seed` is among them, since a recipe may pass it to any script. An argument that a script adds under the same name
+    takes its place.
+
     Args:
         description: Text for `--help`.
         default_source: Default of `--source`; None: the script makes its own rows, and refuses a source.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        conflict_handler="resolve",  # scripts of users have a --seed of their own
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for train.parquet and test.parquet")
     if default_source is None:
         parser.add_argument("--source", type=_refused, help=argparse.SUPPRESS)
@@ -329,6 +336,9 @@ def arguments(description: str, default_source: str | None) -> argparse.Argument
         )
     parser.add_argument("--smoke", action="store_true", help="a small made set that needs no network")
     parser.add_argument("--tools", type=Path, help="the tool YAML that the rows are checked against")
+    parser.add_argument(
+        "--seed", type=seed_option, default=0, help="seed of rows that are drawn (default: %(default)s)"
+    )
     return parser
 
 

@@ -1,6 +1,6 @@
 """Make the rows: a question, the right answer, and the stock that the tool looks into.
 
-PYTHONPATH=. python recipes/NAME/prepare_data.py --out DIR [--smoke]
+PYTHONPATH=. python recipes/NAME/prepare_data.py --out DIR [--smoke] [--seed 0]
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import random
 from verl_multiturn.runs.data import Row, arguments, make_row, prepare, write_rows
 
 SYSTEM = "Look up what you do not know. End with: Answer: <number>"
+TEST_SEED = 2**31  # above each --seed, so that all seeds have the same test rows
 ARTICLES = ("cups", "pens", "eggs", "nuts")
 
 
@@ -36,7 +37,7 @@ def main() -> None:
     """Write `train.parquet` and `test.parquet`."""
     args = arguments(__doc__ or "", None).parse_args()
     train, test = (8, 4) if args.smoke else (6400, 128)
-    write_rows(args.out, {"train": rows(train, 0), "test": rows(test, 1)}, args.tools)
+    write_rows(args.out, {"train": rows(train, args.seed), "test": rows(test, TEST_SEED)}, args.tools)
 
 
 if __name__ == "__main__":

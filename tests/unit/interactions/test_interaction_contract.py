@@ -261,6 +261,27 @@ def test_a_player_whom_the_environment_never_understands_is_a_warning() -> None:
     assert "actions" not in check(Deafened(), kwargs={"seed": 3}, actions=["hm", "throw"])
 
 
+class Shop(Interaction):
+    """A seller who knows one word, and gives no metric."""
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        super().__init__(config or {})
+
+    async def reply(self, instance_id: str, messages: Any, **_: Any) -> Reply:
+        bought = messages[-1]["content"] == "buy"
+        return Reply("Sold." if bought else "Well?", reward=float(bought), done=bought)
+
+
+def test_a_player_of_letters_who_reaches_nothing_is_a_warning() -> None:
+    finding = check(Shop())["actions"]
+    assert (finding.verdict, "--actions" in finding.remedy) == (Grade.WARNING, True)
+    assert finding.found == "the player writes letters, and in 3 turn(s) came to no reward and no end"
+    for reaches in (["buy"], ["hm", "buy"], ["hm"]):  # turns of the author's own are no letters
+        assert "actions" not in check(Shop(), actions=reaches)
+    assert "actions" not in check(Shop({"actions": ["look", "buy"]}))
+    assert "actions" not in check(Dice(), kwargs={"seed": 3})  # it rewards whatever is written
+
+
 def test_the_player_draws_from_known_actions() -> None:
     assert set(drawn_actions({"actions": ["up", "down"]}, 20)) == {"up", "down"}
     letters = drawn_actions({}, 8)

@@ -10,7 +10,7 @@ import yaml
 
 from tests.conftest import ROOT
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.runs.data import hold_out, make_row, read_splits, tool_call, write_rows
+from verl_multiturn.runs.data import arguments, hold_out, make_row, read_splits, seed_option, tool_call, write_rows
 
 GSM8K = ROOT / "tool_configs" / "gsm8k.yaml"
 KWARGS = {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "4"}}}
@@ -191,3 +191,14 @@ def test_a_row_chooses_an_interaction() -> None:
     assert make_row("maze", "Go.", "", interaction="maze")["extra_info"] == {"interaction_kwargs": {"name": "maze"}}
     with pytest.raises(ConfigError, match="name it in `interaction`"):
         make_row("maze", "Go.", "", interaction_kwargs={"seed": 3})
+
+
+def test_every_script_takes_the_seed_that_a_recipe_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = arguments("Rows.", None)
+    assert parser.parse_args(["--out", "data"]).seed == 0
+    assert parser.parse_args(["--out", "data", "--seed", "7"]).seed == 7
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--out", "data", "--seed", "-1"])
+    assert "expected a seed from 0 to" in capsys.readouterr().err
+    parser.add_argument("--seed", type=seed_option, default=42)  # of a script that has its own
+    assert parser.parse_args(["--out", "data"]).seed == 42

@@ -5,6 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -48,6 +49,7 @@ def test_a_new_recipe_works_as_it_is(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, ["recipe", "new", "my_task", str(tmp_path)])
     assert ran.exit_code == 0, ran.output
     made = tmp_path / "recipes" / "my_task"
+    assert f"{made / 'README.md'} says more" in ran.output
     assert {path.name for path in made.iterdir()} == {
         "README.md", "config.yaml", "prepare_data.py", "reward.py", "run.sh", "test_recipe.py", "tool.py", "tools.yaml",
     }  # fmt: skip
@@ -60,6 +62,17 @@ def test_a_new_recipe_works_as_it_is(tmp_path: Path) -> None:
     ):
         done = subprocess.run([light_python(), *command], cwd=tmp_path, env=here, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+    drawn = {}
+    for seed in ("0", "1"):
+        words = ["recipes/my_task/prepare_data.py", "--out", seed, "--smoke", "--seed", seed]
+        done = subprocess.run([light_python(), *words], cwd=tmp_path, env=here, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        drawn[seed] = [
+            [row["reward_model"] for row in pq.read_table(tmp_path / seed / f"{split}.parquet").to_pylist()]
+            for split in ("train", "test")
+        ]
+    assert drawn["0"][0] != drawn["1"][0]
+    assert drawn["0"][1] == drawn["1"][1] != drawn["1"][0][:4]
     config = resolved(compose_run(plan_run(str(made), smoke=True)))
     assert config["recipe"]["tools"] == str(made / "tools.yaml")
     assert Path(config["actor_rollout_ref"]["model"]["path"]).is_dir()

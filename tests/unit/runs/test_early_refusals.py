@@ -172,6 +172,56 @@ def test_a_micro_batch_that_does_not_divide_is_refused_early(tmp_path: Path) -> 
     assert "ppo_micro_batch_size_per_gpu=64 does not divide them; choose a divisor of 16" in refusal(tmp_path, *words)
 
 
+PADDING = "actor_rollout_ref.model.use_remove_padding"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("data.train_batch_size=4",),
+            f"data.train_batch_size=4 with {ACTOR}.ppo_mini_batch_size=16: verl takes no batch below a mini-batch "
+            "where micro-batches count rows; raise the first to 16, lower the second to 4, or set "
+            f"{ACTOR}.use_dynamic_bsz=True",
+        ),
+        (("data.train_batch_size=4", f"{ACTOR}.use_dynamic_bsz=True"), ""),
+        (("data.train_batch_size=16",), ""),
+        (
+            (
+                *("algorithm.adv_estimator=gae", "critic.model.path=${actor_rollout_ref.model.path}"),
+                *(f"{ACTOR}.ppo_mini_batch_size=8", "critic.ppo_mini_batch_size=32"),
+            ),
+            "data.train_batch_size=16 with critic.ppo_mini_batch_size=32: verl takes no batch below a mini-batch",
+        ),
+        (("critic.ppo_mini_batch_size=32",), ""),  # there is no critic
+        (
+            ("trainer.n_gpus_per_node=16", "data.train_batch_size=17"),
+            f"data.train_batch_size=17 with {ROLLOUT}.n=8: verl takes no batch of 136 conversations, which is no "
+            "multiple of the trainer's 16 devices, where micro-batches count rows",
+        ),
+        (
+            (f"{ACTOR}.ppo_micro_batch_size=16",),
+            f"{ACTOR}.ppo_micro_batch_size=16 with {ACTOR}.ppo_micro_batch_size_per_gpu=64: verl takes one of the two",
+        ),
+        (
+            (f"{ROLLOUT}.log_prob_micro_batch_size=16",),
+            f"{ROLLOUT}.log_prob_micro_batch_size=16 with {ROLLOUT}.log_prob_micro_batch_size_per_gpu=128: verl takes ",
+        ),
+        (("actor_rollout_ref.ref.log_prob_micro_batch_size=16",), ""),  # there is no reference
+        (
+            (f"{ACTOR}.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=2", f"{PADDING}=False"),
+            f"{ACTOR}.ulysses_sequence_parallel_size=2 with {PADDING}=False: ranks that hold a row together",
+        ),
+    ],
+)
+def test_sizes_that_verls_own_check_does_not_take(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    """The `validate_config` of verl raises each of them, after half a minute and as a traceback."""
+    micro = () if any("micro_batch_size=" in word for word in words) else (f"{ACTOR}.ppo_micro_batch_size_per_gpu=1",)
+    found = refusal(tmp_path, *micro, *words)
+    assert message in found
+    assert (found == "") is (message == "")
+
+
 def test_gpus_that_engines_do_not_fill_and_adapters_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     three = "an engine takes 2 GPUs, and trainer.nnodes=1 × trainer.n_gpus_per_node=3 gives 3"
     for platform in ("nvidia", "cpu"):

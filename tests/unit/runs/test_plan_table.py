@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from tests.conftest import ROOT
 from verl_multiturn.runs.compose import compose_run
 from verl_multiturn.runs.plan import plan_run
+from verl_multiturn.verl_bridge.names import MEASURED_ROWS
 from verl_multiturn.verl_bridge.startup.plan_table import facts_of, lines_of, parameters_of
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -54,6 +55,31 @@ def test_what_the_quickstart_is(tmp_path: Path) -> None:
     ):
         assert text in lines_of(there)["left to the start"]
     assert "rows" not in lines_of(there)["left to the start"]
+
+
+def test_rows_that_verl_filters_are_the_most(tmp_path: Path) -> None:
+    """The start-up check sets a data set class of ours where verl measures prompts."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": []}\n' * 40)
+    files = (f"data.train_files={rows}", f"data.val_files={rows}", "trainer.total_training_steps=null")
+    words = (*files, "trainer.total_epochs=3", "data.train_batch_size=16")
+    filtered = (*words, "data.filter_overlong_prompts=True", f"data.custom_cls.path={MEASURED_ROWS[0]}")
+    lines = lines_of(facts(tmp_path, *filtered, recipe="gsm8k_multiturn"))
+    assert lines["rows"] == "training 40, validation 40, before verl leaves out prompts that are too long"
+    assert lines["steps"] == "at most 6"
+    assert "the number of rows that verl leaves out for their long prompts" in lines["left to the start"]
+    assert "not made yet" not in lines["left to the start"]
+    fixed = lines_of(facts(tmp_path, *filtered, "trainer.total_training_steps=2", recipe="gsm8k_multiturn"))
+    assert fixed["steps"] == "2"
+    whole = lines_of(facts(tmp_path, *words, "data.filter_overlong_prompts=False", recipe="gsm8k_multiturn"))
+    assert (whole["rows"], whole["steps"]) == ("training 40, validation 40", "6")
+    assert "rows" not in whole["left to the start"]
+
+
+@pytest.mark.parametrize("word", ["data.custom_cls.path=mine.py", "data.train_files=hdfs://host/rows.parquet"])
+def test_rows_that_are_not_looked_at_are_not_said_to_be_unmade(tmp_path: Path, word: str) -> None:
+    later = lines_of(facts(tmp_path, word, "trainer.device=cpu"))["left to the start"]
+    assert later == "the rows, which are elsewhere or which a data set class of your own reads"
 
 
 def test_steps_follow_from_the_rows(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from verl_multiturn.verl_bridge.names import OUR_LOOPS
 from verl_multiturn.verl_bridge.settings import ADAPTER_RANKS
 from verl_multiturn.verl_bridge.startup.ray_cpus import required_ray_cpus
-from verl_multiturn.verl_bridge.startup.refusals.data_rows import rows_of
+from verl_multiturn.verl_bridge.startup.refusals.data_rows import is_elsewhere, rows_of
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -84,7 +84,10 @@ def facts_of(run: RunView) -> dict[str, Any]:
         "turns": run.multi_turn.max_assistant_turns,
         "rows": rows_of(run, "data.train_files"),
         "validation_rows": rows_of(run, "data.val_files"),
+        "rows_elsewhere": is_elsewhere(run, "data.train_files"),
+        "filter_overlong_prompts": bool(run.value("data.filter_overlong_prompts")),
         "steps": None,
+        "steps_from_rows": run.value("trainer.total_training_steps") is None,
         "lr": run.value(f"{_ACTOR}.optim.lr"),
         "estimator": run.estimator,
         "kl": _kl(run),
@@ -167,11 +170,16 @@ def lines_of(facts: dict[str, Any]) -> dict[str, str]:
     apart = f", and {facts['gpus_of_engines_apart']} for engines apart" if facts["gpus_of_engines_apart"] else ""
     micro = facts["micro_batch_tokens"]
     rows = [known(facts[key]) for key in ("rows", "validation_rows")]
+    is_filtered = facts["filter_overlong_prompts"] and facts["rows"] is not None
+    most = "at most " if is_filtered and facts["steps_from_rows"] else ""
     turns = facts["turns"] or _ROW_LIMIT
     conversations = (facts["batch"] or 0) * (facts["n"] or 1)
     lora = f", LoRA of rank {facts['lora_rank']}" if facts["lora_rank"] else ""
     later = {
-        "the rows, which are not made yet (--prepare --check makes them)": facts["rows"] is None,
+        "the rows, which are not made yet (--prepare --check makes them)": facts["rows"] is None
+        and not facts["rows_elsewhere"],
+        "the rows, which are elsewhere or which a data set class of your own reads": facts["rows_elsewhere"],
+        "the number of rows that verl leaves out for their long prompts (data.filter_overlong_prompts)": is_filtered,
         "the model's files, which are not on this machine": facts["parameters"] is None,
         f"the logical CPUs of Ray's cluster at {facts['cluster']}": facts["cluster"] is not None,
         "the GPUs, what is built for them (`verl-multiturn doctor --gpu`) and, where none is here, the logical CPUs": (
@@ -189,8 +197,9 @@ def lines_of(facts: dict[str, Any]) -> dict[str, str]:
         + (f"{micro:,} tokens a GPU" if micro else f"{facts['micro_batch']} rows a GPU"),
         "tokens": f"prompt {facts['prompt_length']:,}, response {facts['response_length']:,}",
         "turns": str(turns),
-        "rows": f"training {rows[0]}, validation {rows[1]}",
-        "steps": known(facts["steps"]),
+        "rows": f"training {rows[0]}, validation {rows[1]}"
+        + (", before verl leaves out prompts that are too long" if is_filtered else ""),
+        "steps": f"{most}{known(facts['steps'])}",
         "learning rate": known(facts["lr"]),
         "estimator, KL": f"{facts['estimator']}, {facts['kl']}",
         "disk of a checkpoint": known(facts["checkpoint_gib"], " GiB"),

@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 from verl_multiturn.rows.files import read_rows
 from verl_multiturn.rows.scores import unscored
-from verl_multiturn.verl_bridge.names import PROXY_LOOP, RECORDED_LOOP
+from verl_multiturn.verl_bridge.names import NUMBERED_ROWS, PROXY_LOOP, RECORDED_LOOP
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -26,14 +26,23 @@ _READERS_OF_BOTH = ("naive", "dapo", "gdpo", "limited", "rate_limited", "remote"
 _BATCH = 4096
 
 
+def _names(run: RunView, key: str) -> list[str]:
+    listed = run.value(key)
+    return [listed] if isinstance(listed, str) else list(map(str, listed or []))
+
+
+def is_elsewhere(run: RunView, key: str) -> bool:
+    """Return whether the rows of a setting are on another machine, or are read by a class of the user's own."""
+    is_own = run.value("data.custom_cls.path") not in (None, "", NUMBERED_ROWS[0])  # ours read verl's files
+    return is_own or any("://" in name for name in _names(run, key))
+
+
 def files_of(run: RunView, key: str) -> list[Path] | None:
     """Return the files of rows that a setting names; None where one cannot be looked into from here."""
-    listed = run.value(key)
-    names = [listed] if isinstance(listed, str) else list(listed or [])
-    if run.value("data.custom_cls.path") or any("://" in str(name) for name in names):
+    if is_elsewhere(run, key):
         return None
     found: list[Path] = []
-    for name in map(str, names):
+    for name in _names(run, key):
         path = Path(name).expanduser()
         found += map(Path, sorted(glob.glob(str(path)))) if glob.has_magic(name) and not path.exists() else [path]
     is_known = all(path.is_file() and not run.will_be_made(path) for path in found)
@@ -48,7 +57,10 @@ def row_count(path: Path) -> int:
 
 
 def rows_of(run: RunView, key: str) -> int | None:
-    """Return the number of rows that a setting's files give a run; None where it is not known from here."""
+    """Return the number of rows that a setting's files give a run; None where it is not known from here.
+
+    verl leaves out some of them with `data.filter_overlong_prompts`.
+    """
     if (files := files_of(run, key)) is None:
         return None
     most = run.value("data.train_max_samples" if key == _TRAIN else "data.val_max_samples")

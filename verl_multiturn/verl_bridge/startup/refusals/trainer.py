@@ -1,8 +1,10 @@
 """Refusals about the trainer, and about sizes that verl 0.9.1's V1 trainer cannot divide, or only after minutes.
 
-The trainer pads each batch to whole mini-batches (`_get_required_batch_multiple`), so a `train_batch_size` that is no
-multiple of the mini-batch is accepted. A mini-batch itself is divided among the data-parallel ranks and then into
-micro-batches (`engine_workers.py`, `train_mini_batch`), and there verl asserts that nothing remains.
+Where micro-batches count rows, verl's `validate_config` raises for a `train_batch_size` below the mini-batch, and for
+one whose conversations are no multiple of the devices. The trainer pads each other batch to whole mini-batches
+(`_get_required_batch_multiple`), so a `train_batch_size` that is no multiple of the mini-batch is accepted. A
+mini-batch itself is divided among the data-parallel ranks and then into micro-batches (`engine_workers.py`,
+`train_mini_batch`), and there verl asserts that nothing remains.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
 _REF = "actor_rollout_ref.ref"
 _ADAPTER = (*ADAPTER_RANKS, "actor_rollout_ref.model.lora_adapter_path")
+_BATCH, _PADDING = "data.train_batch_size", "actor_rollout_ref.model.use_remove_padding"
 _APART = "trainer.v1.separate_async.parameter_sync_step"
 _MINI = f"{_ACTOR}.ppo_mini_batch_size"
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
@@ -62,7 +65,7 @@ def _row_of_steps(mode: str) -> RefusalRow:
 
 def _steps_apart(run: RunView) -> dict[str, int] | None:
     """Return the rows of a step of `separate_async` where `train_batch_size` is another number."""
-    steps, mini, batch = (run.value(key) for key in (_APART, _MINI, "data.train_batch_size"))
+    steps, mini, batch = (run.value(key) for key in (_APART, _MINI, _BATCH))
     if run.our_trainer != "separate_async" or steps is None or batch == steps * mini:
         return None
     return {"product": steps * mini}
@@ -93,7 +96,7 @@ def _rows_of_mini_batch(section: str) -> list[RefusalRow]:
 
     def divided(run: RunView) -> dict[str, int]:
         part = run.value(section)
-        ranks = _data_parallel_ranks(run, part) if section == _ACTOR or run.has_critic else 0
+        ranks = _data_parallel_ranks(run, part) if _is_trained(run, section) else 0
         if not ranks or not isinstance(part.ppo_mini_batch_size, int):
             return {}
         mini, micro = part.ppo_mini_batch_size, 0 if part.use_dynamic_bsz else part.ppo_micro_batch_size_per_gpu or 0
@@ -116,6 +119,54 @@ def _rows_of_mini_batch(section: str) -> list[RefusalRow]:
             remedy=f"choose a divisor of {{found[each]}}, or set {section}.use_dynamic_bsz=True",
         ),
     ]
+
+
+def _is_trained(run: RunView, section: str) -> bool:
+    return section == _ACTOR or run.has_critic
+
+
+def _below_mini_batch(section: str) -> RefusalRow:
+    """Return the row of a batch that is smaller than a mini-batch of an actor or a critic."""
+    key = f"{section}.ppo_mini_batch_size"
+
+    def below(run: RunView) -> dict[str, int] | None:
+        if not _is_trained(run, section) or run.value(section).use_dynamic_bsz:
+            return None
+        batch, mini = run.value(_BATCH), run.value(key)
+        return {"batch": batch, "mini": mini} if batch < mini else None
+
+    return RefusalRow(
+        (_BATCH, key),
+        when=below,
+        why="verl takes no batch below a mini-batch where micro-batches count rows",
+        remedy="raise the first to {found[mini]}, lower the second to {found[batch]}, or set "
+        f"{section}.use_dynamic_bsz=True",
+    )
+
+
+def _uneven_batch(run: RunView) -> dict[str, int] | None:
+    """Return the conversations of a step that are no multiple of the devices; with Megatron verl counts otherwise."""
+    if run.value(_ACTOR).use_dynamic_bsz or run.is_megatron:
+        return None
+    rows, devices = run.value(_BATCH) * run.rollout.n, _devices(run)
+    return {"rows": rows, "devices": devices} if rows % devices else None
+
+
+def _two_micro_batches(section: str, name: str, is_read: Callable[[RunView], Any]) -> RefusalRow:
+    """Return the row of a micro-batch that is given for all GPUs, verl's older form, and for each.
+
+    Args:
+        section: Section of the model that computes the micro-batches.
+        name: The older setting's name.
+        is_read: Returns whether a run has these micro-batches.
+    """
+    keys = (f"{section}.{name}", f"{section}.{name}_per_gpu")
+    return RefusalRow(
+        keys,
+        when=lambda run: is_read(run) and not run.value(_ACTOR).use_dynamic_bsz and None not in map(run.value, keys),
+        why="verl takes one of the two",
+        remedy="leave out the first",
+    )
 
 
 def _devices(run: RunView) -> int:
@@ -163,7 +214,7 @@ def _parallel_misfit(section: str) -> RefusalRow:
     """Return the row of parallel sizes of an actor or a critic that do not divide the number of the trainer's GPUs."""
 
     def misfit(run: RunView) -> dict[str, int] | None:
-        if section != _ACTOR and not run.has_critic:
+        if not _is_trained(run, section):
             return None
         split, devices = _gpus_of_a_model(run.value(section)), _devices(run)
         return {"split": split, "devices": devices} if split and devices % split else None
@@ -219,7 +270,7 @@ def _actor_is_reference(run: RunView) -> bool:
 
 BATCH_SIZES = [
     RefusalRow(
-        ("data.train_batch_size", _APART, _MINI),
+        (_BATCH, _APART, _MINI),
         when=_steps_apart,
         why="the trainer separate_async needs the product of the last two, {found[product]}, as train_batch_size",
         remedy="change one of the three",
@@ -233,8 +284,27 @@ BATCH_SIZES = [
         "{found[pool]}.n_gpus_per_node={found[gpus]} gives {found[devices]}, which is no multiple of it",
         remedy="engines of 1 GPU always fit",
     ),
+    *map(_below_mini_batch, (_ACTOR, "critic")),
+    RefusalRow(
+        (_BATCH, f"{_ROLLOUT}.n"),
+        when=_uneven_batch,
+        why="verl takes no batch of {found[rows]} conversations, which is no multiple of the trainer's "
+        "{found[devices]} devices, where micro-batches count rows",
+        remedy=f"change one of the two, or set {_ACTOR}.use_dynamic_bsz=True",
+    ),
+    _two_micro_batches(_ACTOR, "ppo_micro_batch_size", lambda run: True),
+    _two_micro_batches(_ROLLOUT, "log_prob_micro_batch_size", lambda run: True),
+    _two_micro_batches(_REF, "log_prob_micro_batch_size", lambda run: run.has_reference),
     *(row for section in (_ACTOR, "critic") for row in _rows_of_mini_batch(section)),
     *map(_parallel_misfit, (_ACTOR, "critic")),
+    RefusalRow(
+        (f"{_ACTOR}.ulysses_sequence_parallel_size", _PADDING),
+        when=lambda run: (
+            run.is_fsdp and (run.value(f"{_ACTOR}.ulysses_sequence_parallel_size") or 1) > 1 and not run.value(_PADDING)
+        ),
+        why="ranks that hold a row together need rows without padding",
+        remedy="set the second to True, or the first to 1",
+    ),
     _row_of_micro_batches(f"{_ACTOR}.ppo_max_token_len_per_gpu"),
     _row_of_micro_batches(
         f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
