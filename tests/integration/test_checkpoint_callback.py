@@ -57,7 +57,7 @@ def test_it_comes_after_all_of_a_checkpoint(mode: str, tmp_path: Path, monkeypat
 def test_the_last_checkpoint_of_a_run_that_ends(
     is_complete: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl_multiturn.verl_bridge.trainer import checkpoints
+    from verl_multiturn.verl_bridge.trainer import checkpoint_writes
 
     def save() -> None:
         its = tmp_path / "global_step_7"
@@ -68,7 +68,7 @@ def test_the_last_checkpoint_of_a_run_that_ends(
         (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
         raise RuntimeError("no network")
 
-    monkeypatch.setattr(checkpoints, "list_prompts", lambda partition: {})
+    monkeypatch.setattr(checkpoint_writes, "list_prompts", lambda partition: {})
     config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path)}})
     trainer = SimpleNamespace(config=config, saved_step=None, agent_loop_manager=None, _save_checkpoint=save)
     again = "start the same command again with trainer.resume_mode=auto, which goes on from"

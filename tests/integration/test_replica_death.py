@@ -249,11 +249,11 @@ class Trainer:
 
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
-    from verl_multiturn.verl_bridge.trainer import checkpoints
+    from verl_multiturn.verl_bridge.trainer import checkpoint_writes
 
     trainer = Trainer(tmp_path)
-    monkeypatch.setattr(checkpoints, "list_prompts", {"val": {"u": {}}}.get)
-    monkeypatch.setattr(checkpoints, "clear_groups", trainer.clear_groups)
+    monkeypatch.setattr(checkpoint_writes, "list_prompts", {"val": {"u": {}}}.get)
+    monkeypatch.setattr(checkpoint_writes, "clear_groups", trainer.clear_groups)
     return trainer
 
 
