@@ -72,7 +72,7 @@ def test_the_last_checkpoint_of_a_run_that_ends(
     config = OmegaConf.create({"trainer": {"default_local_dir": str(tmp_path)}})
     trainer = SimpleNamespace(config=config, saved_step=None, agent_loop_manager=None, _save_checkpoint=save)
     again = "start the same command again with trainer.resume_mode=auto, which goes on from"
-    assert checkpoints.save_last(trainer, 7).said == (
+    assert checkpoint_writes.save_last(trainer, 7).said == (
         f"the weights of step 7 are saved in '{tmp_path}/global_step_7', after which trainer.checkpoint_callback_class "
         f"failed (RuntimeError: no network); {again} them"
         if is_complete

@@ -257,16 +257,16 @@ assert get_rollout_replica_class("sglang_async") is AsyncSGLangReplica
 # Another package's classes.
 from verl.workers.rollout import base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
-from verl_multiturn.verl_bridge.servers import registered
-assert registered.another_class() is None
+from verl_multiturn.verl_bridge.servers import registrations
+assert registrations.another_class() is None
 before = RolloutReplicaRegistry._registry["sglang"]
 RolloutReplicaRegistry.register("sglang", lambda: Mine)
-assert registered.another_class().name == "__main__.Mine"
+assert registrations.another_class().name == "__main__.Mine"
 RolloutReplicaRegistry.register("sglang", lambda: type("Good", (AsyncSGLangReplica,), {}))
-assert registered.another_class() is None
+assert registrations.another_class() is None
 RolloutReplicaRegistry._registry["sglang"] = before
 base._ROLLOUT_REGISTRY[("sglang", "async")] = "verl.workers.rollout.sglang_rollout.sglang_rollout.ServerAdapter"
-assert registered.another_class().place == "_ROLLOUT_REGISTRY"
+assert registrations.another_class().place == "_ROLLOUT_REGISTRY"
 print("whole")
 """
 
