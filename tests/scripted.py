@@ -3,13 +3,7 @@
 from typing import Any
 
 from tests.conftest import CharBuilder, CharTokenizer, EchoTool
-from verl_multiturn import (
-    Conversation,
-    Limits,
-    Outcome,
-    Request,
-    ScriptedEngine,
-)
+from verl_multiturn import Conversation, Limits, Outcome, Request, ScriptedEngine
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser

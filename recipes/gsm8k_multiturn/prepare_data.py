@@ -11,15 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.runs.data import (
-    Row,
-    arguments,
-    make_row,
-    prepare,
-    read_splits,
-    tool_call,
-    write_rows,
-)
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, read_splits, tool_call, write_rows
 from verl_multiturn.tools.gsm8k import parse_answer
 
 TOOL = "calc_gsm8k_reward"

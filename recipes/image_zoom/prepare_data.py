@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.runs.data import (
-    Row,
-    arguments,
-    make_row,
-    prepare,
-    read_splits,
-    tool_call,
-    write_rows,
-)
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, read_splits, tool_call, write_rows
 from verl_multiturn.tools.image_zoom import read_image
 from verl_multiturn.tools.loading.registry import load_tools
 

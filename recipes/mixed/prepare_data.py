@@ -26,15 +26,7 @@ from typing import Any
 import yaml
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.runs.data import (
-    Row,
-    arguments,
-    make_row,
-    prepare,
-    read_splits,
-    tool_call,
-    write_rows,
-)
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, read_splits, tool_call, write_rows
 
 SOURCES = {
     "gsm8k": "openai/gsm8k",

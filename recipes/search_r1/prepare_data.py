@@ -21,16 +21,7 @@ from typing import Any
 import yaml
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.runs.data import (
-    Row,
-    arguments,
-    hold_out,
-    make_row,
-    prepare,
-    read_splits,
-    tool_call,
-    write_rows,
-)
+from verl_multiturn.runs.data import Row, arguments, hold_out, make_row, prepare, read_splits, tool_call, write_rows
 
 TOOL = "search"
 SYSTEM = (

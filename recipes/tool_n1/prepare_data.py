@@ -24,15 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.runs.data import (
-    Row,
-    arguments,
-    make_row,
-    prepare,
-    read_splits,
-    tool_call,
-    write_rows,
-)
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, read_splits, tool_call, write_rows
 
 SOURCE = "Salesforce/xlam-function-calling-60k,Team-ACE/ToolACE"
 Call = dict[str, Any]

@@ -140,7 +140,7 @@ class PerLoop(Generic[T]):
         for resource in left.resources.values():
             try:
                 let_go(resource)
-            except Exception as error:
+            except Exception as error:  # of another loop's resource: no error of the caller's
                 logger.warning("what a closed event loop has left cannot be closed: %s", describe(error))
 
     def _loops(self) -> list[asyncio.AbstractEventLoop]:

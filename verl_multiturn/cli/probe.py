@@ -15,13 +15,7 @@ from verl_multiturn.evaluation.chat_address import chat_address
 from verl_multiturn.evaluation.probe import ProbeAdvice, probe_summary, probe_table
 from verl_multiturn.evaluation.probe import probe as probe_results
 from verl_multiturn.evaluation.results import read_results
-from verl_multiturn.models.evaluation_model import (
-    evaluated,
-    names_of,
-    require_trusted,
-    rows_of_run,
-    runs_model_code,
-)
+from verl_multiturn.models.evaluation_model import evaluated, names_of, require_trusted, rows_of_run, runs_model_code
 from verl_multiturn.models.export import ExportError
 from verl_multiturn.models.location import Model, find_model
 from verl_multiturn.runs.compose import compose_run, resolved

@@ -81,7 +81,7 @@ class EvaluatedSample(NamedTuple):
     prompt_tokens: int
     """Tokens that the engine was given, all generations together."""
     cached_tokens: int | None
-    """Those of them that it had in its cache; None: not reported."""
+    """Prompt tokens that it had in its cache; None: not reported."""
     tokens: int
     """Tokens that it sampled."""
     began: float

@@ -10,20 +10,10 @@ from pydantic import Field
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.chat.model_text import spoken
-from verl_multiturn.clients.chat_endpoint import (
-    AskAgainError,
-    ChatEndpoint,
-    EndpointError,
-    check_address,
-    key_of,
-)
+from verl_multiturn.clients.chat_endpoint import AskAgainError, ChatEndpoint, EndpointError, check_address, key_of
 from verl_multiturn.config import fixed, read_model
 from verl_multiturn.interactions.base import Reply
-from verl_multiturn.interactions.errors import (
-    EnvironmentFailedError,
-    EnvironmentLateError,
-    EnvironmentOutageError,
-)
+from verl_multiturn.interactions.errors import EnvironmentFailedError, EnvironmentLateError, EnvironmentOutageError
 from verl_multiturn.interactions.simulated_user import SimulatedUser, UserSettings
 
 _CONNECTIONS = 64

@@ -41,11 +41,7 @@ from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.actions import asking, plain
 from verl_multiturn.interactions.base import Interaction, Reply
-from verl_multiturn.interactions.errors import (
-    EnvironmentFailedError,
-    EnvironmentLateError,
-    EnvironmentOutageError,
-)
+from verl_multiturn.interactions.errors import EnvironmentFailedError, EnvironmentLateError, EnvironmentOutageError
 from verl_multiturn.rows.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
 
 _MOST_BYTES = 2**24

@@ -377,7 +377,7 @@ class ConversationLine(_SchemaModel):
     place: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     """Of `end` and `cancel`: number of the record in its member."""
     summary: Summary | None = None
-    """Of `end`: its entries in a table."""
+    """Entries of `end` in a table."""
     score: Number | None = None
     """Of `score`: the whole reward."""
 

@@ -22,13 +22,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from verl_multiturn.chat.model_text import last_tag
-from verl_multiturn.clients.chat_endpoint import (
-    AskAgainError,
-    ChatEndpoint,
-    EndpointError,
-    check_address,
-    key_of,
-)
+from verl_multiturn.clients.chat_endpoint import AskAgainError, ChatEndpoint, EndpointError, check_address, key_of
 from verl_multiturn.config import fixed
 from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.processes.pool import WorkerError

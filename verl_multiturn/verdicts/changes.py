@@ -21,15 +21,7 @@ from verl_multiturn.errors import UnjudgedError
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.packages import modules_of
 from verl_multiturn.verdicts.globs import Globs
-from verl_multiturn.verdicts.import_places import (
-    ImportNames,
-    above,
-    exposing,
-    first_root,
-    modules,
-    patterns,
-    why_never,
-)
+from verl_multiturn.verdicts.import_places import ImportNames, above, exposing, first_root, modules, patterns, why_never
 from verl_multiturn.verdicts.task import PytestVerdict, ScriptVerdict, Task
 from verl_multiturn.workspaces.tars import TarFiles, read_tar, write_tar
 from verl_multiturn.workspaces.workspace import Workspace, WorkspaceError

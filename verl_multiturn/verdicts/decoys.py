@@ -18,15 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from verl_multiturn.verdicts.common_words import COMMON_WORDS
-from verl_multiturn.verdicts.features import (
-    CLOSING,
-    FEATURES,
-    GROUPS,
-    INVERTED,
-    OPENING,
-    features,
-    groups_of,
-)
+from verl_multiturn.verdicts.features import CLOSING, FEATURES, GROUPS, INVERTED, OPENING, features, groups_of
 from verl_multiturn.verdicts.subject import TOKENS, Subject, as_text, flat
 
 _STEPS = 30

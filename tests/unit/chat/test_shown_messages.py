@@ -5,12 +5,7 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.chat.content_check import (
-    check_messages_shown,
-    check_tools_shown,
-    reasoning_left_out,
-    spoken_texts,
-)
+from verl_multiturn.chat.content_check import check_messages_shown, check_tools_shown, reasoning_left_out, spoken_texts
 from verl_multiturn.chat.template_form import MessageError
 
 HARD = "a <b> \"q\" 'y' \\ & ü\nnext"

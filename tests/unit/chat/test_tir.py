@@ -25,13 +25,7 @@ from tests.text_mode import (
     quickstart_tokenizer,
     run,
 )
-from verl_multiturn import (
-    ConfigError,
-    EngineError,
-    Generation,
-    ScriptedEngine,
-    StopReason,
-)
+from verl_multiturn import ConfigError, EngineError, Generation, ScriptedEngine, StopReason
 from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.tir import TirCodec, TirParser, code_tool

@@ -23,15 +23,7 @@ from tests.text_mode import (
     run,
 )
 from tests.unit.certificate.test_certificate import MASK, literal
-from verl_multiturn import (
-    ConfigError,
-    Conversation,
-    Generation,
-    Limits,
-    Request,
-    ScriptedEngine,
-    StopReason,
-)
+from verl_multiturn import ConfigError, Conversation, Generation, Limits, Request, ScriptedEngine, StopReason
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.certificate.check import verify
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts

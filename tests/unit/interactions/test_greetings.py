@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from verl_multiturn import (
-    ConfigError,
-    Interaction,
-    InteractionContractError,
-    Reply,
-    Source,
-    scripted_rollout,
-)
+from verl_multiturn import ConfigError, Interaction, InteractionContractError, Reply, Source, scripted_rollout
 from verl_multiturn.cli.main import app
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.scripted_chat import transcript

@@ -14,12 +14,7 @@ from typer.testing import CliRunner
 
 from tests.unit.tools.broken_tools import on_any_machine
 from verl_multiturn.checking.episodes import drawn_actions
-from verl_multiturn.checking.interaction_contract import (
-    CheckResult,
-    Grade,
-    check_interaction,
-    interactions_to_check,
-)
+from verl_multiturn.checking.interaction_contract import CheckResult, Grade, check_interaction, interactions_to_check
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction, Reply

@@ -4,15 +4,7 @@ import base64
 import hashlib
 import re
 
-from verl_multiturn.observe.view.page import (
-    MODULES,
-    SERVED,
-    STATIC,
-    bundle,
-    exported_page,
-    served_page,
-    served_policy,
-)
+from verl_multiturn.observe.view.page import MODULES, SERVED, STATIC, bundle, exported_page, served_page, served_policy
 
 VENDOR = STATIC / "vendor"
 

@@ -13,13 +13,7 @@ import pytest
 from verl_multiturn.checking.data_rows import validate_dataset
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.models.location import find_model
-from verl_multiturn.rows.files import (
-    READERS,
-    read_rows,
-    read_text,
-    refuse_encoding,
-    refuse_pointer,
-)
+from verl_multiturn.rows.files import READERS, read_rows, read_text, refuse_encoding, refuse_pointer
 from verl_multiturn.tools.bm25 import read_documents
 from verl_multiturn.tools.loading.registry import load_tools
 

@@ -8,13 +8,7 @@ import pytest
 
 from tests.conftest import CharBuilder, CharTokenizer, EchoTool
 from tests.scripted import CALL, run
-from verl_multiturn import (
-    Conversation,
-    Limits,
-    Request,
-    ScriptedEngine,
-    StopReason,
-)
+from verl_multiturn import Conversation, Limits, Request, ScriptedEngine, StopReason
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.template_form import MessageError

@@ -12,13 +12,7 @@ import pytest
 
 from tests.conftest import CharTokenizer, EchoTool
 from tests.scripted import CALL, run
-from verl_multiturn import (
-    Generation,
-    Limits,
-    ScriptedEngine,
-    StopReason,
-    ToolContractError,
-)
+from verl_multiturn import Generation, Limits, ScriptedEngine, StopReason, ToolContractError
 from verl_multiturn.rollout import limits as limits_module
 from verl_multiturn.rollout.life import stopped
 from verl_multiturn.rollout.limits import ConversationProgress

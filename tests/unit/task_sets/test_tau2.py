@@ -23,13 +23,7 @@ from verl_multiturn.rollout.limits import Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.scripted_chat import scripted_rollout
 from verl_multiturn.runs.data import tool_call
-from verl_multiturn.task_sets.tau2.package import (
-    GREETING,
-    STOP_WORDS,
-    agent_prompt,
-    tasks_of,
-    user_prompt,
-)
+from verl_multiturn.task_sets.tau2.package import GREETING, STOP_WORDS, agent_prompt, tasks_of, user_prompt
 from verl_multiturn.task_sets.tau2.tools import domain_tools
 from verl_multiturn.task_sets.tau2.user import Customer, CustomerSettings, TauUser
 from verl_multiturn.task_sets.tau2.world_process import DomainData, serve

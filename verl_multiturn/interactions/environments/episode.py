@@ -22,13 +22,7 @@ from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.actions import UnreadableError, read_action
 from verl_multiturn.processes.zygote import seed_process
-from verl_multiturn.rows.reward_numbers import (
-    USABLE,
-    NoNumberError,
-    UnusableNumberError,
-    as_reward,
-    plain_scalar,
-)
+from verl_multiturn.rows.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward, plain_scalar
 
 _PLAYER = 0
 _GAME = -1

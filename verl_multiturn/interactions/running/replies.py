@@ -16,13 +16,7 @@ from verl_multiturn.chat.images import is_pil
 from verl_multiturn.describe import show
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.base import Reply
-from verl_multiturn.rows.reward_numbers import (
-    USABLE,
-    NoNumberError,
-    UnusableNumberError,
-    as_reward,
-    plain_scalar,
-)
+from verl_multiturn.rows.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward, plain_scalar
 
 _DEEPEST = 20
 

@@ -14,16 +14,7 @@ from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.messages import ROLES
 from verl_multiturn.proxy.protocols import events as sse
 from verl_multiturn.proxy.protocols import fields
-from verl_multiturn.proxy.protocols.fields import (
-    ABSENT,
-    MOST_COMPLETIONS,
-    Array,
-    Content,
-    Fields,
-    Other,
-    Refusal,
-    Text,
-)
+from verl_multiturn.proxy.protocols.fields import ABSENT, MOST_COMPLETIONS, Array, Content, Fields, Other, Refusal, Text
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, RefusedError, Sent, nothing_sent
 from verl_multiturn.proxy.protocols.validation import read_as, wrong
 

@@ -24,15 +24,7 @@ from verl_multiturn.describe import one_line
 from verl_multiturn.errors import CertificateError, ConfigError
 from verl_multiturn.records.index import cache
 from verl_multiturn.records.index.cache import CacheFolderError, identity
-from verl_multiturn.records.index.joins import (
-    OF_FATES,
-    OF_JOIN,
-    figures_of,
-    joined,
-    joined_row,
-    oddities,
-    undecided,
-)
+from verl_multiturn.records.index.joins import OF_FATES, OF_JOIN, figures_of, joined, joined_row, oddities, undecided
 from verl_multiturn.records.index.parts import RowParts, widened
 from verl_multiturn.records.index.rows import (
     AGAIN,
@@ -50,15 +42,7 @@ from verl_multiturn.records.read import joins
 from verl_multiturn.records.read.fates import fates, start_of, undone_joins
 from verl_multiturn.records.read.files import LINES as LINES_END
 from verl_multiturn.records.read.files import PACKED, STEPS, RecordFile
-from verl_multiturn.records.read.joins import (
-    FOLDER,
-    JoinName,
-    is_of,
-    no_join,
-    parse_name,
-    read_one,
-    refusal,
-)
+from verl_multiturn.records.read.joins import FOLDER, JoinName, is_of, no_join, parse_name, read_one, refusal
 from verl_multiturn.records.read.lines import read_object
 from verl_multiturn.records.read.oddities import score_fault
 from verl_multiturn.records.read.records import Records, StoredRecord

@@ -29,16 +29,7 @@ from verl_multiturn.paths import read_regular
 from verl_multiturn.records import schema
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.read import joins
-from verl_multiturn.records.read.files import (
-    LINES,
-    OPEN,
-    STEPS,
-    RecordFile,
-    beside,
-    folder_of,
-    names_in,
-    record_files,
-)
+from verl_multiturn.records.read.files import LINES, OPEN, STEPS, RecordFile, beside, folder_of, names_in, record_files
 from verl_multiturn.records.read.lines import fitted, read_lines, read_object, require_schema
 from verl_multiturn.records.read.members import Member, member_at, read_members
 from verl_multiturn.records.read.oddities import are_close, score_fault

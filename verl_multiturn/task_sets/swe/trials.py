@@ -48,7 +48,7 @@ class TrialOutcome:
     kind: str
     """`passed`, `failed` or `skipped`."""
     message: str = ""
-    """Of a failed one: its message, without the place. Addresses of objects are omitted."""
+    """Message of a failed one, without the place. Addresses of objects are omitted."""
 
 
 async def run_tests(

@@ -32,14 +32,7 @@ from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.errors import EnvironmentFailedError
 from verl_multiturn.interactions.llm_user import LlmUser, LlmUserSettings
 from verl_multiturn.interactions.simulated_user import SimulatedUser, UserSettings
-from verl_multiturn.task_sets.tau2.package import (
-    GREETING,
-    MAX_ERRORS,
-    STOP_WORDS,
-    check_domain,
-    tasks_of,
-    user_prompt,
-)
+from verl_multiturn.task_sets.tau2.package import GREETING, MAX_ERRORS, STOP_WORDS, check_domain, tasks_of, user_prompt
 from verl_multiturn.task_sets.tau2.worlds import World, close_world, close_worlds, open_world
 
 

@@ -22,13 +22,7 @@ from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.runs.compose import expand_homes
 from verl_multiturn.runs.ray_start import require_places
 from verl_multiturn.runs.run_folder import OwnFiles
-from verl_multiturn.verl_bridge.startup.derive import (
-    complete,
-    copy_settings,
-    make_absolute,
-    move_old_key,
-    unify_name,
-)
+from verl_multiturn.verl_bridge.startup.derive import complete, copy_settings, make_absolute, move_old_key, unify_name
 from verl_multiturn.verl_bridge.startup.own_code import check_own_code, has_other_environment
 from verl_multiturn.verl_bridge.startup.ray_cpus import required_ray_cpus
 from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, LAST, SETTINGS, VALUES

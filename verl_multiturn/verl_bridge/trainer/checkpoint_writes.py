@@ -11,14 +11,7 @@ from typing import Any, NamedTuple
 
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import MultiTurnError
-from verl_multiturn.models.checkpoints import (
-    POSITION,
-    QUEUE,
-    TRACKER,
-    TRAINED,
-    checkpoint_folder,
-    is_complete,
-)
+from verl_multiturn.models.checkpoints import POSITION, QUEUE, TRACKER, TRAINED, checkpoint_folder, is_complete
 from verl_multiturn.runs.stop_request import StopAnswer, StopRequest
 from verl_multiturn.verl_bridge.compat.row_store import VALIDATION, clear_groups, list_prompts
 

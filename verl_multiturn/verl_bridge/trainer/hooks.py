@@ -81,13 +81,7 @@ from verl_multiturn.verl_bridge.trainer.groups.history import History
 from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import Sleep, replay_buffer_from
 from verl_multiturn.verl_bridge.trainer.groups.rerolls import Rerolls
 from verl_multiturn.verl_bridge.trainer.outages import OutageLasts, OutageStoreClient, StepOutages, ValidationScores
-from verl_multiturn.verl_bridge.trainer.report import (
-    PREFIX,
-    cut_metrics,
-    observe_samples,
-    prefixed,
-    validated,
-)
+from verl_multiturn.verl_bridge.trainer.report import PREFIX, cut_metrics, observe_samples, prefixed, validated
 from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows, StepRows
 from verl_multiturn.verl_bridge.trainer.rows.engine_log_probs import EngineLogProbs
 from verl_multiturn.verl_bridge.trainer.rows.otc import OtcScores

@@ -8,13 +8,7 @@ from typing import Any
 
 from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.names import ROLLOUT, SGLANG
-from verl_multiturn.verl_bridge.settings import (
-    ADAPTER_RANKS,
-    OWN_SERVER,
-    adapter_rank,
-    is_disaggregated,
-    own_server,
-)
+from verl_multiturn.verl_bridge.settings import ADAPTER_RANKS, OWN_SERVER, adapter_rank, is_disaggregated, own_server
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
 from verl_multiturn.verl_bridge.startup.view import RunView
 

@@ -37,14 +37,7 @@ import torch
 from omegaconf import DictConfig
 
 from verl_multiturn.rows.keys import RowKey
-from verl_multiturn.verl_bridge.compat.row_store import (
-    Batch,
-    get_columns,
-    get_rows,
-    nested,
-    put_columns,
-    put_zeros,
-)
+from verl_multiturn.verl_bridge.compat.row_store import Batch, get_columns, get_rows, nested, put_columns, put_zeros
 from verl_multiturn.verl_bridge.trainer.report import FILTER_PREFIX
 
 NEITHER, TRAINED, TAUGHT = range(3)
