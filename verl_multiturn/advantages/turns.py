@@ -47,6 +47,8 @@ class GroupMember:
     valid: bool = True
     outcome: float = 0.0
     """Reward of a session as a whole, beside those of its completions."""
+    role: str | None = None
+    """Name of the speaker of all its turns, one of `proxy.roles`; None where there are none."""
 
     @property
     def reward(self) -> float:

@@ -31,6 +31,8 @@ class Turn:
     """Number of the turn that it continues; None where it begins anew."""
     after: int = 0
     """How many turns come after it in its row; in a session, in the longest row that holds it."""
+    role: str | None = None
+    """Name of the speaker, one of `proxy.roles`; None where there are none."""
     place: int | str = 0
     """Index of the row that it is in; or why it is in none (`certificate.receipts.CAUSES`)."""
     start: int = 0
@@ -83,6 +85,7 @@ class Turn:
             "reward": self.earned,
             "state": self.state,
             "after": self.after,
+            "role": self.role,
         }
 
     @classmethod
