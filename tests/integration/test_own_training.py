@@ -80,7 +80,7 @@ def test_a_class_trains_goes_on_from_a_checkpoint_and_its_mistake_ends_the_run(t
     assert status not in (0, None)
     assert trained(out) == {step + 1: each for step, each in enumerate(counted)}
     log = console + "".join(file.read_text(errors="replace") for file in sorted(out.glob("train*.log")))
-    said = f"algorithm.adv_estimator={place!r} raised ValueError: group 26 (own.py:13) for the group "
+    said = f"algorithm.adv_estimator={place!r} raised ValueError: group 26 (own.py:11) for the group "
     assert said in log, console[-4000:]
     assert f"the weights of step 3 are saved in '{out}/checkpoints/global_step_3'" in log
     assert kept(out, 3) == {"function": place, "state": {"groups": 3 * GROUPS}}
