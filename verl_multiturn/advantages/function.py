@@ -194,7 +194,7 @@ def function_of(found: Any, options: Mapping[str, Any], name: str) -> AdvantageF
     """Return what an author wrote as a function of advantages.
 
     Args:
-        found: A function, a class that is built without arguments, or an object that is called.
+        found: A function, an object that is called as one, or a class that is built without arguments.
         options: As in `load_function`.
         name: The place where it was found, for errors.
 
@@ -217,7 +217,9 @@ def function_of(found: Any, options: Mapping[str, Any], name: str) -> AdvantageF
     if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None)):  # noqa: B004
         raise ConfigError(f"{where} is asynchronous, and is called between two steps; write it with def")
     states = [name for name in _STATE if callable(getattr(call, name, None))]
-    if (isinstance(found, type) or states) and len(states) < len(_STATE):
+    if states and not isinstance(found, type):
+        raise ConfigError(f"{where} is an object with {states[0]}(); name its class, so that each run begins anew")
+    if isinstance(found, type) and len(states) < len(_STATE):
         lacking = [name for name in _STATE if name not in states]
         raise ConfigError(
             f"{where} has no {' and no '.join(lacking)}; write state_dict() and load_state_dict(state), so that "

@@ -121,7 +121,7 @@ def test_what_is_no_function_of_a_group_is_refused() -> None:
         (lambda *, group: [], "takes no group"),
         (lambda group, other, /: [], "takes 'other' by its place alone"),
         (Half, "has no load_state_dict"),
-        (Half(), "has no load_state_dict"),
+        (Half(), "is an object with state_dict(); name its class"),
         (Needs, "cannot be built without arguments (TypeError"),
         (3, "which cannot be called"),
     ]:
