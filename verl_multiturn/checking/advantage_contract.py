@@ -36,6 +36,9 @@ _ROUNDING = 0.1
 _POLL_S = 0.01
 ADVICE = {
     "values": "return a list with a number for each member, or a list with a number for each of its turns",
+    "same input": "keep nothing in globals or on the class, and draw nothing; what is kept belongs into a class with "
+    "state_dict and load_state_dict",
+    "its input": "copy it first: sorted(group, …) instead of group.sort(…)",
     "one sibling": "invalid siblings are not shown, so that one may be alone: return [0.0] for it",
     "equal scores": "add 1e-6 to a deviation before you divide by it, or return 0.0 where all scores are the same",
     "rounding": "scores of 32 bits differ by 1e-7 where they are equal: add 1e-6 to the deviation",
@@ -46,9 +49,6 @@ ADVICE = {
     "order of the members",
     "rows": "let `turn.number` give the order: `parent` and `after` end where a row does",
     "invalid siblings": "let the same members have the same values",
-    "its input": "copy it first: sorted(group, …) instead of group.sort(…)",
-    "same input": "keep nothing in globals or on the class, and draw nothing; what is kept belongs into a class with "
-    "state_dict and load_state_dict",
     "state": "let state_dict return all that a later call reads, as texts, numbers, lists and dictionaries, and "
     "load_state_dict put it back",
 }
@@ -83,7 +83,7 @@ def check_advantage(
 
 
 class AdvantageExamination:
-    """All checks of one function, in order. Where ordinary groups fail, the others are skipped.
+    """All checks of one function, in order. If one of the first two finds a problem, the others are skipped.
 
     Args:
         function: The function.
@@ -106,6 +106,8 @@ class AdvantageExamination:
         """Run all checks."""
         checks: dict[str, Callable[[], str]] = {
             "values": self._values,
+            "same input": self._same_input,
+            "its input": self._its_input,
             "one sibling": lambda: self._finite([self._maker.group(1), self._maker.group(1, turns=1)]),
             "equal scores": self._equal_scores,
             "rounding": self._rounding,
@@ -115,13 +117,11 @@ class AdvantageExamination:
             "order of siblings": self._order,
             "rows": self._rows,
             "invalid siblings": self._invalid,
-            "its input": self._its_input,
-            "same input": self._same_input,
             "state": self._state,
         }
         try:
             for name, check in checks.items():
-                if self.findings and self.findings[0].verdict is Grade.PROBLEM:
+                if any(each.verdict is Grade.PROBLEM for each in self.findings[:2]):
                     self._note(Grade.SKIPPED, "", "first mend what is above", name)
                     continue
                 self._check = name
@@ -241,7 +241,7 @@ class AdvantageExamination:
                 changed.append(f"it was given {_shown(before)}, and left {_shown(given)}")
             return returned
 
-        for group in (*self._groups, self._maker.forest()):
+        for group in self._groups:
             self._of(replace(function, call=watched), group)
             if changed:
                 raise _Finding(changed[0])

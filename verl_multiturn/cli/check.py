@@ -144,8 +144,9 @@ def check_advantages(
 ) -> None:
     """Check a function of advantages of your own. It is called some hundred times.
 
-    The checks, with groups that are made up: one sibling and 1,000, equal and huge rewards, sessions of agents, the order of siblings, what it keeps
-    between calls, and whether a checkpoint holds its state. It also says whether the values sum to 0.
+    The checks, with groups that are made up: one sibling and 1,000, equal and huge rewards, sessions of agents, the
+    order of siblings, what it keeps between calls, and whether a checkpoint holds its state. It also says whether the
+    values sum to 0.
     """
     try:
         function = load_function(target, {**(_json(options) or {}), **_options(words or [])})
