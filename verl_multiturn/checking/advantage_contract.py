@@ -15,7 +15,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -141,6 +141,11 @@ class AdvantageExamination:
         """Return the function as at the start of a run."""
         return self._function.fresh()
 
+    def _starts(self) -> Iterator[AdvantageFunction]:
+        """Yield two starts, the second one when the first run is over."""
+        yield self._start()
+        yield self._start()
+
     def _of(self, function: AdvantageFunction, group: Sequence[GroupMember]) -> Advantages:
         self.call = (time.monotonic(), self._check)
         try:
@@ -249,9 +254,7 @@ class AdvantageExamination:
 
     def _same_input(self) -> str:
         a, b, *_ = sorted(self._groups, key=len, reverse=True)
-        made, again = (
-            [self._of(function, group) for group in (a, b, a)] for function in (self._start(), self._start())
-        )
+        made, again = ([self._of(function, group) for group in (a, b, a)] for function in self._starts())
         # With a state the values of a group may change, and do so in the same way from each start on.
         pairs = zip(made, again, strict=True) if self._function.has_state else [(made[0], made[2])]
         for one, other in pairs:

@@ -103,7 +103,7 @@ def of_verl(name: str, **settings: Any) -> Original:
 
 
 def of_dr_grpo(group: Sequence[Played]) -> Values:
-    """verl has the difference from the mean for two and more. One alone has 0 in the authors' code: it is its mean."""
+    """Return the reward less the mean, which verl has for two and more. In the authors' code one alone has 0."""
     verl = of_verl("grpo", norm_adv_by_std_in_grpo=False)
     return verl(group) if len(group) > 1 else [[0.0] * len(group[0].rewards)]
 
