@@ -129,8 +129,8 @@ class AdvantageExamination:
                     self._note(Grade.OK, check())
                 except (AdvantageContractError, ConfigError) as error:
                     self._note(Grade.PROBLEM, str(error), ADVICE[name])
-                except _Finding as finding:
-                    self._note(finding.grade, str(finding), ADVICE[name])
+                except _FaultError as fault:
+                    self._note(fault.grade, str(fault), ADVICE[name])
         except BaseException as error:  # raised again in the caller's thread
             self.failure = error
 
@@ -184,7 +184,9 @@ class AdvantageExamination:
         same = self._of(self._start(), self._maker.of_scores([EQUAL_SCORE] * 4))
         apart = max(abs(a - b) for x, y in zip(near, same, strict=True) for a, b in zip(x, y, strict=True))
         if apart > _ROUNDING:
-            raise _Finding(f"scores of 0.3 that differ by 3e-8 have values {show(near)}, and equal ones {show(same)}")
+            raise _FaultError(
+                f"scores of 0.3 that differ by 3e-8 have values {show(near)}, and equal ones {show(same)}"
+            )
         return f"largest difference {apart:.2g}"
 
     def _many(self) -> str:
@@ -192,7 +194,7 @@ class AdvantageExamination:
         self._of(self._start(), self._maker.group(SIBLINGS, turns=3))
         seconds = time.monotonic() - began
         if seconds > SLOW_S:
-            raise _Finding(f"{seconds:.0f} s; a run warns above {SLOW_S:.0f} s for a whole step", Grade.WARNING)
+            raise _FaultError(f"{seconds:.0f} s; a run warns above {SLOW_S:.0f} s for a whole step", Grade.WARNING)
         return f"{seconds:.2g} s"
 
     def _order(self) -> str:
@@ -204,7 +206,7 @@ class AdvantageExamination:
             expected = [made[i] for i in order]
             if not _are_close(other, expected):
                 kept = self._function.has_state
-                raise _Finding(
+                raise _FaultError(
                     f"{_shown(group)} have {show(made)}; in the order {order} they have {show(other)}, expected "
                     f"{show(expected)}" + ("; it keeps a state, which may go from one to the next" if kept else ""),
                     Grade.WARNING if kept else Grade.PROBLEM,
@@ -217,7 +219,7 @@ class AdvantageExamination:
         for length, words in ((2, "up to three rows"), (1, "a row for each turn")):
             other = self._of(self._start(), [in_rows(each, length) for each in group])
             if not _are_close(made, other):
-                raise _Finding(
+                raise _FaultError(
                     f"{_shown(group)} have {show(made)} in one row each, and {show(other)} in {words}", Grade.WARNING
                 )
         return "changes nothing"
@@ -229,12 +231,14 @@ class AdvantageExamination:
         made = self._of(self._start(), group)
         other = self._of(self._start(), [broken[0], *group, broken[1]])
         if not _are_close(made, other[1:-1]):
-            raise _Finding(f"{_shown(group)} have {show(made)}, and {show(other[1:-1])} beside two that are not shown")
+            raise _FaultError(
+                f"{_shown(group)} have {show(made)}, and {show(other[1:-1])} beside two that are not shown"
+            )
         try:
             self._of(self._start(), [*group, *self._maker.of_scores([math.nan])])
         except RewardContractError:
             return "not shown, and have 0; a reward that is NaN ends the run before the function is called"
-        raise _Finding("a reward that is NaN was let through")
+        raise _FaultError("a reward that is NaN was let through")
 
     def _its_input(self) -> str:
         function, changed = self._start(), list[str]()
@@ -249,7 +253,7 @@ class AdvantageExamination:
         for group in self._groups:
             self._of(replace(function, call=watched), group)
             if changed:
-                raise _Finding(changed[0])
+                raise _FaultError(changed[0])
         return "stays as it is"
 
     def _same_input(self) -> str:
@@ -259,7 +263,7 @@ class AdvantageExamination:
         pairs = zip(made, again, strict=True) if self._function.has_state else [(made[0], made[2])]
         for one, other in pairs:
             if not _are_close(one, other):
-                raise _Finding(f"{_shown(a)} have {show(one)} at first, and {show(other)} later")
+                raise _FaultError(f"{_shown(a)} have {show(one)} at first, and {show(other)} later")
         return "same values"
 
     def _state(self) -> str:
@@ -272,15 +276,17 @@ class AdvantageExamination:
         text = json.dumps(state)
         second.load_state(json.loads(text))
         if (back := second.state()) != state:
-            raise _Finding(f"state_dict() returned {show(state)}, and {show(back)} after load_state_dict() of that")
+            raise _FaultError(f"state_dict() returned {show(state)}, and {show(back)} after load_state_dict() of that")
         for group in self._groups[4:]:
             one, other = self._of(first, group), self._of(second, group)
             if not _are_close(one, other):
-                raise _Finding(f"{_shown(group)} have {show(one)}, and {show(other)} after a restart from {text[:200]}")
+                raise _FaultError(
+                    f"{_shown(group)} have {show(one)}, and {show(other)} after a restart from {text[:200]}"
+                )
         return f"goes on from a checkpoint; {len(text)} bytes"
 
 
-class _Finding(Exception):
+class _FaultError(Exception):
     """A check found something, which is the message."""
 
     def __init__(self, found: str, grade: Grade = Grade.PROBLEM) -> None:

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from verl_multiturn.advantages.function import load_function
+from verl_multiturn.advantages.estimators import ESTIMATORS
+from verl_multiturn.advantages.function import function_of, load_function
 from verl_multiturn.calls.yaml_text import read_yaml
 from verl_multiturn.checking.advantage_contract import TIMEOUT_S, check_advantage
 from verl_multiturn.checking.advice import CLASS
@@ -129,7 +130,7 @@ def check_interactions(
 def check_advantages(
     target: Annotated[
         str,
-        typer.Argument(help="A function or class as package.module:name, or path/to/file.py:name.", metavar="TARGET"),
+        typer.Argument(help="As `algorithm.adv_estimator`: package.module:name, path/to/file.py:name, or one of ours."),
     ],
     words: Annotated[
         list[str] | None, typer.Argument(help="Options of the function, such as gamma=0.9.", metavar="KEY=VALUE")
@@ -149,7 +150,9 @@ def check_advantages(
     values sum to 0.
     """
     try:
-        function = load_function(target, {**(_json(options) or {}), **_options(words or [])})
+        given = {**(_json(options) or {}), **_options(words or [])}
+        ours = ESTIMATORS.get(target)
+        function = load_function(target, given) if ours is None else function_of(ours, given, target)
     except MultiTurnError as error:
         refuse(error)
     problems = _show_findings(f"advantages {target}", check_advantage(function, role or (), timeout_s))

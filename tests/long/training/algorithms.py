@@ -1,14 +1,14 @@
 """Is an algorithm of one's own what it was written to be, and does the check find the faults of one?
 
-    python -m benchmarks.algorithms [--run DIR …]
+    python -m benchmarks.algorithms [--run DIR … | --short]
 
 1. The five estimators of docs/write/algorithms.md, as the page has them, go through verl's call of an estimator with
    batches of random groups: conversations of several rows, invalid ones, some that are alone, two roles, padding. Each
    token has the value that the original computes for the valid ones: verl's own function for RLOO and Dr. GRPO, and the
    authors' formulas in arrays for the others.
 2. `check-advantage` finds each of twelve faults that were planted, one in each function, and none in the five.
-3. With `--run`, folders of finished quickstarts: for each step's batch, as its records have it, GRPO as a function of
-   one's own has the values of verl's `grpo`, at the same tokens.
+3. For the batches of a quickstart of 100 steps, or of the runs of `--run`, as records have them, GRPO as a function of
+   one's own has the values of verl's `grpo`, and those that the run trained with, at the same tokens.
 
 The last line is one JSON object.
 """

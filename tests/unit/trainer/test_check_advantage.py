@@ -251,6 +251,7 @@ def test_the_command(own: Path) -> None:
     assert "largest 6, for" in done.output
     assert run(f"{own}:sound", "--options", '{"scale": 2, "kind": "ab"}').exit_code == 0
     assert run(f"{own}:sound", "--role", "white").exit_code == 0
+    assert run("mt_turns", "gamma=0.5").exit_code == 0
     done = run(f"{own}:broken")
     assert done.exit_code == 1
     assert "returned 1 values, [1.0], in the group" in done.output
@@ -261,12 +262,13 @@ def test_the_command(own: Path) -> None:
     ("words", "says"),
     [
         (["nowhere"], "is no place of a function"),
+        (["mt_turns", "weight=1"], "adv_estimator='mt_turns' takes gamma;"),
         (["OWN:sound", "scal=2"], "did you mean 'scale'"),
         (["OWN:sound", "scale=high"], "options.scale='high'"),
         (["OWN:sound", "scale"], "'scale': expected an option of the function, as in gamma=0.9"),
         (["OWN:sound", "scale={"], "is no YAML"),
         (["OWN:sound", "--options", "[1]"], "expected a JSON object"),
-        (["OWN:sound", "--timeout-s", "0"], "is not in the range"),
+        (["OWN:sound", "--timeout-s", "0"], "greater than or equal to 0.1"),
     ],
 )
 def test_a_request_that_cannot_be_done_ends_with_2(own: Path, words: list[str], says: str) -> None:
