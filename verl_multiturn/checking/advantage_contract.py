@@ -36,7 +36,7 @@ _ROUNDING = 0.1
 _POLL_S = 0.01
 ADVICE = {
     "values": "return a list with a number for each member, or a list with a number for each of its turns",
-    "same input": "keep nothing in globals or on the class, and draw nothing; what is kept belongs into a class with "
+    "same input": "keep nothing in globals or on the class, and draw nothing; state belongs into a class with "
     "state_dict and load_state_dict",
     "its input": "copy it first: sorted(group, …) instead of group.sort(…)",
     "one sibling": "invalid siblings are not shown, so that one may be alone: return [0.0] for it",
@@ -122,7 +122,7 @@ class AdvantageExamination:
         try:
             for name, check in checks.items():
                 if any(each.verdict is Grade.PROBLEM for each in self.findings[:2]):
-                    self._note(Grade.SKIPPED, "", "first mend what is above", name)
+                    self._note(Grade.SKIPPED, "", "mend the problem above first", name)
                     continue
                 self._check = name
                 try:
@@ -154,7 +154,7 @@ class AdvantageExamination:
             self.call = (0.0, "")
 
     def _finite(self, groups: Sequence[Sequence[GroupMember]]) -> str:
-        """Call the function with groups; that all values are finite numbers is what `of_group` checks."""
+        """Call the function with groups; `of_group` checks that all values are finite numbers."""
         made = [self._of(self._start(), group) for group in groups]
         return f"largest {max(_largest(each) for each in made):.3g}"
 
@@ -184,9 +184,7 @@ class AdvantageExamination:
         same = self._of(self._start(), self._maker.of_scores([EQUAL_SCORE] * 4))
         apart = max(abs(a - b) for x, y in zip(near, same, strict=True) for a, b in zip(x, y, strict=True))
         if apart > _ROUNDING:
-            raise _FaultError(
-                f"scores of 0.3 that differ by 3e-8 have values {show(near)}, and equal ones {show(same)}"
-            )
+            raise _FaultError(f"scores of 0.3 that differ by 3e-8 have {show(near)}, and equal ones {show(same)}")
         return f"largest difference {apart:.2g}"
 
     def _many(self) -> str:
@@ -225,15 +223,13 @@ class AdvantageExamination:
         return "changes nothing"
 
     def _invalid(self) -> str:
-        """Compare a group with and without invalid siblings, and give one with a reward that is no number."""
+        """Compare a group with and without invalid siblings, and give one whose reward is NaN."""
         group = self._groups[3]
         broken = [replace(each, valid=False) for each in self._groups[4][:2]]
         made = self._of(self._start(), group)
         other = self._of(self._start(), [broken[0], *group, broken[1]])
         if not _are_close(made, other[1:-1]):
-            raise _FaultError(
-                f"{_shown(group)} have {show(made)}, and {show(other[1:-1])} beside two that are not shown"
-            )
+            raise _FaultError(f"{_shown(group)} have {show(made)}, and {show(other[1:-1])} beside two invalid ones")
         try:
             self._of(self._start(), [*group, *self._maker.of_scores([math.nan])])
         except RewardContractError:
@@ -247,7 +243,7 @@ class AdvantageExamination:
             before = copy.deepcopy(given)
             returned = function.call(given, **options)
             if given != before:
-                changed.append(f"it was given {_shown(before)}, and left {_shown(given)}")
+                changed.append(f"it was given {_shown(before)}, and changed it to {_shown(given)}")
             return returned
 
         for group in self._groups:
@@ -281,7 +277,7 @@ class AdvantageExamination:
             one, other = self._of(first, group), self._of(second, group)
             if not _are_close(one, other):
                 raise _FaultError(
-                    f"{_shown(group)} have {show(one)}, and {show(other)} after a restart from {text[:200]}"
+                    f"{_shown(group)} have {show(one)}, and {show(other)} after a restart from {text[:99]}"
                 )
         return f"goes on from a checkpoint; {len(text)} bytes"
 

@@ -146,8 +146,7 @@ def check_advantages(
     """Check a function of advantages of your own. It is called some hundred times.
 
     The checks, with groups that are made up: one sibling and 1,000, equal and huge rewards, sessions of agents, the
-    order of siblings, what it keeps between calls, and whether a checkpoint holds its state. It also says whether the
-    values sum to 0.
+    order of siblings, state between calls, and whether a checkpoint holds it. It also reports whether values sum to 0.
     """
     try:
         given = {**(_json(options) or {}), **_options(words or [])}
@@ -170,7 +169,9 @@ def _options(words: list[str]) -> dict[str, Any]:
         try:
             made[key] = read_yaml(value)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{word!r}: {value!r} is no YAML ({describe(error)}); quote it for the shell") from None
+            raise ConfigError(
+                f"{word!r}: cannot read {value!r} as YAML ({describe(error)}); quote it for the shell"
+            ) from None
     return made
 
 

@@ -158,7 +158,7 @@ def ends_the_program(group: Group) -> list[float]:
         (KeepsATuple, ["state"], "of type tuple"),
         (LoadsNothing, ["state"], "after load_state_dict() of that"),
         (Shares, ["same input"], "at first, and"),
-        (changes_a_turn, ["its input"], "and left turns that earned"),
+        (changes_a_turn, ["its input"], "and changed it to turns that earned"),
         (one_for_each_turn_and_one_more, ["values"], "return one number, or "),
         (knows_two_roles, ["values"], "KeyError: ''"),
         (knows_no_role, ["values"], "AssertionError"),
@@ -261,12 +261,12 @@ def test_the_command(own: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["nowhere"], "is no place of a function"),
+        (["nowhere"], "expected 'package.module:function' or"),
         (["mt_turns", "weight=1"], "adv_estimator='mt_turns' takes gamma;"),
         (["OWN:sound", "scal=2"], "did you mean 'scale'"),
         (["OWN:sound", "scale=high"], "options.scale='high'"),
         (["OWN:sound", "scale"], "'scale': expected an option of the function, as in gamma=0.9"),
-        (["OWN:sound", "scale={"], "is no YAML"),
+        (["OWN:sound", "scale={"], "as YAML"),
         (["OWN:sound", "--options", "[1]"], "expected a JSON object"),
         (["OWN:sound", "--timeout-s", "0"], "greater than or equal to 0.1"),
     ],
