@@ -11,7 +11,7 @@ Invariants:
 - the function gets valid members alone, as copies: it can change nothing of the batch. Turns are in the order of their
   numbers;
 - all that it returns is a finite number for each turn, or an error names function, group and value;
-- a state is what JSON holds, so that a checkpoint gives back the same.
+- JSON holds a state without a change, so that a checkpoint gives back the same.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class AdvantageFunction:
         return made
 
     def _values(self, shown: list[GroupMember], label: str) -> Advantages:
-        counts = [len(each.turns) for each in shown]  # the function may sort or cut what it gets
+        counts = [len(each.turns) for each in shown]  # the function may sort or cut its list
         try:
             returned = self.call(list(shown), **self.options)
         except (Exception, SystemExit) as error:  # an author's code may raise anything
@@ -146,7 +146,7 @@ class AdvantageFunction:
         """Return the state for a checkpoint, as JSON holds it; only where `has_state`.
 
         Raises:
-            AdvantageContractError: `state_dict` raised, or returned what JSON would give back as something else.
+            AdvantageContractError: `state_dict` raised, or returned a value that JSON would change.
         """
         try:
             found = self.call.state_dict()  # type: ignore[attr-defined]
@@ -154,7 +154,7 @@ class AdvantageFunction:
             raise AdvantageContractError(
                 f"{ESTIMATOR}={self.name!r}: state_dict() raised {describe(error)}{place_of(error)}; mend that line"
             ) from error
-        problem = not_plain(found) if isinstance(found, dict) else f"{show(found)} is no dictionary"
+        problem = not_plain(found) if isinstance(found, dict) else f"{show(found)} is not a dictionary"
         if problem:
             raise AdvantageContractError(
                 f"{ESTIMATOR}={self.name!r}: state_dict(): {problem}; return a dictionary of texts, finite numbers, "
@@ -173,7 +173,7 @@ class AdvantageFunction:
         except (Exception, SystemExit) as error:
             raise AdvantageContractError(
                 f"{ESTIMATOR}={self.name!r}: load_state_dict({show(state)}) raised {describe(error)}{place_of(error)}; "
-                "let it take what state_dict() returns"
+                "let it take the result of state_dict()"
             ) from error
 
 
@@ -191,10 +191,10 @@ def load_function(name: str, options: Mapping[str, Any] | None = None) -> Advant
 
 
 def function_of(found: Any, options: Mapping[str, Any], name: str) -> AdvantageFunction:
-    """Return what an author wrote as a function of advantages.
+    """Return an author's object as a function of advantages.
 
     Args:
-        found: A function, a class that is built without arguments, or an object that is called.
+        found: A function, an object that is called as one, or a class that is built without arguments.
         options: As in `load_function`.
         name: The place where it was found, for errors.
 
@@ -217,11 +217,13 @@ def function_of(found: Any, options: Mapping[str, Any], name: str) -> AdvantageF
     if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None)):  # noqa: B004
         raise ConfigError(f"{where} is asynchronous, and is called between two steps; write it with def")
     states = [name for name in _STATE if callable(getattr(call, name, None))]
-    if (isinstance(found, type) or states) and len(states) < len(_STATE):
+    if states and not isinstance(found, type):
+        raise ConfigError(f"{where} is an object with {states[0]}(); name its class, so that each run begins anew")
+    if isinstance(found, type) and len(states) < len(_STATE):
         lacking = [name for name in _STATE if name not in states]
         raise ConfigError(
             f"{where} has no {' and no '.join(lacking)}; write state_dict() and load_state_dict(state), so that "
-            "checkpoints hold what it keeps, or a function if it keeps nothing"
+            "checkpoints hold its state, or a function if it keeps nothing"
         )
     return AdvantageFunction(name, call, read_options(call, options, where), found if isinstance(found, type) else None)
 
@@ -231,7 +233,7 @@ def not_plain(value: Any, place: str = "") -> str:
 
     Args:
         value: The value.
-        place: Its place in what it is a part of, as in `['a'][0]`.
+        place: Its place in the whole, as in `['a'][0]`.
     """
     if value is None or isinstance(value, bool | int | str):
         return ""
@@ -241,7 +243,7 @@ def not_plain(value: Any, place: str = "") -> str:
         return next(filter(None, (not_plain(each, f"{place}[{i}]") for i, each in enumerate(value))), "")
     if type(value) is dict:
         if wrong := [key for key in value if not isinstance(key, str)]:
-            return f"{place} has the key {show(wrong[0], 60)}, which is no text"
+            return f"{place} has the key {show(wrong[0], 60)}, which is not a text"
         return next(filter(None, (not_plain(each, f"{place}[{show(key, 60)}]") for key, each in value.items())), "")
     return f"{place} is {show(value, 100)} of type {type(value).__name__}"
 

@@ -60,17 +60,20 @@ def _types(function: Any) -> dict[str, Any]:
     called = function if inspect.isroutine(function) else getattr(type(function), "__call__", function)  # noqa: B004
     try:
         return typing.get_type_hints(called, include_extras=True)
-    except Exception:  # annotations may name what is not there at run time
+    except Exception:  # annotations may use names that are not there at run time
         return {}
 
 
 def _typed(value: Any, types: Mapping[str, Any], option: str, name: str) -> Any:
     if option not in types or not isinstance(option, str):
         return value
+    kinds = [types[option], *typing.get_args(types[option])]
+    if isinstance(value, bool) and (int in kinds or float in kinds) and bool not in kinds:  # pydantic takes it for 1
+        raise ConfigError(f"{OPTIONS}.{option}={value}: {name} takes a number; correct the value")
     try:
         return TypeAdapter(types[option]).validate_python(value)
     except ValidationError as error:
         found = error.errors()[0]["msg"]
         raise ConfigError(f"{OPTIONS}.{option}={show(value)}: {name} refuses it: {found}; correct the value") from None
-    except Exception:  # an annotation that pydantic cannot read says nothing about the value
+    except Exception:  # pydantic cannot read every annotation
         return value

@@ -204,14 +204,13 @@ def resolve_place(name: Any, where: str) -> Any:
         where: The setting that errors name.
 
     Raises:
-        ConfigError: It is no such place, it cannot be imported, or it has no such name.
+        ConfigError: It has another form, it cannot be imported, or it has no such name.
     """
     place, colon, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
     is_file = place.endswith(".py")
     if not (colon and attribute.isidentifier() and (is_file or all(map(str.isidentifier, place.split("."))))):
         raise ConfigError(
-            f"{where}: {name!r} is no place of a function; write it as 'package.module:function' or "
-            "'path/to/file.py:function'"
+            f"{where}: {name!r}: expected 'package.module:function' or 'path/to/file.py:function'; write it so"
         )
     if not is_file:
         return resolve(f"{place}.{attribute}", where)
@@ -229,14 +228,16 @@ def _import_file(path: Path, where: str) -> Any:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, whole)
     if not whole.is_file() or spec is None or spec.loader is None:
-        raise ConfigError(f"{where}: {str(path)!r} is no file; correct the path, or start in the folder it begins from")
+        raise ConfigError(
+            f"{where}: there is no file {str(path)!r}; correct the path, or start in the folder it begins from"
+        )
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up by name
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # an author's file may raise anything at import
         del sys.modules[name]
         raise ConfigError(
-            f"{where}: cannot import {str(path)!r} ({describe(error)}); mend it, or install what it needs"
+            f"{where}: cannot import {str(path)!r} ({describe(error)}); mend it, or install its requirements"
         ) from error
     return module
 

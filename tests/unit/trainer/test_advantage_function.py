@@ -51,10 +51,10 @@ def test_a_function_is_named_by_its_module_or_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("my_module", "write it as 'package.module:function' or 'path/to/file.py:function'"),
-        ("json:", "is no place of a function"),
-        ("../x:f", "is no place of a function"),
-        ("nowhere/x.py:f", "is no file"),
+        ("my_module", "expected 'package.module:function' or 'path/to/file.py:function'"),
+        ("json:", "expected 'package.module:function'"),
+        ("../x:f", "expected 'package.module:function'"),
+        ("nowhere/x.py:f", "there is no file"),
         ("no_such_module_here:f", "cannot import 'no_such_module_here'"),
         ("json:dump_", "did you mean 'dump'"),
         (f"{__name__}:np", "which cannot be called; name a function"),
@@ -93,6 +93,7 @@ def test_options_are_read_by_the_signature() -> None:
         ({"gama": 1.0}, "options.gama: algorithm.adv_estimator="),
         ({"gamma": 1.0, "group": []}, "options.group: "),
         ({"gamma": "high"}, "options.gamma='high'"),
+        ({"gamma": True}, "takes a number"),
     ],
 )
 def test_options_that_the_signature_does_not_take_are_refused(options: dict[str, Any], says: str) -> None:
@@ -121,7 +122,7 @@ def test_what_is_no_function_of_a_group_is_refused() -> None:
         (lambda *, group: [], "takes no group"),
         (lambda group, other, /: [], "takes 'other' by its place alone"),
         (Half, "has no load_state_dict"),
-        (Half(), "has no load_state_dict"),
+        (Half(), "is an object with state_dict(); name its class"),
         (Needs, "cannot be built without arguments (TypeError"),
         (3, "which cannot be called"),
     ]:
@@ -260,7 +261,7 @@ def test_a_state_that_json_does_not_hold_is_refused(state: Any, says: str) -> No
     made.call.mean = state  # type: ignore[attr-defined]
     with pytest.raises(AdvantageContractError) as caught:
         made.state()
-    assert ("which is no text" if says == "[1]" else says) in str(caught.value)
+    assert ("which is not a text" if says == "[1]" else says) in str(caught.value)
 
 
 def test_a_state_that_cannot_be_saved_or_loaded_is_named() -> None:
