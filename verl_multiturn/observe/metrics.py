@@ -235,12 +235,21 @@ def _of_rows(rows: Sequence[int]) -> dict[str, float]:
 
 def _of_groups(stats: Sequence[Stats]) -> dict[str, float]:
     """Return how many groups teach nothing; nothing where no group has two valid conversations."""
+    compared = compared_groups(stats)
+    return {"groups_equal": sum(not have_signal(group) for group in compared)} if compared else {}
+
+
+def compared_groups(stats: Sequence[Stats]) -> list[list[RoleRewards]]:
+    """Return the rewards of each group of two or more valid conversations, for `have_signal`.
+
+    Args:
+        stats: A dictionary for each conversation, with its `group`.
+    """
     rewards: dict[str, list[RoleRewards]] = defaultdict(list)
     for each in stats:
         if "group" in each and "score" in each.get("conversation", {}) and each["valid"]:
             rewards[each["group"]].append(rewards_by_role(each))
-    compared = [group for group in rewards.values() if len(group) > 1]
-    return {"groups_equal": sum(not have_signal(group) for group in compared)} if compared else {}
+    return [group for group in rewards.values() if len(group) > 1]
 
 
 def _of_rewards(stats: Sequence[Stats], calls: Sequence[Sequence[CallStats]]) -> dict[str, float]:

@@ -8,14 +8,10 @@ are in none (`outside`).
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_multiturn.rows.reward_numbers import RoleRewards
-
-_UNUSABLE = re.compile(r"[^A-Za-z0-9_.-]")
-"""Characters that not every logger takes in the name of a metric."""
 
 
 def role_of(stats: Mapping[str, Any]) -> str | None:
@@ -56,43 +52,37 @@ def rewards_by_role(stats: Mapping[str, Any]) -> RoleRewards:
     return role_rewards(stats) or {None: float(stats["conversation"]["score"])}
 
 
-def metric_names(roles: Iterable[str]) -> dict[str, str]:
-    """Return the name that each role has in metrics: letters, digits, `_`, `.` and `-`; two are never the same.
-
-    Example: `metric_names(["white", "a b", "a/b"]) == {"a b": "a_b", "a/b": "a_b_2", "white": "white"}`.
-    """
-    names: dict[str, str] = {}
-    for role in sorted(set(roles)):
-        name = base = _UNUSABLE.sub("_", role) or "_"
-        count = 1
-        while name in names.values():
-            count += 1
-            name = f"{base}_{count}"
-        names[role] = name
-    return names
-
-
 def of_roles(stats: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the metrics of roles, `role/NAME/…`, by name; nothing where no conversation has roles.
+    """Return the metrics of trained roles, `role/NAME/…`, by name; nothing where there are no roles.
+
+    A setting's names of roles fit the names of metrics.
 
     Args:
         stats: Those of conversations, as `observe.metrics.conversations` joins them.
     """
-    names = metric_names(role for each in stats for role in each.get("roles", ()))
-    if not names:
-        return {}
     metrics: dict[str, float] = {}
-    for role, name in names.items():
+    for role in trained_roles(stats):
         having = [each for each in stats if role in each.get("roles", ())]
         turns = [sum(turn.get("role") == role for turn in each["turns"]) for each in having]
         scores = [role_rewards(each)[role] for each in having if each["valid"]]
-        own: dict[str, float] = {
-            "conversations": len(having),
-            "silent": sum("session" in each for each in stats) - sum(count > 0 for count in turns),
-            "turns/mean": sum(turns) / len(having),
-            "turns/max": max(turns),
-        }
+        own: dict[str, float] = {"conversations": len(having), "silent": len(silent(stats, role))}
+        if having:
+            own |= {"turns/mean": sum(turns) / len(having), "turns/max": max(turns)}
         if scores:
             own["score/mean"] = math.fsum(scores) / len(scores)
-        metrics |= {f"role/{name}/{key}": value for key, value in own.items()}
+        metrics |= {f"role/{role}/{name}": value for name, value in own.items()}
     return metrics
+
+
+def trained_roles(stats: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the roles that sessions train, in order."""
+    return sorted({role for each in stats for role in each.get("session", {}).get("trained", ())})
+
+
+def silent(stats: Sequence[Mapping[str, Any]], role: str) -> list[Mapping[str, Any]]:
+    """Return the valid conversations in which a role has no turn in a row, though it is trained."""
+    return [
+        each
+        for each in stats
+        if each["valid"] and role in each.get("session", {}).get("trained", ()) and role not in each.get("roles", ())
+    ]
