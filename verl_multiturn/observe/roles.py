@@ -80,9 +80,11 @@ def trained_roles(stats: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def silent(stats: Sequence[Mapping[str, Any]], role: str) -> list[Mapping[str, Any]]:
-    """Return the valid conversations in which a role has no turn in a row, though it is trained."""
+    """Return the valid sessions in which a trained role got no completion."""
     return [
         each
         for each in stats
-        if each["valid"] and role in each.get("session", {}).get("trained", ()) and role not in each.get("roles", ())
+        if each["valid"]
+        and role in (session := each.get("session", {})).get("trained", ())
+        and not session["roles"][role]
     ]

@@ -32,12 +32,15 @@ from verl_multiturn.rows.reward_numbers import ScoreRange, have_signal
 TRAINED = ["white", "black"]
 
 
+BOTH, WHITE = {"white": 2, "black": 1, "user": 3}, {"white": 2, "black": 0, "user": 3}
+
+
 def row(role: str | None, rewards: list[float], outcome: float | None = None, **details: Any) -> Stats:
     """Return the stats of a row, whose turns earned these rewards; with an outcome it is its role's last."""
     turns = [{"turn": number, "role": role, "reward": reward} for number, reward in enumerate(rewards)]
     stats: Stats = {"valid": True, "turns": turns, "conversation": {"score": 5.0}, **details}
     if outcome is not None:
-        session = {"role": role, "outcome": outcome, "outside": [], "trained": TRAINED, "roots": 2}
+        session = {"role": role, "outcome": outcome, "outside": [], "trained": TRAINED, "roots": 2, "roles": BOTH}
         stats["session"] = {**session, **details.get("session", {})}
     return stats
 
@@ -94,7 +97,7 @@ def test_a_signal_is_a_difference_within_a_role(rewards: list[dict[str | None, f
 
 
 def test_metrics_of_roles() -> None:
-    silent_game = {RowKey("u", "1", 0): row("white", [0.0], 0.5)}
+    silent_game = {RowKey("u", "1", 0): row("white", [0.0], 0.5, session={"roles": WHITE})}
     invalid = {RowKey("u", "2", 0): {**row("white", [0.0], 9.0), "valid": False}}
     stats = conversations(game("u", 0, 1.0, -1.0) | silent_game | invalid)
     assert of_roles(stats) == {
