@@ -10,14 +10,19 @@ Invariants:
   also where a KL penalty was subtracted. So the settings of the rewards that count hold here, too;
 - the advantage of a turn goes to the same tokens, if they are trained;
 - verl's padding rows have advantages of 0. A row of another agent loop counts as one turn;
-- the reward of a whole session lies on the last token of its last row. It is not a turn's own (`GroupMember.outcome`).
+- the reward of a whole session lies on the last token of its last row, with roles on that of each role's last row. It
+  is not a turn's own (`GroupMember.outcome`);
+- a group is the conversations of one prompt in one role. A conversation is a member in each role of its rows, and
+  invalid in all of them if it is in one;
+- groups, their members and the turns of a member have an order that the order of the batch does not change: that of
+  uids and roles, of the conversations' numbers, of the turns' numbers.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -46,17 +51,22 @@ from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 
 _REST = sys.maxsize
 """The end of the last turn of a row, whose length is not known yet."""
+_Place = tuple[int, str]
 Estimator = Callable[[Sequence[GroupMember]], Advantages]
 
 
 class _AdvantageRow(NamedTuple):
     uid: str
     conversation: str
+    place: _Place
+    """Place of the conversation among those of its prompt."""
     valid: bool
     turns: list[Turn]
     """Its turns, each with the response tokens that belong to it. Those of the last one go on to the row's end."""
+    role: str | None
+    """The speaker of all its turns; None where there are no roles."""
     outcome: float | None = None
-    """Reward of the whole session, in the last row of a session; None in any other."""
+    """Reward of the whole session for the role, in its last row of a session; None in any other."""
     foreign: float = 0.0
     """Reward on the tokens of the last turn that is not that turn's own."""
 
@@ -92,19 +102,22 @@ def _known_row(key: RowKey, stats: dict[str, Any]) -> _AdvantageRow:
     for turn, following in pairwise(turns):
         turn.end = following.start
     turns[-1].end = _REST
-    row = _AdvantageRow(key.uid, key.conversation, stats.get("valid", True), turns)
+    session = key.session or ""
+    place = (int(session) if session.isdecimal() else _REST, session)
+    row = _AdvantageRow(key.uid, key.conversation, place, stats.get("valid", True), turns, turns[0].role)
     return _with_session(row, stats["session"]) if "session" in stats else row
 
 
 def _with_session(row: _AdvantageRow, session: dict[str, Any]) -> _AdvantageRow:
-    """Return the last row of a session with the data that belong to no token of the session.
+    """Return a role's last row of a session with the data that belong to no token of the session.
 
     The completions that are in no row have no tokens. Their rewards, and the session's, lie on the row's last token.
     """
-    outside = [Turn(each["turn"], each["reward"], parent=each["parent"]) for each in session["outside"]]
+    role = session.get("role", row.role)
+    outside = [Turn(each["turn"], each["reward"], parent=each["parent"], role=role) for each in session["outside"]]
     outcome = session["outcome"] or 0.0
     foreign = outcome + sum(each["reward"] for each in session["outside"])
-    return row._replace(turns=[*row.turns, *outside], outcome=outcome, foreign=foreign)
+    return row._replace(turns=[*row.turns, *outside], role=role, outcome=outcome, foreign=foreign)
 
 
 def _compute(
@@ -131,28 +144,57 @@ def _compute(
         )
     normal = _estimator(name, known.settings, config)
     of_sessions = _of_sessions(known.settings, config)
-    groups: dict[str, dict[str, list[tuple[int, Turn]]]] = defaultdict(lambda: defaultdict(list))
-    broken = {row.conversation for row in known.rows if row is not None and not row.valid}
-    outcomes = {row.conversation: row.outcome for row in known.rows if row is not None and row.outcome is not None}
-    for i, row in enumerate(known.rows):
-        if row is not None:
-            groups[row.uid][row.conversation] += [(i, turn) for turn in _earning(row, token_level_rewards[i])]
     advantages = torch.zeros_like(response_mask, dtype=torch.float32)
-    for group in groups.values():
-        played = [
-            GroupMember(
-                [turn for _, turn in turns],
-                conversation not in broken,
-                outcomes.get(conversation, 0.0),
-            )
-            for conversation, turns in group.items()
-        ]
-        estimate = of_sessions if outcomes.keys() & group.keys() else normal
-        for turns, own in zip(group.values(), estimate(played), strict=True):
-            for (i, turn), value in zip(turns, own, strict=True):
+    for members in _groups(known.rows, token_level_rewards):
+        estimate = of_sessions if any(member.is_session for member in members) else normal
+        played = [GroupMember([turn for _, turn in each.turns], each.valid, each.outcome, each.role) for each in members]
+        for member, own in zip(members, estimate(played), strict=True):
+            for (i, turn), value in zip(member.turns, own, strict=True):
                 advantages[i, turn.start : turn.end] = value
     advantages = advantages * response_mask
     return advantages, advantages
+
+
+class _Member(NamedTuple):
+    """A conversation of a batch in one of its roles."""
+
+    conversation: str
+    role: str | None
+    valid: bool
+    outcome: float
+    is_session: bool
+    turns: list[tuple[int, Turn]]
+    """Its turns in the order of their numbers, each with the index of its row."""
+
+
+def _groups(rows: Sequence[_AdvantageRow | None], rewards: torch.Tensor) -> Iterator[list[_Member]]:
+    """Yield the conversations of each prompt and role, in an order that the batch's does not change.
+
+    Args:
+        rows: The rows of the batch; None for padding.
+        rewards: Reward of each response token, `(B, R)`.
+    """
+    groups: dict[tuple[str, str], dict[_Place, list[tuple[int, _AdvantageRow]]]] = defaultdict(dict)
+    broken = {row.conversation for row in rows if row is not None and not row.valid}
+    for i, row in enumerate(rows):
+        if row is not None:
+            groups[row.uid, row.role or ""].setdefault(row.place, []).append((i, row))
+    for _, members in sorted(groups.items()):
+        yield [_member(own, rewards, broken) for _, own in sorted(members.items())]
+
+
+def _member(rows: list[tuple[int, _AdvantageRow]], rewards: torch.Tensor, broken: Collection[str]) -> _Member:
+    turns = [(i, turn) for i, row in rows for turn in _earning(row, rewards[i])]
+    _, first = rows[0]
+    outcomes = [row.outcome for _, row in rows if row.outcome is not None]
+    return _Member(
+        first.conversation,
+        first.role,
+        first.conversation not in broken,
+        outcomes[0] if outcomes else 0.0,
+        bool(outcomes),
+        sorted(turns, key=lambda each: each[1].number),
+    )
 
 
 def _earning(row: _AdvantageRow, rewards: torch.Tensor) -> list[Turn]:
