@@ -93,8 +93,7 @@ def outputs_of(chance: random.Random, processor: Any) -> Any:
             given["multi_modal_data"] = {"images": images}
         if ours:
             stats = {"valid": True, "conversation": {"row": row, "rows": rows}, "tool_score": 0.25}
-            receipts = {"versions": [1] * length, "receipts": b"receipt"}
-            made.append(CertifiedOutput(**given, **receipts, stats=stats, is_last=row == rows - 1))
+            made.append(CertifiedOutput(**given, versions=[1] * length, receipts=b"receipt", stats=stats))
         else:
             made.append(AgentLoopOutput(**given))
     return made if rows > 1 or chance.random() < 0.5 else made[0]

@@ -80,8 +80,9 @@ def stats(store: WritableStore) -> list[Mapping[str, Any]]:
     return [row["metrics"]["rollout"] for row in store.rows.values()]
 
 
-def trainer_of(roles: list[str] | None = None, train: list[str] | None = None) -> Any:
-    trainer = make_trainer(**PROXY, **{f"{SETTINGS}proxy__roles": roles or NAMES, f"{SETTINGS}proxy__train": train})
+def trainer_of(train: list[str] | None = None, n: int = 4) -> Any:
+    roles = {f"{SETTINGS}proxy__roles": NAMES, f"{SETTINGS}proxy__train": train}
+    trainer = make_trainer(**PROXY, **roles, actor_rollout_ref__rollout__n=n)
     trainer._prompts = 1
     return trainer
 
@@ -131,7 +132,7 @@ def test_a_role_that_is_not_trained_has_no_token_and_the_certificate_counts_it(s
     assert store.scores() == {"u_0_0": [1.0], "u_1_0": [1.0]}
     assert [each["session"]["outside"] for each in stats(store)] == [[], []]
     assert [each["session"]["untrained"] for each in stats(store)] == [{"not_trained_role": 3}] * 2
-    metrics = step(trainer_of(train=["white"]), store.batch())
+    metrics = step(trainer_of(train=["white"], n=2), store.batch())
     assert metrics["rollout/certificate/violations"] == 0
     assert metrics["rollout/certificate/rows"] == 2
     assert metrics["rollout/certificate/not_trained_role"] == 6
