@@ -12,7 +12,7 @@ from verl_multiturn.rows.keys import RowKey
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
-TRAINED = {"trained": ["white", "black"], "roots": 2}
+TRAINED: dict[str, Any] = {"trained": ["white", "black"], "roots": 2}
 
 
 def conversation(white: float, spoken: tuple[str, ...] = ("white", "black"), uid: str = "u") -> dict[str, Any]:

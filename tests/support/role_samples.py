@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def write_games(folder: Path, groups: dict[str, list[float]], step: int = 1) -> 
             record = sample_game(uid, number, white)
             line = {key: record[key] for key in ("request_id", "uid", "number", "validation", "step", "rerolled_from")}
             writer.begin({**line, "at": record["began"]})
-            writer.keep(lambda record=record: record, {**line, "at": record["ended"]})
+            writer.keep(partial(dict, record), {**line, "at": record["ended"]})
             writer.scored({**line, "at": record["ended"] + 0.1, "score": 0.0})
     writer.close()
     rows = [row for uid, results in groups.items() for row in joined_games(uid, results, step)]

@@ -49,7 +49,8 @@ def rewards_by_role(stats: Mapping[str, Any]) -> RoleRewards:
     Args:
         stats: Those of the conversation, once its reward is there.
     """
-    return role_rewards(stats) or {None: float(stats["conversation"]["score"])}
+    found: dict[str | None, float] = dict(role_rewards(stats).items())
+    return found or {None: float(stats["conversation"]["score"])}
 
 
 def of_roles(stats: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
-from tests.agent_sessions import END, make_run, tiny_tokenizer
+from tests.agent_sessions import END, make_run
 from tests.integration.test_agent_loop import runner
 from tests.integration.test_same_advantages import CASES, RECORDED, computed
 from tests.integration.trainer_rows import WritableStore, make_trainer, step
@@ -39,6 +39,7 @@ from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
+from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
 
 RESULTS = (1.0, -1.0, 1.0, 1.0)
 """White's result in each game of a group; black's is its negative."""

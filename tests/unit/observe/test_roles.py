@@ -30,8 +30,6 @@ from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.rows.reward_numbers import ScoreRange, have_signal
 
 TRAINED = ["white", "black"]
-
-
 BOTH, WHITE = {"white": 2, "black": 1, "user": 3}, {"white": 2, "black": 0, "user": 3}
 
 
@@ -49,7 +47,7 @@ def game(uid: str, number: int, white: float, black: float) -> dict[RowKey, Stat
     """Return the rows of a game, the outcomes of which are given: two of white, one of black."""
     rows = [row("white", [0.0, 0.25]), row("white", [0.0], white), row("black", [0.0], black)]
     return {
-        RowKey(uid, str(number), at): {**own, "conversation": {**own["conversation"], "row": at, "rows": 3}}
+        RowKey(uid, str(number), str(at)): {**own, "conversation": {**own["conversation"], "row": at, "rows": 3}}
         for at, own in enumerate(rows)
     }
 
@@ -60,12 +58,12 @@ def test_a_roles_reward_is_its_outcome_and_its_completions() -> None:
     assert earned(joined) == 0.25
     outside = [{"turn": 7, "parent": None, "reward": 0.5}]
     alone = row("white", [0.25], 1.0, session={"outside": outside})
-    (joined,) = conversations({RowKey("u", "0", 0): alone})
+    (joined,) = conversations({RowKey("u", "0", "0"): alone})
     assert role_rewards(joined) == {"white": 1.75}
 
 
 def test_without_roles_it_is_the_conversations_score() -> None:
-    (plain,) = conversations({RowKey("u", "0", 0): {**row(None, [0.25], 1.0), "valid": True}})
+    (plain,) = conversations({RowKey("u", "0", "0"): {**row(None, [0.25], 1.0), "valid": True}})
     assert "roles" not in plain
     assert role_of(plain) is None
     assert rewards_by_role(plain) == {None: 5.0}
@@ -97,8 +95,8 @@ def test_a_signal_is_a_difference_within_a_role(rewards: list[dict[str | None, f
 
 
 def test_metrics_of_roles() -> None:
-    silent_game = {RowKey("u", "1", 0): row("white", [0.0], 0.5, session={"roles": WHITE})}
-    invalid = {RowKey("u", "2", 0): {**row("white", [0.0], 9.0), "valid": False}}
+    silent_game = {RowKey("u", "1", "0"): row("white", [0.0], 0.5, session={"roles": WHITE})}
+    invalid = {RowKey("u", "2", "0"): {**row("white", [0.0], 9.0), "valid": False}}
     stats = conversations(game("u", 0, 1.0, -1.0) | silent_game | invalid)
     assert of_roles(stats) == {
         "role/black/conversations": 1,
@@ -117,7 +115,7 @@ def test_metrics_of_roles() -> None:
 
 
 def test_there_are_none_without_roles() -> None:
-    plain = conversations({RowKey("u", "0", 0): row(None, [0.0], 1.0, session={"trained": []})})
+    plain = conversations({RowKey("u", "0", "0"): row(None, [0.0], 1.0, session={"trained": []})})
     assert of_roles(plain) == {}
     assert trained_roles([{"valid": True}]) == []
 
