@@ -100,3 +100,46 @@ def test_trained_tokens_and_advantages_of_each_role(monkeypatch: pytest.MonkeyPa
     calls = store.calls
     figures.look(BatchRows(SimpleNamespace(keys=["u_1_0"], tags=[{}], partition_id="train"), fetched))
     assert (figures.metrics(), store.calls) == ({}, calls)
+
+
+def game_rows(session: int, white: float, acc: float) -> dict[str, dict[str, Any]]:
+    """Return the columns of a game's two rows, as a filter reads them, by name."""
+    rows = {}
+    for at, (role, outcome) in enumerate({"white": white, "black": -white}.items()):
+        stats = {
+            "valid": True, "turns": [{"turn": at, "role": role, "reward": None}], "reported": {"acc": acc},
+            "conversation": {"row": at, "rows": 2, "score": 0.0},
+            "session": {**TRAINED, "role": role, "outcome": outcome, "outside": []},
+        }  # fmt: skip
+        rows[f"u_{session}_{at}"] = {"metrics": {"rollout": stats}}
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("results", "signal", "cause", "right"),
+    [
+        ([1.0, -1.0, 1.0], True, None, 2),
+        ([1.0, 1.0, 1.0], False, "all_right", 3),
+        ([-1.0, -1.0, -1.0], False, "all_wrong", 0),
+    ],
+)
+def test_a_filter_asks_each_role_and_the_first_for_who_is_right(
+    monkeypatch: pytest.MonkeyPatch, results: list[float], signal: bool, cause: str | None, right: int
+) -> None:
+    from verl_multiturn.verl_bridge.trainer.groups.signal_filter import SignalFilter
+
+    store = WritableStore()
+    put_in_place(store, monkeypatch)
+    for session, white in enumerate(results):
+        store.rows |= game_rows(session, white, white)
+    store.tags = {name: {} for name in store.rows}
+    made = SignalFilter("difficulty", 1, len(results))
+    assert made.pools is not None
+    made.pools.drawn["u"] = 7
+    made.judge(store.batch(), ["u"], 1)
+    metrics = made.metrics()
+    assert (made.silent, metrics["rollout/filter/no_signal"]) == (frozenset(() if signal else "u"), int(not signal))
+    assert [metrics[f"rollout/filter/{each}"] for each in ("all_right", "all_wrong")] == [
+        int(cause == each) for each in ("all_right", "all_wrong")
+    ]
+    assert (made.pools.seen[7].right, made.pools.seen[7].signal) == (right, signal)

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from tests.support.role_samples import joined_games, write_games
-from tests.support.sample_records import sample_run
+from tests.agent_sessions import Agent, make_run, turns, user
+from tests.support.role_samples import joined_games, sample_game, write_games
+from tests.support.sample_records import BEGAN, sample_record, sample_run
 from verl_multiturn.observe.convert.otel import write_otel
 from verl_multiturn.observe.convert.parquet import write_parquet
 from verl_multiturn.observe.convert.perfetto import write_perfetto
@@ -23,9 +24,15 @@ from verl_multiturn.observe.pass_at_k import passed_shares
 from verl_multiturn.observe.roles import of_roles, rewards_by_role, role_of, role_rewards, silent, trained_roles
 from verl_multiturn.observe.show.documents import ShowDocuments
 from verl_multiturn.observe.show.terminal import print_document
+from verl_multiturn.observe.traces import trace_of
+from verl_multiturn.proxy.sessions.roles import Roles
+from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.read.joins import table_of
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.scores import Reward, by_role, rewards_in, rewards_of
+from verl_multiturn.rollout.life import Life
+from verl_multiturn.rollout.limits import StopReason
+from verl_multiturn.rollout.outcome import SessionReport
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.rows.reward_numbers import ScoreRange, have_signal
 
@@ -265,3 +272,40 @@ def test_converted_runs_have_the_roles(folder: Path, tmp_path: Path) -> None:
     write_parquet(source, tmp_path / "scout")
     rows = pq.read_table(tmp_path / "scout" / "transcripts.parquet").to_pylist()
     assert json.loads(rows[0]["score_roles"]) == {"white": 1.0, "black": -1.0}
+
+
+def test_spans_of_completions_have_the_role(tmp_path: Path) -> None:
+    """A live trace, OTLP and Perfetto have it at each completion, and nothing where there are no roles."""
+    record = sample_game("u", 0, 1.0)
+    times = [
+        {"kind": "generation", "name": "", "turn": at, "start": BEGAN + at, "end": BEGAN + at + 1} for at in range(3)
+    ]
+    plain = sample_record(request_id="plain", uid="plain", timeline=times[:2])
+    (tmp_path / "records.jsonl").write_bytes(line_of({**record, "timeline": times}) + line_of(plain))
+    source = RunSource(Records(tmp_path))
+    write_perfetto(source, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    spoken = [event["args"].get("role") for event in events if event.get("cat") == "generation" and event["ph"] == "b"]
+    assert spoken == ["white", "user", "black", None, None]
+    write_otel(source, tmp_path / "otel.jsonl")
+    said = []
+    for line in (tmp_path / "otel.jsonl").read_text().splitlines():
+        for span in json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+            found = {each["key"]: each["value"] for each in span["attributes"]}
+            if span["name"].startswith("chat"):
+                said.append(found.get("verl_multiturn.role", {}).get("stringValue"))
+    assert said == ["white", "user", "black", None, None]
+
+
+async def test_a_live_trace_has_the_role_of_each_turn() -> None:
+    for roles, expected in ((Roles(("white", "black"), ("white",)), ["white", "black"]), (None, [None, None])):
+        agent = Agent(make_run(turns("a", "b"), roles=roles))
+        await agent.ask([user("x")], model="white")
+        await agent.ask([user("y")], model="black")
+        agent.session.end()
+        await agent.session.closed()
+        outcome = agent.session.outcome(StopReason.FINISHED)
+        outcome.session = SessionReport(2, {}, rewards={} if roles is None else {"white": 1.0, "black": -1.0})
+        root = trace_of(Life("r", "u", row={}, outcome=outcome, generations=agent.session.receipts()))
+        assert [turn.attributes.get("role") for turn in root.children] == expected
+        assert root.outputs.get("rewards") == (None if roles is None else {"white": 1.0, "black": -1.0})
