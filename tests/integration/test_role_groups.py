@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from verl_multiturn.advantages.estimators import load_estimator
 from verl_multiturn.config import read_settings
 from verl_multiturn.rows.keys import RowKey
 
@@ -46,8 +47,8 @@ def advantages(rows: Sequence[Row], std: bool = False, **settings: Any) -> dict[
         keys=keys, padding={}, stats={key: own for key, (_, own, _) in zip(keys, rows, strict=True)}
     )
     rewards = torch.tensor([own for _, _, own in rows])
-    with known_rows(batch, read_settings(settings)):
-        made, _ = _compute("mt_grpo", rewards, torch.ones_like(rewards), {"norm_adv_by_std_in_grpo": std})
+    with known_rows(batch, load_estimator("mt_grpo", read_settings(settings), std)):
+        made, _ = _compute("mt_grpo", rewards, torch.ones_like(rewards))
     return {name: sorted(set(own.tolist())) for (name, _, _), own in zip(rows, made, strict=True)}
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.config import MultiTurnSettings, read_settings
+from verl_multiturn.advantages.estimators import Estimator, load_estimator
+from verl_multiturn.config import read_settings
 from verl_multiturn.rows.keys import RowKey
 
 # Importing verl's trainers warns about optional engines that are not installed.
@@ -65,15 +66,15 @@ def random_batch(draw: random.Random, agents: bool) -> tuple[Any, Any, Any]:
     return SimpleNamespace(keys=keys, padding=padding, stats=stats), rewards, mask
 
 
-def computed(name: str, settings: MultiTurnSettings, std: bool, agents: bool) -> str:
+def computed(name: str, estimator: Estimator, agents: bool) -> str:
     """Return the digest of the advantages of random batches."""
     from verl_multiturn.verl_bridge.trainer.rows.advantages import _compute, known_rows
 
     draw, digest = random.Random(49), hashlib.sha256()
     for _ in range(40):
         rows, rewards, mask = random_batch(draw, agents)
-        with known_rows(rows, settings):
-            advantages, returns = _compute(name, rewards, mask, {"norm_adv_by_std_in_grpo": std})
+        with known_rows(rows, estimator):
+            advantages, returns = _compute(name, rewards, mask)
         assert advantages is returns
         digest.update(advantages.numpy().tobytes())
     return digest.hexdigest()[:16]
@@ -94,4 +95,4 @@ CASES: dict[str, tuple[str, dict[str, Any], bool, bool]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_batches_without_roles_have_the_advantages_of_before(case: str) -> None:
     name, settings, std, agents = CASES[case]
-    assert computed(name, read_settings(settings), std, agents) == RECORDED[case]
+    assert computed(name, load_estimator(name, read_settings(settings), std), agents) == RECORDED[case]

@@ -1,7 +1,7 @@
-"""Our estimators of advantages, as verl calls them: `algorithm.adv_estimator=mt_grpo`, `mt_turns`, `mt_gigpo`.
+"""The estimators that count conversations, as verl calls them: ours, and a function of the run's own.
 
-`advantages/turns.py` has the mathematics. verl gives a registered estimator rewards, masks and uids alone, so a hook
-first notes the conversation and the turns of each row:
+`advantages/estimators.py` has them. verl gives a registered estimator rewards, masks and uids alone, so a hook first
+notes the conversation and the turns of each row:
 
     known_rows(rows)  →  verl's _compute_advantage  →  rewards of each turn  →  advantages of each turn  →  its tokens
 
@@ -31,28 +31,21 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from omegaconf import DictConfig
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from verl_multiturn.advantages.turns import (
-    Advantages,
-    GroupMember,
-    of_completions,
-    of_conversations,
-    of_discounted,
-    of_states,
-    of_turns,
-)
+from verl_multiturn.advantages.estimators import ESTIMATORS, Estimator, counts_conversations, load_estimator
+from verl_multiturn.advantages.turns import GroupMember
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.rows.keys import RowKey
-from verl_multiturn.verl_bridge.names import ESTIMATORS
+from verl_multiturn.verl_bridge.settings import divides_by_deviation, estimator_of
 from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 
 _REST = sys.maxsize
 """The end of the last turn of a row, whose length is not known yet."""
 _Place = tuple[int, str]
-Estimator = Callable[[Sequence[GroupMember]], Advantages]
 
 
 class _AdvantageRow(NamedTuple):
@@ -74,22 +67,22 @@ class _AdvantageRow(NamedTuple):
 class _Known(NamedTuple):
     rows: list[_AdvantageRow | None]
     """Values in the order of the batch; None for padding."""
-    settings: MultiTurnSettings
+    estimator: Estimator
 
 
 _KNOWN: ContextVar[_Known | None] = ContextVar("known_rows", default=None)
 
 
 @contextmanager
-def known_rows(rows: BatchRows, settings: MultiTurnSettings) -> Iterator[None]:
-    """Let our estimators know the rows of a batch, while the context lasts.
+def known_rows(rows: BatchRows, estimator: Estimator) -> Iterator[None]:
+    """Let an estimator know the rows of a batch, while the context lasts.
 
     Args:
         rows: Those of verl's batch, in the order in which verl will hand it to the estimator.
-        settings: Our settings.
+        estimator: The run's estimator.
     """
     known = [None if key in rows.padding else _known_row(key, rows.stats.get(key, {})) for key in rows.keys]
-    token = _KNOWN.set(_Known(known, settings))
+    token = _KNOWN.set(_Known(known, estimator))
     try:
         yield
     finally:
@@ -124,7 +117,6 @@ def _compute(
     name: str,
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
-    config: Any = None,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the advantages of all tokens, `(B, R)`, twice: verl asks for returns, too.
@@ -133,7 +125,6 @@ def _compute(
         name: Name of the estimator.
         token_level_rewards: Reward of each response token, `(B, R)`.
         response_mask: 1 for each trained token, `(B, R)`.
-        config: verl's section `algorithm`.
         others: verl's other arguments of estimators.
     """
     known = _KNOWN.get()
@@ -142,13 +133,16 @@ def _compute(
             f"algorithm.adv_estimator={name}: only verl's own V1 trainers with the agent loop multiturn_agent call it; "
             "use one of them, or an estimator of verl"
         )
-    normal = _estimator(name, known.settings, config)
-    of_sessions = _of_sessions(known.settings, config)
+    groups = dict(_groups(known.rows, token_level_rewards))
+    shown = {
+        label: [GroupMember([turn for _, turn in each.turns], each.valid, each.outcome, each.role) for each in members]
+        for label, members in groups.items()
+    }
+    sessions = {label for label, members in groups.items() if any(member.is_session for member in members)}
+    made = known.estimator.of_groups(shown, sessions)
     advantages = torch.zeros_like(response_mask, dtype=torch.float32)
-    for members in _groups(known.rows, token_level_rewards):
-        estimate = of_sessions if any(member.is_session for member in members) else normal
-        played = [GroupMember([turn for _, turn in each.turns], each.valid, each.outcome, each.role) for each in members]
-        for member, own in zip(members, estimate(played), strict=True):
+    for label, members in groups.items():
+        for member, own in zip(members, made[label], strict=True):
             for (i, turn), value in zip(member.turns, own, strict=True):
                 advantages[i, turn.start : turn.end] = value
     advantages = advantages * response_mask
@@ -167,8 +161,8 @@ class _Member(NamedTuple):
     """Its turns in the order of their numbers, each with the index of its row."""
 
 
-def _groups(rows: Sequence[_AdvantageRow | None], rewards: torch.Tensor) -> Iterator[list[_Member]]:
-    """Yield the conversations of each prompt and role, in an order that the batch's does not change.
+def _groups(rows: Sequence[_AdvantageRow | None], rewards: torch.Tensor) -> Iterator[tuple[str, list[_Member]]]:
+    """Yield the name and the conversations of each prompt and role, in an order that the batch's does not change.
 
     Args:
         rows: The rows of the batch; None for padding.
@@ -179,8 +173,9 @@ def _groups(rows: Sequence[_AdvantageRow | None], rewards: torch.Tensor) -> Iter
     for i, row in enumerate(rows):
         if row is not None:
             groups[row.uid, row.role or ""].setdefault(row.place, []).append((i, row))
-    for _, members in sorted(groups.items()):
-        yield [_member(own, rewards, broken) for _, own in sorted(members.items())]
+    for (uid, role), members in sorted(groups.items()):
+        label = f"{uid} ({role})" if role else uid
+        yield label, [_member(own, rewards, broken) for _, own in sorted(members.items())]
 
 
 def _member(rows: list[tuple[int, _AdvantageRow]], rewards: torch.Tensor, broken: Collection[str]) -> _Member:
@@ -206,36 +201,34 @@ def _earning(row: _AdvantageRow, rewards: torch.Tensor) -> list[Turn]:
     ]
 
 
-def _estimator(name: str, settings: MultiTurnSettings, config: Any) -> Estimator:
-    own = settings.advantage
-    if name == "mt_grpo":
-        return partial(of_conversations, std=_divides(config))
-    if name == "mt_turns":
-        return partial(of_turns, gamma=own.gamma)
-    return partial(
-        of_states, gamma=own.gamma, weight=own.weight, std=own.norm == "std", across_rows=own.across == "rows"
-    )
+def load_run_estimator(config: DictConfig, settings: MultiTurnSettings) -> Estimator | None:
+    """Return the estimator of a run, and register it with verl in this process; None for one of verl's.
 
+    `hooks.py` calls it once, in the process that trains.
 
-def _of_sessions(settings: MultiTurnSettings, config: Any) -> Estimator:
-    """Return the estimator of `mt_grpo` for the sessions of agents; start-up refuses our other estimators for them."""
-    proxy = settings.proxy
-    if proxy.credit == "session":
-        return partial(of_conversations, std=_divides(config))
-    estimate = of_discounted if proxy.credit == "discounted" else of_completions
-    return partial(estimate, gamma=proxy.gamma, std=_divides(config))
+    Args:
+        config: verl's whole configuration.
+        settings: Our settings.
 
-
-def _divides(config: Any) -> bool:
-    """Return whether `mt_grpo` divides by the standard deviation."""
-    return bool(config.get("norm_adv_by_std_in_grpo", True))
+    Raises:
+        ConfigError: The run's own function cannot be imported, or does not take its options.
+    """
+    name = estimator_of(config)
+    if not counts_conversations(name):
+        return None
+    _register(name)
+    return load_estimator(name, settings, divides_by_deviation(config))
 
 
 def register_estimators() -> None:
     """Register our estimators with verl in this process."""
     for name in ESTIMATORS:
-        register_adv_est(name)(_FUNCTIONS[name])
+        _register(name)
 
 
-# One object for each name: verl refuses a second function under a name that it knows.
-_FUNCTIONS = {name: partial(_compute, name) for name in ESTIMATORS}
+def _register(name: str) -> None:
+    # One object for each name: verl refuses a second function under a name that it knows.
+    register_adv_est(name)(_FUNCTIONS.setdefault(name, partial(_compute, name)))
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {}
