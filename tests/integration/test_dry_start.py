@@ -203,7 +203,8 @@ def test_verls_names_are_those_that_it_registers() -> None:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
     from verl.utils.tracking import Tracking
 
-    from verl_multiturn.verl_bridge.names import ESTIMATORS, LOOPS_OF_VERL, TRACE_BACKENDS
+    from verl_multiturn.advantages.estimators import ESTIMATORS
+    from verl_multiturn.verl_bridge.names import LOOPS_OF_VERL, TRACE_BACKENDS
     from verl_multiturn.verl_bridge.startup import verl_names
     from verl_multiturn.verl_bridge.traces.backends import BACKENDS
 

@@ -17,6 +17,7 @@ from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.compat import row_store
 from verl_multiturn.verl_bridge.trainer import trainers
+from verl_multiturn.verl_bridge.trainer.rows.advantages import load_run_estimator
 from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 from verl_multiturn.verl_bridge.trainer.rows.valid_groups import compute_advantages
 
@@ -75,5 +76,6 @@ def advantages_of(outputs: Mapping[str, Any], estimator: str, group: int = 8) ->
 
     given = store.batch()
     with mock.patch.object(row_store, "transfer_queue", store), mock.patch.object(trainer_base, "tq", store):
-        compute_advantages(given, BatchRows(given), {}, verls, config, MultiTurnSettings())
+        loaded = load_run_estimator(config, MultiTurnSettings())
+        compute_advantages(given, BatchRows(given), {}, verls, config, loaded)
     return {key: [float(value) for value in row["advantages"]] for key, row in rows.items()}

@@ -173,7 +173,7 @@ class World(Queue):
 
     def save(self, folder: Path) -> Kept:
         """Write our file of a checkpoint as the trainer does, and return the content of verl's checkpoint."""
-        self.history.save(self.step - 1, folder, [], self.buffer.filter.state())
+        self.history.save(self.step - 1, folder, [], {"filter": self.buffer.filter.state()})
         parts = (self.tags, self.rows, self.groups, self.running) if self.is_async else ({}, {}, self.groups, [])
         return Kept(*copy.deepcopy(parts), self.fetched, Counter(self.draws))
 
@@ -185,7 +185,7 @@ class World(Queue):
         self.fetched, self.draws, self.step = kept.fetched, Counter(kept.draws), step
         self.rng = random.Random(f"{self.seed} {step}")
         self.begin()
-        noted = self.history.load(folder)
+        noted = self.history.load(folder).get("filter")
         if noted is not None:
             self.buffer.filter.restore(noted)
         for uid in self.running:

@@ -57,6 +57,7 @@ from typing import Any, ClassVar
 
 from omegaconf import DictConfig
 
+from verl_multiturn.advantages.estimators import Estimator
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.errors import AdvantageContractError, RewardContractError
 from verl_multiturn.models.checkpoints import checkpoint_folder, mend_tracker
@@ -140,6 +141,8 @@ class MultiTurnHooks:
     """Source of the groups: our replay buffer, or a `CustomSampler` around the user's."""
     saved_step: int | None = None
     """Step whose weights lie in the run's own folder of checkpoints: this trainer saved or loaded them there."""
+    _estimator: Estimator | None = None
+    """The run's estimator, if it counts conversations."""
     _joining: StepJoin | None = None
     """Recorder of the trainer's rows; None: the run keeps no records."""
     _surplus = 0
@@ -167,7 +170,6 @@ class MultiTurnHooks:
         self._saves = config.trainer.save_freq > 0
         has_queue = self.mode != "sync"
         self._estimator = load_run_estimator(config, settings)
-        """The run's estimator, if it counts conversations."""
         has_state = self._estimator is not None and self._estimator.function.has_state
         self._history = History(self._saves, has_queue) if has_queue or filters or has_state else None
         self._settings, self._several_rows = settings, may_have_several_rows(config, settings)
