@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -18,8 +18,10 @@ from verl_multiturn.certificate.conversations import misattributed, unjoined
 from verl_multiturn.certificate.receipts import GenerationPlace, Receipts
 from verl_multiturn.config import ProxySettings, read_model
 from verl_multiturn.errors import AgentContractError, ConfigError
+from verl_multiturn.harnesses.runners import build_runner
 from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult, read_result
-from verl_multiturn.proxy.endpoint import session_end
+from verl_multiturn.proxy.endpoint import Endpoint, session_end
+from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, RefusedError
 from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.proxy.sessions.session import AgentSession
@@ -276,6 +278,26 @@ async def test_the_official_client_plays_both_sides() -> None:
         ("black", None),
         ("white", None),
     ]
+
+
+@pytest.mark.parametrize("where", ["thread", "process"])
+async def test_an_agent_plays_both_sides_by_all_protocols(where: Literal["thread", "process"]) -> None:
+    runner = build_runner(ProxySettings(agent="tests.endpoint_agents:game", runner=where))
+    endpoint = Endpoint(make_run(turns("a", "b", "c"), roles=BOTH), runner, ProxyServer(), 60.0)
+    try:
+        outcome, generations = await endpoint.run("r", {"raw_prompt": HELLO}, {})
+    finally:
+        await endpoint.aclose()
+    assert (str(outcome.stop_reason), outcome.error) == ("finished", "")
+    assert [(turn.role, turn.place) for turn in outcome.turns] == [("white", 0), ("black", 1), ("white", 2)]
+    assert outcome.session is not None
+    assert outcome.session.rewards == {"white": 1.0, "black": -1.0}
+    assert [(each.protocol, each.role) for each in outcome.session.requests] == [
+        ("chat", "white"),
+        ("responses", "black"),
+        ("messages", "white"),
+    ]
+    assert certified(outcome, Receipts.of_rows("r", generations, outcome.places), BOTH.trained) == []
 
 
 def test_rewards_by_role() -> None:
