@@ -76,7 +76,7 @@ def test_roles_are_shown_and_those_beside_train_are_context(tmp_path: Path, monk
     (black,) = [line for line in done.output.splitlines() if "e5" in line]
     assert [cell.strip() for cell in black.split("│")[1:3]] == ["1", "black"]
     wrong = CliRunner().invoke(cli.app, ["serve", "--role", "white", "--train", "red"])
-    assert (wrong.exit_code, "--train: 'red' is no role; name some of --role=['white']" in wrong.output) == (2, True)
+    assert (wrong.exit_code, "--train: 'red' is not a role; name some of --role=['white']" in wrong.output) == (2, True)
 
 
 @pytest.mark.parametrize(
