@@ -221,7 +221,7 @@ class ProxySettings(BaseModel):
     may name any model."""
 
     train: list[str] | None = None
-    """The roles whose completions are trained; null: all. What the others write is context."""
+    """The roles whose completions are trained; null: all. The text of the others is context."""
 
     select: str | None = Field(default=None, min_length=1)
     """Function that selects the completions that are trained, as `module:function`; null: all that were delivered."""
@@ -244,8 +244,8 @@ class ProxySettings(BaseModel):
             raise ValueError("expected the name of at least one role; name one, or leave the setting out")
         if wrong := [name for name in names if not _ROLE.fullmatch(name)]:
             raise ValueError(
-                f"{wrong[0]!r} is no name of a role, which begins with a letter or a digit and has at most 64 letters, "
-                "digits, '.', '_' and '-'; give it another name"
+                f"{wrong[0]!r} cannot name a role: a name begins with a letter or a digit, and has at most 64 letters, "
+                "digits, '.', '_' and '-'; use another one"
             )
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -264,7 +264,7 @@ class ProxySettings(BaseModel):
             )
         if strange:
             raise ValueError(
-                f"proxy.train: {strange[0]!r} is no role; name some of proxy.roles={self.roles}, or leave train out"
+                f"proxy.train: {strange[0]!r} is not a role; name some of proxy.roles={self.roles}, or leave train out"
             )
         return self
 

@@ -59,7 +59,7 @@ class Receipt:
     versions: NDArray[np.int64]
     """Weight version of each sampled token, `(tokens,)`."""
     role: str | None = None
-    """Name of the role for which the engine was asked; None where there are no roles."""
+    """Name of the role that speaks; None where there are no roles."""
 
     @property
     def digest(self) -> str:

@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -18,8 +18,10 @@ from verl_multiturn.certificate.conversations import misattributed, unjoined
 from verl_multiturn.certificate.receipts import GenerationPlace, Receipts
 from verl_multiturn.config import ProxySettings, read_model
 from verl_multiturn.errors import AgentContractError, ConfigError
+from verl_multiturn.harnesses.runners import build_runner
 from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult, read_result
-from verl_multiturn.proxy.endpoint import session_end
+from verl_multiturn.proxy.endpoint import Endpoint, session_end
+from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, RefusedError
 from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.proxy.sessions.session import AgentSession
@@ -189,9 +191,7 @@ async def test_a_model_that_is_no_role_is_refused_before_anything_is_sampled(mod
     with pytest.raises(RefusedError) as refused:
         await agent.ask(HELLO, model=model)
     assert (refused.value.status, refused.value.code) == (400, "unknown_role")
-    assert refused.value.message == (
-        f"model {model!r} is no role of this run; name one of ['white', 'black'] as the request's model"
-    )
+    assert refused.value.message == (f"model {model!r} names no role of this run; set it to one of ['white', 'black']")
     with pytest.raises(RefusedError):
         await agent.session.count_tokens(ChatRequest(HELLO, model=model))
     requests = agent.session.journal.requests()
@@ -234,7 +234,7 @@ async def test_all_protocols_name_roles_and_refuse_others_in_their_own_form(path
             refused = await post(**body)
             assert refused.status_code == 400
             error = refused.json()
-            assert error["error"]["message"].endswith("name one of ['white', 'black'] as the request's model")
+            assert error["error"]["message"].endswith("names no role of this run; set it to one of ['white', 'black']")
             if path == "messages":
                 assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
             else:
@@ -252,7 +252,7 @@ async def test_models_are_the_roles() -> None:
     ):
         assert [each.id async for each in await client.models.list()] == ["white", "black"]
         assert (await client.models.retrieve("black")).id == "black"
-        with pytest.raises(openai.BadRequestError, match="'gpt' is no role"):
+        with pytest.raises(openai.BadRequestError, match="'gpt' names no role"):
             await client.models.retrieve("gpt")
 
 
@@ -276,6 +276,26 @@ async def test_the_official_client_plays_both_sides() -> None:
         ("black", None),
         ("white", None),
     ]
+
+
+@pytest.mark.parametrize("where", ["thread", "process"])
+async def test_an_agent_plays_both_sides_by_all_protocols(where: Literal["thread", "process"]) -> None:
+    runner = build_runner(ProxySettings(agent="tests.endpoint_agents:game", runner=where))
+    endpoint = Endpoint(make_run(turns("a", "b", "c"), roles=BOTH), runner, ProxyServer(), 60.0)
+    try:
+        outcome, generations = await endpoint.run("r", {"raw_prompt": HELLO}, {})
+    finally:
+        await endpoint.aclose()
+    assert (str(outcome.stop_reason), outcome.error) == ("finished", "")
+    assert [(turn.role, turn.place) for turn in outcome.turns] == [("white", 0), ("black", 1), ("white", 2)]
+    assert outcome.session is not None
+    assert outcome.session.rewards == {"white": 1.0, "black": -1.0}
+    assert [(each.protocol, each.role) for each in outcome.session.requests] == [
+        ("chat", "white"),
+        ("responses", "black"),
+        ("messages", "white"),
+    ]
+    assert certified(outcome, Receipts.of_rows("r", generations, outcome.places), BOTH.trained) == []
 
 
 def test_rewards_by_role() -> None:
@@ -436,13 +456,13 @@ async def test_turns_that_the_estimator_takes_for_anothers() -> None:
     [
         ({"roles": []}, "proxy.roles: expected the name of at least one role; name one, or leave the setting out"),
         ({"roles": ["a", "b", "a"]}, "the role 'a' is there twice"),
-        ({"roles": ["a b"]}, "'a b' is no name of a role"),
-        ({"roles": ["a/b"]}, "'a/b' is no name of a role"),
-        ({"roles": [""]}, "'' is no name of a role"),
+        ({"roles": ["a b"]}, "'a b' cannot name a role"),
+        ({"roles": ["a/b"]}, "'a/b' cannot name a role"),
+        ({"roles": [""]}, "'' cannot name a role"),
         ({"roles": ["a" * 65]}, "at most 64"),
         ({"roles": "white"}, "proxy.roles: "),
         ({"roles": ["a"], "train": []}, "proxy.train: expected the name of at least one role"),
-        ({"roles": ["a"], "train": ["b"]}, "'b' is no role; name some of proxy.roles=['a']"),
+        ({"roles": ["a"], "train": ["b"]}, "'b' is not a role; name some of proxy.roles=['a']"),
         ({"train": ["a"]}, "proxy.train=['a'] needs proxy.roles, which is not set"),
         ({"train": ["user"]}, "the text of PolicyUser is not trained"),
         ({"roles": ["a"], "train": ["a", "user"]}, "the text of PolicyUser is not trained"),

@@ -86,7 +86,7 @@ def role_rewards(end: AgentEnd, roles: Sequence[str], trained: Collection[str]) 
         trained: Names of the roles that are trained and have a completion that was delivered.
 
     Raises:
-        AgentContractError: A name is no role, or a trained role that spoke has no reward.
+        AgentContractError: A name is not a role, or a trained role that spoke has no reward.
     """
     rewards = end.result.roles
     if not rewards:

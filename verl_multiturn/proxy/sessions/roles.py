@@ -38,7 +38,7 @@ class Roles:
         raise RefusedError(
             400,
             "unknown_role",
-            f"model {show(model, 60)} is no role of this run; name one of {list(self.names)} as the request's model",
+            f"model {show(model, 60)} names no role of this run; set it to one of {list(self.names)}",
         )
 
     def trains(self, role: str | None) -> bool:

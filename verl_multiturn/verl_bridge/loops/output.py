@@ -239,7 +239,7 @@ def to_outputs(outcome: Outcome, settings: OutputSettings, step: int) -> list[Ce
     last = outputs[-1]
     lasts = {output.role: output for output in outputs}
     for output in outputs:
-        output.is_last = output is lasts[output.role]
+        output.is_last = None if output.role is None else output is lasts[output.role]
         output.outcomes = dict.fromkeys(lasts)
     last.num_turns = 1 + outcome.sampled_turns + outcome.user_turns
     last.metrics = AgentLoopMetrics(generate_sequences=outcome.generate_s, tool_calls=outcome.tools_s)
@@ -304,11 +304,11 @@ def _add_session(outputs: list[CertifiedOutput], outcome: Outcome, session: Sess
     The reward of a completion goes to its last token, that of a completion in no row to the last token of the last row
     of its role. A role without a row, such as one that is not trained, has no reward.
     """
-    lasts = {output.role: output for output in outputs if output.is_last}
+    lasts = {output.role: output for output in outputs}
     ends = {turn["turn"]: (output, turn["end"] - 1) for output in outputs for turn in output.stats["turns"]}
     rewarded = [turn for turn in outcome.turns if turn.reward is not None and turn.role in lasts]
     for output in outputs:
-        if not output.is_last:
+        if output is not lasts[output.role]:
             del output.stats["session"]
             continue
         outside = [
