@@ -36,6 +36,22 @@ def chat(row: dict[str, Any], session: Any) -> dict[str, Any]:
     return {"reward": 1.0, "completions": rewards}
 
 
+def game(row: dict[str, Any], session: Any) -> dict[str, Any]:
+    """Let white ask by chat completions, black by responses, and white again by Anthropic's messages; white wins."""
+    ask(session, *row["messages"], model="white")
+    black = {"model": "black", "input": "x"}
+    white = {"model": "white", "max_tokens": 9, "messages": row["messages"]}
+    for path, body in (("responses", black), ("messages", white)):
+        answered = httpx.post(
+            f"{session.base_url}/{path}",
+            json=body,
+            headers={"authorization": f"Bearer {session.api_key}"},
+            timeout=30.0,
+        )
+        answered.raise_for_status()
+    return {"roles": {"white": 1, "black": -1}}
+
+
 def undecided(row: dict[str, Any], session: Any) -> None:
     """Ask once, and leave the score to others."""
     ask(session, *row["messages"])

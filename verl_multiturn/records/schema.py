@@ -136,6 +136,8 @@ class Generation(_SchemaModel):
     """Text of the turn beside its calls; null where it was not read."""
     lane: Int64 | None = None
     """Of an agent's session: number of the lane in which the engine sampled it."""
+    role: str | None = None
+    """The role that it speaks for, one of `session.roles`; null: there are none."""
     call_ids: list[str] = []
     """Of an agent's session: ids of its calls, which the session gives."""
     asked_at: Time = 0.0
@@ -215,6 +217,8 @@ class SessionRequest(_SchemaModel):
     """When it came."""
     protocol: str
     """`chat`, `messages` or `responses`; `count_tokens` asks for no completion."""
+    role: str | None = None
+    """Name of the model in it, where that has to be a role; also where it is none, so that it was refused."""
     parent: Int64 | None = None
     """Generation that it continues; null: it begins anew."""
     shared: Int64 = 0
@@ -252,6 +256,12 @@ class Session(_SchemaModel):
     """The session's reward, by its agent or for its failure."""
     by_id: bool = False
     """Whether the agent gave rewards to completions alone."""
+    rewards: dict[str, Number] = {}
+    """Rewards by role, where the agent gave such ones; else `reward` is that of each role."""
+    roles: list[str] = []
+    """The roles in which it could ask (`proxy.roles`); empty: there are none."""
+    trained: list[str] = []
+    """Those of them that are trained (`proxy.train`)."""
     end: str = ""
     """How the agent ended: `returned`, `raised`, `exited`, `timed_out`, `stuck`, `failed`, `outage`,
     `unjudged`."""
@@ -541,12 +551,13 @@ JOINED = pa.schema(
         ("validation", pa.bool_()),
         ("step", pa.int32()),  # of the trainer
         ("update", pa.int32()),  # which of the step's optimizer steps, the first epoch's; null: none, or it is drawn
+        ("role", pa.string()),  # whose turns it holds, one of proxy.roles; null: there are none
         ("score", pa.float64()),  # verl's sum of token-level scores, before KL
         # JSON, an object of numbers: compute_score, tool_score, interaction_score, completion_score as far as the
         # reward has these parts, and the other numbers that the reward function reported
         ("parts", pa.string()),
         ("otc_factor", pa.float64()),
-        # of the scores of the group's valid conversations; null: there is none, or it is an evaluation
+        # of the scores of the group's valid conversations, with roles of the row's; null: none, or an evaluation
         ("group_mean", pa.float64()),
         ("group_std", pa.float64()),  # of the same, with n - 1 as in GRPO; null: fewer than two
         ("advantages", _FLOATS),  # of the row's sampled tokens, in order; so with the next

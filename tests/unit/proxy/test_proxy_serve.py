@@ -55,6 +55,30 @@ def test_a_command_is_run_and_its_rows_are_shown(tmp_path: Path) -> None:
     assert "the agent gave no reward: in a run, compute_score decides" in done.output
 
 
+GAME = """\
+def play(row, session):
+    from openai import OpenAI
+    with OpenAI(base_url=session.base_url, api_key=session.api_key) as client:
+        for role in ("white", "black"):
+            client.chat.completions.create(model=role, messages=row["messages"])
+    return {"roles": {"white": 1, "black": -1}}
+"""
+
+
+def test_roles_are_shown_and_those_beside_train_are_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "served_game.py").write_text(GAME)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = ["--agent", "served_game:play", "--turn", "e4", "--turn", "e5", "--role", "white", "--role", "black"]
+    done = CliRunner().invoke(cli.app, ["serve", *options, "--train", "white"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "2 roots, 1 rows, 1 trained, 1 not_trained_role" in done.output
+    assert "the session's rewards are of white 1, of black -1" in done.output
+    (black,) = [line for line in done.output.splitlines() if "e5" in line]
+    assert [cell.strip() for cell in black.split("│")[1:3]] == ["1", "black"]
+    wrong = CliRunner().invoke(cli.app, ["serve", "--role", "white", "--train", "red"])
+    assert (wrong.exit_code, "--train: 'red' is not a role; name some of --role=['white']" in wrong.output) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("program", "said"),
     [
