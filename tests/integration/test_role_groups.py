@@ -56,7 +56,7 @@ def advantages(rows: Sequence[Row], std: bool = False, **settings: Any) -> dict[
 def test_a_zero_sum_game_has_a_signal_for_each_side(credit: str) -> None:
     """Together both sides of each game earn 0; with one group for all of them nothing could be learned."""
     games = [row for i, white in enumerate((1.0, -1.0, 1.0, 1.0)) for row in game(i, white)]
-    expected = {}
+    expected: dict[str, list[float]] = {}
     for i, white in enumerate((0.5, -1.5, 0.5, 0.5)):
         expected |= {f"u_{i}_0": [white], f"u_{i}_1": [-white]}
     assert advantages(games, proxy={"credit": credit}) == expected

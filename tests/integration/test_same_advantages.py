@@ -32,7 +32,9 @@ def random_batch(draw: random.Random, agents: bool) -> tuple[Any, Any, Any]:
     """Return the rows of a batch as our hooks know them, with the rewards and the mask of each token."""
     import torch
 
-    keys, stats, padding = [], {}, {}
+    keys: list[RowKey] = []
+    stats: dict[RowKey, dict[str, Any]] = {}
+    padding: dict[RowKey, None] = {}
     for group in range(draw.randint(1, 4)):
         for session in range(draw.randint(1, 6)):
             sampled, uid = 0, f"group{group}"
