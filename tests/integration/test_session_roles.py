@@ -73,7 +73,7 @@ def add(store: WritableStore, uid: str, session: int, game: Game, score: float =
     share_score(outputs)
     for row, output in enumerate(outputs):
         store.add(uid, session, output, row)
-    return outputs
+    return list(outputs)
 
 
 def stats(store: WritableStore) -> list[Mapping[str, Any]]:
@@ -82,7 +82,8 @@ def stats(store: WritableStore) -> list[Mapping[str, Any]]:
 
 def trainer_of(train: list[str] | None = None, n: int = 4) -> Any:
     roles = {f"{SETTINGS}proxy__roles": NAMES, f"{SETTINGS}proxy__train": train}
-    trainer = make_trainer(**PROXY, **roles, actor_rollout_ref__rollout__n=n)
+    changes: dict[str, Any] = {**PROXY, **roles, "actor_rollout_ref__rollout__n": n}
+    trainer = make_trainer(**changes)
     trainer._prompts = 1
     return trainer
 

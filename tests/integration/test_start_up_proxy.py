@@ -78,7 +78,7 @@ def test_with_one_row_verls_estimators_serve() -> None:
         ({f"{OURS}.proxy.train": "[user]"}, "the text of PolicyUser is not trained"),
         (
             {f"{OURS}.proxy.roles": "[white,black]", f"{OURS}.proxy.max_rows": "1"},
-            "max_rows=1, .*roles=.*: each role that is trained has rows of its own, and there are 2; allow a session",
+            "max_rows=1 with .*roles=.*: each role that is trained has rows of its own, and there are 2; allow",
         ),
         ({"algorithm.adv_estimator": "grpo"}, "max_rows=16: sessions have several rows, and .*=grpo"),
         ({"algorithm.adv_estimator": "rloo"}, "=rloo counts each row"),

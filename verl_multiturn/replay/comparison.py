@@ -152,13 +152,12 @@ def _session(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> It
     if old is None or new is None:
         return
     yield from _fields("session.", _SESSION, old, new, None)
-    yield from _fields(
-        "session.", _ROLES, *({name: each.get(name) or None for name in _ROLES} for each in (old, new)), None
-    )
+    one, other = ({name: each.get(name) or None for name in _ROLES} for each in (old, new))
+    yield from _fields("session.", _ROLES, one, other, None)
     pairs = zip(old["requests"], new["requests"], strict=False)
-    for index, (one, other) in enumerate(pairs):
-        turn = min(one["generations"], default=None)
-        yield from _fields(f"session.requests[{index}].", _REQUEST, one, other, turn)
+    for index, (first, second) in enumerate(pairs):
+        turn = min(first["generations"], default=None)
+        yield from _fields(f"session.requests[{index}].", _REQUEST, first, second, turn)
 
 
 def _without_pixels(value: Any) -> Any:

@@ -267,7 +267,7 @@ async def test_the_official_client_plays_both_sides() -> None:
         second = await client.responses.create(model="black", input="x")
         assert (second.model, second.output_text) == ("black", "b")
         # An item of white's is named by its id, and is context to black.
-        third = await client.responses.create(model="white", input=[*second.output, {"role": "user", "content": "y"}])  # type: ignore[list-item]
+        third = await client.responses.create(model="white", input=[*second.output, {"role": "user", "content": "y"}])
         assert third.output_text == "c"
     session.returned()
     await session.closed()

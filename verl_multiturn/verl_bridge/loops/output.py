@@ -332,7 +332,7 @@ def _add_session(outputs: list[CertifiedOutput], outcome: Outcome, session: Sess
     for output in outputs:
         output.stats["completion_score"] = own
         if whole is not None:
-            output.outcomes = output.outcomes | given
+            output.outcomes = {**output.outcomes, **given}
             output.reward_score = whole  # verl calls compute_score where there is none
             # As verl does with a score alone. Where there is none, verl counts an accuracy of 0.
             returned = outcome.stop_reason is StopReason.FINISHED
