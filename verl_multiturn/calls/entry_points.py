@@ -128,7 +128,7 @@ def load_entry(reference: str, group: str, where: str) -> Any:
         ConfigError: As for `installed_entry`; or the module cannot be imported, or lacks the name.
     """
     entry = installed_entry(reference, group, where)
-    module, _, attribute = _parts(entry.value)
+    module, attribute = load_place(entry)
     at = f"{where}: {reference!r} of {entry.source} ({entry.value})"
     try:
         imported = importlib.import_module(module)
@@ -145,6 +145,12 @@ def load_entry(reference: str, group: str, where: str) -> Any:
     except AttributeError:
         hint = did_you_mean(attribute, vars(imported)) or f"install {entry.package} again if its files are newer"
         raise ConfigError(f"{at}: the module {module!r} has no {attribute!r}; {hint}") from None
+
+
+def load_place(entry: InstalledEntry) -> tuple[str, str]:
+    """Return the module and the name within it that an entry point declares; the name of a recipe is empty."""
+    module, _, attribute = _parts(entry.value)
+    return module, attribute
 
 
 def folder_of(reference: str, where: str) -> Path:
@@ -191,6 +197,11 @@ def _parts(value: str) -> tuple[str, str, str]:
         return "", "", ""
     attribute = found["attribute"] or ""
     return found["module"], ":" if attribute else "", attribute
+
+
+def is_same_reference(one: str, other: str) -> bool:
+    """Return whether two references name one entry point, however each spells its package."""
+    return _key(one) == _key(other)
 
 
 def _plain(name: str) -> str:

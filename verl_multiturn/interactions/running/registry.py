@@ -8,7 +8,8 @@ The file has the form that verl had:
         config: {size: 5}
         limits: {timeout_s: 20, concurrency: 64}
 
-`class_name` may be the reference of an installed package's class, too (`calls/entry_points.py`). `name` may be omitted: it is the class's name in lower case, without `Interaction` at its end. `limits` are ours.
+`class_name` may be the reference of an installed package's class, too (`calls/entry_points.py`). `name` may be omitted:
+it is the class's name in lower case, without `Interaction` at its end. `limits` are ours.
 A class may derive from our `Interaction`, or be one that was written for verl 0.4 to 0.6 (`old_verl/classes.py`).
 """
 

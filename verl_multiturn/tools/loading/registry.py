@@ -8,7 +8,8 @@ Each entry of the file has one of five keys, which gives its kind:
 - `toolset`: a function that returns many tools, with `config` for its arguments;
 - `mcp`: an MCP server, which may have many tools (`tools/mcp_tools.py`).
 
-`class_name`, `function` and `toolset` take a dotted name, and a reference, too. An entry of any kind may also have `limits` for the calls of its tools (`tools/loading/call_limits.py`).
+`class_name`, `function` and `toolset` take a dotted name, and a reference, too. An entry of any kind may also have
+`limits` for the calls of its tools (`tools/loading/call_limits.py`).
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ def _build_named(entry: Mapping[str, Any], where: str) -> list[Any]:
     name = entry["tool"]
     if not is_reference(name):
         raise ConfigError(
-            f"{where}.tool: expected a reference such as 'my-tools/lookup', got {name!r:.200}; write a dotted name under "
-            "'class_name' or 'function'"
+            f"{where}.tool: expected a reference such as 'my-tools/lookup', got {name!r:.200}; write a dotted name "
+            "under 'class_name' or 'function'"
         )
     is_class = isinstance(resolve(name, f"{where}.tool", _GROUP), type)
     if not is_class and entry.get("config") is not None:
