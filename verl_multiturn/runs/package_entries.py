@@ -41,7 +41,7 @@ def _problem(entry: InstalledEntry) -> str:
         return ""
     module, attribute = load_place(entry)
     first = attribute.partition(".")[0]  # the rest may be made by the author's code alone
-    return import_problem([Code("its module", PACKAGE + module, "its object", first)], {})
+    return import_problem([Code(module, PACKAGE + module, entry.value, first)], {})
 
 
 def _split(fault: str) -> tuple[str, str]:
