@@ -90,7 +90,7 @@ def _title(folder: Path) -> str:
 
 
 def installed_folder(name: str) -> Path | None:
-    """Return the folder of an installed package's recipe; None where the name is no reference of one.
+    """Return the folder of an installed package's recipe; None for any other name.
 
     Args:
         name: Name, reference or path of a recipe, as a user gives it.

@@ -96,7 +96,7 @@ def installed_entries() -> InstalledEntries:
 
 
 def installed_entry(reference: str, group: str, where: str) -> InstalledEntry:
-    """Return what a reference means, without importing anything of its package.
+    """Return the entry point that a reference means, without importing anything of its package.
 
     Args:
         reference: The reference, `package/name`.
@@ -117,7 +117,7 @@ def installed_entry(reference: str, group: str, where: str) -> InstalledEntry:
 
 
 def load_entry(reference: str, group: str, where: str) -> Any:
-    """Import what a reference means, and return it.
+    """Import the object that a reference means, and return it.
 
     Args:
         reference: As for `installed_entry`.
@@ -137,7 +137,7 @@ def load_entry(reference: str, group: str, where: str) -> Any:
         remedy = (
             f"the metadata in {entry.place} may be older than the package's files: install {entry.package} again"
             if is_gone
-            else f"mend {entry.package}, or install what it needs"
+            else f"mend {entry.package}, or install the packages that it needs"
         )
         raise ConfigError(f"{at} cannot be imported: {describe(error)}{place_of(error)}; {remedy}") from error
     try:

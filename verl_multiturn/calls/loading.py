@@ -168,7 +168,7 @@ def resolve_class(name: Any, where: str, group: str = "") -> Any:
     found = resolve(name, where, group)
     if not isinstance(found, type):
         if is_reference(name):
-            raise ConfigError(f"{where}: {name!r} is no class, but {show(found, 100)}; name a class")
+            raise ConfigError(f"{where}: expected a class, but {name!r} is {show(found, 100)}; name another one")
         module_name, _, class_name = name.rpartition(".")
         raise ConfigError(f"{where}: {module_name!r} has no class {class_name!r}, only {show(found, 100)}")
     return found

@@ -1,4 +1,4 @@
-"""The part of `verl-multiturn doctor` about the entry points of installed packages: what each gives, and its faults."""
+"""The part of `verl-multiturn doctor` about the entry points of installed packages, with the faults of each."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_a_module_that_cannot_be_imported_is_refused_when_it_is_used(site: Path,
     found = refusal("broken/lookup")
     assert found.startswith("here: 'broken/lookup' of broken 0.1 (plug_broken:Lookup) cannot be imported: ")
     assert said in found
-    assert "mend broken, or install what it needs" in found
+    assert "mend broken, or install the packages that it needs" in found
 
 
 def test_metadata_that_is_older_than_the_files(site: Path) -> None:

@@ -107,7 +107,7 @@ def test_other_kinds_take_references_too(tmp_path: Path, key: str) -> None:
         ("{tool: plug-shop/stock, config: {}}", r"tools\[0\].config: 'plug-shop/stock' is a function, which has no"),
         ("{tool: plug-shop/stock, function: x.y}", "expected a mapping with one of"),
         ("{tool: plug-shop/stock, konfig: {}}", r"unknown key 'konfig'; did you mean 'config'\?"),
-        ("{class_name: plug-shop/stock}", r"class_name: 'plug-shop/stock' is no class, but .*; name a class"),
+        ("{class_name: plug-shop/stock}", r"class_name: expected a class, but 'plug-shop/stock' is <function"),
         ("{function: plug-shop/counter}", "'plug-shop/counter' is a class; name it under 'class_name'"),
         ("{tool: plug-shop/number}", r"tools\[0\]: "),
         ("{tool: plug-shop/echo}", r"belongs to verl_multiturn.interactions, and not to verl_multiturn.tools"),
@@ -131,7 +131,7 @@ def test_interactions_by_reference(tmp_path: Path) -> None:
     loaded = load_interactions(yaml_of(tmp_path, "{class_name: plug_shop/echo}", key="interaction"))
     assert list(loaded) == ["echo"]
     assert [made.name for made in interactions_to_check("plug-shop/echo", None)] == ["echo"]
-    with pytest.raises(ConfigError, match=r"'plug-shop/stock' is no class"):
+    with pytest.raises(ConfigError, match=r"expected a class, but 'plug-shop/stock' is"):
         load_interactions(yaml_of(tmp_path, "{class_name: plug-shop/stock}", key="interaction"))
 
 
