@@ -83,7 +83,8 @@ def test_an_old_name_of_our_data_set_is_ours(rows: str, capsys: pytest.CaptureFi
         "data.custom_cls.path": "'pkg://verl_multiturn.verl_bridge.trainer.numbered_rows'",
         "data.custom_cls.name": "NumberedRows",
     }
-    difficulty = {"actor_rollout_ref.rollout.custom.multiturn.filter": "difficulty"}
+    rollout = "actor_rollout_ref.rollout"
+    difficulty = {f"{rollout}.custom.multiturn.filter": "difficulty", f"{rollout}.n": "2"}
     config = started(composed(rows, **old, **difficulty))
     assert config.data.custom_cls.path == "pkg://verl_multiturn.verl_bridge.trainer.data_set"
     assert "makes it" in refused(composed(rows, **difficulty, **{"data.custom_cls.path": "my_rows.py"}), capsys)
