@@ -233,7 +233,7 @@ def _read(path: tuple[str, ...]) -> InstalledEntries:
         for distribution, text in rivals:
             if _place(distribution) in chosen and _is_whole(distribution):
                 entries += _entries_of(distribution, text, faults)
-    unique = list(dict.fromkeys(entries))  # one package's two folders of metadata, as an editable install has them
+    unique = list(dict.fromkeys(entries))  # a folder may be in `sys.path` twice
     return InstalledEntries(tuple(_with_rivals(unique)), tuple(dict.fromkeys(faults)))
 
 
@@ -274,7 +274,7 @@ def _entries_of(distribution: Distribution, text: str, faults: list[str]) -> Ite
         where = f"{package} {version}: [{group}] {line!r}"
         name, equals, value = (part.strip() for part in line.partition("="))
         short = group.removeprefix(_PREFIX)
-        if short not in GROUPS or not group.startswith(_PREFIX):
+        if short not in GROUPS:
             known = [f"{_PREFIX}{each}" for each in GROUPS]
             faults.append(f"{where}: no such group; {did_you_mean(group, known) or f'known are {known}'}")
             continue

@@ -224,6 +224,12 @@ def test_an_editable_install_has_its_metadata_twice(
     assert of(installed_entries()) == [("plug-world/lookup", "plug-world 0.1", "")]
 
 
+def test_a_folder_that_is_in_the_path_twice_counts_once(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(site, "plug-world", {"tools": "lookup = plug_world:Lookup"}, CODE)
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
+    assert of(installed_entries()) == [("plug-world/lookup", "plug-world 0.1", "")]
+
+
 def test_the_first_folder_of_the_path_counts(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for `import`: the user's own copy in PYTHONPATH comes before the installed one."""
     install(site, "plug-world", {"tools": ["lookup = plug_world:Lookup", "old = plug_world:Deep"]}, CODE)

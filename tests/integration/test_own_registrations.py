@@ -1,6 +1,6 @@
 """Start-up checks of a loss, rows, a sampler and a filter of one's own.
 
-`tests/long/training/test_own_algorithms.py` trains with the same files.
+`tests/long/training/test_own_registrations.py` trains with the same files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.integration.test_start_up_paths import alone, composed, refused, rows, started
-from tests.support.own_algorithms import write_files
+from tests.support.own_registrations import write_files
 
 __all__ = ["alone", "rows"]  # fixtures
 

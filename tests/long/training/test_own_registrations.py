@@ -1,6 +1,6 @@
 """A loss, rows, a sampler and a filter of one's own: the files of docs/write/plugins.md in real two-step trainings.
 
-Their start-up checks are in `tests/integration/test_own_algorithms.py`.
+Their start-up checks are in `tests/integration/test_own_registrations.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from tests.support.own_algorithms import write_files
+from tests.support.own_registrations import write_files
 from verl_multiturn.records.read.records import Records, read_records
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
