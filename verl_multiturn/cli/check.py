@@ -1,4 +1,4 @@
-"""`verl-multiturn check-tool` and `check-interaction`: a user's class, called some hundred times."""
+"""`verl-multiturn check-tool`, `check-interaction` and `check-advantage`: a user's code, called some hundred times."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from verl_multiturn.advantages.estimators import ESTIMATORS
+from verl_multiturn.advantages.function import function_of, load_function
+from verl_multiturn.calls.yaml_text import read_yaml
+from verl_multiturn.checking.advantage_contract import TIMEOUT_S, check_advantage
 from verl_multiturn.checking.advice import CLASS
 from verl_multiturn.checking.data_rows import SUFFIXES
 from verl_multiturn.checking.examination import CheckResult, Grade, examine
@@ -19,6 +24,7 @@ from verl_multiturn.checking.interaction_contract import check_interaction, inte
 from verl_multiturn.checking.tool_contract import check_tool, tools_to_check
 from verl_multiturn.checking.tool_world import load_world
 from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.rows.files import read_rows
 
@@ -124,6 +130,56 @@ def check_interactions(
         refuse(error)
     if problems:
         fail(f"{target}: {problems} problem(s)")
+
+
+def check_advantages(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="As `algorithm.adv_estimator`: package.module:name, path/to/file.py:name, package/name, or one of ours."
+        ),
+    ],
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Options of the function, such as gamma=0.9.", metavar="KEY=VALUE")
+    ] = None,
+    options: Annotated[str | None, typer.Option(help="Options of the function, as JSON.")] = None,
+    role: Annotated[
+        list[str] | None, typer.Option(help="A role that conversations have, for a function that knows these alone.")
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option(min=0.1, max=_DAY_S, help="Seconds after which a call hangs.")
+    ] = TIMEOUT_S,
+) -> None:
+    """Check a function of advantages of your own. It is called some hundred times.
+
+    The checks, with groups that are made up: one sibling and 1,000, equal and huge rewards, sessions of agents, the
+    order of siblings, state between calls, and whether a checkpoint holds it. It also reports whether values sum to 0.
+    """
+    try:
+        given = {**(_json(options) or {}), **_options(words or [])}
+        ours = ESTIMATORS.get(target)
+        function = load_function(target, given) if ours is None else function_of(ours, given, target)
+    except MultiTurnError as error:
+        refuse(error)
+    problems = _show_findings(f"advantages {target}", check_advantage(function, role or (), timeout_s))
+    if problems:
+        fail(f"{target}: {problems} problem(s)")
+
+
+def _options(words: list[str]) -> dict[str, Any]:
+    """Return the options in words such as `gamma=0.9`, whose values are read as YAML."""
+    made = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not (equals and key.isidentifier()):
+            raise ConfigError(f"{word!r}: expected an option of the function, as in gamma=0.9")
+        try:
+            made[key] = read_yaml(value)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"{word!r}: cannot read {value!r} as YAML ({describe(error)}); quote it for the shell"
+            ) from None
+    return made
 
 
 def _show_findings(title: str, findings: list[CheckResult]) -> int:

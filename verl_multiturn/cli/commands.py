@@ -38,6 +38,11 @@ GROUPS = {
             "check_interactions",
             "Check a simulated user or an environment of your own. Some hundred conversations are played.",
         ),
+        "check-advantage": CommandPlace(
+            "check",
+            "check_advantages",
+            "Check a function of advantages of your own. It is called some hundred times.",
+        ),
         "validate": CommandPlace(
             "validate", "validate", "Check a tool YAML, an interaction YAML, or both, and, if given, data sets."
         ),

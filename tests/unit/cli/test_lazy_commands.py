@@ -103,7 +103,16 @@ def test_the_help_groups_the_commands_by_when_one_needs_them() -> None:
             found[list(found)[-1]].append(command)
     del found["Options"]
     assert found == {
-        "Write": ["recipe", "check-tool", "check-interaction", "validate", "serve", "index", "retrieval-server"],
+        "Write": [
+            "recipe",
+            "check-tool",
+            "check-interaction",
+            "check-advantage",
+            "validate",
+            "serve",
+            "index",
+            "retrieval-server",
+        ],
         "Train": ["doctor", "run", "export"],
         "Look": ["show", "view", "explain", "verify", "replay", "convert"],
         "Evaluate": ["probe", "eval", "compare", "rows"],

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+from verl_multiturn.advantages.estimators import ESTIMATORS, is_own_function
+from verl_multiturn.advantages.function import GROUP
+from verl_multiturn.calls.entry_points import installed_entry, is_reference
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.names import ESTIMATORS
 from verl_multiturn.verl_bridge.startup import verl_names
 from verl_multiturn.verl_bridge.startup.own_code import LIBRARY
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
@@ -72,7 +74,10 @@ def check_estimator(run: RunView) -> None:
 
         return ADV_ESTIMATOR_REGISTRY
 
-    _check_name(run, _ESTIMATOR, {*verl_names.estimators(), *ESTIMATORS}, registered, _OF_ONES_OWN)
+    if is_reference(run.estimator):
+        installed_entry(run.estimator, GROUP, _ESTIMATOR)
+    elif not is_own_function(run.estimator):
+        _check_name(run, _ESTIMATOR, {*verl_names.estimators(), *ESTIMATORS}, registered, _OF_ONES_OWN)
 
 
 def check_policy_loss(run: RunView) -> None:
