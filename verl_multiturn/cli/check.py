@@ -136,7 +136,7 @@ def check_advantages(
     target: Annotated[
         str,
         typer.Argument(
-            help="As `algorithm.adv_estimator`: package.module:name, path/to/file.py:name, package/name, or one of ours."
+            help="As `algorithm.adv_estimator`: package.module:name, path/to/file.py:name, package/name, one of ours."
         ),
     ],
     words: Annotated[
