@@ -243,7 +243,7 @@ def _declaring(found: Any, faults: list[str]) -> dict[str, list[tuple[Distributi
     for distribution in found:
         try:
             text = distribution.read_text("entry_points.txt") or ""
-        except (OSError, ValueError) as error:  # it may be anybody's
+        except (OSError, ValueError) as error:  # of any package
             faults.append(f"entry_points.txt of a package in {_place(distribution)} cannot be read ({describe(error)})")
             continue
         if re.search(r"(?im)^\s*\[\s*verl[-_.]multiturn[-_.]", text):
