@@ -67,8 +67,8 @@ def _types(function: Any) -> dict[str, Any]:
 def _typed(value: Any, types: Mapping[str, Any], option: str, name: str) -> Any:
     if option not in types or not isinstance(option, str):
         return value
-    kinds = {types[option], *typing.get_args(types[option])}
-    if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:  # pydantic takes them for 1 and 0
+    kinds = [types[option], *typing.get_args(types[option])]
+    if isinstance(value, bool) and (int in kinds or float in kinds) and bool not in kinds:  # pydantic takes it for 1
         raise ConfigError(f"{OPTIONS}.{option}={value}: {name} takes a number; correct the value")
     try:
         return TypeAdapter(types[option]).validate_python(value)

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,8 @@ class Code:
     """
     options: str = ""
     """The setting that gives the function keywords of its own."""
-    keywords: Collection[str] = ()
-    """Names of the keywords; for `advantages` with their values."""
+    keywords: Sequence[str] | Mapping[str, Any] = ()
+    """Names of the keywords; for `ADVANTAGES` with their values."""
 
 
 def import_problem(codes: Sequence[Code], variables: Mapping[str, str]) -> str:
@@ -146,7 +146,7 @@ def _problem(code: Code) -> str:
         from verl_multiturn.advantages.function import load_function
 
         try:
-            function = load_function(code.place, dict(code.keywords))
+            function = load_function(code.place, code.keywords if isinstance(code.keywords, Mapping) else {})
             if function.has_state:
                 function.state()
         except MultiTurnError as error:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -247,12 +247,12 @@ def _rows(draw: random.Random, uid: str, session: int, role: int, played: Played
         yield _Row(key, {"valid": played.valid, "turns": plain}, [(played, *place) for place in places])
 
 
-def through_the_door(place: str, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Any]]:
+def through_the_door(place: str, batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """Yield batches with the advantages `(B, R)` that verl gets from a function of one's own.
 
     Args:
         place: The function's place, `algorithm.adv_estimator`.
-        batches: The batches, in the order of a run's steps.
+        batches: A `Batch` or a `StoredBatch` for each step, in order.
     """
     from omegaconf import OmegaConf
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn

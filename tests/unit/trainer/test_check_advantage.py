@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
@@ -10,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.long.training import algorithms
-from verl_multiturn.advantages.function import function_of, load_function
+from verl_multiturn.advantages.function import AdvantageFunction, function_of, load_function
 from verl_multiturn.advantages.turns import (
+    Advantages,
     GroupMember,
     of_completions,
     of_conversations,
@@ -171,6 +173,29 @@ def test_other_faults(found: Callable[[Group], Any], expected: list[str], says: 
     for name in expected:
         assert says in findings[name].found
         assert findings[name].remedy == ADVICE[name]
+
+
+class Leaky(AdvantageFunction):
+    """The estimator with a fault of ours: invalid members are shown, too."""
+
+    def of_group(self, group: Group, label: str) -> Advantages:
+        return super().of_group([replace(each, valid=True) for each in group], label)
+
+
+class Blind(AdvantageFunction):
+    """The estimator with a fault of ours: a reward that is NaN is shown as 0."""
+
+    def of_group(self, group: Group, label: str) -> Advantages:
+        known = [each if each.reward == each.reward else chain([0.0, 0.0], [None, None]) for each in group]
+        return super().of_group(known, label)
+
+
+@pytest.mark.parametrize(("kind", "says"), [(Leaky, "beside two invalid ones"), (Blind, "NaN was let through")])
+def test_faults_of_ours_are_found_too(kind: type[AdvantageFunction], says: str) -> None:
+    findings = check_advantage(kind("my:f", lambda group: [mean(group) for _ in group]))
+    (finding,) = [each for each in findings if each.verdict is Grade.PROBLEM]
+    assert finding.check == "invalid siblings"
+    assert says in finding.found
 
 
 def test_after_a_problem_with_values_the_other_checks_are_skipped() -> None:
