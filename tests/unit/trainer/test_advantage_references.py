@@ -35,7 +35,10 @@ class Mean:
 @pytest.fixture(autouse=True)
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install the package `plug-adv` for one test."""
-    lines = {"advantages": ["mean = plug_adv:Mean", "gone = plug_adv:Gone"], "tools": "mean = plug_adv:Tool"}
+    lines: dict[str, str | list[str]] = {
+        "advantages": ["mean = plug_adv:Mean", "gone = plug_adv:Gone"],
+        "tools": "mean = plug_adv:Tool",
+    }
     install(tmp_path, "plug-adv", lines, {"plug_adv.py": CODE})
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "plug_adv", raising=False)
