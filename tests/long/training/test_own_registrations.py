@@ -78,7 +78,9 @@ def test_loss_rows_and_sampler(tmp_path: Path) -> None:
 def test_filter(tmp_path: Path) -> None:
     files, out = write_files(tmp_path), tmp_path / "out"
     # Of two conversations about half of all groups agree: without the filter some of sixteen would.
-    train(tmp_path, [*files["my_filter"], "actor_rollout_ref.rollout.n=2"])
+    rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+    sizes = [f"{rollout}.log_prob_micro_batch_size_per_gpu=16", f"{actor}.ppo_micro_batch_size_per_gpu=16"]
+    train(tmp_path, [*files["my_filter"], f"{rollout}.n=2", *sizes])
     groups = trained_groups(out)
     assert {step: len(own) for step, own in groups.items()} == {1: BATCH, 2: BATCH}
     for own in groups.values():
