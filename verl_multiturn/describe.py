@@ -97,7 +97,8 @@ def place_of(error: BaseException) -> str:
 
     Code of this package and of Python does not count. Installed packages count where no file of the author's own does.
     """
-    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    found = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    frames = [frame for frame in found if not frame[0].startswith("<frozen ")]  # Python's own import
     installed = [frame for frame in frames if _INSTALLED in frame[0] and not frame[0].startswith(_PACKAGE)]
     own = [frame for frame in frames if _INSTALLED not in frame[0] and not frame[0].startswith((_PACKAGE, _PYTHON))]
     name, line = (own or installed or [("", 0)])[-1]

@@ -1,4 +1,8 @@
-"""The recipes that come with this package: `verl-multiturn recipe list`, `recipe copy` and `recipe new`."""
+"""The recipes of this package and of installed ones: `verl-multiturn recipe list`, `recipe copy` and `recipe new`.
+
+Another package gives a recipe by an entry point (`calls/entry_points.py`). Its folder lies below one named `recipes`,
+with `recipes/common` beside it, as `recipe new` makes them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from verl_multiturn.calls.entry_points import FOLDERS, folder_of, installed_entries, is_reference, is_same_reference
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 
@@ -57,12 +62,75 @@ def list_recipes() -> dict[str, str]:
     Raises:
         ConfigError: The package has no recipes beside it.
     """
+    scripts = sorted((shipped_folder() / "recipes").glob("*/run.sh"))
+    return {script.parent.name: _title(script.parent) for script in scripts}
+
+
+def installed_recipes() -> dict[str, str]:
+    """Return the references of the recipes of other packages, each with its README's first line and its package.
+
+    One that cannot be used has its fault in the place of the README's line.
+    """
     found = {}
-    for script in sorted((shipped_folder() / "recipes").glob("*/run.sh")):
-        readme = script.with_name("README.md")
-        first = readme.read_text(encoding="utf-8").splitlines()[0] if readme.is_file() else ""
-        found[script.parent.name] = re.sub(r"^#+\s*", "", first)
+    for entry in installed_entries().entries:
+        if entry.group == FOLDERS:
+            try:
+                title = _title(folder_of(entry.name, "recipe list"))
+            except ConfigError as error:
+                title = str(error)
+            found[entry.name] = f"{title} ({entry.source})"
     return found
+
+
+def _title(folder: Path) -> str:
+    """Return the first line of a recipe's README, "" without one."""
+    readme = folder / "README.md"
+    lines = readme.read_text(encoding="utf-8").splitlines() if readme.is_file() else []
+    return re.sub(r"^#+\s*", "", lines[0]) if lines else ""
+
+
+def installed_folder(name: str) -> Path | None:
+    """Return the folder of an installed package's recipe; None for any other name.
+
+    Args:
+        name: Name, reference or path of a recipe, as a user gives it.
+
+    Raises:
+        ConfigError: It is a reference that cannot be used, or a folder, too.
+    """
+    if not is_reference(name) or name.startswith("."):
+        return None
+    is_folder = (Path(name) / "config.yaml").is_file()
+    known = [entry.name for entry in installed_entries().entries if entry.group == FOLDERS]
+    if not any(is_same_reference(each, name) for each in known):
+        return None  # the path of a folder, or unknown
+    folder = folder_of(name, f"recipe {name!r}")
+    if is_folder:
+        raise ConfigError(f"recipe {name!r} is a folder, and {str(folder)!r}, too; write ./{name} for the folder")
+    root = root_of(folder)
+    for needed in (folder / "config.yaml", root / "recipes" / _SHARED):
+        if not needed.exists():
+            raise ConfigError(
+                f"recipe {name!r}: {str(needed)!r} is not there; package everything that `recipe new` makes"
+            )
+    return folder
+
+
+def root_of(folder: Path) -> Path:
+    """Return the folder that contains `recipes/`. A recipe may be a folder inside another recipe.
+
+    Args:
+        folder: Folder of the recipe, as an absolute path.
+
+    Raises:
+        ConfigError: It does not lie below a folder `recipes`.
+    """
+    for parent in folder.parents:
+        if parent.name == "recipes":
+            return parent.parent
+    raise ConfigError(
+        f"{str(folder)!r} does not lie under a folder named 'recipes'; `verl-multiturn recipe copy` makes one"
+    )
 
 
 def copy_recipe(name: str, target: Path) -> Path:
@@ -71,7 +139,7 @@ def copy_recipe(name: str, target: Path) -> Path:
     A file that exists already stays as it is: the user may have changed it.
 
     Args:
-        name: Name of the recipe.
+        name: Name of the recipe, or the reference of an installed package's.
         target: The folder.
 
     Returns:
@@ -80,6 +148,11 @@ def copy_recipe(name: str, target: Path) -> Path:
     Raises:
         ConfigError: There is no such recipe, or the folder cannot be written to.
     """
+    if is_reference(name):
+        folder = folder_of(name, "recipe copy")
+        place = folder.relative_to(root_of(folder)).as_posix()
+        _copy(root_of(folder), required_paths(root_of(folder), place), target)
+        return target / place
     known = list_recipes()
     if name not in known:
         hint = did_you_mean(name, known)

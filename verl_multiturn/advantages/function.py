@@ -34,6 +34,8 @@ from verl_multiturn.rows.reward_numbers import LARGEST_SCORE, NoNumberError, Unu
 
 ESTIMATOR = "algorithm.adv_estimator"
 """The setting that names the function."""
+GROUP = "advantages"
+"""The group of entry points whose references the setting takes."""
 SLOW_S = 10.0
 """Seconds of a step that the function may take before a warning."""
 _STATE = ("state_dict", "load_state_dict")
@@ -181,13 +183,14 @@ def load_function(name: str, options: Mapping[str, Any] | None = None) -> Advant
     """Import a function of advantages, and read its options; for the estimator at the start, and `check-advantage`.
 
     Args:
-        name: `package.module:function` or `path/to/file.py:function`; a class in the place of the function.
+        name: `package.module:function`, `path/to/file.py:function`, or `package/name`, the reference of an installed
+            package's function; a class in the place of the function.
         options: Its keywords.
 
     Raises:
         ConfigError: There is no such function, it cannot be called with a group, or it does not take the options.
     """
-    return function_of(resolve_place(name, ESTIMATOR), options or {}, name)
+    return function_of(resolve_place(name, ESTIMATOR, GROUP), options or {}, name)
 
 
 def function_of(found: Any, options: Mapping[str, Any], name: str) -> AdvantageFunction:

@@ -64,8 +64,8 @@ def interactions_to_check(target: str, config: Mapping[str, Any] | None, name: s
     """Return the interactions that a command line names.
 
     Args:
-        target: A class as `package.module.Class`, or the path of a YAML file with interactions; `FILE:NAME` for one
-            of them.
+        target: A class as `package.module.Class` or by its reference, `package/name`; or the path of a YAML file with
+            interactions; `FILE:NAME` for one of them.
         config: The `config` of a class; None for an empty one.
         name: Name of the only interaction wanted; None for all.
 

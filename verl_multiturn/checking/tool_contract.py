@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.calls.entry_points import is_reference
 from verl_multiturn.calls.loading import resolve
 from verl_multiturn.checking.examination import CheckResult, Grade, run_examination
 from verl_multiturn.checking.instruments import ExaminationWatch
@@ -80,7 +81,8 @@ def tools_to_check(
     """Return the tools that a command line names.
 
     Args:
-        target: A class or function as `package.module.name`, or the path of a YAML file with tools.
+        target: A class or function as `package.module.name` or by its reference, `package/name`; or the path of a YAML
+            file with tools.
         config: The `config` of a class, in place of its YAML entry's; None for the entry's, or an empty one.
         tool_config: A YAML file with entries of that class or function; None to build the tool without one.
         name: Name of the only tool wanted; None for all.
@@ -102,7 +104,7 @@ def _named_tools(target: str, config: Mapping[str, Any] | None, tool_config: Pat
         if config is not None or tool_config is not None:
             raise ConfigError(f"{target}: --config and --tool-config belong to a class; leave them out for a YAML")
         return list(load_tools(target).values())
-    found = resolve(target, "check-tool")
+    found = resolve(target, "check-tool", "tools")
     kind = "class_name" if isinstance(found, type) else "function"
     if config is not None and kind == "function":
         raise ConfigError(f"{target}: a function has no --config; leave it out")
@@ -129,7 +131,7 @@ def _named_tools(target: str, config: Mapping[str, Any] | None, tool_config: Pat
 
 def _names(entry: Any, kind: str, found: Any) -> bool:
     """Return whether a YAML entry names this class or function."""
-    name = entry.get(kind) if isinstance(entry, Mapping) else None
-    if not isinstance(name, str) or name.rpartition(".")[2] != found.__name__:
+    name = entry.get(kind, entry.get("tool")) if isinstance(entry, Mapping) else None
+    if not isinstance(name, str) or (not is_reference(name) and name.rpartition(".")[2] != found.__name__):
         return False
-    return resolve(name, "check-tool") is found
+    return resolve(name, "check-tool", "tools") is found

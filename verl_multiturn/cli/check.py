@@ -39,7 +39,9 @@ _CHECKED = {
 
 
 def check_tools(
-    target: Annotated[str, typer.Argument(help="A class or function as package.module.name, or a tool YAML.")],
+    target: Annotated[
+        str, typer.Argument(help="A class or function as package.module.name or package/name, or a tool YAML.")
+    ],
     config: Annotated[str | None, typer.Option(help="The class's `config`, as JSON.")] = None,
     tool_config: Annotated[Path | None, typer.Option(help="The YAML whose entry of that class is taken.")] = None,
     name: Annotated[str | None, typer.Option("--tool", help="Only the tool of this name, of a YAML's tools.")] = None,
@@ -87,7 +89,10 @@ def check_tools(
 
 def check_interactions(
     target: Annotated[
-        str, typer.Argument(help="A class as package.module.Class, or an interaction YAML; FILE:NAME for one of its.")
+        str,
+        typer.Argument(
+            help="A class as package.module.Class or package/name, or an interaction YAML; FILE:NAME for one of its."
+        ),
     ],
     config: Annotated[str | None, typer.Option(help="The class's `config`, as JSON.")] = None,
     name: Annotated[
@@ -130,7 +135,9 @@ def check_interactions(
 def check_advantages(
     target: Annotated[
         str,
-        typer.Argument(help="As `algorithm.adv_estimator`: package.module:name, path/to/file.py:name, or one of ours."),
+        typer.Argument(
+            help="As `algorithm.adv_estimator`: package.module:name, path/to/file.py:name, package/name, one of ours."
+        ),
     ],
     words: Annotated[
         list[str] | None, typer.Argument(help="Options of the function, such as gamma=0.9.", metavar="KEY=VALUE")

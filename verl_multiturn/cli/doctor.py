@@ -16,6 +16,7 @@ from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.runs.doctor import DoctorFinding
 from verl_multiturn.runs.doctor import examine as examine_environment
 from verl_multiturn.runs.first_run import run_whole_path
+from verl_multiturn.runs.package_entries import examine_packages
 from verl_multiturn.trust.files import require_plain_folder
 
 console = Console()
@@ -32,7 +33,7 @@ def doctor(
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder for the run of --gpu.")] = Path("outputs/doctor"),
 ) -> None:
-    """Show which versions and which platform are here, what is missing and what to do about it.
+    """Show which versions, platform and entry points of packages are here, what is missing and what to do about it.
 
     With --model: which rules of multi-turn training the model's chat template keeps. With --gpu: whether this machine's
     GPU can train.
@@ -40,7 +41,7 @@ def doctor(
     if model is not None:
         _examine(model, tool_format, tools)
         return
-    _report("doctor", examine_environment(gpu))
+    _report("doctor", [*examine_environment(gpu), *examine_packages()])
     if gpu:
         console.print(f"training a tiny model for two steps, in {out.resolve()}; some minutes", soft_wrap=True)
         _report("two steps of GRPO with a tool", run_whole_path(out.resolve(), "nvidia", print))

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from verl_multiturn.cli.ends import refuse
 from verl_multiturn.errors import MultiTurnError
-from verl_multiturn.recipes import copy_recipe, list_recipes, make_recipe
+from verl_multiturn.recipes import copy_recipe, installed_recipes, list_recipes, make_recipe
 
 recipes_app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Recipes: list them, copy one to change it, or make your own."
@@ -23,21 +23,21 @@ recipes_app = typer.Typer(
 def recipe_names(incomplete: str) -> list[str]:
     """Return the names of recipes that begin so, for the shell's completion."""
     try:
-        return [name for name in list_recipes() if name.startswith(incomplete)]
+        return [name for name in (*list_recipes(), *installed_recipes()) if name.startswith(incomplete)]
     except MultiTurnError:
         return []
 
 
 @recipes_app.command("list")
 def list_them() -> None:
-    """List the recipes that come with this package."""
+    """List the recipes that come with this package, and those of installed packages with their package and version."""
     try:
-        recipes = list_recipes()
+        recipes = list_recipes() | installed_recipes()
     except MultiTurnError as error:
         refuse(error)
     table = Table(show_header=False, box=None)
     for name, title in recipes.items():
-        table.add_row(name, escape(title))
+        table.add_row(escape(name), escape(title))
     Console().print(table)
 
 

@@ -15,6 +15,7 @@ from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.observe.show.terminal import clean
 from verl_multiturn.records.read.records import Records
+from verl_multiturn.tools.loading.registry import KINDS
 from verl_multiturn.trust.rule import TRUST_HELP, import_from_here, require_trust
 
 _MODEL = "actor_rollout_ref.model"
@@ -30,7 +31,7 @@ _NAMED = (
     ("actor_rollout_ref.rollout.custom.multiturn.proxy.select", "the function"),
 )
 """Settings of a run that name code and addresses."""
-_CODE = ("class_name", "function", "toolset", "mcp")
+_CODE = KINDS
 """Keys of a tool or an interaction that name code, a command or an address."""
 
 

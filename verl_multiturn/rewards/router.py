@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from verl_multiturn.calls.entry_points import installed_entry, is_reference
 from verl_multiturn.calls.loading import resolve
 from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.causes import cause_of
@@ -67,6 +68,7 @@ ROUTES: dict[str, str] = {
 }
 """Patterns of `data_source`, in lower case, with the name of each one's reward; the first that matches counts."""
 
+_GROUP = "rewards"
 # Arguments that verl adds when there is a reward model.
 _OF_VERL = ("reward_router_address", "reward_model_tokenizer")
 
@@ -79,8 +81,8 @@ class RewardKwargs(BaseModel):
     routes: dict[str, str] = {}
     """Patterns of `data_source` with the name of each one's reward, tried before the built-in patterns in this order.
 
-    The name is that of a built-in reward, or the dotted name of a function of your own. In a pattern `*` matches any
-    text; letter case is ignored.
+    The name is that of a built-in reward, the dotted name of a function of your own, or the reference of an installed
+    package's function, `package/name`. In a pattern `*` matches any text; letter case is ignored.
     """
 
     timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
@@ -166,7 +168,7 @@ def _read(raw: str) -> RewardKwargs:
     kwargs = check_reward_kwargs(json.loads(raw), "reward_kwargs")
     for pattern, name in kwargs.routes.items():
         if name not in REWARDS:
-            resolve(name, f"reward_kwargs.routes[{pattern!r}]")
+            resolve(name, f"reward_kwargs.routes[{pattern!r}]", _GROUP)
     return kwargs
 
 
@@ -182,10 +184,12 @@ def check_reward_kwargs(raw: Mapping[str, Any], where: str) -> RewardKwargs:
     """
     kwargs = read_model(RewardKwargs, raw, where)
     for pattern, name in kwargs.routes.items():
-        if name not in REWARDS and "." not in name:
+        if name not in REWARDS and is_reference(name):
+            installed_entry(name, _GROUP, f"{where}.routes[{pattern!r}]")
+        elif name not in REWARDS and "." not in name:
             raise ConfigError(
                 f"{where}.routes[{pattern!r}]: {name!r} is no reward; known are {sorted(REWARDS)}, or write "
-                "the dotted name of a function of your own"
+                "the dotted name of a function of your own, or the reference of an installed one, 'package/name'"
             )
     return kwargs
 
@@ -216,7 +220,7 @@ async def _run_own(name: str, solution: Solution, ground_truth: Any, timeout_s: 
 
     A function that is not a coroutine function runs in a thread. Nothing can stop a thread: a late one goes on.
     """
-    function = resolve(name, "reward_kwargs.routes")
+    function = resolve(name, "reward_kwargs.routes", _GROUP)
     async with asyncio.timeout(timeout_s):
         if inspect.iscoroutinefunction(function):
             score = await function(solution, ground_truth)

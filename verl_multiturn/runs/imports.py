@@ -32,6 +32,9 @@ LONGEST_S = 120.0
 """Seconds after which the imports of a run are no longer waited for."""
 PACKAGE = "pkg://"
 """Beginning of a place that is a module's dotted name, in verl's notation."""
+POLICY_LOSS = "policy loss"
+"""Kind of a name that the module's import has to register in verl, and need not have itself."""
+_LOSSES = ("verl.trainer.ppo.core_algos", "POLICY_LOSS_REGISTRY")
 _OF_VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 """Keywords with which verl calls a reward function."""
 ADVANTAGES = "advantages"
@@ -54,7 +57,9 @@ class Code:
     name: str | None = None
     """Name within the file or module; None: the import alone counts."""
     kind: str = ""
-    """The kind of object of that name: `class`, `function`, or "" for anything. `ADVANTAGES`: `place` names it, too."""
+    """The kind of object of that name: `class`, `function`, `POLICY_LOSS`, or "" for anything. `ADVANTAGES`: `place`
+    names it, too.
+    """
     options: str = ""
     """The setting that gives the function keywords of its own."""
     keywords: Sequence[str] | Mapping[str, Any] = ()
@@ -153,6 +158,8 @@ def _problem(code: Code) -> str:
         return f"{code.where}: cannot be imported ({describe(error)}{place_of(error)}); {_REMEDY}"
     if code.name is None:
         return ""
+    if code.kind == POLICY_LOSS:
+        return _loss_problem(code)
     if not hasattr(module, code.name):
         hint = did_you_mean(code.name, vars(module)) or "correct the name, or define it there"
         return f"{code.called}: {code.place.removeprefix(PACKAGE)!r} has no {code.name!r}; {hint}"
@@ -161,6 +168,17 @@ def _problem(code: Code) -> str:
     if not fits:
         return f"{code.called}: expected a {code.kind}, got {show(found, 100)}; name a {code.kind}"
     return _keyword_problem(found, code.options, code.keywords)
+
+
+def _loss_problem(code: Code) -> str:
+    """Return that the import of a module registers no policy loss of the name, and the nearest one; "" if it does."""
+    with contextlib.suppress(ImportError):  # the author's module has imported it already, as a rule
+        importlib.import_module(_LOSSES[0])
+    registered = getattr(sys.modules.get(_LOSSES[0]), _LOSSES[1], {})
+    if code.name in registered:
+        return ""
+    hint = did_you_mean(str(code.name), registered) or "register it there with verl's register_policy_loss"
+    return f"{code.called}: neither verl nor {code.place.removeprefix(PACKAGE)!r} registers it; {hint}"
 
 
 def _keyword_problem(function: Any, options: str, keywords: Iterable[str]) -> str:

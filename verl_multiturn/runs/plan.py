@@ -18,7 +18,7 @@ import yaml
 from verl_multiturn.config import PATH
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.recipes import outputs_of, shipped_folder
+from verl_multiturn.recipes import installed_folder, installed_recipes, outputs_of, root_of, shipped_folder
 from verl_multiturn.runs.data import check_seed
 from verl_multiturn.runs.run_folder import require_folder
 
@@ -131,17 +131,20 @@ def find_recipe(name: str) -> Path:
     """Return the folder of a recipe as an absolute path.
 
     Args:
-        name: Name of a recipe that comes with the package, or path of a folder with a `config.yaml`. A text that
-            begins with a dot or a slash is a path. Any other text is a name if there is such a recipe.
+        name: Name of a recipe that comes with the package, the reference of an installed package's recipe, or path of
+            a folder with a `config.yaml`. A text that begins with a dot or a slash is a path. Any other text is a name
+            if there is such a recipe.
 
     Raises:
         ConfigError: There is no such recipe.
     """
     shipped = shipped_folder() / "recipes"
+    if (installed := installed_folder(name)) is not None:
+        return installed
     for folder in (Path(name),) if name.startswith((".", "/")) else (shipped / name, Path(name)):
         if (folder / "config.yaml").is_file():
             return Path(os.path.abspath(folder))
-    known = sorted(path.parent.name for path in shipped.glob("*/config.yaml"))
+    known = [*sorted(path.parent.name for path in shipped.glob("*/config.yaml")), *installed_recipes()]
     own = Path("recipes") / name
     hint = f"did you mean {str(own)!r}?" if (own / "config.yaml").is_file() else did_you_mean(name, known)
     raise ConfigError(
@@ -159,7 +162,12 @@ def chosen_outputs(recipe: str) -> Path:
     Raises:
         ConfigError: There is no such recipe, or it is not below a folder `recipes`.
     """
-    return outputs_of(_root_of(find_recipe(recipe)))
+    return _outputs(recipe, find_recipe(recipe))
+
+
+def _outputs(recipe: str, folder: Path) -> Path:
+    """Return the folder for a recipe's runs: for an installed package's a current one, since its own is not written."""
+    return Path.cwd() / "outputs" if installed_folder(recipe) == folder else outputs_of(root_of(folder))
 
 
 def plan_run(
@@ -196,7 +204,7 @@ def plan_run(
     """
     folder = find_recipe(recipe)
     primary = _read(folder)
-    root = _root_of(folder)
+    root = root_of(folder)
     variants, smoke, overrides = without_groups(variants, smoke, list(map(in_full, overrides)))
     if out is not None and not str(out).strip(" ."):
         raise ConfigError(f"--out {str(out)!r}: expected a folder for this run alone, which the current one is not")
@@ -217,7 +225,7 @@ def plan_run(
             "effect; leave it out, or add file://recipes/common/config to hydra.searchpath. A trainer for SFT has no "
             "modes"
         )
-    outputs = outputs_of(root)
+    outputs = _outputs(recipe, folder)
     name = str(primary["recipe"]["name"])
     parts = [name, *variants, *([mode] if mode is not None else []), *(["smoke"] if smoke else [])]
     default = outputs / "-".join(parts)
@@ -281,16 +289,6 @@ def _read(folder: Path) -> dict[str, Any]:
             f"{str(path)!r}: recipe.name or hydra.searchpath is missing; copy both from another recipe"
         ) from None
     return dict(primary)
-
-
-def _root_of(folder: Path) -> Path:
-    """Return the folder that contains `recipes/`. A recipe may be a folder inside another recipe."""
-    for parent in folder.parents:
-        if parent.name == "recipes":
-            return parent.parent
-    raise ConfigError(
-        f"{str(folder)!r} does not lie under a folder named 'recipes'; `verl-multiturn recipe copy` makes one"
-    )
 
 
 def _absolute(entry: str, root: Path) -> str:

@@ -8,7 +8,8 @@ The file has the form that verl had:
         config: {size: 5}
         limits: {timeout_s: 20, concurrency: 64}
 
-`name` may be omitted: it is the class's name in lower case, without `Interaction` at its end. `limits` are ours.
+`class_name` may be the reference of an installed package's class, too (`calls/entry_points.py`). `name` may be omitted:
+it is the class's name in lower case, without `Interaction` at its end. `limits` are ours.
 A class may derive from our `Interaction`, or be one that was written for verl 0.4 to 0.6 (`old_verl/classes.py`).
 """
 
@@ -117,17 +118,17 @@ def check_methods(interaction: Interaction) -> None:
 
 
 def interaction_class(name: Any, where: str) -> Any:
-    """Return the class of an interaction, ours or an old one of verl's, by its dotted name.
+    """Return the class of an interaction, ours or an old one of verl's, by its dotted name or its reference.
 
     Args:
-        name: The name, `package.module.Class`.
+        name: The name, `package.module.Class`, or the reference of an installed package's class, `package/name`.
         where: The place that errors name.
 
     Raises:
         ConfigError: There is no such class, it is not an interaction, or it answers nothing.
     """
     verl_modules.install()  # the author's module may import them
-    found = resolve_class(verl_modules.ours(name), where)
+    found = resolve_class(verl_modules.ours(name), where, "interactions")
     base: type = BaseInteraction if is_old_class(found) else Interaction
     method = "generate_response" if is_old_class(found) else "reply"
     if base is Interaction and not issubclass(found, Interaction):

@@ -1,13 +1,15 @@
 """Loading of tools from a YAML file.
 
-Each entry of the file has one of four keys, which gives its kind:
+Each entry of the file has one of five keys, which gives its kind:
 
+- `tool`: a class or a typed function of an installed package, by its reference (`calls/entry_points.py`);
 - `class_name`: a class with the four methods of `BaseTool`, ours or verl's, with `config` and `tool_schema`;
 - `function`: a typed function (`tools/loading/functions.py`);
 - `toolset`: a function that returns many tools, with `config` for its arguments;
 - `mcp`: an MCP server, which may have many tools (`tools/mcp_tools.py`).
 
-An entry of any kind may also have `limits` for the calls of its tools (`tools/loading/call_limits.py`).
+`class_name`, `function` and `toolset` take a dotted name, and a reference, too. An entry of any kind may also have
+`limits` for the calls of its tools (`tools/loading/call_limits.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.calls.entry_points import is_reference
 from verl_multiturn.calls.loading import ListFile, check_keys, construct, resolve, resolve_class
 from verl_multiturn.describe import did_you_mean, show
 from verl_multiturn.errors import ConfigError
@@ -36,13 +39,17 @@ TOOL_FILE = ListFile(
     "tool name",
     "rename one of them, or give an MCP server a 'prefix'",
 )
+_GROUP = "tools"
 # Allowed keys of an entry, by the key that gives its kind.
 _ENTRY_KEYS = {
+    "tool": {"tool", "config", "tool_schema", "limits"},
     "class_name": {"class_name", "config", "tool_schema", "limits"},
     "function": {"function", "tool_schema", "limits"},
     "toolset": {"toolset", "config", "limits"},
     "mcp": {"mcp", "limits"},
 }
+KINDS = tuple(_ENTRY_KEYS)
+"""Keys of an entry of which each names code, a command or an address; an interaction has `class_name`."""
 
 
 def load_tools(path: str | Path) -> dict[str, Any]:
@@ -98,6 +105,8 @@ def _build_entry(entry: Mapping[str, Any], kind: str, where: str) -> list[Any]:
         return list(mcp_tools(entry["mcp"], f"{where}.mcp"))
     if kind == "toolset":
         return _build_toolset(entry, where)
+    if kind == "tool":
+        return _build_named(entry, where)
     raw_schema = entry.get("tool_schema")
     schema = None
     if raw_schema is not None:
@@ -108,8 +117,24 @@ def _build_entry(entry: Mapping[str, Any], kind: str, where: str) -> list[Any]:
     return [_build_tool(entry, schema, where)]
 
 
+def _build_named(entry: Mapping[str, Any], where: str) -> list[Any]:
+    """Return the tool of an installed package, whose class or function a reference names."""
+    name = entry["tool"]
+    if not is_reference(name):
+        raise ConfigError(
+            f"{where}.tool: expected a reference such as 'my-tools/lookup', got {name!r:.200}; write a dotted name "
+            "under 'class_name' or 'function'"
+        )
+    is_class = isinstance(resolve(name, f"{where}.tool", _GROUP), type)
+    if not is_class and entry.get("config") is not None:
+        raise ConfigError(f"{where}.config: {name!r} is a function, which has no config; leave it out")
+    rest = {key: value for key, value in entry.items() if key not in ("tool", *(() if is_class else ("config",)))}
+    kind = "class_name" if is_class else "function"
+    return _build_entry({kind: name, **rest}, kind, where)
+
+
 def _build_function(name: Any, schema: ToolSchema | None, where: str) -> Any:
-    function = resolve(name, f"{where}.function")
+    function = resolve(name, f"{where}.function", _GROUP)
     if isinstance(function, type):
         raise ConfigError(f"{where}.function: {name!r} is a class; name it under 'class_name'")
     return _function_tool(function, schema, where)
@@ -126,7 +151,7 @@ def _function_tool(function: Any, schema: ToolSchema | None, where: str) -> Any:
 def _build_toolset(entry: Mapping[str, Any], where: str) -> list[Any]:
     """Return the tools that an author's function returns, each checked as one of its own entry is."""
     name = entry["toolset"]
-    function = resolve(name, f"{where}.toolset")
+    function = resolve(name, f"{where}.toolset", _GROUP)
     if isinstance(function, type) or not callable(function):
         raise ConfigError(
             f"{where}.toolset: {name!r} is {show(function, 100)}; name a function that returns a list of tools"
@@ -164,7 +189,7 @@ def listed_tool(listed: Any, where: str) -> Any:
 
 
 def _build_tool(entry: Mapping[str, Any], schema: ToolSchema | None, where: str) -> Any:
-    tool_class = resolve_class(entry["class_name"], f"{where}.class_name")
+    tool_class = resolve_class(entry["class_name"], f"{where}.class_name", _GROUP)
     _check_methods(tool_class, entry["class_name"], where)
 
     def make(config: dict[str, Any]) -> Any:

@@ -22,6 +22,7 @@ from typing import Any
 
 from omegaconf import OmegaConf, open_dict
 
+from verl_multiturn.old_names import name_of_today
 from verl_multiturn.verl_bridge.names import MEASURED_ROWS, NUMBERED_ROWS
 from verl_multiturn.verl_bridge.startup.table import RefusalRow
 from verl_multiturn.verl_bridge.startup.view import RunView
@@ -79,7 +80,8 @@ class Need:
 
     def _against(self, run: RunView, key: str) -> dict[str, Any] | None:
         values, given = self.values(run), run.value(key)
-        if key not in values or given in values[key]:
+        today = name_of_today(given) if isinstance(given, str) else given  # the configuration of an older run
+        if key not in values or today in values[key]:
             return None
         return {"needed": values[key][1], "other": self.other(run, key)}
 

@@ -14,20 +14,24 @@ from yaml import YAMLError
 
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.runs.imports import ADVANTAGES, PACKAGE, Code, import_problem
+from verl_multiturn.runs.imports import ADVANTAGES, PACKAGE, POLICY_LOSS, Code, import_problem
 from verl_multiturn.verl_bridge.names import MANAGER
+from verl_multiturn.verl_bridge.startup import verl_names
 from verl_multiturn.verl_bridge.startup.view import LaterError, RunView
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ENVIRONMENT = "ray_kwargs.ray_init.runtime_env"
+LIBRARY = "actor_rollout_ref.model.external_lib"
+"""The setting of the module that verl imports in the actor's processes, where it may register a policy loss."""
 # Settings that name a class or a module by its dotted name, and the kind of object.
 _DOTTED = {
     f"{_ROLLOUT}.agent.agent_loop_manager_class": "class",
     f"{_ROLLOUT}.checkpoint_manager_class": "class",
     "trainer.checkpoint_callback_class": "class",
     f"{_ROLLOUT}.checkpoint_engine.custom_backend_module": "module",
-    "actor_rollout_ref.model.external_lib": "module",
+    LIBRARY: "module",
 }
+_LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 _REGISTER, _IMPORT = "register", "importlib"
 
 
@@ -53,7 +57,7 @@ def check_own_code(run: RunView, *, is_imported: bool = True) -> None:
     given = run.value(f"{_ENVIRONMENT}.env_vars") or {}
     variables = {name: str(value) for name, value in given.items()}
     codes: list[Code] = []
-    for part in (_reward, _estimator, _managers, _files, _dotted, _agent_loops):
+    for part in (_reward, _estimator, _managers, _files, _dotted, _policy_loss, _agent_loops):
         with contextlib.suppress(LaterError):  # raised by an early view alone
             codes += part(run)
     if is_imported and (problem := import_problem(codes, variables)):
@@ -143,6 +147,15 @@ def _dotted(run: RunView) -> Iterator[Code]:
         for name in given if OmegaConf.is_list(given) else [given]:
             if name not in (None, "", MANAGER):
                 yield _dotted_code(f"{key}={name!r}", name, kind)
+
+
+def _policy_loss(run: RunView) -> Iterator[Code]:
+    """Yield a policy loss that is none of verl's, where a module of the user's may register it."""
+    given, name = run.value(LIBRARY), run.value(_LOSS)
+    libraries = list(given) if OmegaConf.is_list(given) else [given]
+    if given and name is not None and name not in verl_names.policy_losses():
+        place = PACKAGE + str(libraries[-1])  # the others are imported by then
+        yield Code(f"{LIBRARY}={given!r}", place, f"{_LOSS}={name!r}", str(name), POLICY_LOSS)
 
 
 def _dotted_code(where: str, name: Any, kind: str) -> Code:

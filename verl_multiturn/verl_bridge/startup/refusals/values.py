@@ -6,9 +6,12 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from verl_multiturn.advantages.estimators import ESTIMATORS, is_own_function
+from verl_multiturn.advantages.function import GROUP
+from verl_multiturn.calls.entry_points import installed_entry, is_reference
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.startup import verl_names
+from verl_multiturn.verl_bridge.startup.own_code import LIBRARY
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
 from verl_multiturn.verl_bridge.startup.value_types import check_value_types
 from verl_multiturn.verl_bridge.startup.view import RunView
@@ -28,10 +31,10 @@ _SIZES = (
 """Settings that count something of which every run has one."""
 
 _OF_ONES_OWN = (
-    "actor_rollout_ref.model.external_lib", "data.custom_cls.path", "trainer.v1.sampler.custom_sampler.path",
+    LIBRARY, "data.custom_cls.path", "trainer.v1.sampler.custom_sampler.path",
     "trainer.checkpoint_callback_class",
 )  # fmt: skip
-"""Settings that name code of the user's own in the trainer's process, which may register algorithms there."""
+"""Settings that name code of the user's own in the trainer's process, which may register an estimator there."""
 
 
 def _row_of_size(key: str) -> RefusalRow:
@@ -43,13 +46,18 @@ def _row_of_size(key: str) -> RefusalRow:
     )
 
 
-def _check_name(run: RunView, key: str, known: Collection[str], registered: Callable[[], Any]) -> None:
-    """Refuse a name that is not registered; one that is like none of verl's may be of the user's own code."""
+def _check_name(
+    run: RunView, key: str, known: Collection[str], registered: Callable[[], Any], own: Collection[str]
+) -> None:
+    """Refuse a name that is not registered; one that is like none of verl's may be of the user's own code.
+
+    `own` are the settings that name such code.
+    """
     name = run.value(key)
     if name is None or (name := str(getattr(name, "value", name))) in known:
         return
     hint = did_you_mean(name, known)
-    if not hint and (verl_names.has_other_plugins() or any(map(run.value, _OF_ONES_OWN))):
+    if not hint and (verl_names.has_other_plugins() or any(map(run.value, own))):
         return
     if verl_names.has_other_plugins():
         run.require_stack()
@@ -66,19 +74,27 @@ def check_estimator(run: RunView) -> None:
 
         return ADV_ESTIMATOR_REGISTRY
 
-    if not is_own_function(run.estimator):
-        _check_name(run, _ESTIMATOR, {*verl_names.estimators(), *ESTIMATORS}, registered)
+    if is_reference(run.estimator):
+        installed_entry(run.estimator, GROUP, _ESTIMATOR)
+    elif not is_own_function(run.estimator):
+        _check_name(run, _ESTIMATOR, {*verl_names.estimators(), *ESTIMATORS}, registered, _OF_ONES_OWN)
 
 
 def check_policy_loss(run: RunView) -> None:
-    """Refuse an `actor.policy_loss.loss_mode` that is not registered."""
+    """Refuse an `actor.policy_loss.loss_mode` that is not registered.
+
+    Of the user's own modules only `model.external_lib` is imported in the actor's processes, which compute the loss.
+    The check of own code looks whether it registers the name (`startup/own_code.py`).
+    """
+    if run.value(LIBRARY):
+        return
 
     def registered() -> Any:
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
         return POLICY_LOSS_REGISTRY
 
-    _check_name(run, _LOSS, verl_names.policy_losses(), registered)
+    _check_name(run, _LOSS, verl_names.policy_losses(), registered, ())
 
 
 VALUES: list[Check] = [check_value_types, *map(_row_of_size, _SIZES), check_estimator, check_policy_loss]
