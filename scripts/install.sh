@@ -2,7 +2,7 @@
 # which is verl_multiturn/install.py under any Python that there is; $PYTHON is the one that makes the environment.
 install() {
     local each
-    for each in "${PYTHON:-}" python3.11 python3.12 python3 python; do
+    for each in python3.11 python3.12 python3 python "${PYTHON:-}"; do
         if [ -n "$each" ] && "$each" -c 'import sys; sys.exit(sys.version_info < (3, 7))' 2>/dev/null; then
             "$each" verl_multiturn/install.py "$@" ${PYTHON:+--python "$PYTHON"}
             return

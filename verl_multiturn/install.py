@@ -202,7 +202,9 @@ def pack(site: Path, to: Path) -> str:
             content = (site / name).read_bytes()
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
             lines.append(f'"{name}",sha256={digest},{len(content)}\n')
-            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = (site / name).stat().st_mode << 16
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
         archive.writestr(zipfile.ZipInfo(f"{info}/RECORD"), "".join([*lines, f"{info}/RECORD,,\n"]))
     return "".join(lines)
 
@@ -269,7 +271,7 @@ class _Installation(NamedTuple):
             return begun or "repair"
         raise InstallError(
             f"{str(self.target)!r} is not empty; name a new folder, or remove it"
-            + (": it has other versions. --repair installs over them" if stamp else "")
+            + (": it has other versions. --repair installs over them, --anew removes them" if stamp else "")
         )
 
     def _check(self, environment: Environment, base: str) -> None:
@@ -375,7 +377,7 @@ def run_uv(folder: Path, words: Sequence[str], cwd: Path = LOCKS) -> None:
     Args:
         folder: The environment. uv is installed into it first, where it is missing.
         words: Further words of the command line: options, packages.
-        cwd: Folder in which it runs; no project whose own settings uv would read may be around it.
+        cwd: Folder with the locks in which it runs; no project whose own settings uv would read may be around it.
 
     Raises:
         InstallError: It failed.
@@ -386,7 +388,7 @@ def run_uv(folder: Path, words: Sequence[str], cwd: Path = LOCKS) -> None:
     variables = {name: value for name, value in os.environ.items() if not _STRAY.fullmatch(name)}
     for_uv = {**_uv_variables(sources, variables), **variables}
     index = re.sub("//[^/]*@", "//", for_uv.get("UV_DEFAULT_INDEX") or for_uv.get("UV_INDEX_URL") or "uv's default")
-    wanted = re.findall("(?m)^uv==(.*)", _text(LOCKS / "uv.lock"))[0]
+    wanted = re.findall("(?m)^uv==(.*)", _text(cwd / "uv.lock"))[0]
     if not os.access(uv, os.X_OK) or wanted not in _output([uv, "--version"]).split():
         if not _output([*pip, "--version"]):  # uv makes environments without it
             _run([python, "-I", "-m", "ensurepip"], variables, cwd, index)
@@ -432,28 +434,25 @@ def _is_on(value: str) -> bool:
 def _run(command: Sequence[str], variables: Mapping[str, str], cwd: Path, index: str) -> None:
     """Run a program, show what it reports, and raise one sentence where it fails."""
     last: list[str] = []
-    with subprocess.Popen(
-        command,
-        env={**variables},
-        cwd=str(cwd),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        pass_fds=_held_files,
-        universal_newlines=True,
-        errors="replace",
-    ) as process:
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    try:
+        process = subprocess.Popen(command, env={**variables}, cwd=str(cwd), pass_fds=_held_files, **quiet)
+    except OSError as error:
+        message = f"{command[0]!r} cannot be started: {error}; name a folder whose programs may run"
+        raise InstallError(message, 1) from None
+    with process:
         assert process.stderr is not None
-        for line in process.stderr:
+        for said in process.stderr:
+            line = said.decode(errors="replace")
             last = [*last[-30:], line.strip()]
             if not _NOISE.match(line):
                 print(line, end="", file=sys.stderr)
     if process.returncode == 0:
         return
-    said = "\n".join(last)
-    if _NO_ROOM.search(said):
+    everything = "\n".join(last)
+    if _NO_ROOM.search(everything):
         raise InstallError(_FULL, 1)
-    if _NO_INDEX.search(said):
+    if _NO_INDEX.search(everything):
         raise InstallError(
             f"the package index ({index}) cannot be reached, or lacks a locked package; see the lines above, name "
             "an index (`pip config set global.index-url URL`, or UV_DEFAULT_INDEX), and run the same command again",
