@@ -29,6 +29,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -384,13 +385,13 @@ def run_uv(folder: Path, words: Sequence[str], cwd: Path = LOCKS) -> None:
     """
     python, uv = str(folder / "bin" / "python"), str(folder / "bin" / "uv")
     pip = [python, "-I", "-m", "pip"]
-    sources = _pip_sources(_output([*pip, "config", "list"]))
+    sources = _pip_sources(_settings_of_pip(python))
     variables = {name: value for name, value in os.environ.items() if not _STRAY.fullmatch(name)}
     for_uv = {**_uv_variables(sources, variables), **variables}
     index = re.sub("//[^/]*@", "//", for_uv.get("UV_DEFAULT_INDEX") or for_uv.get("UV_INDEX_URL") or "uv's default")
     wanted = re.findall("(?m)^uv==(.*)", _text(cwd / "uv.lock"))[0]
     if not os.access(uv, os.X_OK) or wanted not in _output([uv, "--version"]).split():
-        if not _output([*pip, "--version"]):  # uv makes environments without it
+        if not _settings_of_pip(python) and not _output([*pip, "--version"]):  # uv makes environments without it
             _run([python, "-I", "-m", "ensurepip"], variables, cwd, index)
         # Only these settings, since others would put uv elsewhere.
         for_pip = {f"PIP_{key.replace('-', '_').upper()}": value for key, value in sources.items()}
@@ -401,6 +402,11 @@ def run_uv(folder: Path, words: Sequence[str], cwd: Path = LOCKS) -> None:
     no_index = ["--no-index"] if _is_on(sources.get("no-index", "")) else []
     command = [uv, "pip", "install", "--system-certs", "--no-deps", *no_index, "--python", python, *words]
     _run(command, for_uv, cwd, index)
+
+
+@lru_cache(maxsize=8)
+def _settings_of_pip(python: str) -> str:
+    return _output([python, "-I", "-m", "pip", "config", "list"])
 
 
 def _pip_sources(listed: str) -> dict[str, str]:

@@ -74,6 +74,31 @@ def site(tmp_path: Path) -> Path:
     return site
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an environment as Python makes it, which takes seconds."""
+    folder = tmp_path_factory.mktemp("template") / "venv"
+    subprocess.run([sys.executable, "-I", "-m", "venv", str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture
+def fast(template: Path, tmp_path: Path) -> list[str]:
+    """Return options with a Python that copies the template and uv in the place of making an environment."""
+    return ["--python", copying(template, tmp_path, f'cp -l {UV} "$4/bin/uv" || cp {UV} "$4/bin/uv"')]
+
+
+def copying(template: Path, folder: Path, further: str = "true") -> str:
+    """Write a program that is taken for a Python and makes environments by copying one; return its path."""
+    program = folder / "python"
+    about = f"echo 3 {sys.version_info[1]} True $0"
+    program.write_text(f"""#!/bin/sh
+if [ "$2" = -c ]; then {about}; else cp -a {template}/. "$4" && {further}; fi
+""")
+    program.chmod(0o755)
+    return str(program)
+
+
 def variables(packages: Path, **further: str) -> dict[str, str]:
     """Return variables with which packages come from a folder alone, with a cache of its own."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_", "PYTHON"))}
@@ -109,7 +134,9 @@ def lock(site: Path, text: str) -> None:
     (site / "verl_multiturn" / "shipped" / "requirements" / f"{NAME}.lock").write_text(text)
 
 
-def test_an_environment_is_made_kept_and_made_again(site: Path, packages: Path, tmp_path: Path) -> None:
+def test_an_environment_is_made_kept_and_made_again(
+    site: Path, packages: Path, tmp_path: Path, fast: list[str]
+) -> None:
     env, place = variables(packages), tmp_path / "a folder" / "env"
     (tmp_path / "a folder").mkdir()
     assert made(site, NAME, "env", env=env, cwd=place.parent)
@@ -138,20 +165,23 @@ def test_an_environment_is_made_kept_and_made_again(site: Path, packages: Path, 
     # Its own copy makes it again, from the folder that is emptied meanwhile.
     shutil.copy(site / "verl_multiturn/shipped/requirements/tasks.lock", place / ".stamp")
     within = next(place.glob("lib/python3*/site-packages"))
-    status, said = run(within, NAME, ".", "--anew", env=env, cwd=place, python=str(place / "bin" / "python"))
+    words = [NAME, ".", "--anew", *fast]
+    status, said = run(within, *words, env=env, cwd=place, python=str(place / "bin" / "python"))
     assert status == 0, said
     assert version_in(place) == "1.1"
     assert not (place / "mine").exists()
 
 
-def test_what_was_not_made_to_its_end_is_not_taken_for_finished(site: Path, packages: Path, tmp_path: Path) -> None:
-    """The installer is killed while pip waits for an index; pip goes on, and a second run waits for its end."""
+def test_what_was_not_made_to_its_end_is_not_taken_for_finished(
+    site: Path, packages: Path, tmp_path: Path, fast: list[str]
+) -> None:
+    """The installer is killed while uv waits for an index; uv goes on, and a second run waits for its end."""
     place = tmp_path / "env"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
-        slow = variables(packages, UV_DEFAULT_INDEX=index, PIP_RETRIES="0", NO_PROXY="127.0.0.1")
+        slow = variables(packages, UV_DEFAULT_INDEX=index, UV_HTTP_RETRIES="0", NO_PROXY="127.0.0.1")
         del slow["PIP_NO_INDEX"], slow["PIP_FIND_LINKS"]
-        command = [sys.executable, str(site / "verl_multiturn" / "install.py"), NAME, str(place), *OPTIONS]
+        command = [sys.executable, str(site / "verl_multiturn" / "install.py"), NAME, str(place), *fast, *OPTIONS]
         first = subprocess.Popen(command, env=slow, cwd=tmp_path, stderr=subprocess.DEVNULL)
         connection, _ = silent.accept()
         first.kill()
@@ -167,16 +197,20 @@ def test_what_was_not_made_to_its_end_is_not_taken_for_finished(site: Path, pack
     assert version_in(place) == "1.0"
 
 
-def test_a_change_that_was_ended_is_made_as_a_whole(site: Path, packages: Path, tmp_path: Path) -> None:
+def test_a_change_that_was_ended_is_made_as_a_whole(
+    site: Path, packages: Path, tmp_path: Path, fast: list[str]
+) -> None:
     env, place = variables(packages), tmp_path / "env"
-    assert made(site, NAME, "env", env=env, cwd=tmp_path)
+    assert made(site, NAME, "env", *fast, env=env, cwd=tmp_path)
     next(place.glob("lib/python3*/site-packages/tiny.py")).unlink()  # uv takes it for installed
     (place / ".unfinished").write_text("changed")
-    assert made(site, NAME, "env", env=env, cwd=tmp_path)
+    assert made(site, NAME, "env", *fast, env=env, cwd=tmp_path)
     assert version_in(place) == "1.0"
 
 
-def test_settings_of_pip_and_uv_that_lead_elsewhere_lead_nowhere(site: Path, packages: Path, tmp_path: Path) -> None:
+def test_settings_of_pip_and_uv_that_lead_elsewhere_lead_nowhere(
+    site: Path, packages: Path, tmp_path: Path, template: Path
+) -> None:
     """Settings that ended such scripts of others: pypa/virtualenv#802, donnemartin/dev-setup#24, astral-sh/uv#9277."""
     (tmp_path / "pip.conf").write_text(
         f"[global]\nno-index = true\nfind-links = {packages}\n[install]\nuser = yes\nno-binary = :all:\n"
@@ -197,18 +231,20 @@ def test_settings_of_pip_and_uv_that_lead_elsewhere_lead_nowhere(site: Path, pac
         UV_EXCLUDE_NEWER="2001-01-01",
     )
     del env["PIP_NO_INDEX"], env["PIP_FIND_LINKS"]
-    status, said = run(site, NAME, "env", env=env, cwd=tmp_path)
+    status, said = run(site, NAME, "env", "--python", copying(template, tmp_path), env=env, cwd=tmp_path)
     assert status == 0, said
     assert version_in(tmp_path / "env") == "1.0"
     assert not (tmp_path / "target").exists()
 
 
-def test_an_index_that_is_not_there_is_one_sentence(site: Path, packages: Path, tmp_path: Path) -> None:
+def test_an_index_that_is_not_there_is_one_sentence(
+    site: Path, packages: Path, tmp_path: Path, fast: list[str]
+) -> None:
     env = variables(
         packages, PIP_INDEX_URL="http://me:secret@127.0.0.1:9/simple", PIP_RETRIES="0", NO_PROXY="127.0.0.1"
     )
     del env["PIP_NO_INDEX"], env["PIP_FIND_LINKS"]
-    status, said = run(site, NAME, "env", env=env, cwd=tmp_path)
+    status, said = run(site, NAME, "env", *fast, env=env, cwd=tmp_path)
     assert status == 1
     last = said.splitlines()[-1]
     assert last.startswith(
