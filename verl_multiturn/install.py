@@ -60,7 +60,7 @@ ENVIRONMENTS = {
     "next": Environment("the same with the next set of versions", [(3, 11)], 7.0),
     "gpu": Environment("training", [(3, 12)], 12, glibc=(2, 34)),
     "harbor": Environment("Harbor's trials", [(3, 12)], 0.4, has_package=False),
-    "verifiers": Environment("environments of verifiers", [(3, 11), (3, 12)], 1.0, has_package=False),
+    "verifiers": Environment("environments of verifiers", [(3, 11), (3, 12)], 0.7, has_package=False),
 }
 EXTRAS = {
     "tasks": "packages with task sets",
@@ -261,6 +261,9 @@ class _Installation(NamedTuple):
         begun, stamp = _text(self.target / ".unfinished"), _text(self.target / ".stamp").strip()
         if not begun and stamp == self.stamp:
             return "finished"
+        other = stamp.split(" ")[0]
+        if other in ENVIRONMENTS and other != self.name:
+            raise InstallError(f"{str(self.target)!r} is an environment {other!r}; name another folder")
         names = os.listdir(str(self.target)) if self.target.is_dir() else []
         if (
             begun == "made"
@@ -440,9 +443,11 @@ def _is_on(value: str) -> bool:
 def _run(command: Sequence[str], variables: Mapping[str, str], cwd: Path, index: str) -> None:
     """Run a program, show what it reports, and raise one sentence where it fails."""
     last: list[str] = []
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
     try:
-        process = subprocess.Popen(command, env={**variables}, cwd=str(cwd), pass_fds=_held_files, **quiet)
+        process = subprocess.Popen(
+            command, env={**variables}, cwd=str(cwd), stdin=null, stdout=null, stderr=pipe, pass_fds=_held_files
+        )
     except OSError as error:
         message = f"{command[0]!r} cannot be started: {error}; name a folder whose programs may run"
         raise InstallError(message, 1) from None

@@ -263,6 +263,8 @@ def test_an_index_that_is_not_there_is_one_sentence(
         ([NAME, "file"], "file' is no folder; name another"),
         ([NAME, "file/env"], "'file/env': [Errno 20] Not a directory"),
         ([NAME, "mine"], "mine' is not empty; name a new folder, or remove it"),
+        ([NAME, "next", "--anew"], "next' is an environment 'next'; name another folder"),
+        ([NAME, "next", "--repair"], "next' is an environment 'next'; name another folder"),
         ([NAME, "mine", "--anew"], "mine' is not empty; name a new folder, or remove it"),
         ([NAME, "mine", "--repair"], "mine' exists and is no environment of Python 3.1"),
         ([NAME, "env", "--python", "./another"], f"is needed for {NAME!r} and './another' is not it; install it, or "),
@@ -278,6 +280,8 @@ def test_it_is_refused_in_one_sentence(words: list[str], said: str, site: Path, 
     for name, answer in (("another", f"3 {minor + 7} True /x"), ("bare", f"3 {minor} False /x")):
         (tmp_path / name).write_text(f"#!/bin/sh\necho {answer}\n")
         (tmp_path / name).chmod(0o755)
+    (tmp_path / "next").mkdir()
+    (tmp_path / "next" / ".stamp").write_text("next 1234\n")
     before = sorted(tmp_path.iterdir())
     status, message = run(site, *words, env=variables(packages), cwd=tmp_path)
     assert status != 0
