@@ -46,8 +46,9 @@ def install(
 ) -> None:
     """Make an environment: Python, the packages of a lock, and this package as it is here.
 
-    Packages come from pip's index, or UV_DEFAULT_INDEX. A second run of the command goes on after a failure, and does
-    nothing where all is right.
+    Packages come from where pip's settings have it (index-url, cert, proxy, trusted-host; or no-index and find-links),
+    or from UV_DEFAULT_INDEX. Settings that would install others than the lock's, or elsewhere, are ignored. After a
+    failure, the same command begins anew; where all is right, it does nothing; a second process waits for the first.
     """
     if without_flash_attn and flash_attn is not None:
         fail("--flash-attn and --without-flash-attn exclude each other; leave one out", status=2)
