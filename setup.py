@@ -4,6 +4,7 @@ The plugin is installed into an environment that already has verl. So the packag
 in requirements/cpu.lock, not here.
 """
 
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -17,6 +18,8 @@ SHIPPED = {
     for folder in [top, *sorted(path for path in top.rglob("*") if path.is_dir() and path.name != "__pycache__")]
 }
 SHIPPED[LOCKS] = "requirements"
+# setuptools packs all that lies there: modules, too, that were deleted since a build before.
+shutil.rmtree("build/lib", ignore_errors=True)
 
 setup(
     name="verl-multiturn",

@@ -14,6 +14,7 @@ import tempfile
 import time
 import urllib.request
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,13 +27,14 @@ _HANDED_ON = re.compile(
 )
 
 
-def build(python: str, to: Path, *options: str) -> Path:
+def build(python: str, to: Path, *options: str, before: Callable[[Path], None] = lambda folder: None) -> Path:
     """Build the wheel from a copy of the repository's files, since a build writes beside them; return its path.
 
     Args:
         python: Interpreter with pip.
         to: Folder for the wheel.
         options: Of `pip wheel`, such as `--no-build-isolation`.
+        before: Called with the folder of the copy before the build; a test puts there what builds leave.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name in BUILT_FROM:
@@ -40,6 +42,7 @@ def build(python: str, to: Path, *options: str) -> Path:
                 shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(ROOT / name, folder)
+        before(Path(folder))
         command = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(to), *options, folder]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     (wheel,) = to.glob("verl_multiturn-*.whl")
@@ -90,6 +93,7 @@ class Stranger:
                     return int(answer.status)
             finally:
                 viewer.send_signal(signal.SIGINT)
+                viewer.communicate(timeout=120)
 
 
 def try_wheel(folder: Path) -> dict[str, object]:

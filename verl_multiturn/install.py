@@ -469,11 +469,9 @@ def _run(command: Sequence[str], variables: Mapping[str, str], cwd: Path, index:
             "an index (`pip config set global.index-url URL`, or UV_DEFAULT_INDEX), and run the same command again",
             1,
         )
-    raise InstallError(
-        f"{os.path.basename(command[0])} ended with {process.returncode}: {last[-1] if last else 'no message'}; run "
-        "the same command again",
-        1,
-    )
+    cause = next((line for line in reversed(last) if re.search("error|×", line.lower())), (last or ["no message"])[-1])
+    program = os.path.basename(command[0])
+    raise InstallError(f"{program} ended with {process.returncode}: {cause}; run the same command again", 1)
 
 
 def _find_python(environment: Environment, name: str, named: str) -> str:

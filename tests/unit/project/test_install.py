@@ -342,6 +342,14 @@ def test_a_disk_that_becomes_full_is_one_sentence(said: str, tmp_path: Path) -> 
         install._run(command, os.environ, tmp_path, "an index")
 
 
+def test_a_failure_is_told_by_its_error_not_by_the_hint_below(tmp_path: Path) -> None:
+    said = "error: Failed to build `tiny`\n  Caused by: no compiler\nhint: This usually indicates a problem"
+    with pytest.raises(
+        install.InstallError, match="sh ended with 2: error: Failed to build `tiny`; run the same command"
+    ):
+        install._run(["sh", "-c", 'echo "$0" >&2; exit 2', said], os.environ, tmp_path, "an index")
+
+
 def test_a_program_that_may_not_run_is_one_sentence(tmp_path: Path) -> None:
     """A folder may lie on a disk that is mounted with `noexec`."""
     (tmp_path / "uv").touch()

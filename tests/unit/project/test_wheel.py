@@ -21,7 +21,14 @@ INFO = f"verl_multiturn-{__version__}.dist-info"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(sys.executable, tmp_path_factory.mktemp("wheel"), "--no-build-isolation")
+    """Build the wheel where another build left a module that is gone; setuptools packs all that it finds there."""
+
+    def leave(folder: Path) -> None:
+        stale = folder / "build" / "lib" / "verl_multiturn"
+        stale.mkdir(parents=True)
+        (stale / "deleted.py").touch()
+
+    return build(sys.executable, tmp_path_factory.mktemp("wheel"), "--no-build-isolation", before=leave)
 
 
 @pytest.fixture(scope="module")
