@@ -188,6 +188,7 @@ def test_what_was_not_made_to_its_end_is_not_taken_for_finished(
         first.wait()
         assert (place / ".unfinished").read_text() == "made"
         assert (place / ".stamp").read_text() == ""
+        (place / "bin" / "python").unlink()  # it may lack anything
         second = subprocess.Popen(command, env=variables(packages), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
         assert second.stderr is not None
         assert "another process installs into" in second.stderr.readline()
@@ -212,14 +213,15 @@ def test_settings_of_pip_and_uv_that_lead_elsewhere_lead_nowhere(
     site: Path, packages: Path, tmp_path: Path, template: Path
 ) -> None:
     """Settings that ended such scripts of others: pypa/virtualenv#802, donnemartin/dev-setup#24, astral-sh/uv#9277."""
-    (tmp_path / "pip.conf").write_text(
+    (tmp_path / "config" / "pip").mkdir(parents=True)
+    (tmp_path / "config" / "pip" / "pip.conf").write_text(
         f"[global]\nno-index = true\nfind-links = {packages}\n[install]\nuser = yes\nno-binary = :all:\n"
     )
     (tmp_path / "uv.toml").write_text('[pip]\nno-binary = ["tiny"]\n')
     (tmp_path / "tiny.py").write_text("version = 'of PYTHONPATH'\n")
     env = variables(
         packages,
-        PIP_CONFIG_FILE=str(tmp_path / "pip.conf"),
+        XDG_CONFIG_HOME=str(tmp_path / "config"),
         PIP_TARGET=str(tmp_path / "target"),
         PIP_REQUIRE_VIRTUALENV="1",
         PIP_REQUIRE_HASHES="1",
@@ -230,7 +232,7 @@ def test_settings_of_pip_and_uv_that_lead_elsewhere_lead_nowhere(
         UV_TORCH_BACKEND="auto",
         UV_EXCLUDE_NEWER="2001-01-01",
     )
-    del env["PIP_NO_INDEX"], env["PIP_FIND_LINKS"]
+    del env["PIP_NO_INDEX"], env["PIP_FIND_LINKS"], env["PIP_CONFIG_FILE"]
     status, said = run(site, NAME, "env", "--python", copying(template, tmp_path), env=env, cwd=tmp_path)
     assert status == 0, said
     assert version_in(tmp_path / "env") == "1.0"
