@@ -66,8 +66,8 @@ def install(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     [
         (["--flashattn"], 2, "unknown argument '--flashattn'; expected --flash-attn WHEEL, "),
         (["--flash-attn"], 2, "--flash-attn needs a value"),
-        (["--flash-attn", "gone.whl"], 2, "--flash-attn 'gone.whl': no such file"),
-        (["--venv", str(ROOT / "tests")], 1, "exists and is no environment of Python 3.12; remove it"),
+        (["--flash-attn", "gone.whl"], 2, "gone.whl': no such file"),
+        (["--venv", str(ROOT / "tests")], 2, "exists and is no environment of Python 3.12; remove it"),
     ],
 )
 def test_a_wrong_command_installs_nothing(words: list[str], status: int, said: str) -> None:
@@ -80,27 +80,30 @@ def test_another_python_is_refused(tmp_path: Path) -> None:
     if sys.version_info[:2] == (3, 12):
         pytest.skip("this is the Python that it wants")
     ran = install("--without-flash-attn", "--venv", str(tmp_path / "venv"), PYTHON=sys.executable)
-    assert ran.returncode == 1
-    assert f"Python 3.12 is needed and '{sys.executable}' is not it" in ran.stderr
+    assert ran.returncode == 2
+    assert f"Python 3.12 is needed for 'gpu' and '{sys.executable}' is not it" in ran.stderr
     assert not (tmp_path / "venv").exists()
 
 
 def test_a_build_of_flash_attn_needs_the_compiler_of_torchs_cuda(tmp_path: Path) -> None:
-    # A stand-in for Python 3.12, which a machine need not have. The script reads only its version before the check.
-    for name, said in (("python3.12", "exit 0"), ("bin/nvcc", "echo 'release 12.8, V12.8.93'")):
+    # A stand-in for Python 3.12, which a machine need not have. Only its version is read before the check.
+    for name, said in (
+        ("python3.12", "echo 3 12 True /usr/bin/python3.12"),
+        ("bin/nvcc", "echo 'release 12.8, V12.8.93'"),
+    ):
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"#!/bin/sh\n{said}\n")
         file.chmod(0o755)
     python = str(tmp_path / "python3.12")
     ran = install("--venv", str(tmp_path / "venv"), PYTHON=python, CUDA_HOME=str(tmp_path))
-    assert ran.returncode == 1
+    assert ran.returncode == 2
     assert f"needs CUDA 13's nvcc, and '{tmp_path}/bin/nvcc' is not it; set CUDA_HOME, or give " in ran.stderr
     assert not (tmp_path / "venv").exists()
 
 
 def test_the_script_and_the_doctor_agree() -> None:
-    assert f"flash_attn_version={doctor._FLASH_ATTN_VERSION}\n" in INSTALL.read_text()
+    assert f"flash-attn {doctor.FLASH_ATTN_VERSION} for Python 3.12" in INSTALL.read_text()
     assert doctor.install_command(gpu=True).startswith(f"bash {INSTALL}")
     assert doctor.install_command(gpu=False) == f"bash {ROOT / 'scripts' / 'environment.sh'}"
     variant = doctor.WITHOUT_FLASH_ATTN.removeprefix("--variant ")
@@ -125,52 +128,52 @@ def test_the_doctor_runs_a_program_in_the_sandbox(monkeypatch: pytest.MonkeyPatc
 
 def test_the_environment_is_made_again_from_within_itself(tmp_path: Path) -> None:
     """An activated .venv whose lock has changed is removed while its Python is the first on the path."""
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "requirements").mkdir()
-    for script in ("environment.sh", "install.sh"):
-        shutil.copy(ROOT / "scripts" / script, tmp_path / "scripts")
-    (tmp_path / "setup.py").touch()  # nothing is installed: there is no lock of uv, and pip fails
+    for name in ("scripts/environment.sh", "scripts/install.sh", "verl_multiturn/install.py", "requirements/uv.lock"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "setup.py").touch()
     environment = {key: value for key, value in os.environ.items() if key != "PYTHON"}
-    for name in ("cpu", "templates", "uv"):
+    for name in ("cpu", "templates"):
         (tmp_path / "requirements" / f"{name}.lock").touch()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / ".venv")], check=True)
-    made = subprocess.run(
-        ["bash", str(tmp_path / "scripts" / "environment.sh")],
-        env={**environment, "PATH": f"{tmp_path}/.venv/bin:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["bash", str(tmp_path / "scripts" / "environment.sh")]
+    how = {
+        # Nothing is installed: there is no index.
+        "env": {**environment, "PIP_NO_INDEX": "1", "PATH": f"{tmp_path}/.venv/bin:{os.environ['PATH']}"},
+        "capture_output": True,
+        "text": True,
+        "check": False,
+    }
+    foreign = subprocess.run(command, **how)
+    assert "is not empty; name a new folder, or remove it" in foreign.stderr  # it is the user's own
+    (tmp_path / ".venv" / ".stamp").write_text("of another lock\n")
+    made = subprocess.run(command, **how)
+    assert made.returncode == 1
     assert (tmp_path / ".venv" / "bin" / "pip").is_file(), made.stderr
+    assert (tmp_path / ".venv" / ".unfinished").read_text() == "made"
     python = tmp_path / ".venv" / "bin" / "python3"
     assert subprocess.run([python, "-c", ""], check=False).returncode == 0, made.stderr
 
 
 @pytest.mark.parametrize(("words", "installed"), [(["--smoke"], 1), ([], 0), (["--smoke", "--print"], 0)])
-def test_a_run_on_a_cpu_installs_what_its_recipe_needs_once(tmp_path: Path, words: list[str], installed: int) -> None:
-    for name in ("scripts/install.sh", "recipes/common/python.sh", "requirements/tasks.lock"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
+def test_a_run_on_a_cpu_makes_its_environment_with_what_its_recipe_needs(
+    tmp_path: Path, words: list[str], installed: int
+) -> None:
+    (tmp_path / "recipes" / "common").mkdir(parents=True)
+    shutil.copy(ROOT / "recipes" / "common" / "python.sh", tmp_path / "recipes" / "common")
     stand_ins = {
-        "scripts/environment.sh": "",
-        ".venv/bin/python": "",
-        ".venv/bin/uv": 'echo "$@" >>uv.log\n',
+        "scripts/environment.sh": 'echo "$@" >>"$(dirname "$0")/../words.log"\n',
         "recipes/run.sh": 'set -eu\nextras=tasks\nsource "$(dirname "$0")/common/python.sh"\necho "$python"\n',
     }
     for name, text in stand_ins.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}")
-        (tmp_path / name).chmod(0o755)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHON"}
-    for _ in range(2):
-        command = ["bash", str(tmp_path / "recipes" / "run.sh"), *words]
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        assert ran.stdout == (f"{tmp_path}/.venv/bin/python\n" if words else "python\n")
-    log = tmp_path / "uv.log"
-    lines = log.read_text().splitlines() if log.exists() else []
-    assert [line.split(" --python ")[1] for line in lines] == [
-        ".venv/bin/python -r requirements/tasks.lock"
-    ] * installed
+    command = ["bash", str(tmp_path / "recipes" / "run.sh"), *words]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == (f"{tmp_path}/.venv/bin/python\n" if words else "python\n")
+    log = tmp_path / "words.log"
+    assert (log.read_text() if log.exists() else "") == "--with tasks\n" * installed
 
 
 def test_recipes_of_installed_task_sets_have_them_on_a_cpu() -> None:

@@ -5,12 +5,10 @@ import itertools
 import json
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -269,42 +267,6 @@ def test_a_copied_recipe_is_the_same(tmp_path: Path) -> None:
     assert plan_run(f"{tmp_path}/recipes/otc").folder == tmp_path / "recipes" / "otc"
     with pytest.raises(ConfigError, match=r"unknown recipe './otc'"):
         plan_run("./otc")
-
-
-def test_the_wheel_holds_the_package_and_ships_the_recipes(tmp_path: Path) -> None:
-    source, wheels, installed = (tmp_path / name for name in ("source", "wheels", "installed"))
-    source.mkdir()
-    for name in ("verl_multiturn", "recipes", "tool_configs", "setup.py", "pyproject.toml", "README.md"):
-        # A build writes into the folders that it builds from, so they are copied.
-        kind = {"ignore": shutil.ignore_patterns("__pycache__")} if (ROOT / name).is_dir() else {}
-        (shutil.copytree if kind else shutil.copy)(ROOT / name, source / name, **kind)
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--wheel-dir", str(wheels), str(source)], check=True, capture_output=True)
-    (wheel,) = wheels.iterdir()
-    zipfile.ZipFile(wheel).extractall(installed)
-    names = (
-        "from verl_multiturn.recipes import copy_recipe, list_recipes; print(*list_recipes())\n"
-        "from verl_multiturn.runs.plan import plan_run; print(plan_run('torl', variants=['fsdp2']).out)"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(installed)!r}); {names}"],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    modules = {path.relative_to(ROOT) for path in (ROOT / "verl_multiturn").rglob("*.py")}
-    assert modules <= {path.relative_to(installed) for path in installed.rglob("*.py")}
-    # A run of the installed recipes does not write among the packages.
-    assert ran.stdout.split() == [*list_recipes(), str(tmp_path / "outputs" / "torl-fsdp2")]
-    chat = ROOT / "verl_multiturn" / "rollout" / "tiny_chat"  # of `scripted_rollout`
-    for path in [*chat.glob("*.json"), *chat.glob("*.jinja")]:
-        assert (installed / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
-    shipped = installed / "verl_multiturn" / "shipped"
-    for folder in ("recipes", "tool_configs"):
-        here = {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()}
-        there = {path.relative_to(shipped) for path in (shipped / folder).rglob("*") if path.is_file()}
-        assert there == {path for path in here if "__pycache__" not in path.parts}
 
 
 def test_an_unknown_recipe_is_refused(tmp_path: Path) -> None:
