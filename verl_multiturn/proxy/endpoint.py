@@ -85,6 +85,8 @@ class Endpoint:
         """End everything that is under way, and stop listening."""
         await self._agents.aclose()
         await self._server.aclose()
+        if self._run.opponents is not None:
+            await self._run.opponents.aclose()
         self._run.renderer.close()
 
     async def run(
@@ -164,6 +166,13 @@ class Endpoint:
             end = agent.result()
             # An agent may print its environment, or an error may name its address.
             end = replace(end, problem=end.problem.replace(address.api_key, "[key]"))
+            if (
+                session.opponents.outage
+            ):  # an opponent's, whose end the agent only reports; nothing is known of the agent's own
+                watched.dropped()
+                outcome = await session_end(session, replace(end, kind="outage"), self._run, self._error_reward)
+                outcome.outages = [session.opponents.outage]
+                return outcome, receipts
             if end.kind == "outage":
                 await watched.failed(OutageError(end.problem))
             elif end.kind in (*_TIME_UP, "failed", "unjudged", "misconfigured"):
@@ -236,7 +245,7 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
     rewards = role_rewards(end, roles, [name for name in trained if name in spoke])
     first = next(iter(session.forest.roots), None)
     too_long = first is not None and len(first.ids) > run.limits.prompt_length
-    reason = stop_reason(end, delivered, session.failed, too_long)
+    reason = stop_reason(end, delivered, "" if session.opponents.outage else session.failed, too_long)
     if end.kind == "misconfigured":
         if reason is StopReason.AGENT_FAILED:
             raise ConfigError(f"the agent raised {end.problem}")
@@ -253,6 +262,7 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
         rewards=rewards,
         roles=roles,
         trained=trained,
+        opponents=session.opponents.names,
         end=end.kind,
         problem=end.problem,
         requests=session.journal.requests(),

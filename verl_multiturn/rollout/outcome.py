@@ -69,6 +69,10 @@ class SessionRequest:
     """Place in the order in which answers went to clients; None: none did."""
     refused: str | None = None
     """Code of the error that it got; None: none."""
+    opponent: str | None = None
+    """Name of the opponent that answered it (`proxy.opponents`); None: none did."""
+    said: Sequence[Message] = ()
+    """The opponent's answers."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ class SessionReport:
     """The session's reward, by its agent or for its failure; None: `compute_score` decides."""
     by_id: bool = False
     """Whether the agent gave rewards to completions alone, and `reward` is 0."""
+    opponents: Mapping[str, str] = field(default_factory=dict)
+    """Names of the opponents that played, by role."""
     end: str = ""
     """How the agent ended (`proxy.agents.end.EndKind`); `stuck`: it did not end when its time was up, so that its
     thread was abandoned."""
