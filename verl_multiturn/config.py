@@ -146,23 +146,18 @@ class OtcSettings(BaseModel):
 
 
 class AdvantageSettings(BaseModel):
-    """Settings for our estimators of advantages: `algorithm.adv_estimator=mt_grpo`, `mt_turns` or `mt_gigpo`."""
+    """Settings for estimators of advantages that count conversations: `mt_turns`, `mt_gigpo`, or your own function."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    gamma: float = Field(default=1.0, ge=0, le=1)
-    """Discount of the reward of the next turn, in `mt_turns` and in the second part of `mt_gigpo`."""
+    options: Annotated[dict[str, Any], BeforeValidator(lambda options: {} if options is None else options)] = {}
+    """Keywords of the function that `algorithm.adv_estimator` names; null: none.
 
-    weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Weight of the second part of `mt_gigpo`, in which turns made in equal states are compared."""
-
-    norm: Literal["mean", "std"] = "mean"
-    """How `mt_gigpo` compares: `mean` takes the mean away; `std` also divides by the standard deviation."""
-
-    across: Literal["conversations", "rows"] = "conversations"
-    """Units of the mean in the first part of `mt_gigpo`: with `rows` a conversation counts once for each of its turns.
-
-    The paper's published code does so; its rows have one turn each.
+    - `mt_turns`: `gamma` (1.0), the discount of the reward of the next turn.
+    - `mt_gigpo`: `gamma` (1.0); `weight` (1.0) of the second part, in which turns made in equal states are compared;
+      `std` (false), whether both parts are divided by the standard deviation; `across_rows` (false), whether a
+      conversation counts in the mean of the first part once for each of its turns, as in the paper's published code.
+    - a function of your own: its keywords.
     """
 
 
@@ -228,7 +223,8 @@ class ProxySettings(BaseModel):
     """Discount from a completion to the one that it continues."""
 
     max_rows: int = Field(default=16, gt=0)
-    """The most rows of a session. Those with most trained tokens stay. More than 1 needs the estimator `mt_grpo`."""
+    """The most rows of a session. Those with most trained tokens stay. More than 1 needs the estimator `mt_grpo`, or a
+    function of your own."""
 
     max_completions: int = Field(default=256, gt=0)
     """The most completions of a session. Further requests are refused."""
@@ -509,7 +505,7 @@ class MultiTurnSettings(BaseModel):
     """
 
     advantage: AdvantageSettings = AdvantageSettings()
-    """Settings of our estimators of advantages."""
+    """Settings of estimators of advantages that count conversations."""
 
     proxy: ProxySettings = ProxySettings()
     """Settings of the agent loop `proxy_agent`."""
@@ -653,7 +649,7 @@ def read_settings(raw: Mapping[str, Any] | None) -> MultiTurnSettings:
     """
     if raw is not None and not isinstance(raw, Mapping):
         raise ConfigError(f"{PATH}: expected a mapping, got {raw!r}; write each setting under its own key")
-    raw = dict(_without_history(raw or {}))
+    raw = dict(_with_options(_without_history(raw or {})))
     try:
         content = pickle.dumps(raw)
         is_whole = bool(pickle.loads(content) == raw)
@@ -674,6 +670,35 @@ def _without_history(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(proxy, Mapping) or proxy.get("history") != "sampled":
         return raw
     return {**raw, "proxy": {key: value for key, value in proxy.items() if key != "history"}}
+
+
+OPTIONS_BEFORE = {
+    "gamma": ("gamma", {}),
+    "weight": ("weight", {}),
+    "norm": ("std", {"mean": False, "std": True}),
+    "across": ("across_rows", {"conversations": False, "rows": True}),
+}
+"""Settings under `advantage` that were options of our estimators before: each option's name, and other values of it."""
+
+
+def _with_options(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings with those of `OPTIONS_BEFORE` under `advantage.options`; the start reports them."""
+    section = raw.get("advantage")
+    if not isinstance(section, Mapping) or not (old := [name for name in OPTIONS_BEFORE if name in section]):
+        return raw
+    options = section.get("options") or {}
+    if not isinstance(options, Mapping):  # its model refuses it
+        return raw
+    moved = {}
+    for name in old:
+        option, values = OPTIONS_BEFORE[name]
+        if option in options:
+            raise ConfigError(f"{PATH}.advantage: {name} and options.{option} are one setting; leave out {name}")
+        if values and section[name] not in values:
+            raise ConfigError(f"{PATH}.advantage.{name}={section[name]!r}: expected one of {', '.join(values)}")
+        moved[option] = values[section[name]] if values else section[name]
+    rest = {name: value for name, value in section.items() if name not in old}
+    return {**raw, "advantage": rest | {"options": {**moved, **options}}}
 
 
 def with_derived(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ an agent or a network never raises out of a conversation: it ends the conversati
     ├── ToolContractError    a tool's code broke the `BaseTool` contract (for example: returned the wrong type)
     ├── InteractionContractError   an interaction's code broke the `Interaction` contract
     ├── AgentContractError   an agent behind the endpoint returned something that is not a reward
+    ├── AdvantageContractError   a function of advantages raised, or returned values that are not advantages
     ├── EngineError          the generation engine failed, or returned something that is not a generation
     ├── OutageError          a service that a tool, an interaction or an agent needs is down
     │   ├── UnavailableError        an HTTP service, in `tools/services/http_client.py`
@@ -52,6 +53,13 @@ class InteractionContractError(MultiTurnError, TypeError):
 
 class AgentContractError(MultiTurnError, TypeError):
     """An agent behind the endpoint returned something that is not a reward."""
+
+
+class AdvantageContractError(MultiTurnError, TypeError):
+    """A function of advantages raised, returned values that are not advantages, or has a state that no file holds.
+
+    It ends a run before the update: nothing could be learned from the step.
+    """
 
 
 class EngineError(MultiTurnError, RuntimeError):

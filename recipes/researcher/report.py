@@ -48,11 +48,11 @@ def report(out: Path) -> dict[str, Any]:
         out: Folder of the run.
     """
     settings = read_settings(out)
-    gamma = settings["actor_rollout_ref"]["rollout"]["custom"]["multiturn"]["advantage"]["gamma"]
+    options = settings["actor_rollout_ref"]["rollout"]["custom"]["multiturn"]["advantage"]["options"] or {}
     is_decayed = settings["algorithm"]["adv_estimator"] == "mt_turns"
     groups = trained(out / "records")
     every = [each for group in groups for each in group]
-    different = max_difference(groups, gamma) if is_decayed else None
+    different = max_difference(groups, options["gamma"]) if is_decayed else None
 
     def share(chosen: list[bool]) -> float | None:
         return sum(chosen) / len(chosen) if chosen else None
@@ -63,7 +63,7 @@ def report(out: Path) -> dict[str, Any]:
         "summaries": sum(turn["summary"] for each in every for turn in each.record["generations"]),
         "right": share([each.score == 1.0 for each in every]),
         "penalized": share([each.score == -PENALTY for each in every]),
-        "gamma": gamma,
+        "gamma": options.get("gamma", 1.0),
         "advantages_max": max((value for each in every for row in each.advantages for value in row), default=None),
         "advantages_max_difference": different,
         "advantages_equal": None if different is None else different <= TOLERANCE,
@@ -101,7 +101,7 @@ def max_difference(groups: Sequence[Sequence[Trained]], gamma: float) -> float:
 
     Args:
         groups: The conversations.
-        gamma: `advantage.gamma`.
+        gamma: `advantage.options.gamma`.
     """
     found = [0.0]
     for group in groups:

@@ -23,6 +23,7 @@ def make_config(**changes: Any) -> Any:
         {},
         {"trainer__v1__trainer_mode": "multiturn_separate_async"},
         {"algorithm__adv_estimator": "mt_gigpo"},
+        {"algorithm__adv_estimator": "own.py:advantages"},  # which is given conversations, and no rows
         {"algorithm__adv_estimator": "tir_optimal_token_baseline"},
         {
             "data__custom_cls": {

@@ -120,7 +120,10 @@ SEVERAL = {f"{OURS}.context.mode": "window", "algorithm.adv_estimator": "mt_grpo
         ({**SEVERAL, f"{OURS}.otc.form": "ppo"}, "otc.form=ppo scales the score of a single row"),
         ({**SEVERAL, f"{ROLLOUT}.multi_turn.max_assistant_turns": "null"}, "no length ends a conversation any more"),
         ({**SEVERAL, f"{ROLLOUT}.n": "1"}, "rollout.n=1: it compares conversations of one prompt"),
-        ({f"{OURS}.advantage.gamma": "0.9"}, "advantage.gamma=0.9: it has no effect with algorithm.adv_estimator=gae"),
+        (
+            {f"{OURS}.advantage.gamma": "0.9"},
+            "options=.*0.9.*: it has no effect with algorithm.adv_estimator=gae",
+        ),
         ({f"{OURS}.context.mode": "windows"}, "context.mode: Input should be 'append', 'window' or 'overflow'"),
     ],
 )

@@ -25,6 +25,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from verl_multiturn.rollout.turn import Turn
 
@@ -33,6 +36,9 @@ EPSILON = 1e-6
 
 It is also the share of the largest value below which values differ by rounding alone: a batch holds float32.
 """
+
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A number from 0 to 1. The parameters of estimators are options of a run, and are checked before it begins."""
 
 Advantages = list[list[float]]
 """For each conversation of a group the advantage of each of its turns, in the order in which they were given."""
@@ -104,7 +110,7 @@ def of_completions(group: Sequence[GroupMember], gamma: float = 1.0, std: bool =
     return _compare(group, compared)
 
 
-def of_turns(group: Sequence[GroupMember], gamma: float = 1.0) -> Advantages:
+def of_turns(group: Sequence[GroupMember], gamma: Share = 1.0) -> Advantages:
     """Return the advantages of `mt_turns`: a turn's return to go, less the mean of the turns with its number.
 
     The mean is over all valid conversations of the group. One that had ended before counts with 0: its return from then
@@ -136,8 +142,8 @@ def of_turns(group: Sequence[GroupMember], gamma: float = 1.0) -> Advantages:
 
 def of_states(
     group: Sequence[GroupMember],
-    gamma: float = 1.0,
-    weight: float = 1.0,
+    gamma: Share = 1.0,
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0,
     std: bool = False,
     across_rows: bool = False,
 ) -> Advantages:

@@ -9,6 +9,10 @@ limits: {timeout_s: 20}                 `set_limits` (`calls/limits.py`) stores 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
+import sys
+import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +192,53 @@ def resolve(name: Any, where: str) -> Any:
         hint = did_you_mean(attribute, vars(module)) or "correct the name, or define it there"
         raise ConfigError(f"{where}: {module_name!r} has no {attribute!r}; {hint}")
     return getattr(module, attribute)
+
+
+def resolve_place(name: Any, where: str) -> Any:
+    """Return the object that a place means: `package.module:name`, or `path/to/file.py:name`.
+
+    A file is imported once in a process, whatever its folder; its module can be imported by no other name.
+
+    Args:
+        name: The place.
+        where: The setting that errors name.
+
+    Raises:
+        ConfigError: It is no such place, it cannot be imported, or it has no such name.
+    """
+    place, colon, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+    is_file = place.endswith(".py")
+    if not (colon and attribute.isidentifier() and (is_file or all(map(str.isidentifier, place.split("."))))):
+        raise ConfigError(
+            f"{where}: {name!r} is no place of a function; write it as 'package.module:function' or "
+            "'path/to/file.py:function'"
+        )
+    if not is_file:
+        return resolve(f"{place}.{attribute}", where)
+    module = _import_file(Path(str(at_home(place))), where)
+    if not hasattr(module, attribute):
+        hint = did_you_mean(attribute, vars(module)) or "correct the name, or define it there"
+        raise ConfigError(f"{where}: {place!r} has no {attribute!r}; {hint}")
+    return getattr(module, attribute)
+
+
+def _import_file(path: Path, where: str) -> Any:
+    whole = path.resolve()
+    name = f"{whole.stem}_{zlib.crc32(os.fsencode(whole)):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, whole)
+    if not whole.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"{where}: {str(path)!r} is no file; correct the path, or start in the folder it begins from")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # an author's file may raise anything at import
+        del sys.modules[name]
+        raise ConfigError(
+            f"{where}: cannot import {str(path)!r} ({describe(error)}); mend it, or install what it needs"
+        ) from error
+    return module
 
 
 def import_module(name: str, where: str) -> Any:

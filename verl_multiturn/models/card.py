@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.advantages.estimators import is_own_function
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.models.export_result import TOOLS, ExportReport, is_schema
 from verl_multiturn.models.location import Model
@@ -55,7 +56,7 @@ _SETTINGS = (
     f"{_ROLLOUT}.multi_turn.max_assistant_turns", f"{_ROLLOUT}.multi_turn.max_user_turns",
     f"{_ROLLOUT}.multi_turn.max_parallel_calls", f"{_ROLLOUT}.multi_turn.max_tool_response_length",
     f"{_ROLLOUT}.val_kwargs.do_sample", f"{_ROLLOUT}.val_kwargs.temperature", f"{_ROLLOUT}.val_kwargs.n",
-    "trainer.v1.trainer_mode", "trainer.total_training_steps",
+    "trainer.v1.trainer_mode", "trainer.total_training_steps", f"{_ROLLOUT}.custom.multiturn.advantage.options",
 )  # fmt: skip
 
 
@@ -182,11 +183,17 @@ def _card(
     yield from _curve(metrics)
     yield from _use(model, folder, schemas)
     yield from _data(model)
-    yield from _table("Settings", ((path, model.setting(path)) for path in _SETTINGS))
+    yield from _table("Settings", ((path, _without_folder(model.setting(path))) for path in _SETTINGS))
     versions = run.get("versions")
     named = versions.items() if isinstance(versions, Mapping) else ()
     yield from _table("Versions of the run", ((_text(name), number) for name, number in named))
     yield from ("", "The licenses of the base and of the data hold for this model, too; this page does not know them.")
+
+
+def _without_folder(value: Any) -> Any:
+    """Return a setting; of a function in a file without the file's folder."""
+    is_place = isinstance(value, str) and is_own_function(value) and ".py:" in value
+    return value.rpartition("/")[2] if is_place else value
 
 
 def _base_line(base: Any, facts: ExportReport) -> str:

@@ -20,12 +20,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_multiturn.describe import describe, did_you_mean, place_of, show
+from verl_multiturn.errors import MultiTurnError
 
 LONGEST_S = 120.0
 """Seconds after which the imports of a run are no longer waited for."""
@@ -33,6 +34,8 @@ PACKAGE = "pkg://"
 """Beginning of a place that is a module's dotted name, in verl's notation."""
 _OF_VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 """Keywords with which verl calls a reward function."""
+ADVANTAGES = "advantages"
+"""The kind of a function of advantages."""
 _FILE = "file://"
 _CHILD = "from verl_multiturn.runs.imports import answer; answer()"
 _REMEDY = "install what it imports, set PYTHONPATH, or mend the file"
@@ -51,11 +54,11 @@ class Code:
     name: str | None = None
     """Name within the file or module; None: the import alone counts."""
     kind: str = ""
-    """The kind of object of that name: `class`, `function`, or "" for anything."""
+    """The kind of object of that name: `class`, `function`, or "" for anything. `ADVANTAGES`: `place` names it, too."""
     options: str = ""
     """The setting that gives the function keywords of its own."""
-    keywords: Sequence[str] = ()
-    """Names of the keywords."""
+    keywords: Collection[str] = ()
+    """Names of the keywords; for `advantages` with their values."""
 
 
 def import_problem(codes: Sequence[Code], variables: Mapping[str, str]) -> str:
@@ -134,6 +137,16 @@ def answer() -> None:
 
 
 def _problem(code: Code) -> str:
+    if code.kind == ADVANTAGES:
+        from verl_multiturn.advantages.function import load_function
+
+        try:
+            function = load_function(code.place, dict(code.keywords))
+            if function.has_state:
+                function.state()
+        except MultiTurnError as error:
+            return str(error)
+        return ""
     try:
         module = _import(code.place)
     except (Exception, SystemExit) as error:  # the code may raise anything

@@ -38,9 +38,6 @@ REROLLED_FROM = "__rerolled_from__"
 """Field of a batch of prompts that are begun anew: for each new uid that of the group in whose place it is. The worker
 takes it out of the rows."""
 
-ESTIMATORS = ("mt_grpo", "mt_turns", "mt_gigpo")
-"""Our estimators of advantages, which count conversations. verl's own count rows: `grpo` reads the last one alone."""
-
 STATS = "rollout"
 """Key of a conversation's stats in the batch column `metrics`, which the rows of every agent loop have."""
 

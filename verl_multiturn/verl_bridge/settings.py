@@ -99,6 +99,11 @@ def estimator_of(config: DictConfig) -> str:
     return str(getattr(config.algorithm.adv_estimator, "value", config.algorithm.adv_estimator))
 
 
+def divides_by_deviation(config: DictConfig) -> bool:
+    """Return whether verl's `grpo` and our `mt_grpo` divide by the standard deviation."""
+    return bool(config.algorithm.get("norm_adv_by_std_in_grpo", True))
+
+
 def settings_of(rollout: Any) -> MultiTurnSettings:
     """Read our settings from the section `custom.multiturn` of a rollout configuration.
 

@@ -78,6 +78,23 @@ def test_other_settings_that_are_constants() -> None:
         LlmUser({"base_url": "http://h/v1", "model": "m", "connections": 8})
 
 
+def test_what_were_settings_of_our_estimators_are_their_options() -> None:
+    """Folders of runs have them, and are still read."""
+    before = {"gamma": 0.5, "weight": 2.0, "norm": "std", "across": "rows"}
+    options = {"gamma": 0.5, "weight": 2.0, "std": True, "across_rows": True}
+    assert read_settings({"advantage": before}).advantage.options == options
+    assert read_settings({"advantage": {"norm": "mean", "across": "conversations", "options": {"gamma": 0.1}}}) == (
+        read_settings({"advantage": {"options": {"gamma": 0.1, "std": False, "across_rows": False}}})
+    )
+    assert read_settings({"advantage": {"options": None}}) == read_settings({})
+    with pytest.raises(ConfigError, match=r"advantage: gamma and options\.gamma are one setting; leave out gamma"):
+        read_settings({"advantage": {"gamma": 0.5, "options": {"gamma": 0.5}}})
+    with pytest.raises(ConfigError, match=r"advantage\.across='row': expected one of conversations, rows"):
+        read_settings({"advantage": {"across": "row"}})
+    with pytest.raises(ConfigError, match=r"advantage\.lambda: unknown setting"):
+        read_settings({"advantage": {"lambda": 1, "options": {}}})
+
+
 class Lossy(dict[str, Any]):
     """A mapping of somebody's own, whose pickled form is another one."""
 
@@ -87,4 +104,4 @@ class Lossy(dict[str, Any]):
 
 def test_settings_that_pickle_to_others_are_read_as_they_are() -> None:
     for weight in (0.3, 0.4):
-        assert read_settings({"advantage": Lossy(weight=weight)}).advantage.weight == weight
+        assert read_settings({"otc": Lossy(c=weight)}).otc.c == weight

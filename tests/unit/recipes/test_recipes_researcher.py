@@ -164,7 +164,7 @@ def test_the_settings_of_the_variants() -> None:
     plain, resum = composed("researcher"), composed("researcher", "resum")
     ours = [each.actor_rollout_ref.rollout.custom.multiturn for each in (plain, resum)]
     assert [each.algorithm.adv_estimator for each in (plain, resum)] == ["mt_turns", "mt_grpo"]
-    assert [each.advantage.gamma for each in ours] == [0.95, 1.0]
+    assert [each.advantage.options for each in ours] == [{"gamma": 0.95}, None]
     assert {each.context.mode for each in ours} == {"overflow"}
     routes = [each.reward.custom_reward_function.reward_kwargs.routes["researcher/*"] for each in (plain, resum)]
     assert routes == ["recipes.researcher.reward.reward", "qa"]

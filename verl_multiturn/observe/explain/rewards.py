@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from verl_multiturn.advantages.estimators import is_own_function
 from verl_multiturn.observe.explain.facts import ConversationFacts, Facts, setting
 from verl_multiturn.observe.explain.finding import Finding, Kind, examples, level, percent
 from verl_multiturn.rows.reward_numbers import are_equal
@@ -20,7 +21,7 @@ _FEWEST_GROUPS = 8
 _NOTE, _ALARM = 0.02, 0.1
 _AGAINST = -0.1
 _OF_CONVERSATIONS = ("gae",)
-"""Estimators of verl that compare with a critic, and not with the group."""
+"""Estimators of verl that compare with a critic, and not with the group; a function of one's own may do so, too."""
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -109,7 +110,7 @@ def _contradictions(facts: Facts) -> Iterator[Finding]:
     if kind is None:
         return
     estimator = str(setting(facts.settings, "algorithm.adv_estimator") or "")
-    if estimator in _OF_CONVERSATIONS:
+    if estimator in _OF_CONVERSATIONS or is_own_function(estimator):
         kind = "note"
     yield Finding(
         "advantages_contradict",

@@ -163,6 +163,9 @@ def _resolve_paths(run: RunView) -> None:
     """Make paths absolute: workers may have another working directory than the driver."""
     from verl.utils.import_utils import resolve_config_path
 
+    file, colon, name = run.estimator.rpartition(":")
+    if run.has_own_estimator and file.endswith(".py"):
+        run.config.algorithm.adv_estimator = f"{Path(file).expanduser().resolve()}{colon}{name}"
     path, function_path = run.tool_files
     if function_path:
         run.multi_turn.function_tool_path = str(Path(resolve_config_path(function_path)).resolve())

@@ -14,7 +14,7 @@ from yaml import YAMLError
 
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.runs.imports import PACKAGE, Code, import_problem
+from verl_multiturn.runs.imports import ADVANTAGES, PACKAGE, Code, import_problem
 from verl_multiturn.verl_bridge.names import MANAGER
 from verl_multiturn.verl_bridge.startup.view import LaterError, RunView
 
@@ -53,7 +53,7 @@ def check_own_code(run: RunView, *, is_imported: bool = True) -> None:
     given = run.value(f"{_ENVIRONMENT}.env_vars") or {}
     variables = {name: str(value) for name, value in given.items()}
     codes: list[Code] = []
-    for part in (_reward, _managers, _files, _dotted, _agent_loops):
+    for part in (_reward, _estimator, _managers, _files, _dotted, _agent_loops):
         with contextlib.suppress(LaterError):  # raised by an early view alone
             codes += part(run)
     if is_imported and (problem := import_problem(codes, variables)):
@@ -73,6 +73,12 @@ def _reward(run: RunView) -> Iterator[Code]:
         code, given = _file(run, f"{section}.path", f"{section}.name", "function"), run.value(options)
         keywords = tuple(map(str, given)) if OmegaConf.is_dict(given) else ()
         yield replace(code, options=options, keywords=keywords)
+
+
+def _estimator(run: RunView) -> Iterator[Code]:
+    if run.has_own_estimator:
+        where = f"algorithm.adv_estimator={run.estimator!r}"
+        yield Code(where, run.estimator, kind=ADVANTAGES, keywords=run.settings.advantage.options)
 
 
 def _managers(run: RunView) -> Iterator[Code]:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl_multiturn.advantages.estimators import ESTIMATORS
 from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.names import AGENT_LOOP, ESTIMATORS, PROXY_LOOP
+from verl_multiturn.verl_bridge.names import AGENT_LOOP, PROXY_LOOP
 from verl_multiturn.verl_bridge.startup.view import LaterError, RunView
 
 _NAMES = {"PATH": PATH, "AGENT_LOOP": AGENT_LOOP, "PROXY_LOOP": PROXY_LOOP, "ESTIMATORS": ", ".join(ESTIMATORS)}

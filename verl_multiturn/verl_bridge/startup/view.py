@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_multiturn.advantages.estimators import counts_conversations, is_own_function
 from verl_multiturn.chat.tir import TIR
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.paths import at_home
 from verl_multiturn.runs.run_folder import OwnFiles
 from verl_multiturn.verl_bridge.names import (
     ENGINE_CHOICE,
-    ESTIMATORS,
     OUR_LOOPS,
     OUR_TRAINER,
     PROXY_LOOP,
@@ -315,9 +315,14 @@ class RunView:
         return estimator_of(self.config)
 
     @property
-    def is_our_estimator(self) -> bool:
+    def counts_conversations(self) -> bool:
         """Whether the estimator counts conversations; verl's own count rows."""
-        return self.estimator in ESTIMATORS
+        return counts_conversations(self.estimator)
+
+    @property
+    def has_own_estimator(self) -> bool:
+        """Whether the estimator is a function of the run's own."""
+        return is_own_function(self.estimator)
 
     @property
     def filter_metric(self) -> str | None:

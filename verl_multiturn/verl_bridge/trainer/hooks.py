@@ -14,7 +14,7 @@ For each sampled batch, before verl updates critic and actor with it:
     ages            tokens that are too old leave it; the ages are measured     token_ages.py
       ↓
     advantages      verl's estimator, without invalid rows in their group,      valid_groups.py
-                    or one of ours, which compares turns                        advantages.py
+                    or one that counts conversations                            advantages.py
       ↓
     silence         those of groups without signal become exactly 0             skipped_rows.py
       ↓
@@ -58,7 +58,7 @@ from typing import Any, ClassVar
 from omegaconf import DictConfig
 
 from verl_multiturn.config import MultiTurnSettings
-from verl_multiturn.errors import RewardContractError
+from verl_multiturn.errors import AdvantageContractError, RewardContractError
 from verl_multiturn.models.checkpoints import checkpoint_folder, mend_tracker
 from verl_multiturn.observe.metrics import Stats, conversations
 from verl_multiturn.rollout.groups.staleness import StalenessBound
@@ -82,6 +82,7 @@ from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import Sleep, repla
 from verl_multiturn.verl_bridge.trainer.groups.rerolls import Rerolls
 from verl_multiturn.verl_bridge.trainer.outages import OutageLasts, OutageStoreClient, StepOutages, ValidationScores
 from verl_multiturn.verl_bridge.trainer.report import PREFIX, cut_metrics, observe_samples, prefixed, validated
+from verl_multiturn.verl_bridge.trainer.rows.advantages import load_run_estimator
 from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows, StepRows
 from verl_multiturn.verl_bridge.trainer.rows.engine_log_probs import EngineLogProbs
 from verl_multiturn.verl_bridge.trainer.rows.otc import OtcScores
@@ -163,7 +164,10 @@ class MultiTurnHooks:
         self._ages = None if self.mode == "sync" else TokenAges(bound)
         self._saves = config.trainer.save_freq > 0
         has_queue = self.mode != "sync"
-        self._history = History(self._saves, has_queue) if has_queue or filters else None
+        self._estimator = load_run_estimator(config, settings)
+        """The run's estimator, if it counts conversations."""
+        has_state = self._estimator is not None and self._estimator.function.has_state
+        self._history = History(self._saves, has_queue) if has_queue or filters or has_state else None
         self._settings, self._several_rows = settings, may_have_several_rows(config, settings)
         self._keeps_groups = has_our_engine(config)
         """Whether a rank gets whole groups, whose rows share their prompt."""
@@ -212,7 +216,7 @@ class MultiTurnHooks:
         folder = self._checkpoint_folder()
         begin_checkpoint(folder)
         if self._history is not None:
-            kept = self._sampler.filter.state()
+            kept = {"filter": self._sampler.filter.state(), "advantage": self._estimator and self._estimator.saved()}
             self._history.save(self.global_steps, folder, self._sampler.take_evicted(), kept)
         super()._save_checkpoint()  # type: ignore[misc]
         self.saved_step = self.global_steps
@@ -229,8 +233,10 @@ class MultiTurnHooks:
         if self._history is not None:
             kept = self._history.load(self._checkpoint_folder() if named is None else Path(named))
             restored = list_prompts(TRAIN)
-            if kept is not None:
-                self._sampler.filter.restore(kept)
+            if self._estimator is not None and (said := self._estimator.restore(kept.get("advantage"))):
+                logger.warning("%s", said)
+            if (filtered := kept.get("filter")) is not None:
+                self._sampler.filter.restore(filtered)
                 if (pools := self._sampler.filter.pools) is not None:
                     pools.keep(restored, len(self.train_dataset))
             # The keeper that knew of their outages is gone. verl begins the groups that had not finished again.
@@ -277,7 +283,7 @@ class MultiTurnHooks:
                 ends.enter_context(self._joining.run(self))
             try:
                 return super().fit(agent_loop_manager)  # type: ignore[misc]
-            except (ServerDied, OutageLasts, RewardContractError) as error:
+            except (ServerDied, OutageLasts, RewardContractError, AdvantageContractError) as error:
                 raise type(error)(f"{error}; {save_last(self, self._whole).said}") from None
             except StopDue:
                 stop_with_checkpoint(self, self._stop, self._whole)
@@ -439,7 +445,7 @@ class MultiTurnHooks:
             rows.mask_void()
         if self._ages is not None:
             self._ages.look(rows, self.global_steps)
-        batch = compute_advantages(batch, rows, metrics, verls, self.config, self._settings)
+        batch = compute_advantages(batch, rows, metrics, verls, self.config, self._estimator)
         rows = self._rows.of(batch)  # of the update's batch
         if self._spared is not None:
             self._spared.silence(rows.keys, rows.partition_id)

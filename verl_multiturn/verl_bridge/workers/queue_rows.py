@@ -17,11 +17,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
+from verl_multiturn.advantages.estimators import counts_conversations
 from verl_multiturn.old_names import name_of_today
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.compat.row_store import NewRow
 from verl_multiturn.verl_bridge.loops.rewards import share_score
-from verl_multiturn.verl_bridge.names import ESTIMATORS, MANAGER, NUMBERED_ROWS, OUR_TRAINER
+from verl_multiturn.verl_bridge.names import MANAGER, NUMBERED_ROWS, OUR_TRAINER
 from verl_multiturn.verl_bridge.startup.verl_names import estimators, has_other_plugins
 
 READ_LATER = ("uid", "raw_prompt", "data_source", "reward_model")
@@ -100,8 +101,10 @@ def own_reader(config: DictConfig) -> str | None:
         config: verl's whole configuration.
     """
     trainers = {prefix + mode for prefix in ("", OUR_TRAINER) for mode in _TRAINERS}
+    estimator = str(OmegaConf.select(config, "algorithm.adv_estimator"))
     usual: dict[str, Collection[Any]] = {
-        "algorithm.adv_estimator": {*ESTIMATORS, *estimators()},
+        # A function of one's own that counts conversations is given them, and no rows.
+        "algorithm.adv_estimator": {estimator} if counts_conversations(estimator) else estimators(),
         "trainer.v1.trainer_mode": trainers,
         "trainer.v1.sampler.custom_sampler.path": (None, ""),
         "data.custom_cls.path": (None, "", NUMBERED_ROWS[0]),

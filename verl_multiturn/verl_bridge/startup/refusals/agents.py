@@ -59,20 +59,20 @@ AGENTS: list[Check] = [
     check_agent_settings,
     RefusalRow(
         _ESTIMATOR,
-        when=lambda run: run.is_our_estimator and run.estimator != "mt_grpo",
+        when=lambda run: run.estimator in ("mt_turns", "mt_gigpo"),
         why="it compares turns by their order, and with the agent loop {PROXY_LOOP} the branches of a session have "
         "none",
-        remedy=f"set it to mt_grpo, with {_KEY}.credit",
+        remedy=f"set it to mt_grpo, with {_KEY}.credit, or to a function of your own",
     ),
     RefusalRow(
         f"{_KEY}.max_rows",
-        when=lambda run: not run.is_our_estimator and _has_rows(run),
+        when=lambda run: not run.counts_conversations and _has_rows(run),
         why="sessions have several rows, and algorithm.adv_estimator={run.estimator} counts each row as a session",
-        remedy=f"set the estimator to mt_grpo, or {_KEY}.max_rows=1",
+        remedy=f"set the estimator to mt_grpo or a function of your own, or {_KEY}.max_rows=1",
     ),
     RefusalRow(
         f"{_KEY}.credit",
-        when=lambda run: not run.is_our_estimator and run.settings.proxy.credit != "session",
+        when=lambda run: run.estimator != "mt_grpo" and run.settings.proxy.credit != "session",
         why="it has no effect with algorithm.adv_estimator={run.estimator}",
         remedy="set the estimator to mt_grpo, or the credit to session",
     ),

@@ -165,6 +165,16 @@ FILES: list[Check] = [
         remedy="put the file's text into a YAML file of settings, or into the model's folder as chat_template.jinja",
     ),
     check_data,
+    RefusalRow(
+        "algorithm.adv_estimator",
+        when=lambda run: (
+            run.has_own_estimator
+            and (file := run.estimator.rpartition(":")[0]).endswith(".py")
+            and not Path(file).expanduser().is_file()
+        ),
+        why="there is no such file",
+        remedy="correct the path, which begins in the folder of the start",
+    ),
     check_resume_mode,
     RefusalRow(
         _RESUME,

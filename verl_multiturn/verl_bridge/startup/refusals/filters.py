@@ -42,9 +42,12 @@ FILTERS = [
     ),
     RefusalRow(
         (_FILTER, "algorithm.adv_estimator"),
-        when=lambda run: run.estimator not in BY_REWARD,
+        when=lambda run: (
+            run.estimator not in BY_REWARD and not (run.has_own_estimator and run.settings.filter == "refill")
+        ),
         why="a group of equal rewards may have advantages other than 0 there",
-        remedy=f"set the estimator to one of {', '.join(BY_REWARD)}, or the filter to off",
+        remedy=f"set the estimator to one of {', '.join(BY_REWARD)}, or the filter to off; a function of your own may "
+        "have refill, if it learns nothing from such groups",
     ),
     RefusalRow(
         (_FILTER, f"{PATH}.proxy.credit"),

@@ -18,7 +18,7 @@ from verl_multiturn.chat.parsing.formats import FORMATS
 from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, RuleEffect, refusals
 from verl_multiturn.chat.tir import TIR, takes_code
 from verl_multiturn.chat.tool_schemas import must_stay
-from verl_multiturn.config import DERIVED, PATH, MultiTurnSettings, check_place, why_not_derived
+from verl_multiturn.config import DERIVED, OPTIONS_BEFORE, PATH, MultiTurnSettings, check_place, why_not_derived
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
@@ -52,6 +52,15 @@ def tell_of_history(run: RunView) -> None:
     """Warn that `custom.multiturn.proxy.history` has no other value than `sampled`, and will be refused."""
     if OmegaConf.select(run.config, _HISTORY) is not None:
         run.tell(f"{_HISTORY}=sampled: sessions know no other history, and the next version refuses it; leave it out")
+
+
+def tell_of_options(run: RunView) -> None:
+    """Warn that `custom.multiturn.advantage.{gamma, weight, norm, across}` are options of an estimator now."""
+    for name, (option, values) in OPTIONS_BEFORE.items():
+        key = f"{PATH}.advantage.{name}"
+        if (value := OmegaConf.select(run.config, key)) is not None:
+            now = f"{PATH}.advantage.options.{option}={values.get(value, value)}"
+            run.tell(f"{key}={value}: it is an option of the estimator now; write {now}")
 
 
 def check_derived(run: RunView) -> None:
@@ -88,6 +97,7 @@ PLACES: list[Check] = [
     check_places,
     check_derived,
     tell_of_history,
+    tell_of_options,
     check_loop_names,
     RefusalRow(
         OLD_KEY,

@@ -87,7 +87,12 @@ PARTS_OFF = [
     _off(
         "algorithm.lam",
         "algorithm.adv_estimator=gae",
-        lambda run: run.is_our_estimator or run.estimator in (*_UNDISCOUNTED, "reinforce_plus_plus"),
+        lambda run: run.counts_conversations or run.estimator in (*_UNDISCOUNTED, "reinforce_plus_plus"),
+    ),
+    _off(
+        "algorithm.norm_adv_by_std_in_grpo",
+        "an estimator that reads it, such as mt_grpo",
+        lambda run: run.counts_conversations and run.estimator != "mt_grpo",
     ),
     _off(
         f"{_CORRECTION}.rollout_is_threshold {_CORRECTION}.rollout_is_batch_normalize",

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from verl_multiturn.advantages.estimators import ESTIMATORS as OURS
+from verl_multiturn.advantages.estimators import load_estimator
 from verl_multiturn.config import PATH, AdvantageSettings
-from verl_multiturn.verl_bridge.settings import may_have_several_rows
-from verl_multiturn.verl_bridge.startup.table import RefusalRow, needs_our_trainer, set_beside
+from verl_multiturn.verl_bridge.settings import divides_by_deviation, may_have_several_rows
+from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow, needs_our_trainer, set_beside
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _CONTEXT = f"{PATH}.context"
 _ESTIMATOR = "algorithm.adv_estimator"
+
+
+def check_options(run: RunView) -> None:
+    """Refuse an option that an estimator of ours does not take; `own_code.py` checks those of a run's own function."""
+    if run.estimator in OURS:
+        load_estimator(run.estimator, run.settings, divides_by_deviation(run.config))
 
 
 def _has_several(run: RunView) -> bool:
@@ -30,10 +38,10 @@ SEVERAL_ROWS = [
     ),
     RefusalRow(
         f"{_CONTEXT}.mode",
-        when=lambda run: _has_several(run) and not run.is_our_estimator,
+        when=lambda run: _has_several(run) and not run.counts_conversations,
         why="conversations have several rows, and algorithm.adv_estimator={run.estimator} counts each row as a "
         "conversation",
-        remedy="set it to one of {ESTIMATORS}, or the mode to append",
+        remedy="set it to {ESTIMATORS} or a function of your own, or the mode to append",
     ),
     needs_our_trainer(f"{_CONTEXT}.mode", _has_several, "set the mode to append"),
     RefusalRow(
@@ -62,26 +70,27 @@ SEVERAL_ROWS = [
     ),
 ]
 
-ESTIMATOR = [
-    needs_our_trainer(_ESTIMATOR, lambda run: run.is_our_estimator, f"set {_ESTIMATOR}=grpo"),
+ESTIMATOR: list[Check] = [
+    needs_our_trainer(_ESTIMATOR, lambda run: run.counts_conversations, f"set {_ESTIMATOR}=grpo"),
     RefusalRow(
         (_ESTIMATOR, "actor_rollout_ref.rollout.n"),
-        when=lambda run: run.is_our_estimator and run.rollout.n < 2,
+        when=lambda run: run.estimator in OURS and run.rollout.n < 2,
         why="it compares conversations of one prompt, and there is only one",
         remedy="set rollout.n to 2 or more",
     ),
     RefusalRow(
         "algorithm.gamma",
-        when=lambda run: run.is_our_estimator and run.value("algorithm.gamma") not in (None, 1.0),
+        when=lambda run: run.counts_conversations and run.value("algorithm.gamma") not in (None, 1.0),
         why="algorithm.adv_estimator={run.estimator} discounts turns, not tokens",
-        remedy="set {PATH}.advantage.gamma, and leave algorithm.gamma at 1.0",
+        remedy="leave it at 1.0, and set {PATH}.advantage.options.gamma where the estimator has that option",
     ),
     *set_beside(
         [f"{PATH}.advantage.{name}" for name in AdvantageSettings.model_fields],
-        when=lambda run: not run.is_our_estimator,
+        when=lambda run: not run.counts_conversations,
         why="it has no effect with algorithm.adv_estimator={run.estimator}",
-        remedy="set the estimator to one of {ESTIMATORS}, or leave it out",
+        remedy="set the estimator to {ESTIMATORS} or a function of your own, or leave it out",
     ),
+    check_options,
     RefusalRow(
         "distillation.enabled",
         when=lambda run: run.value("distillation.enabled") and may_have_several_rows(run.config, run.settings),

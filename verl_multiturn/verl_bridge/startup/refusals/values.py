@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+from verl_multiturn.advantages.estimators import ESTIMATORS, is_own_function
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.names import ESTIMATORS
 from verl_multiturn.verl_bridge.startup import verl_names
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
 from verl_multiturn.verl_bridge.startup.value_types import check_value_types
@@ -66,7 +66,8 @@ def check_estimator(run: RunView) -> None:
 
         return ADV_ESTIMATOR_REGISTRY
 
-    _check_name(run, _ESTIMATOR, {*verl_names.estimators(), *ESTIMATORS}, registered)
+    if not is_own_function(run.estimator):
+        _check_name(run, _ESTIMATOR, {*verl_names.estimators(), *ESTIMATORS}, registered)
 
 
 def check_policy_loss(run: RunView) -> None:

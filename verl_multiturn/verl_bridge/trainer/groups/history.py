@@ -4,11 +4,13 @@ verl saves a step's checkpoint before it removes the rows that the step trained,
 verl's checkpoint of TransferQueue still has them. They are named in a file beside it, and removed after it is loaded.
 
     global_step_6/trained.json      {"trained": {"5": [UID, …], "6": [UID, …]}, "evicted": [UID, …],
-                                     "padding": [UID, …], "skipped": {"5": [UID, …]}, "queue": true, "filter": {…}}
+                                     "padding": [UID, …], "skipped": {"5": [UID, …]}, "queue": true, "filter": {…},
+                                     "advantage": {…}}
 
-The last three are there with a filter of groups without signal alone (`signal_filter.py`). `skipped` are groups that
-were in a step's batch and had no signal, `filter` is the filter's state, and `queue` is whether a checkpoint of
-TransferQueue belongs to the file. In `sync` none does: there the file is written for the sake of the filter alone.
+The last four are there with states alone: `filter` is that of a filter of groups without signal (`signal_filter.py`),
+and `advantage` that of a function of advantages of the run's own (`advantages/estimators.py`). `skipped` are groups
+that were in a step's batch and had no signal. `queue` is whether a checkpoint of TransferQueue belongs to the file. In
+`sync` none does: there the file is written for the sake of the states alone.
 
 Invariants, along the steps that lead to the weights of a checkpoint, whatever starts made them:
 - every uid that was drawn was trained or skipped in one of the steps, or was evicted, or is a prompt in the checkpoint
@@ -22,7 +24,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +69,14 @@ class History:
             self._skipped[step] = skipped
         self._padding = list(dict.fromkeys(key.uid for key in rows.padding))
 
-    def save(self, step: int, folder: Path, evicted: Sequence[str], kept: dict[str, Any] | None = None) -> None:
+    def save(self, step: int, folder: Path, evicted: Sequence[str], kept: Mapping[str, Any] | None = None) -> None:
         """Write the file of a step's checkpoint, before verl writes its own.
 
         Args:
             step: The step. Its checkpoint may be written again, with the groups that were evicted meanwhile.
             folder: Folder of the checkpoint, which exists.
             evicted: Uids that were evicted since this method was called last.
-            kept: State of the filter of groups without signal; None: there is none.
+            kept: The states of the run's parts, under `filter` and `advantage`; None for a part without one.
         """
         if step > self._saved:
             for noted in (self._trained, self._skipped):
@@ -84,25 +86,25 @@ class History:
             self._saved = step
         self._evicted += evicted
         groups = {"trained": self._trained, "evicted": self._evicted, "padding": self._padding}
-        filtered = {"skipped": self._skipped, "queue": self._has_queue, "filter": kept}
-        ours = {} if kept is None else filtered
+        states = {name: state for name, state in (kept or {}).items() if state is not None}
+        ours = {"skipped": self._skipped, "queue": self._has_queue, **states} if states else {}
         (folder / TRAINED).write_text(json.dumps(groups | ours), encoding="utf-8")
 
-    def load(self, folder: Path) -> dict[str, Any] | None:
+    def load(self, folder: Path) -> dict[str, Any]:
         """Remove the prompts that were trained before a checkpoint, which verl has just loaded, and their rows.
 
         Args:
             folder: Folder of the checkpoint.
 
         Returns:
-            State of the filter of groups without signal; None: none.
+            The states that `save` was given, under their names; one that is not there was None.
 
         Raises:
             ConfigError: The file of the checkpoint is torn.
         """
         file = folder / TRAINED
         if not file.is_file():
-            return None
+            return {}
         try:
             noted = json.loads(file.read_text(encoding="utf-8"))
             steps = [*noted["trained"].values(), *noted.get("skipped", {}).values()]
@@ -115,5 +117,4 @@ class History:
             ) from None
         rows = clear_groups(trained, TRAIN)
         logger.info("%d rows that were trained before the checkpoint are removed", rows)
-        kept: dict[str, Any] | None = noted.get("filter")
-        return kept
+        return {name: noted[name] for name in ("filter", "advantage") if name in noted}

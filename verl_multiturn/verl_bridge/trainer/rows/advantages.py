@@ -1,7 +1,7 @@
-"""Our estimators of advantages, as verl calls them: `algorithm.adv_estimator=mt_grpo`, `mt_turns`, `mt_gigpo`.
+"""The estimators that count conversations, as verl calls them: ours, and a function of the run's own.
 
-`advantages/turns.py` has the mathematics. verl gives a registered estimator rewards, masks and uids alone, so a hook
-first notes the conversation and the turns of each row:
+`advantages/estimators.py` has them. verl gives a registered estimator rewards, masks and uids alone, so a hook first
+notes the conversation and the turns of each row:
 
     known_rows(rows)  →  verl's _compute_advantage  →  rewards of each turn  →  advantages of each turn  →  its tokens
 
@@ -10,14 +10,19 @@ Invariants:
   also where a KL penalty was subtracted. So the settings of the rewards that count hold here, too;
 - the advantage of a turn goes to the same tokens, if they are trained;
 - verl's padding rows have advantages of 0. A row of another agent loop counts as one turn;
-- the reward of a whole session lies on the last token of its last row. It is not a turn's own (`GroupMember.outcome`).
+- the reward of a whole session lies on the last token of its last row, with roles on that of each role's last row. It
+  is not a turn's own (`GroupMember.outcome`);
+- a group is the conversations of one prompt in one role. A conversation is a member in each role of its rows, and
+  invalid in all of them if it is in one;
+- groups, their members and the turns of a member have an order that the order of the batch does not change: that of
+  uids and roles, of the conversations' numbers, of the turns' numbers.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -26,37 +31,35 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from omegaconf import DictConfig
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from verl_multiturn.advantages.turns import (
-    Advantages,
-    GroupMember,
-    of_completions,
-    of_conversations,
-    of_discounted,
-    of_states,
-    of_turns,
-)
+from verl_multiturn.advantages.estimators import ESTIMATORS, Estimator, counts_conversations, load_estimator
+from verl_multiturn.advantages.turns import GroupMember
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rollout.turn import Turn
 from verl_multiturn.rows.keys import RowKey
-from verl_multiturn.verl_bridge.names import ESTIMATORS
+from verl_multiturn.verl_bridge.settings import divides_by_deviation, estimator_of
 from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 
 _REST = sys.maxsize
 """The end of the last turn of a row, whose length is not known yet."""
-Estimator = Callable[[Sequence[GroupMember]], Advantages]
+_Place = tuple[int, str]
 
 
 class _AdvantageRow(NamedTuple):
     uid: str
     conversation: str
+    place: _Place
+    """Place of the conversation among those of its prompt."""
     valid: bool
     turns: list[Turn]
     """Its turns, each with the response tokens that belong to it. Those of the last one go on to the row's end."""
+    role: str | None
+    """The speaker of all its turns; None where there are no roles."""
     outcome: float | None = None
-    """Reward of the whole session, in the last row of a session; None in any other."""
+    """Reward of the whole session for the role, in its last row of a session; None in any other."""
     foreign: float = 0.0
     """Reward on the tokens of the last turn that is not that turn's own."""
 
@@ -64,22 +67,22 @@ class _AdvantageRow(NamedTuple):
 class _Known(NamedTuple):
     rows: list[_AdvantageRow | None]
     """Values in the order of the batch; None for padding."""
-    settings: MultiTurnSettings
+    estimator: Estimator
 
 
 _KNOWN: ContextVar[_Known | None] = ContextVar("known_rows", default=None)
 
 
 @contextmanager
-def known_rows(rows: BatchRows, settings: MultiTurnSettings) -> Iterator[None]:
-    """Let our estimators know the rows of a batch, while the context lasts.
+def known_rows(rows: BatchRows, estimator: Estimator) -> Iterator[None]:
+    """Let an estimator know the rows of a batch, while the context lasts.
 
     Args:
         rows: Those of verl's batch, in the order in which verl will hand it to the estimator.
-        settings: Our settings.
+        estimator: The run's estimator.
     """
     known = [None if key in rows.padding else _known_row(key, rows.stats.get(key, {})) for key in rows.keys]
-    token = _KNOWN.set(_Known(known, settings))
+    token = _KNOWN.set(_Known(known, estimator))
     try:
         yield
     finally:
@@ -92,26 +95,28 @@ def _known_row(key: RowKey, stats: dict[str, Any]) -> _AdvantageRow:
     for turn, following in pairwise(turns):
         turn.end = following.start
     turns[-1].end = _REST
-    row = _AdvantageRow(key.uid, key.conversation, stats.get("valid", True), turns)
+    session = key.session or ""
+    place = (int(session) if session.isdecimal() else _REST, session)
+    row = _AdvantageRow(key.uid, key.conversation, place, stats.get("valid", True), turns, turns[0].role)
     return _with_session(row, stats["session"]) if "session" in stats else row
 
 
 def _with_session(row: _AdvantageRow, session: dict[str, Any]) -> _AdvantageRow:
-    """Return the last row of a session with the data that belong to no token of the session.
+    """Return a role's last row of a session with the data that belong to no token of the session.
 
     The completions that are in no row have no tokens. Their rewards, and the session's, lie on the row's last token.
     """
-    outside = [Turn(each["turn"], each["reward"], parent=each["parent"]) for each in session["outside"]]
+    role = session.get("role", row.role)
+    outside = [Turn(each["turn"], each["reward"], parent=each["parent"], role=role) for each in session["outside"]]
     outcome = session["outcome"] or 0.0
     foreign = outcome + sum(each["reward"] for each in session["outside"])
-    return row._replace(turns=[*row.turns, *outside], outcome=outcome, foreign=foreign)
+    return row._replace(turns=[*row.turns, *outside], role=role, outcome=outcome, foreign=foreign)
 
 
 def _compute(
     name: str,
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
-    config: Any = None,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the advantages of all tokens, `(B, R)`, twice: verl asks for returns, too.
@@ -120,7 +125,6 @@ def _compute(
         name: Name of the estimator.
         token_level_rewards: Reward of each response token, `(B, R)`.
         response_mask: 1 for each trained token, `(B, R)`.
-        config: verl's section `algorithm`.
         others: verl's other arguments of estimators.
     """
     known = _KNOWN.get()
@@ -129,30 +133,63 @@ def _compute(
             f"algorithm.adv_estimator={name}: only verl's own V1 trainers with the agent loop multiturn_agent call it; "
             "use one of them, or an estimator of verl"
         )
-    normal = _estimator(name, known.settings, config)
-    of_sessions = _of_sessions(known.settings, config)
-    groups: dict[str, dict[str, list[tuple[int, Turn]]]] = defaultdict(lambda: defaultdict(list))
-    broken = {row.conversation for row in known.rows if row is not None and not row.valid}
-    outcomes = {row.conversation: row.outcome for row in known.rows if row is not None and row.outcome is not None}
-    for i, row in enumerate(known.rows):
-        if row is not None:
-            groups[row.uid][row.conversation] += [(i, turn) for turn in _earning(row, token_level_rewards[i])]
+    groups = dict(_groups(known.rows, token_level_rewards))
+    shown = {
+        label: [GroupMember([turn for _, turn in each.turns], each.valid, each.outcome, each.role) for each in members]
+        for label, members in groups.items()
+    }
+    sessions = {label for label, members in groups.items() if any(member.is_session for member in members)}
+    made = known.estimator.of_groups(shown, sessions)
     advantages = torch.zeros_like(response_mask, dtype=torch.float32)
-    for group in groups.values():
-        played = [
-            GroupMember(
-                [turn for _, turn in turns],
-                conversation not in broken,
-                outcomes.get(conversation, 0.0),
-            )
-            for conversation, turns in group.items()
-        ]
-        estimate = of_sessions if outcomes.keys() & group.keys() else normal
-        for turns, own in zip(group.values(), estimate(played), strict=True):
-            for (i, turn), value in zip(turns, own, strict=True):
+    for label, members in groups.items():
+        for member, own in zip(members, made[label], strict=True):
+            for (i, turn), value in zip(member.turns, own, strict=True):
                 advantages[i, turn.start : turn.end] = value
     advantages = advantages * response_mask
     return advantages, advantages
+
+
+class _Member(NamedTuple):
+    """A conversation of a batch in one of its roles."""
+
+    conversation: str
+    role: str | None
+    valid: bool
+    outcome: float
+    is_session: bool
+    turns: list[tuple[int, Turn]]
+    """Its turns in the order of their numbers, each with the index of its row."""
+
+
+def _groups(rows: Sequence[_AdvantageRow | None], rewards: torch.Tensor) -> Iterator[tuple[str, list[_Member]]]:
+    """Yield the name and the conversations of each prompt and role, in an order that the batch's does not change.
+
+    Args:
+        rows: The rows of the batch; None for padding.
+        rewards: Reward of each response token, `(B, R)`.
+    """
+    groups: dict[tuple[str, str], dict[_Place, list[tuple[int, _AdvantageRow]]]] = defaultdict(dict)
+    broken = {row.conversation for row in rows if row is not None and not row.valid}
+    for i, row in enumerate(rows):
+        if row is not None:
+            groups[row.uid, row.role or ""].setdefault(row.place, []).append((i, row))
+    for (uid, role), members in sorted(groups.items()):
+        label = f"{uid} ({role})" if role else uid
+        yield label, [_member(own, rewards, broken) for _, own in sorted(members.items())]
+
+
+def _member(rows: list[tuple[int, _AdvantageRow]], rewards: torch.Tensor, broken: Collection[str]) -> _Member:
+    turns = [(i, turn) for i, row in rows for turn in _earning(row, rewards[i])]
+    _, first = rows[0]
+    outcomes = [row.outcome for _, row in rows if row.outcome is not None]
+    return _Member(
+        first.conversation,
+        first.role,
+        first.conversation not in broken,
+        outcomes[0] if outcomes else 0.0,
+        bool(outcomes),
+        sorted(turns, key=lambda each: each[1].number),
+    )
 
 
 def _earning(row: _AdvantageRow, rewards: torch.Tensor) -> list[Turn]:
@@ -164,36 +201,34 @@ def _earning(row: _AdvantageRow, rewards: torch.Tensor) -> list[Turn]:
     ]
 
 
-def _estimator(name: str, settings: MultiTurnSettings, config: Any) -> Estimator:
-    own = settings.advantage
-    if name == "mt_grpo":
-        return partial(of_conversations, std=_divides(config))
-    if name == "mt_turns":
-        return partial(of_turns, gamma=own.gamma)
-    return partial(
-        of_states, gamma=own.gamma, weight=own.weight, std=own.norm == "std", across_rows=own.across == "rows"
-    )
+def load_run_estimator(config: DictConfig, settings: MultiTurnSettings) -> Estimator | None:
+    """Return the estimator of a run, and register it with verl in this process; None for one of verl's.
 
+    `hooks.py` calls it once, in the process that trains.
 
-def _of_sessions(settings: MultiTurnSettings, config: Any) -> Estimator:
-    """Return the estimator of `mt_grpo` for the sessions of agents; start-up refuses our other estimators for them."""
-    proxy = settings.proxy
-    if proxy.credit == "session":
-        return partial(of_conversations, std=_divides(config))
-    estimate = of_discounted if proxy.credit == "discounted" else of_completions
-    return partial(estimate, gamma=proxy.gamma, std=_divides(config))
+    Args:
+        config: verl's whole configuration.
+        settings: Our settings.
 
-
-def _divides(config: Any) -> bool:
-    """Return whether `mt_grpo` divides by the standard deviation."""
-    return bool(config.get("norm_adv_by_std_in_grpo", True))
+    Raises:
+        ConfigError: The run's own function cannot be imported, or does not take its options.
+    """
+    name = estimator_of(config)
+    if not counts_conversations(name):
+        return None
+    _register(name)
+    return load_estimator(name, settings, divides_by_deviation(config))
 
 
 def register_estimators() -> None:
     """Register our estimators with verl in this process."""
     for name in ESTIMATORS:
-        register_adv_est(name)(_FUNCTIONS[name])
+        _register(name)
 
 
-# One object for each name: verl refuses a second function under a name that it knows.
-_FUNCTIONS = {name: partial(_compute, name) for name in ESTIMATORS}
+def _register(name: str) -> None:
+    # One object for each name: verl refuses a second function under a name that it knows.
+    register_adv_est(name)(_FUNCTIONS.setdefault(name, partial(_compute, name)))
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {}

@@ -1,6 +1,6 @@
 """Advantages, with invalid conversations excluded from their group.
 
-Our own estimators (`advantages.py`) leave invalid conversations out themselves. For verl's this holds:
+Estimators that count conversations (`advantages.py`) leave invalid conversations out themselves. For verl's this holds:
 - the advantages of a group are those that verl's estimator computes from its valid conversations alone. An invalid
   conversation has the advantage 0. A single valid conversation has 0 as well, since there is nothing to compare it with
   (verl would give it its raw score);
@@ -21,10 +21,9 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.workers.utils.padding import response_to_nested
 
-from verl_multiturn.config import MultiTurnSettings
+from verl_multiturn.advantages.estimators import Estimator
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.compat.row_store import Keys, get_columns, put_columns, put_zeros, trained_rows
-from verl_multiturn.verl_bridge.names import ESTIMATORS
 from verl_multiturn.verl_bridge.settings import estimator_of
 from verl_multiturn.verl_bridge.trainer.rows.advantages import known_rows
 from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
@@ -46,7 +45,7 @@ def compute_advantages(
     metrics: dict[str, Any],
     verls: Compute,
     config: DictConfig,
-    settings: MultiTurnSettings,
+    estimator: Estimator | None,
 ) -> Any:
     """Compute the advantages of a batch whose masks and scores are final, and return the batch.
 
@@ -56,13 +55,13 @@ def compute_advantages(
         metrics: Metrics of the step, which `verls` fills.
         verls: verl's method that computes advantages.
         config: verl's whole configuration.
-        settings: Our settings.
+        estimator: The run's estimator if it counts conversations; None: one of verl's.
     """
     if not any(trained_rows(rows.keys, rows.partition_id)):
         _put_zeros(rows.keys, rows.partition_id)
         return batch
-    if estimator_of(config) in ESTIMATORS:
-        with known_rows(rows, settings):
+    if estimator is not None:
+        with known_rows(rows, estimator):
             return verls(batch, metrics)
     batch = verls(batch, metrics)
     leave_out_invalid(rows, config)
