@@ -244,7 +244,8 @@ class ProxySettings(BaseModel):
     - an address such as `http://127.0.0.1:8000/v1`: an OpenAI-compatible endpoint, which serves one model;
     - `policy`: the model that is trained.
 
-    While none of the list is there, the trained model plays.
+    While none of the list is there, the trained model plays. Where all trained roles have opponents, the trained model
+    plays one of them in each session.
     """
 
     opponent_devices: str | None = Field(default=None, min_length=1)
@@ -304,11 +305,6 @@ class ProxySettings(BaseModel):
             raise ValueError("proxy.opponents needs proxy.roles, which is not set; list the roles there")
         if strange := [role for role in self.opponents if role not in self.roles]:
             raise ValueError(f"proxy.opponents: {strange[0]!r} is no role; name some of proxy.roles={self.roles}")
-        if all(role in self.opponents for role in self.train or self.roles):
-            raise ValueError(
-                f"proxy.opponents has all trained roles, {self.train or self.roles}, and a session would train none; "
-                "leave one of them out"
-            )
         return self
 
     @model_validator(mode="after")

@@ -1,9 +1,9 @@
-"""Make the recipe's warm-started model: a tiny Qwen2 that plays legal moves, most of them at random.
+"""Make the recipe's warm-started model: a tiny Qwen2 that plays legal moves, and no good ones.
 
     python recipes/tictactoe/make_model.py            # minutes on two cores, writes recipes/tictactoe/model
 
-Training is plain SFT on games of a weak player (`weak_move`) against itself, from random openings. Both sides of a game
-are conversations of their own, as in `agent.py`.
+Training is plain SFT on games of the random player against itself, from random openings. Both sides of a game are
+conversations of their own, as in `agent.py`.
 
 The last line reports games of the model against the random player: how often it named no free field, and how often it
 did not lose.
@@ -48,7 +48,7 @@ from recipes.tictactoe.game import (  # noqa: E402
 )
 
 MODEL_DIR = HERE / "model"
-BEST_SHARE = 0.3
+BEST_SHARE = 0.0
 """Share of the moves that are best ones; the others are random."""
 
 
@@ -69,6 +69,36 @@ def game(best_share: float, rng: random.Random) -> list[list[dict[str, Any]]]:
         ]
         board = after(board, move)
     return [messages for messages in said.values() if len(messages) > 1]
+
+
+class Encoder:
+    """An encoder of conversations that knows their turns again, many times as fast as `sft.encode`.
+
+    Args:
+        tokenizer: The tokenizer.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[str, list[int]] = {}
+
+    def encode(self, messages: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
+        """Return token ids and loss mask of a conversation, as `sft.encode` does."""
+        ids = [*self._ids(f"<|im_start|>system\n{messages[0]['content']}<|im_end|>")]
+        mask = [0] * len(ids)
+        for message in messages[1:]:
+            if message["role"] == "user":
+                part = self._ids(f"\n<|im_start|>user\n{message['content']}<|im_end|>\n<|im_start|>assistant\n")
+            else:
+                part = self._ids(f"{message['content']}<|im_end|>")
+            ids += part
+            mask += [int(message["role"] == "assistant")] * len(part)
+        return [*ids, *self._ids("\n")], [*mask, 0]
+
+    def _ids(self, text: str) -> list[int]:
+        if text not in self._known:
+            self._known[text] = self._tokenizer.encode(text, add_special_tokens=False)
+        return self._known[text]
 
 
 @torch.no_grad()
@@ -143,10 +173,12 @@ def main() -> None:
     torch.manual_seed(args.seed)
     model = Qwen2ForCausalLM(tiny_config(tokenizer, 64, 2, 512, 0.1))
     print(f"{sum(p.numel() for p in model.parameters())} parameters, vocabulary {len(tokenizer)}", flush=True)
+    encoder = Encoder(tokenizer)
+    assert all(encoder.encode(side) == encode(tokenizer, side) for _ in range(9) for side in game(0.0, rng))
     learner = Learner(model, args.lr, args.steps, 50)
     started = time.time()
     for step in range(args.steps):
-        rows = [encode(tokenizer, side) for _ in range(args.batch_size) for side in game(args.best_share, rng)]
+        rows = [encoder.encode(side) for _ in range(args.batch_size) for side in game(args.best_share, rng)]
         ids_BT, labels_BT = batch_of(rows, tokenizer.convert_tokens_to_ids("<|endoftext|>"))
         # Attention is causal and padding on the right, so no attention mask is needed.
         hidden_BTH = model.model(input_ids=ids_BT).last_hidden_state[:, :-1]

@@ -4,6 +4,7 @@
 
 Invariants:
 - the same session of the same run draws the same opponent, whichever process it runs in, where the same are there;
+- where all trained roles have opponents, the trained model plays one of them, which is drawn, too;
 - a name that is not there yet is left out, and reported once in each process.
 """
 
@@ -62,6 +63,7 @@ class Opponents:
         seed: Seed of the run's data.
         models: The servers beside the run.
         make: Makes the client of an opponent that is not the trained model.
+        trained: The trained roles.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class Opponents:
         seed: int,
         models: ServedModels,
         make: Callable[[OpponentName], RemoteModel],
+        trained: Sequence[str],
     ) -> None:
         self._listed = listed
+        self._trained = tuple(trained)
         self._seed = seed
         self._models = models
         self._make = make
@@ -95,7 +99,10 @@ class Opponents:
         if not there:
             return None
         kind = "validation" if life is not None and life.validation else "training"
-        drawn = random.Random(f"{self._seed} {kind} {step} {index} {number} {role}").choice(there)
+        session = f"{self._seed} {kind} {step} {index} {number}"
+        if all(map(self.plays, self._trained)) and random.Random(session).choice(self._trained) == role:
+            return None
+        drawn = random.Random(f"{session} {role}").choice(there)
         if drawn == POLICY:
             return None
         if drawn not in self._made:

@@ -35,6 +35,7 @@ from verl_multiturn.models.hash import model_hash
 from verl_multiturn.models.location import find_model
 from verl_multiturn.proxy.opponents.draw import OpponentName, Opponents, is_address, shown
 from verl_multiturn.proxy.opponents.remote_model import RemoteModel
+from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.rollout.engines.http_engine import GenerateEngine
 from verl_multiturn.rollout.life import stopped
 from verl_multiturn.verl_bridge.servers.sglang_child import READY_S, SglangChild, free_port, server_arguments
@@ -197,7 +198,8 @@ def build_opponents(config: Any, proxy: ProxySettings, outages: Any, timeout_s: 
         outages: The process's state of outages.
         timeout_s: Seconds for one answer.
     """
-    if not proxy.opponents:
+    roles = Roles.of(proxy)
+    if roles is None or not proxy.opponents:
         return None
     models = RayModels(config, proxy.opponent_devices or "")
 
@@ -219,4 +221,4 @@ def build_opponents(config: Any, proxy: ProxySettings, outages: Any, timeout_s: 
             setting=SETTING,
         )
 
-    return Opponents(proxy.opponents, int(config.data.get("seed") or 0), models, make)
+    return Opponents(proxy.opponents, int(config.data.get("seed") or 0), models, make, roles.trained)

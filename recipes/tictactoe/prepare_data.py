@@ -1,0 +1,51 @@
+"""Write the rows as verl's parquet: `python recipes/tictactoe/prepare_data.py --out DIR [--seed 0]`.
+
+A row for training is an opening: some random moves, after which both sides go on. A row of the evaluation is a game
+from the empty board against the random player, half of them as each side, the same for every seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from recipes.tictactoe.game import DATA_SOURCE, ROLES, SYSTEM_PROMPT, draw_opening
+from verl_multiturn.runs.data import Row, arguments, make_row, prepare, write_rows
+
+EVALUATED = 500
+"""Games of the evaluation."""
+MOST_OPENING = 6
+"""Most moves of an opening."""
+_EVALUATION_SEED = 9_000_000
+
+
+def row_of(opening: Sequence[int], **more: Any) -> Row:
+    """Return the row of a game; the agent shows the board."""
+    return make_row(
+        DATA_SOURCE,
+        [{"role": "system", "content": SYSTEM_PROMPT}],
+        "",
+        ability="game",
+        opening=[str(field) for field in opening],
+        **more,
+    )
+
+
+def main() -> None:
+    """Write `train.parquet` and `test.parquet`."""
+    parser = arguments(__doc__ or "", None)
+    parser.add_argument("--train-size", type=int, default=2048)
+    parser.add_argument("--test-size", type=int, default=EVALUATED)
+    args = parser.parse_args()
+    rng = random.Random(args.seed)
+    train = [
+        row_of(draw_opening(rng.randrange(MOST_OPENING + 1), rng), random="", seed=0) for _ in range(args.train_size)
+    ]
+    # The sides take turns, so that the first rows are half of each, too.
+    test = [row_of([], random=ROLES[number % 2], seed=_EVALUATION_SEED + number) for number in range(args.test_size)]
+    write_rows(args.out, {"train": train, "test": test})
+
+
+if __name__ == "__main__":
+    prepare(main)
