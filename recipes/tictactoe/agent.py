@@ -1,8 +1,8 @@
 """An agent that plays tic-tac-toe: a plain program around OpenAI's client, which asks for each side's moves.
 
 It would run in the same way against any other server that has two models, `white` and `black`. Each side has a
-conversation of its own, in which it reads the board whenever it has to move. In a row of the evaluation one side moves
-at random, and is not asked.
+conversation of its own, in which it reads the board whenever it has to move. In some rows one side moves at random, and
+is not asked.
 
 A side that names no free field loses. Nothing here knows that a model is being trained.
 """
@@ -35,8 +35,8 @@ def run(data: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
     """Play a game from a row's opening, and return the reward of each side: 1 it won, -1 it lost, 0 nobody did.
 
     Args:
-        data: The row: `messages` with the system's, and in `extra_info` the moves of the `opening`; in the evaluation
-            also the role whose moves are `random` and their `seed`.
+        data: The row: `messages` with the system's, and in `extra_info` the moves of the `opening`, the role whose
+            moves are `random` ("": none's) and their `seed`.
         base_url: Address of the endpoint.
         api_key: The session's key.
     """

@@ -1,7 +1,10 @@
 """Write the rows as verl's parquet: `python recipes/tictactoe/prepare_data.py --out DIR [--seed 0]`.
 
-A row for training is an opening: some random moves, after which both sides go on. A row of the evaluation is a game
-from the empty board against the random player, half of them as each side, the same for every seed.
+A row for training is an opening: some random moves, after which the game goes on. In a third of the rows the model
+plays both sides, in the others the random player is one of them (`--random`).
+
+A row of the evaluation is a game from the empty board against the random player, half of them as each side, the same
+for every seed.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from verl_multiturn.runs.data import Row, arguments, make_row, prepare, write_ro
 
 EVALUATED = 500
 """Games of the evaluation."""
-MOST_OPENING = 6
+MOST_OPENING = 4
 """Most moves of an opening."""
 _EVALUATION_SEED = 9_000_000
 
@@ -37,10 +40,14 @@ def main() -> None:
     parser = arguments(__doc__ or "", None)
     parser.add_argument("--train-size", type=int, default=2048)
     parser.add_argument("--test-size", type=int, default=EVALUATED)
+    sides = [*ROLES, "none"]
+    parser.add_argument("--random", nargs="+", choices=sides, default=ROLES, help="sides that the random player takes")
     args = parser.parse_args()
     rng = random.Random(args.seed)
+    players = ["", *(role for role in ROLES if role in args.random)]
     train = [
-        row_of(draw_opening(rng.randrange(MOST_OPENING + 1), rng), random="", seed=0) for _ in range(args.train_size)
+        row_of(draw_opening(rng.randrange(MOST_OPENING + 1), rng), random=players[number % len(players)], seed=number)
+        for number in range(args.train_size)
     ]
     # The sides take turns, so that the first rows are half of each, too.
     test = [row_of([], random=ROLES[number % 2], seed=_EVALUATION_SEED + number) for number in range(args.test_size)]
