@@ -144,8 +144,7 @@ def test_the_state_of_a_step_that_failed_is_that_before_it(own: Path) -> None:
     """The run's last checkpoint is one of the step before."""
     estimator = loaded(f"{own}:Counts")
     estimator.of_groups(group(0, 1), set())
-    with pytest.raises(
-        AdvantageContractError, match=r"raised ValueError: nine \(own\.py:12\) for the group v of 2 conversations"
-    ):
+    said = r"raised ValueError: nine \(own\.py:12\) for the group v of 2 conversations"
+    with pytest.raises(AdvantageContractError, match=said):
         estimator.of_groups({**group(2), "v": group(3, 9)["u"]}, set())
     assert estimator.saved() == {"function": f"{own}:Counts", "state": {"seen": [0.0, 1.0]}}

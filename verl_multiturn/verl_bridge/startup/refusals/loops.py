@@ -369,4 +369,10 @@ _NOT_OURS = (
 OTHER_LOOPS = [
     *set_beside([f"{PATH}.max_staleness", _INTERACTIONS], lambda run: True, *_NOT_OURS),
     RefusalRow(_RATE, lambda run: run.runs_our_server and run.value(_RATE), *_NOT_OURS),
+    RefusalRow(
+        "algorithm.adv_estimator",
+        when=lambda run: run.counts_conversations,
+        why="it counts conversations, which only the agent loop {AGENT_LOOP} or {PROXY_LOOP} has",
+        remedy="use one of them, or an estimator of verl",
+    ),
 ]
