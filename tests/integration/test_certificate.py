@@ -60,7 +60,8 @@ def test_an_honest_batch(store: Store) -> None:
     seconds = metrics.pop("seconds")
     tokens = sum(int(row["response_mask"].sum()) for row in store.rows.values())
     # Nothing was sampled in the last one.
-    assert metrics == {"rows": 4, "tokens": tokens, "unsampled": 1, "violations": 0, "unverified": 0}
+    expected = {"rows": 4, "tokens": tokens, "unsampled": 1, "not_trained_role": 0, "violations": 0, "unverified": 0}
+    assert metrics == expected
     assert 0 < seconds <= elapsed
     # The metrics are sums over the updates of a step.
     assert step(verifier, store.batch(), store.batch())["rows"] == 8

@@ -39,6 +39,7 @@ from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
+from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.proxy.sessions.rows import Select, load_select
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.records.verify.record import verify_record
@@ -59,6 +60,9 @@ _OPTIONS = {
     f"{PATH}.proxy.agent": "--agent",
     f"{PATH}.proxy.python": "--python",
     f"{PATH}.proxy.command": "COMMAND",
+    f"{PATH}.proxy.roles": "--role",
+    "proxy.roles": "--role",
+    "proxy.train": "--train",
     f"{PATH}.proxy:": "--agent, COMMAND:",
     "proxy.host=": "--host=",
     "proxy.select=": "--select=",
@@ -92,6 +96,12 @@ def serve(
     prompt_length: Annotated[int, typer.Option(min=1, help="The most tokens of a root's prompt.")] = _FAR,
     response_length: Annotated[int, typer.Option(min=1, help="The most tokens after a root's prompt.")] = _FAR,
     select: Annotated[str | None, typer.Option(help="As the setting proxy.select: `module:function`.")] = None,
+    roles: Annotated[
+        list[str] | None, typer.Option("--role", help="A role in which the agent asks, as proxy.roles; repeatable.")
+    ] = None,
+    train: Annotated[
+        list[str] | None, typer.Option("--train", help="A role that is trained, as proxy.train; repeatable.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- COMMAND…]", help="An agent as a command, to run in the same way.")
@@ -105,7 +115,8 @@ def serve(
         columns = {"raw_prompt": [{"role": "user", "content": prompt}]} if row is None else _row(row)
         said = ScriptedModel(_turns(turns or [], script))
         limits = Limits(prompt_length=prompt_length, response_length=response_length)
-        run = scripted_run(said, limits, load_select(select, "--select"))
+        asked = read_model(ProxySettings, {"roles": roles or None, "train": train or None}, f"{PATH}.proxy")
+        run = scripted_run(said, limits, load_select(select, "--select"), Roles.of(asked))
         outcome, receipts = asyncio.run(_play(run, runner, columns, host))
     except MultiTurnError as error:
         fail(_with_options(str(error)), status=2)
@@ -137,13 +148,16 @@ class ScriptedModel:
         return OVER
 
 
-def scripted_run(script: ScriptedModel, limits: Limits, select: Select | None = None) -> ProxyRun:
+def scripted_run(
+    script: ScriptedModel, limits: Limits, select: Select | None = None, roles: Roles | None = None
+) -> ProxyRun:
     """Return the parts of one session alone: a model that gives a script's turns, in the order of the requests.
 
     Args:
         script: Texts of turns, without an end token.
         limits: How long a row may be.
         select: Chooses the completions to train; None: all are.
+        roles: The roles; None: there are none.
     """
     tokenizer = tiny_tokenizer()
     ends = [tokenizer.eos_token_id]
@@ -161,6 +175,7 @@ def scripted_run(script: ScriptedModel, limits: Limits, select: Select | None = 
         max_completions=defaults.max_completions,
         max_rows=defaults.max_rows,
         select=select,
+        roles=roles,
     )
 
 
@@ -309,12 +324,16 @@ def _shown(outcome: Outcome, receipts: Sequence[Receipt], is_scored: bool) -> bo
         is_scored: Whether its agent was run here, so that it could give a reward.
     """
     places = outcome.places
-    table = Table("", "continues", "given", "sampled", "trained", "said", title="completions")
+    report = outcome.session
+    assert report is not None
+    role = ["role"] if report.roles else []
+    table = Table("", *role, "continues", "given", "sampled", "trained", "said", title="completions")
     tokenizer = tiny_tokenizer()
     for receipt, turn in zip(receipts, outcome.turns, strict=True):
         text = tokenizer.decode(receipt.ids.tolist(), skip_special_tokens=True).replace("\n", " ")
         table.add_row(
             str(turn.number),
+            *([turn.role] if role else []),
             "" if turn.parent is None else str(turn.parent),
             f"{receipt.prompt_tokens} tokens",
             f"{len(receipt.ids)} tokens",
@@ -324,8 +343,6 @@ def _shown(outcome: Outcome, receipts: Sequence[Receipt], is_scored: bool) -> bo
     console.print(table)
     rows = sum(any(row.trajectory.mask) for row in outcome.rows)
     causes = {str(place): places.count(place) for place in places if isinstance(place, str)}
-    report = outcome.session
-    assert report is not None
     counts = [f"{report.roots} roots", f"{rows} rows", f"{sum(isinstance(each, int) for each in places)} trained"]
     counts += [f"{count} {cause}" for cause, count in causes.items()]
     counts += [f"{name} changes nothing ({count} requests)" for name, count in report.unenforced.items()]
@@ -335,6 +352,9 @@ def _shown(outcome: Outcome, receipts: Sequence[Receipt], is_scored: bool) -> bo
         console.print(f"[red]error[/] {outcome.stop_reason}: {escape(outcome.error)}", highlight=False, soft_wrap=True)
     if report.reward is not None and outcome.valid:
         console.print(f"the session's reward is {report.reward:g}", highlight=False)
+    elif report.rewards and outcome.valid:
+        given = ", ".join(f"of {name} {reward:g}" for name, reward in report.rewards.items())
+        console.print(f"the session's rewards are {given}", highlight=False)
     elif is_scored and outcome.valid:
         console.print("the agent gave no reward: in a run, compute_score decides", highlight=False)
     for turn in outcome.turns:

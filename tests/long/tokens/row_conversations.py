@@ -21,7 +21,14 @@ import numpy as np
 from tests.support.samples import Sample, changed, rebuilt, sample_of_columns
 from verl_multiturn.certificate.check import CertificateRow, Violation, verify
 from verl_multiturn.certificate.conversations import gaps, repeated, shared, unjoined
-from verl_multiturn.certificate.receipts import CAUSES, GenerationPlace, Receipt, ReceiptingEngine, Receipts
+from verl_multiturn.certificate.receipts import (
+    CAUSES,
+    NOT_TRAINED_ROLE,
+    GenerationPlace,
+    Receipt,
+    ReceiptingEngine,
+    Receipts,
+)
 from verl_multiturn.rollout.engines.protocol import Ask, Generation
 from verl_multiturn.rollout.trajectory import Source, Trajectory
 from verl_multiturn.rows.keys import RowKey
@@ -32,6 +39,9 @@ Find = Callable[[Rows], list[Violation]]
 
 VOCABULARY = 5_000
 MOST_ROWS = 6
+TRAINED, NOT_TRAINED = ("white", "black"), "red"
+"""Roles of the conversations that have roles."""
+_CHOSEN = ("dropped_row", "not_selected")
 
 
 class RandomEngine:
@@ -63,20 +73,24 @@ def honest(seed: int) -> Rows:
 
 async def _converse(rng: random.Random, uid: str, session_id: int) -> Rows:
     request_id, engine = f"request {uid} {session_id}", ReceiptingEngine(RandomEngine(rng))
+    has_roles = rng.random() < 0.5
     where: list[int | str] = []
     rows: list[Trajectory] = []
     for _ in range(rng.randint(2, MOST_ROWS)):
         dropped = rng.random() < 0.1
         place: int | str = "dropped_row" if dropped else len(rows)
-        row = Trajectory()
+        row, role = Trajectory(), rng.choice(TRAINED) if has_roles else None
         row.append_prompt(_ids(rng, rng.randint(3, 20)))
         for turn in range(rng.randint(1, 3)):
             if turn:
                 row.append_context(_ids(rng, rng.randint(1, 8)), Source.OBSERVATION)
             while rng.random() < 0.15:  # an answer that no client got, or that was not taken
-                await engine.generate(Ask(request_id, row.ids, {}, 8))
-                where.append(rng.choice(CAUSES))
-            made = await engine.generate(Ask(request_id, row.ids, {}, 12))
+                cause = rng.choice(CAUSES if has_roles else [each for each in CAUSES if each != NOT_TRAINED_ROLE])
+                await engine.generate(
+                    Ask(request_id, row.ids, {}, 8, role=NOT_TRAINED if cause == NOT_TRAINED_ROLE else role)
+                )
+                where.append(cause)
+            made = await engine.generate(Ask(request_id, row.ids, {}, 12, role=role))
             row.append_sampled(made.ids, made.logprobs, made.versions)
             where.append(place)
         if not dropped:
@@ -106,7 +120,7 @@ def violations(rows: Rows) -> list[Violation]:
         found += verify(each.row, each.receipts, filtered=each.receipts.invalid)
     receipts = {key: each.receipts for key, each in zip(keys, rows, strict=True)}
     found += shared({key: each.request_id for key, each in receipts.items()})
-    return found or unjoined(receipts)
+    return found or unjoined(receipts, TRAINED)
 
 
 def name_of(rows: Rows) -> str:
@@ -217,7 +231,7 @@ def row_cut_in_two(rows: Rows, other: Rows, rng: random.Random) -> str | None:
 def trained_generation_listed_with_a_cause(rows: Rows, other: Rows, rng: random.Random) -> str | None:
     """List a generation that is in a row with a cause."""
     places, number = rows[0].receipts.ledger, rng.choice(_in_rows(rows))
-    places[number] = GenerationPlace(places[number].digest, rng.choice(CAUSES))
+    places[number] = places[number]._replace(where=rng.choice(CAUSES))
     _relisted(rows, places)
     return f"(rows {name_of(rows)}_*)"
 
@@ -227,7 +241,7 @@ def left_out_generation_listed_with_a_row(rows: Rows, other: Rows, rng: random.R
     if not (numbers := _with_a_cause(rows)):
         return None
     places, number = rows[0].receipts.ledger, rng.choice(numbers)
-    places[number] = GenerationPlace(places[number].digest, rng.randrange(len(rows)))
+    places[number] = places[number]._replace(where=rng.randrange(len(rows)))
     _relisted(rows, places)
     return f"(rows {name_of(rows)}_*)"
 
@@ -235,8 +249,8 @@ def left_out_generation_listed_with_a_row(rows: Rows, other: Rows, rng: random.R
 def generation_listed_with_another_row(rows: Rows, other: Rows, rng: random.Random) -> str | None:
     """List a generation with another row than the one it is in."""
     places, number = rows[0].receipts.ledger, rng.choice(_in_rows(rows))
-    digest, where = places[number]
-    places[number] = GenerationPlace(digest, rng.choice([index for index in range(len(rows)) if index != where]))
+    where = places[number].where
+    places[number] = places[number]._replace(where=rng.choice([each for each in range(len(rows)) if each != where]))
     _relisted(rows, places)
     return f"(rows {name_of(rows)}_*)"
 
@@ -254,7 +268,62 @@ def unknown_cause(rows: Rows, other: Rows, rng: random.Random) -> str | None:
     if not (numbers := _with_a_cause(rows)):
         return None
     places, number = rows[0].receipts.ledger, rng.choice(numbers)
-    places[number] = GenerationPlace(places[number].digest, "mislaid")
+    places[number] = places[number]._replace(where="mislaid")
+    _relisted(rows, places)
+    return f"(rows {name_of(rows)}_*)"
+
+
+def _with_role(rows: Rows) -> bool:
+    return rows[0].receipts.ledger[0].role is not None
+
+
+def another_role_in_a_receipt(rows: Rows, other: Rows, rng: random.Random) -> str | None:
+    """Change the role of a generation in the receipts of its row alone."""
+    if not _with_role(rows):
+        return None
+    index = rng.randrange(len(rows))
+    own = rows[index].receipts
+    made, number = list(own.generations), rng.randrange(len(own.generations))
+    role = rng.choice([each for each in (*TRAINED, NOT_TRAINED, None) if each != made[number].role])
+    made[number] = replace(made[number], role=role)
+    rows[index] = replace(rows[index], receipts=replace(own, generations=made))
+    return f"(rows {name_of(rows)}_*)"
+
+
+def another_role_in_the_list(rows: Rows, other: Rows, rng: random.Random) -> str | None:
+    """Change the role with which a generation that is in a row is listed, in all rows."""
+    if not _with_role(rows):
+        return None
+    places, number = rows[0].receipts.ledger, rng.choice(_in_rows(rows))
+    role = rng.choice([each for each in (*TRAINED, NOT_TRAINED, None) if each != places[number].role])
+    places[number] = places[number]._replace(role=role)
+    _relisted(rows, places)
+    return f"(rows {name_of(rows)}_*)"
+
+
+def row_of_a_role_that_is_not_trained(rows: Rows, other: Rows, rng: random.Random) -> str | None:
+    """Let all generations of a row be of a role that is not trained, in its receipts and in the lists."""
+    if not _with_role(rows):
+        return None
+    index, places = rng.randrange(len(rows)), rows[0].receipts.ledger
+    own = rows[index].receipts
+    made = [replace(each, role=NOT_TRAINED) for each in own.generations]
+    digests = iter([each.digest for each in made])
+    places = [GenerationPlace(next(digests), index, NOT_TRAINED) if each.where == index else each for each in places]
+    rows[index] = replace(rows[index], receipts=replace(own, generations=made))
+    _relisted(rows, places)
+    return f"row {index} is of the role 'red', which is not trained"
+
+
+def cause_of_another_role(rows: Rows, other: Rows, rng: random.Random) -> str | None:
+    """List a generation of a trained role as not trained for its role, or one of another as not chosen."""
+    places = rows[0].receipts.ledger
+    numbers = [number for number in _with_a_cause(rows) if _with_role(rows)]
+    if not numbers:
+        return None
+    number = rng.choice(numbers)
+    where = NOT_TRAINED_ROLE if places[number].role in TRAINED else rng.choice(_CHOSEN)
+    places[number] = places[number]._replace(where=where)
     _relisted(rows, places)
     return f"(rows {name_of(rows)}_*)"
 
@@ -343,7 +412,8 @@ CONVERSATION_FAULTS: dict[str, Fault] = {
         row_cut_in_two, trained_generation_listed_with_a_cause, left_out_generation_listed_with_a_row,
         generation_listed_with_another_row, generation_not_listed, unknown_cause, lists_that_differ,
         invalid_in_one_row_alone, one_row_of_an_invalid_conversation_trained, another_id_in_a_later_prompt,
-        row_under_another_conversations_name,
+        row_under_another_conversations_name, another_role_in_a_receipt, another_role_in_the_list,
+        row_of_a_role_that_is_not_trained, cause_of_another_role,
     )
 }  # fmt: skip
 

@@ -88,6 +88,9 @@ async def test_the_record_of_a_session() -> None:
         "unenforced": {"temperature": 2},
         "reward": 1.0,
         "by_id": False,
+        "rewards": {},
+        "roles": [],
+        "trained": [],
         "end": "returned",
         "problem": "",
     }

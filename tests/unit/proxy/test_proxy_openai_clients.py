@@ -89,7 +89,7 @@ async def served() -> AsyncIterator[tuple[Served, openai.AsyncOpenAI]]:
 
     async def models(request: web.Request) -> web.Response:
         name = request.match_info.get("name")
-        return web.json_response(model_card(name) if name else model_list("policy"))
+        return web.json_response(model_card(name) if name else model_list(["policy"]))
 
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{name}", models)

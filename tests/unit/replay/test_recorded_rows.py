@@ -228,10 +228,17 @@ def recorded(outcome: Outcome, generations: list[Receipt]) -> str:
     assert (values.pop("prefill"), values.pop("waited")) == ((0, {}, None), (0.0, 0.0))
     assert values.pop("request_id") == outcome.request_id
     assert values.pop("outages") == []
-    stats = json.dumps([values, turns_of(outcome), scores], allow_nan=False)
+    turns = turns_of(outcome)
+    roles = [turn.pop("role") for row in turns for turn in row]
+    stats = json.dumps([values, turns, scores], allow_nan=False)
     life = Life(outcome.request_id, "u", outcome=outcome, generations=generations, step=1)
     record = json.loads(line_of(record_of(life)))
-    assert record.pop("status") == "finished"  # records had none when these were kept
+    assert record.pop("status") == "finished"  # records had none when these were kept, and no roles
+    roles += [generation.pop("role") for generation in record["generations"]]
+    if record["session"] is not None:
+        assert [record["session"].pop(name) for name in ("rewards", "roles", "trained")] == [{}, [], []]
+        roles += [request.pop("role") for request in record["session"]["requests"]]
+    assert set(roles) == {None}
     return json.dumps(timeless(record)) + stats
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.long.tokens.row_conversations import CONVERSATION_FAULTS, honest, trials, violations
+from tests.long.tokens.row_conversations import CONVERSATION_FAULTS, NOT_TRAINED, TRAINED, honest, trials, violations
 from tests.support.sample_records import sample_record
 from tests.support.samples import Sample
 from verl_multiturn.certificate.conversations import gaps, shared, unjoined
@@ -139,7 +139,7 @@ def test_each_row_of_several_has_a_generation() -> None:
     assert "row 1 of 3 has no generation" in str(violation)
 
 
-SEVERAL = [honest(seed) for seed in range(40)]
+SEVERAL = [honest(seed) for seed in range(60)]
 
 
 def test_honest_conversations_of_several_rows_raise_no_alarm() -> None:
@@ -178,14 +178,16 @@ def record_of_rows(rows: list[Sample]) -> dict[str, Any]:
             )
         )
     generations = []
-    for digest, place in receipts.ledger:
+    for digest, place, role in receipts.ledger:
         assert isinstance(place, int)
         made = next(each[place])
         entry = {"prompt_tokens": made.prompt_tokens, "prompt_digest": made.prompt_digest, "finish": "stop"}
         entry |= {"max_tokens": made.max_tokens, "tokens": len(made.ids), "digest": digest}
-        generations.append({**entry, "row": place, "start": made.prompt_tokens})
+        generations.append({**entry, "row": place, "start": made.prompt_tokens, "role": role})
     names = {"request_id": receipts.request_id, "uid": receipts.uid, "number": receipts.session_id}
-    made_of = sample_record(**names, rows=kept, generations=generations, calls=[], replies=[])
+    roles = {generation["role"] for generation in generations} - {None}
+    session = {"roles": [*TRAINED, NOT_TRAINED], "trained": [*TRAINED]} if roles else None
+    made_of = sample_record(**names, rows=kept, generations=generations, calls=[], replies=[], session=session)
     read: dict[str, Any] = json.loads(line_of(made_of))
     return read
 
@@ -196,7 +198,7 @@ def test_a_record_may_hold_several_rows() -> None:
         for rows in SEVERAL
         if len(rows) > 2
         and not rows[0].receipts.invalid
-        and all(isinstance(place, int) for _, place in rows[0].receipts.ledger)
+        and all(isinstance(place.where, int) for place in rows[0].receipts.ledger)
     )
     record = record_of_rows(rows)
     verdict = verify_record(record)

@@ -64,8 +64,8 @@ class CertifiedOutput(AgentLoopOutput):
     """Pairs of a position in the response and the number that is added to the score there."""
     role: str | None = Field(default=None, exclude=True)
     """Role of all its turns; None where there are no roles."""
-    is_last: bool = Field(default=True, exclude=True)
-    """Whether it is the last row of its role, which has the reward of the whole."""
+    is_last: bool | None = Field(default=None, exclude=True)
+    """Whether it is the last row of its role, which has the reward of the whole; None: whether it is the last of all."""
     outcomes: dict[str | None, float | None] = Field(default={None: None}, exclude=True)
     """Reward of the whole for each role that has a row; None: `reward_score`, as it is for all of them."""
     void: bool = Field(default=False, exclude=True)
@@ -91,7 +91,7 @@ class CertifiedOutput(AgentLoopOutput):
         place = self.stats.get("conversation") or {"row": 0, "rows": 1}
         if "rm_scores" in output:
             output["rm_scores"].zero_()  # verl gives every row the score of the last one
-            if self.is_last:
+            if place["row"] == place["rows"] - 1 if self.is_last is None else self.is_last:
                 output["rm_scores"][-1] = self.outcome
         for position, reward in self.turn_rewards:
             output["rm_scores"][position] += reward

@@ -138,8 +138,8 @@ class BatchVerifier:
             except CertificateError as error:
                 raise CertificateError(f"step {step}: {error}") from error
             self._count(verdicts)
-            stats = {key: rows.stats[key] for key in chosen if key in rows.stats}
-            turns = {key: {turn.get("role") for turn in own.get("turns", ())} for key, own in stats.items()}
+            known_stats = {} if self._trained is None else rows.stats
+            turns = {key: {turn["role"] for turn in own["turns"]} for key, own in known_stats.items() if "turns" in own}
             found = violations_of(verdicts, causes, self._trained, turns)
         self._tally["violations"] += len(found)
         if found:

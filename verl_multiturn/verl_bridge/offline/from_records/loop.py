@@ -4,7 +4,7 @@
 
 verl's PPO trainer then learns from them as from conversations that it has sampled: by the recorded ids, masks and
 log-probabilities, and with the receipts, so that its certificate holds. The reward is the recorded one. It is at the
-last token, whatever tools, turns or completions gave.
+last token, whatever tools, turns or completions gave; in a session of roles, each role's is at its last token.
 
 A record is taken as it is, and not replayed: it can be learned from also when our code would render it in another way
 today.
@@ -19,8 +19,9 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
-from verl_multiturn.config import ScoreSettings
+from verl_multiturn.config import PATH, ProxySettings, ScoreSettings
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.records.read.learning import RecordLoader
 from verl_multiturn.records.rows import columns
 from verl_multiturn.records.verify.record import receipts_of
@@ -33,6 +34,7 @@ from verl_multiturn.verl_bridge.loops.agent_loop import shared_runner
 from verl_multiturn.verl_bridge.loops.output import CertifiedOutput, OutputSettings, to_outputs
 from verl_multiturn.verl_bridge.names import RECORDED_LOOP
 from verl_multiturn.verl_bridge.rows import row_name
+from verl_multiturn.verl_bridge.settings import settings_of
 
 _NONE = ScoreSettings(mode="none")
 _READ = (Source.OBSERVATION, Source.INJECTED)
@@ -56,12 +58,14 @@ class RecordedAgentLoop(AgentLoopBase):
             row: verl's row, with `extra_info.records`, `uid`, `session_id` and `global_steps`.
 
         Raises:
-            ConfigError: The group has fewer conversations than `rollout.n`, or a record is not there any more.
+            ConfigError: The group has fewer conversations than `rollout.n`, a record is not there any more, or it is of
+                a session of other roles than the run's.
             CertificateError: The record differs from the engine's output.
         """
         number = int(row.get("session_id") or 0)
         pointer = pointer_of(row, number)
         record = _shelf.take(pointer)
+        _check_roles(record, settings_of(self._runner.config.actor_rollout_ref.rollout).proxy, row_name(row))
         outputs = recorded_outputs(
             record, float(pointer["score"]), self._runner.output_settings, int(row.get("global_steps") or 0)
         )
@@ -114,7 +118,38 @@ def recorded_outputs(
         # With a score verl calls no reward function.
         output.reward_score = score
         output.extra_fields["reward_extra_info"] = {}
+        if record["session"] is not None and record["session"].get("roles"):
+            output.outcomes = _outcomes(record, score, [*output.outcomes])
     return outputs
+
+
+def _outcomes(record: Mapping[str, Any], score: float, roles: Sequence[str | None]) -> dict[str | None, float | None]:
+    """Return the whole reward of each role that has a row, those of its completions included."""
+    session = record["session"]
+    own = dict.fromkeys(roles, 0.0)
+    for generation in record["generations"]:
+        if generation["role"] in own and generation["reward"] is not None:
+            own[generation["role"]] += float(generation["reward"])
+    # A reward function's score is that of each role.
+    whole = (score - sum(own.values())) / len(own) if session["reward"] is None else float(session["reward"])
+    rewards = session["rewards"]
+    return {role: reward + (float(rewards.get(role, 0.0)) if rewards else whole) for role, reward in own.items()}
+
+
+def _check_roles(record: Mapping[str, Any], proxy: ProxySettings, row: str) -> None:
+    """Refuse a session of other roles than those of the run, whose estimator and certificate know these.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    session, known = record["session"] or {}, Roles.of(proxy)
+    recorded = list(session.get("trained", ())) if session.get("roles") else None
+    trained = None if known is None else list(known.trained)
+    if recorded is not None and recorded != trained:
+        raise ConfigError(
+            f"{row}: its recorded session trains the roles {recorded}, and the run {trained}; set "
+            f"{PATH}.proxy.roles={session['roles']} and {PATH}.proxy.train={recorded}, as in the run that recorded it"
+        )
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
@@ -167,6 +202,7 @@ def _turn(number: int, generation: Mapping[str, Any], rows: Sequence[Conversatio
         seconds=max(0.0, generation["at"] - generation["asked_at"]),
         finish=generation["finish"],
         cached=generation["cached_tokens"],
+        role=generation.get("role"),
     )
     if generation["row"] is not None:
         turn.start = generation["start"] - rows[generation["row"]].trajectory.prompt_length

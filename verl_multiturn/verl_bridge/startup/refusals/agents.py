@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from verl_multiturn.harnesses.runners import check_agent
 from verl_multiturn.models.location import find_model
 from verl_multiturn.proxy.http.server import check_host
 from verl_multiturn.proxy.opponents.draw import is_address
+from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.proxy.sessions.rows import load_select
-from verl_multiturn.verl_bridge.names import AGENT_LOOP
+from verl_multiturn.verl_bridge.names import AGENT_LOOP, RECORDED_LOOP
 from verl_multiturn.verl_bridge.settings import wall_clock_s
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow, needs_our_trainer, set_beside
 from verl_multiturn.verl_bridge.startup.view import RunView
@@ -23,12 +24,23 @@ _KEY = f"{PATH}.proxy"
 _ESTIMATOR = "algorithm.adv_estimator"
 _MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 
-NO_AGENTS = set_beside(
-    [f"{_KEY}.{name}" for name in ProxySettings.model_fields],
-    when=lambda run: True,
-    why="it has no effect, since no row is known to use the agent loop {PROXY_LOOP}",
-    remedy="set actor_rollout_ref.rollout.agent.default_agent_loop={PROXY_LOOP}, or leave it out",
-)
+_OF_RECORDS = ("roles", "train")
+"""Settings that hold for recorded sessions, too."""
+
+
+def _without_agents(names: Collection[str], when: Callable[[RunView], Any]) -> list[RefusalRow]:
+    return set_beside(
+        [f"{_KEY}.{name}" for name in names],
+        when=when,
+        why="it has no effect, since no row is known to use the agent loop {PROXY_LOOP}",
+        remedy="set actor_rollout_ref.rollout.agent.default_agent_loop={PROXY_LOOP}, or leave it out",
+    )
+
+
+NO_AGENTS = [
+    *_without_agents([name for name in ProxySettings.model_fields if name not in _OF_RECORDS], lambda run: True),
+    *_without_agents(_OF_RECORDS, lambda run: RECORDED_LOOP not in run.loops),
+]
 
 
 def check_agent_settings(run: RunView) -> None:
@@ -66,6 +78,12 @@ def check_opponents(run: RunView) -> None:
                 )
 
 
+def _trained(run: RunView) -> int:
+    """Return the number of roles that are trained; 0 where there are no roles."""
+    roles = Roles.of(run.settings.proxy)
+    return 0 if roles is None else len(roles.trained)
+
+
 def _has_rows(run: RunView) -> bool:
     return run.settings.proxy.max_rows > 1
 
@@ -101,6 +119,12 @@ AGENTS: list[Check] = [
         when=lambda run: not run.counts_conversations and _has_rows(run),
         why="sessions have several rows, and algorithm.adv_estimator={run.estimator} counts each row as a session",
         remedy=f"set the estimator to mt_grpo or a function of your own, or {_KEY}.max_rows=1",
+    ),
+    RefusalRow(
+        (f"{_KEY}.max_rows", f"{_KEY}.roles"),
+        when=lambda run: _trained(run) > run.settings.proxy.max_rows and _trained(run),
+        why="each role that is trained has rows of its own, and there are {found}",
+        remedy=f"allow a session more rows, with algorithm.adv_estimator=mt_grpo, or train fewer roles ({_KEY}.train)",
     ),
     RefusalRow(
         f"{_KEY}.credit",
