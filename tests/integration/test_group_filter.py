@@ -39,6 +39,31 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
 def test_what_all_valid_conversations_have(numbers: list[float | None], expected: float | None) -> None:
     from verl_multiturn.verl_bridge.trainer.groups.group_filter import verdict
 
+    conversations = [None if number is None else {None: number} for number in numbers]
+    assert verdict(conversations) == pytest.approx(expected, abs=0, nan_ok=True)
+
+
+WON, LOST = {"white": 1.0, "black": -1.0}, {"white": -1.0, "black": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        # The sums of a zero-sum game are all 0.
+        ([WON, LOST], None),
+        ([WON, WON, LOST, None], None),
+        ([WON, WON], 0.0),
+        ([WON, None], math.nan),
+        # One role's rewards differ, the other's do not.
+        ([{"white": 1.0, "black": 0.0}, {"white": 1.0, "black": 0.5}], None),
+        # Each role is compared with itself alone, and only where it spoke.
+        ([{"white": 1.0}, {"black": 0.0}], 1.0),
+        ([{"white": 1.0}, {"white": 1.0, "black": 0.0}, {"black": 0.5}], None),
+    ],
+)
+def test_a_group_has_a_signal_if_one_role_has(numbers: list[Any], expected: float | None) -> None:
+    from verl_multiturn.verl_bridge.trainer.groups.group_filter import verdict
+
     assert verdict(numbers) == pytest.approx(expected, abs=0, nan_ok=True)
 
 

@@ -4,7 +4,7 @@ A policy gradient learns from differences inside a group, and only from behaviou
 then. So two questions decide: do the rewards of a group differ, and does a group hold the way that should be learnt?
 
     right            share of the conversations that solve their task
-    signal           share of the groups whose rewards differ
+    signal           share of the groups whose rewards differ, with roles those of one role
     graded           share of the groups that are all right, and whose rewards differ all the same
     taken            share of the groups in which a tool is called, in a call that can be read
 
@@ -42,7 +42,7 @@ from verl_multiturn.evaluation.paths import MALFORMED, NO_TOOL
 from verl_multiturn.evaluation.results import EvaluatedRow, EvaluatedSample, Results
 from verl_multiturn.evaluation.tables import interval_json, interval_text, progress_line
 from verl_multiturn.rollout.limits import StopReason
-from verl_multiturn.rows.reward_numbers import are_equal
+from verl_multiturn.rows.reward_numbers import have_signal
 
 MIN_GROUPS = 0.2
 """Share of the groups below which a signal, or the call of a tool, is too rare to learn from."""
@@ -158,7 +158,7 @@ def _most(rows: Sequence[EvaluatedRow]) -> int:
 
 def _is_equal(row: EvaluatedRow) -> bool:
     """Return whether a group's rewards do not differ, as the trainer's metrics count it."""
-    return are_equal([sample.score for sample in row.samples if sample.score is not None])
+    return not have_signal([sample.by_role for sample in row.scored])
 
 
 def _share(rows: Sequence[EvaluatedRow], value: Callable[[EvaluatedRow], float], samples: int) -> Estimate:

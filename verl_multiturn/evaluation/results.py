@@ -29,8 +29,8 @@ from verl_multiturn.paths import read_regular
 from verl_multiturn.records.read.fates import start_of
 from verl_multiturn.records.read.lines import flaw_of
 from verl_multiturn.records.read.records import Records
-from verl_multiturn.records.read.scores import Reward, joined_rewards
-from verl_multiturn.rows.reward_numbers import ScoreRange
+from verl_multiturn.records.read.scores import Reward, by_role, joined_rewards
+from verl_multiturn.rows.reward_numbers import RoleRewards, ScoreRange
 
 
 class EvaluatedWeights(BaseModel):
@@ -92,6 +92,13 @@ class EvaluatedSample(NamedTuple):
     """Which tools it could call, and which ways it took."""
     acc: float | None = None
     """The value `acc` of its reward; None: not reported."""
+    roles: str | None = None
+    """Its rewards by role, as `scores.rewards_in` has them; None without roles."""
+
+    @property
+    def by_role(self) -> RoleRewards:
+        """Its rewards for `have_signal`; {} without a reward."""
+        return by_role(self.score, self.roles)
 
     @property
     def state(self) -> str:
@@ -295,6 +302,7 @@ def _sample(record: Mapping[str, Any], start: str, reward: Reward) -> EvaluatedS
         start=start,
         paths=paths_of(record),
         acc=reward.acc,
+        roles=reward.roles_text,
     )
 
 

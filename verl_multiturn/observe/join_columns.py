@@ -21,7 +21,9 @@ class JoinTable:
         table = table.combine_chunks()
         names = set(table.column_names)
         plain = [
-            name for name in ("request_id", "row", "uid", "validation", "step", "trained", "untrained") if name in names
+            name
+            for name in ("request_id", "row", "role", "uid", "validation", "step", "trained", "untrained")
+            if name in names
         ]
         self._plain = {name: table.column(name).to_pylist() for name in plain}
         self._lists = {name: _lists(table.column(name)) for name in _FLOATS if name in names}

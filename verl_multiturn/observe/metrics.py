@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verl_multiturn.certificate.receipts import CAUSES
+from verl_multiturn.observe.roles import of_roles, rewards_by_role, role_of
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, SessionReport
 from verl_multiturn.rows.keys import RowKey
-from verl_multiturn.rows.reward_numbers import are_equal
+from verl_multiturn.rows.reward_numbers import RoleRewards, have_signal
 from verl_multiturn.tools.running.results import EXECUTED, CallStatus
 
 Stats = dict[str, Any]
@@ -117,16 +118,28 @@ def conversations(rows: Mapping[RowKey, Stats]) -> list[Stats]:
     """Return the stats of conversations from those of their rows.
 
     All rows of a conversation have the same stats but for their `turns`, which are joined, and the `score` and
-    `session`, which the last row has. `group` names the conversation's prompt.
+    `session`, which the last row has. `group` names the conversation's prompt. Where there are roles, the last row of
+    each has a `session`; `roles` has these by role.
 
     Args:
         rows: The stats of rows by their names.
     """
+    return list(by_conversation(rows).values())
+
+
+def by_conversation(rows: Mapping[RowKey, Stats]) -> dict[str, Stats]:
+    """Return the same as `conversations`, by the conversation's name."""
     joined: dict[str, Stats] = {}
     for key in sorted(rows, key=lambda key: rows[key].get("conversation", {}).get("row", 0)):
-        turns = joined.get(key.conversation, {}).get("turns", []) + rows[key].get("turns", [])
-        joined[key.conversation] = {**rows[key], "turns": turns, "group": key.uid}
-    return list(joined.values())
+        before, own = joined.get(key.conversation, {}), rows[key]
+        made = joined[key.conversation] = {**own, "turns": before.get("turns", []) + own.get("turns", [])}
+        made["group"] = key.uid
+        roles = dict(before.get("roles", {}))
+        if "session" in own and (role := role_of(own)) is not None:
+            roles[role] = own["session"]
+        if roles:
+            made["roles"] = roles
+    return joined
 
 
 def earned(stats: Stats) -> float | None:
@@ -135,7 +148,7 @@ def earned(stats: Stats) -> float | None:
     Args:
         stats: Those of the conversation, once its reward is there.
     """
-    return float(stats["conversation"]["score"]) if stats["valid"] else None
+    return math.fsum(rewards_by_role(stats).values()) if stats["valid"] else None
 
 
 def aggregate(stats: Sequence[Stats]) -> dict[str, float]:
@@ -148,7 +161,8 @@ def aggregate(stats: Sequence[Stats]) -> dict[str, float]:
             score), `void` (whether a turn is void), `turns` (as `turns_of` returns them for each row, joined), `group`
             (the same for conversations of one prompt), `left_out` (the cause why the trainer has excluded it),
             `conversation` (`rows`: how many rows it has),
-            `completion_score` (the sum that an agent's rewards for its completions added to the score).
+            `completion_score` (the sum that an agent's rewards for its completions added to the score), `roles` (as
+            `conversations` adds it).
     """
     if not stats:
         return {}
@@ -163,7 +177,7 @@ def aggregate(stats: Sequence[Stats]) -> dict[str, float]:
             calculated[tool].append(reward)
     metrics = _of_conversations(stats)
     metrics |= _of_rewards(stats, calls) | _productivity(stats) | _named("interaction/", _of_interactions(stats))
-    metrics |= _named("proxy/", _of_sessions(stats))
+    metrics |= _named("proxy/", _of_sessions(stats)) | of_roles(stats)
     # An agent answers its own calls, so that their results are not known here.
     counts = [len(each["calls"]) + each.get("session", {}).get("calls", 0) for each in stats]
     metrics |= _named("calls/", _of_all_calls(calls, counts))
@@ -228,12 +242,21 @@ def _of_rows(rows: Sequence[int]) -> dict[str, float]:
 
 def _of_groups(stats: Sequence[Stats]) -> dict[str, float]:
     """Return how many groups teach nothing; nothing where no group has two valid conversations."""
-    scores: dict[str, list[float]] = defaultdict(list)
+    compared = compared_groups(stats)
+    return {"groups_equal": sum(not have_signal(group) for group in compared)} if compared else {}
+
+
+def compared_groups(stats: Sequence[Stats]) -> list[list[RoleRewards]]:
+    """Return the rewards of each group of two or more valid conversations, for `have_signal`.
+
+    Args:
+        stats: A dictionary for each conversation, with its `group`.
+    """
+    rewards: dict[str, list[RoleRewards]] = defaultdict(list)
     for each in stats:
-        if "group" in each and "score" in each.get("conversation", {}) and (score := earned(each)) is not None:
-            scores[each["group"]].append(score)
-    compared = [group for group in scores.values() if len(group) > 1]
-    return {"groups_equal": sum(are_equal(group) for group in compared)} if compared else {}
+        if "group" in each and "score" in each.get("conversation", {}) and each["valid"]:
+            rewards[each["group"]].append(rewards_by_role(each))
+    return [group for group in rewards.values() if len(group) > 1]
 
 
 def _of_rewards(stats: Sequence[Stats], calls: Sequence[Sequence[CallStats]]) -> dict[str, float]:

@@ -52,6 +52,7 @@ def trace_of(life: Life, decode: Decode | None = None, experiment_name: str | No
         **({"reported": plain(life.reported)} if life.reported else {}),
         **({"calc_rewards": record["calc_rewards"]} if record["calc_rewards"] else {}),
         **({"interaction_score": record["score"]} if record["score"] else {}),
+        **({"rewards": rewards} if (rewards := (record["session"] or {}).get("rewards")) else {}),
         "rows": rows,
     }
     root.attributes = {
@@ -99,6 +100,8 @@ def _fill(number: int, turn: TraceSpan, rows: Sequence[Mapping[str, Any]], decod
     turn.outputs = {"reward": plain(sum(earned))} if earned else {}
     place = generation["cause"] if generation["row"] is None else generation["row"]
     turn.attributes = {"turn": number, "parent": generation["parent"], "row": place}
+    if (role := generation.get("role")) is not None:
+        turn.attributes["role"] = role
 
 
 def _sampled(generation: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], decode: Decode | None) -> dict[str, Any]:

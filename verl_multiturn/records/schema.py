@@ -557,12 +557,13 @@ JOINED = pa.schema(
         ("validation", pa.bool_()),
         ("step", pa.int32()),  # of the trainer
         ("update", pa.int32()),  # which of the step's optimizer steps, the first epoch's; null: none, or it is drawn
+        ("role", pa.string()),  # whose turns it holds, one of proxy.roles; null: there are none
         ("score", pa.float64()),  # verl's sum of token-level scores, before KL
         # JSON, an object of numbers: compute_score, tool_score, interaction_score, completion_score as far as the
         # reward has these parts, and the other numbers that the reward function reported
         ("parts", pa.string()),
         ("otc_factor", pa.float64()),
-        # of the scores of the group's valid conversations; null: there is none, or it is an evaluation
+        # of the scores of the group's valid conversations, with roles of the row's; null: none, or an evaluation
         ("group_mean", pa.float64()),
         ("group_std", pa.float64()),  # of the same, with n - 1 as in GRPO; null: fewer than two
         ("advantages", _FLOATS),  # of the row's sampled tokens, in order; so with the next

@@ -1,7 +1,8 @@
 """The rules for rewards: which numbers are rewards, which rewards are equal, and which conversations are right.
 
     as_reward, score_of    numbers that tools, interactions, environments, agents and reward functions return
-    are_equal              whether the rewards of a group are the same, so that nothing is learned from it
+    have_signal            whether something can be learned from a group: the one rule for all who look at one
+    are_equal              whether two or more rewards are the same
     ScoreRange.is_right    whether a conversation solved its task
 
 Invariants:
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Real
@@ -37,6 +39,8 @@ ROUNDING = 1e-6
 """Largest difference of two equal rewards, relative to the larger one."""
 RIGHT_ACC = 0.5
 """A conversation whose reward reports more than this as `acc` is right."""
+RoleRewards = Mapping[str | None, float]
+"""The rewards of a conversation by role (`proxy.roles`); without roles its whole reward, under None."""
 
 
 class NoNumberError(TypeError):
@@ -108,6 +112,22 @@ def score_of(result: Any) -> float:
             raise
         what = "None" if result is None else f"{show(result)}, whose 'score' is no number"
         raise NoNumberError(f"got {what}; {_ON_EVERY_PATH}") from error
+
+
+def have_signal(rewards: Sequence[RoleRewards]) -> bool:
+    """Return whether two conversations of a group differ in the reward of one same role.
+
+    Advantages compare the conversations of each role. So a zero-sum game has a signal, though its sums are all 0.
+    Example: [{"white": 1, "black": -1}, {"white": -1, "black": 1}] has one, [{None: 1}, {None: 1}] has none.
+
+    Args:
+        rewards: Those of the group's valid conversations, of trained roles alone.
+    """
+    by_role: dict[str | None, list[float]] = defaultdict(list)
+    for own in rewards:
+        for role, reward in own.items():
+            by_role[role].append(reward)
+    return not all(map(are_equal, by_role.values()))
 
 
 def are_equal(scores: Sequence[float]) -> bool:

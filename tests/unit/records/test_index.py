@@ -85,6 +85,7 @@ def test_a_row_has_line_summary_score_and_join(run: Path) -> None:
         "tools_s": 0.5, "interaction_s": 0.0, "score": 1.0, "file": 0, "trained_step": 2, "update": 0,
         "trained_tokens": 7, "untrained": "", "group_mean": 0.25, "group_std": 0.5, "join": 1, "fate": "trained",
         "acc": 1.0, "fate_step": None, "partly": False, "undone": False, "joined_rows": 1,
+            "roles": None,
     }  # fmt: skip
 
 

@@ -109,6 +109,7 @@ def _of_conversation(record: dict[str, Any], source: RunSource) -> dict[str, Any
         "verl_multiturn.trained_step": reward.step,
         "verl_multiturn.stop_reason": record.get("stop_reason"),
         "verl_multiturn.score": reward.score,
+        **{f"verl_multiturn.score.{role}": own for role, own in reward.of_roles.items()},
         "verl_multiturn.data_source": sample.get("data_source"),
         "verl_multiturn.sample_index": sample.get("index"),
     }
@@ -167,6 +168,7 @@ def _of_generation(record: dict[str, Any], span: TraceSpan, source: RunSource) -
         "gen_ai.usage.output_tokens": found.get("tokens"),
         "gen_ai.usage.cache_read.input_tokens": found.get("cached_tokens"),
         "gen_ai.response.finish_reasons": [found["finish"]] if found.get("finish") else None,
+        "verl_multiturn.role": found.get("role"),
     }
 
 

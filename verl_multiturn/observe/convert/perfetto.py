@@ -80,11 +80,13 @@ def _of_conversation(
     yield _named("thread_name", process, thread, request)
     timeline = tree_of(record).timeline
     ended = max([float(record["ended"]), *(float(wait["end"]) for wait, _ in timeline)])
+    reward = source.reward(record)
     args = {
         "request_id": request,
         "uid": record.get("uid"),
         "stop_reason": record.get("stop_reason"),
-        "score": source.reward(record).score,
+        "score": reward.score,
+        **({"scores": reward.of_roles} if reward.of_roles else {}),
     }
     whole = {"cat": "conversation", "name": f"conversation {record.get('number')}", "id": f"{name}/0"}
     yield from _pair(whole, process, thread, float(record["began"]) + offset, ended + offset, args)
@@ -99,6 +101,8 @@ def _of_conversation(
             "id": f"{name}/{lane + 1}",
         }
         detail: dict[str, Any] = {"turn": wait.get("turn")}
+        if (role := span.entry.get("role")) is not None and span.kind == "generation":
+            detail["role"] = role
         if span.kind == "tool":
             kept = ("id", "arguments", "status", "attempts", "cached")
             detail |= {key: span.entry.get(key) for key in kept}

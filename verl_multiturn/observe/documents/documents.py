@@ -22,6 +22,7 @@ from verl_multiturn.observe.documents.flips import flips_of
 from verl_multiturn.observe.documents.folder import SETTINGS, RunDocuments
 from verl_multiturn.observe.documents.join_rows import joined_rows
 from verl_multiturn.observe.documents.pieces import Pieces, find
+from verl_multiturn.observe.documents.roles import roles_of
 from verl_multiturn.observe.documents.steps import lines_of
 from verl_multiturn.observe.documents.timeline import timeline
 from verl_multiturn.observe.explain.explanation import explain
@@ -130,7 +131,7 @@ class Documents:
     ) -> dict[str, Any]:
         """Return a conversation whole, without the texts of its ids."""
         return {
-            "row": _row(row) | excerpts_of(record),
+            "row": _row(row) | excerpts_of(record) | plain(roles_of(row, joined)),
             "record": record,
             "joined": [plain(_short(each)) for each in joined],
         }

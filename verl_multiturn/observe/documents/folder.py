@@ -19,6 +19,7 @@ from verl_multiturn.describe import one_line, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.points import read_points
 from verl_multiturn.observe.documents.join_rows import joined_rows, read_parts
+from verl_multiturn.observe.documents.roles import group_means, means_of, roles_of
 from verl_multiturn.observe.documents.steps import Key, groups_of, lines_of, step_entries
 from verl_multiturn.records.index.index import Index
 from verl_multiturn.records.index.query import one_of
@@ -26,12 +27,12 @@ from verl_multiturn.records.index.rows import differing, fate_of
 from verl_multiturn.records.read import joins
 from verl_multiturn.records.read.fates import COUNTED, Fate, counted_as, start_of
 from verl_multiturn.records.read.records import Records
-from verl_multiturn.records.read.scores import each_once, key_of
+from verl_multiturn.records.read.scores import by_role, each_once, key_of
 
 SETTINGS = ("settings", "tools", "interactions", "schemas", "template")
 """Fields of a run's file beside its start."""
 _OF_START = ("start", "began", "host", "versions", "resumed_from")
-_OF_GROUPS = ["request_id", "uid", "number", "row", "validation", "untrained", "group_mean", "group_std"]
+_OF_GROUPS = ["request_id", "uid", "number", "row", "role", "validation", "untrained", "group_mean", "group_std"]
 _OF_MEMBER = ("request_id", "uid", "stop_reason", "valid", "rows", "turns", "calls", "failed_calls",
               "prompt_tokens", "response_tokens", "sampled_tokens", "seconds", "score")  # fmt: skip
 
@@ -136,9 +137,9 @@ class RunDocuments:
                 name = joins.parse_name(path.name)
                 assert name is not None
                 rows += each_once(joins.read_one(path, name, _OF_GROUPS)).to_pylist()
-        own = pa.concat_tables([index.table, index.nameless]).select(["request_id", "uid", "number", "score"])
+        own = pa.concat_tables([index.table, index.nameless]).select(["request_id", "uid", "number", "score", "roles"])
         own = own.filter(pc.is_in(own["uid"], pa.array({row["uid"] for row in rows}, pa.string())))
-        return groups_of(rows, {key_of(row): row["score"] for row in own.to_pylist()})
+        return groups_of(rows, {key_of(row): by_role(row["score"], row["roles"]) for row in own.to_pylist()})
 
     def group(self, uid: str) -> dict[str, Any]:
         """Return the conversations of a group, side by side.
@@ -147,7 +148,8 @@ class RunDocuments:
             uid: Its uid, or the beginning of one.
 
         Returns:
-            `uid`, `step` that trained it, `mean` and `std` of its scores, and its `conversations`.
+            `uid`, `step` that trained it, `mean` and `std` of its scores, and its `conversations`. Where there are
+            roles, `roles` has mean, deviation and scores of each.
 
         Raises:
             ConfigError: There is no such group, or several.
@@ -156,16 +158,18 @@ class RunDocuments:
         uid = one_of("--group", uid, filter(None, pc.unique(table["uid"]).to_pylist()), "group")
         rows = table.filter(pc.equal(table["uid"], uid)).to_pylist()
         rows.sort(key=lambda row: (row["number"], row["request_id"]))
-        members = []
+        members, joined = [], []
         for row in rows:
             self.record(row)
-            members.append(_member(row, self.joined(row)))
+            own = self.joined(row)
+            joined += [{name: each[name] for name in ("role", "group_mean", "group_std")} for each in own]
+            members.append(_member(row, own))
         nameless = self.index.nameless
         others = nameless.filter(pc.equal(nameless["uid"], uid)).to_pylist()
         first = next((row for row in [*rows, *others] if row["join"] is not None), None)
-        names = {"step": "trained_step", "mean": "group_mean", "std": "group_std"}
-        said = {name: None if first is None else first[column] for name, column in names.items()}
-        return {"uid": uid, **said, "conversations": members}
+        of_first = [] if first is None else [{**first, "role": None}]
+        said = group_means(means_of(joined or of_first), [by_role(row["score"], row["roles"]) for row in rows])
+        return {"uid": uid, "step": None if first is None else first["trained_step"], **said, "conversations": members}
 
     def conversation(self, request_id: str) -> dict[str, Any]:
         """Return the known data of a conversation.
@@ -253,4 +257,5 @@ def _member(row: Mapping[str, Any], joined: Sequence[Mapping[str, Any]]) -> dict
         "score": row["score"],
         "parts": next(filter(None, parts), None),
         "advantage": math.fsum(advantages) / len(advantages) if advantages else None,
+        **roles_of(row, joined),
     }

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from verl_multiturn.observe.documents.roles import group_means, means_of
 from verl_multiturn.records.read.joins import JoinName
-from verl_multiturn.records.read.scores import are_right, key_of
-from verl_multiturn.rows.reward_numbers import ScoreRange, are_equal, within_rounding
+from verl_multiturn.records.read.scores import are_right, by_role, key_of
+from verl_multiturn.rows.reward_numbers import RoleRewards, ScoreRange, have_signal, within_rounding
 
 Key = tuple[int, bool]
 """Number of a step, and whether the validation after it is meant."""
@@ -93,7 +94,7 @@ def _counted(own: pa.Table, undone: Collection[int], is_split: bool) -> dict[Key
     """
     # A filtered table is copied: of a million conversations all columns would be 250 MB.
     names = ["trained_step", "step", "validation", "uid", "number", "score", "acc", "response_tokens", "seconds"]
-    own = own.select([*names, "trained_tokens", "join"])
+    own = own.select([*names, "trained_tokens", "join", "roles"])
     trained, begun = _keys(own["trained_step"], own["validation"]), _keys(own["step"], own["validation"])
     joined = pc.is_valid(trained)
     counts = pc.or_(joined, pc.invert(pc.is_in(begun, pc.unique(trained.drop_null()))))
@@ -104,7 +105,7 @@ def _counted(own: pa.Table, undone: Collection[int], is_split: bool) -> dict[Key
     table = pa.table({
         "key": key, "joined": joined, "uid": own["uid"], "number": own["number"], "score": score,
         "right": _rights(own, score), "tokens": own["response_tokens"], "seconds": own["seconds"],
-        "trained": own["trained_tokens"],
+        "trained": own["trained_tokens"], "roles": own["roles"],
     })  # fmt: skip
     of_steps = [("score", "list"), ("joined", "any"), ("trained", "sum"), ("tokens", "mean")]
     counted = table.group_by("key").aggregate([*of_steps, ("seconds", "mean"), ("seconds", "max")])
@@ -145,6 +146,9 @@ def _groups_counted(table: pa.Table, is_split: bool) -> dict[int, dict[str, Any]
     low, high = groups["score_min"].to_numpy(), groups["score_max"].to_numpy()
     with np.errstate(invalid="ignore"):  # of groups without a score
         equal = several & within_rounding(low, high)
+    if unlike := _differing_by_role(table):
+        names = zip(groups["key"].to_pylist(), groups["uid"].to_pylist(), strict=True)
+        equal &= np.array([name not in unlike for name in names], bool)
     right = pc.fill_null(groups["right_all"], False).to_numpy()
     made = {"compared": several, "equal": equal, "right": equal & right}
     for name, values in made.items():
@@ -163,6 +167,15 @@ def _groups_counted(table: pa.Table, is_split: bool) -> dict[int, dict[str, Any]
     }
 
 
+def _differing_by_role(table: pa.Table) -> set[tuple[int, str]]:
+    """Return the groups whose conversations differ in the reward of a role, by step and uid: their sums may not."""
+    own = table.filter(pc.and_(pc.is_valid(table["roles"]), pc.is_valid(table["score"])))
+    found: dict[tuple[int, str], list[RoleRewards]] = defaultdict(list)
+    for row in own.select(["key", "uid", "score", "roles"]).to_pylist():
+        found[row["key"], row["uid"]].append(by_role(row["score"], row["roles"]))
+    return {key for key, rewards in found.items() if have_signal(rewards)}
+
+
 def _rights(own: pa.Table, score: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return who is right; training and validations have a range of scores each."""
     found = []
@@ -172,12 +185,12 @@ def _rights(own: pa.Table, score: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(own["validation"], found[1], found[0])
 
 
-def groups_of(rows: Sequence[Mapping[str, Any]], scores: Mapping[str, float | None]) -> list[dict[str, Any]]:
-    """Return the groups of a step or a validation.
+def groups_of(rows: Sequence[Mapping[str, Any]], rewards: Mapping[str, RoleRewards]) -> list[dict[str, Any]]:
+    """Return the groups of a step or a validation; where there are roles, `roles` has the rewards of each.
 
     Args:
         rows: Its rows in the join.
-        scores: The conversations' rewards, by their keys (`key_of`).
+        rewards: The conversations' rewards by role (`scores.by_role`), by their keys (`key_of`).
     """
     by_uid: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -185,10 +198,10 @@ def groups_of(rows: Sequence[Mapping[str, Any]], scores: Mapping[str, float | No
     found = []
     for uid, own in by_uid.items():
         numbers = {key_of(row): row["number"] for row in own}
-        earned = [scores.get(key) for key in sorted(numbers, key=lambda key: (numbers[key], key))]
-        known = [score for score in earned if score is not None]
-        equal = len(known) > 1 and are_equal(known)
-        kept = {"uid": uid, "mean": own[0]["group_mean"], "std": own[0]["group_std"], "equal": equal}
-        untrained = dict(Counter(row["untrained"] for row in own if row["untrained"]))
-        found.append({**kept, "scores": earned, "untrained": untrained})
+        earned = [rewards.get(key) or {} for key in sorted(numbers, key=lambda key: (numbers[key], key))]
+        known = [each for each in earned if each]
+        kept = {"uid": uid, "equal": len(known) > 1 and not have_signal(known)}
+        kept |= {"scores": [math.fsum(each.values()) if each else None for each in earned]}
+        kept |= {"untrained": dict(Counter(row["untrained"] for row in own if row["untrained"]))}
+        found.append({**kept, **group_means(means_of(own), earned)})
     return found

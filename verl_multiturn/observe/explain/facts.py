@@ -22,6 +22,7 @@ from verl_multiturn.observe.join_columns import JoinTable
 from verl_multiturn.observe.spans import spans_of
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.scores import Reward, is_right, ranges_of, rewards_of
+from verl_multiturn.rows.reward_numbers import RoleRewards
 
 _ANSWER = re.compile(r"(?:####|\\boxed\{|<answer>|\banswer\s*(?:is\b|:))", re.IGNORECASE)
 _LONGEST_ANSWER = 200
@@ -88,6 +89,10 @@ class ConversationFacts:
     """Whether it solved its task; False without a score."""
     advantage: float | None = None
     """Mean over its sampled tokens."""
+    by_role: RoleRewards = field(default_factory=dict)
+    """Its rewards by role (`reward_numbers.have_signal`); {} without a reward."""
+    advantages: dict[str | None, float] = field(default_factory=dict)
+    """Mean over the sampled tokens of each role; without roles that of all, under None."""
     parts: dict[str, float] = field(default_factory=dict)
     """The reward's parts, and the other numbers that its function reported."""
     trained: int = 0
@@ -197,6 +202,7 @@ def read_facts(records: Records) -> Facts:
         talk = _talk(record, scored.get(record["request_id"]))
         if talk.valid:
             talk.score, talk.right = reward.score, is_right(reward, ranges)
+            talk.by_role = reward.by_role
         talk.parts = reward.parts
         _join(talk, record, joined, facts)
         facts.timeline |= bool(talk.parts_s)
@@ -253,7 +259,7 @@ def _talk(record: dict[str, Any], scored: float | None) -> ConversationFacts:
 
 def _join(talk: ConversationFacts, record: dict[str, Any], joined: JoinTable, facts: Facts) -> None:
     """Add the trainer's results for a conversation's rows."""
-    advantages: list[Any] = []
+    advantages: dict[str | None, list[Any]] = defaultdict(list)
     for number_of_row, row in enumerate(record.get("rows") or []):
         at = joined.find(talk.request_id, number_of_row)
         if at is None:
@@ -268,7 +274,7 @@ def _join(talk: ConversationFacts, record: dict[str, Any], joined: JoinTable, fa
             some = joined.floats("untrained_tokens", at)
             talk.too_old += len(turns) if some is None else len(some)
         if (values := joined.floats("advantages", at)) is not None:
-            advantages.append(values)
+            advantages[joined.text("role", at)].append(values)
         if (values := joined.floats("entropy", at)) is not None and not talk.validation:
             facts.entropy[talk.step].add(values[np.isfinite(values)])
         trainer = joined.floats("old_log_probs", at)
@@ -278,9 +284,10 @@ def _join(talk: ConversationFacts, record: dict[str, Any], joined: JoinTable, fa
             )  # as the trainer has them
             if len(rollout) == len(trainer):
                 _add_drift(talk, trainer - rollout, turns, versions, facts.drift)
-    if advantages:
-        values = np.concatenate(advantages)
-        talk.advantage = float(values.mean()) if len(values) else None
+    of_roles = {role: np.concatenate(own) for role, own in advantages.items()}
+    talk.advantages = {role: float(own.mean()) for role, own in of_roles.items() if len(own)}
+    if talk.advantages:
+        talk.advantage = float(np.concatenate([*of_roles.values()]).mean())
 
 
 def _add_drift(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from verl_multiturn.observe.explain.facts import ConversationFacts, Facts
 from verl_multiturn.observe.explain.finding import Finding, Kind, percent
-from verl_multiturn.rows.reward_numbers import are_equal
+from verl_multiturn.rows.reward_numbers import have_signal
 
 _FEWEST = 8
 _ALARM = 0.5
@@ -53,11 +53,11 @@ def groups_of(talks: Sequence[ConversationFacts]) -> list[_GroupFacts]:
         by_uid[talk.uid].append(talk)
     found = []
     for group in by_uid.values():
-        own = [talk.score for talk in group if talk.score is not None]
+        own = [talk.by_role for talk in group if talk.score is not None]
         if len(own) < 2:
             continue
         right = all(talk.right for talk in group)
-        found.append(_GroupFacts(max(talk.step for talk in group), group, are_equal(own), right))
+        found.append(_GroupFacts(max(talk.step for talk in group), group, not have_signal(own), right))
     return found
 
 

@@ -92,17 +92,17 @@ def _contradictions(facts: Facts) -> Iterator[Finding]:
             "no advantages were recorded, so they cannot be compared with the scores",
         )
         return
-    groups: dict[str, list[ConversationFacts]] = defaultdict(list)
+    groups: dict[tuple[str, str | None], list[ConversationFacts]] = defaultdict(list)
     for talk in talks:
-        if talk.advantage is not None:
-            groups[talk.uid].append(talk)
+        for role in talk.advantages.keys() & talk.by_role.keys():
+            groups[talk.uid, role].append(talk)
     against: list[list[ConversationFacts]] = []
     compared = 0
-    for group in groups.values():
-        scores = np.array([talk.score for talk in group], float)
+    for (_, role), group in groups.items():
+        scores = np.array([talk.by_role[role] for talk in group], float)
         if len(group) > 1 and not are_equal(scores.tolist()):
             compared += 1
-            advantages = np.array([talk.advantage for talk in group], float)
+            advantages = np.array([talk.advantages[role] for talk in group], float)
             if _correlation(scores - scores.mean(), advantages - advantages.mean()) < _AGAINST:
                 against.append(group)
     share = len(against) / max(1, compared)

@@ -14,6 +14,9 @@ _NOTE, _ALARM = 0.01, 0.1
 _REROLLED = 0.2
 _AGE_NOTE, _AGE_ALARM = 2.0, 8.0
 _ROWS = 16
+_WANTED = ("too_old", "not_selected", "not_trained_role")
+"""Causes of tokens in no row that are nobody's loss here: `not_selected` answers, and those of roles that are context,
+were not to be trained; those that are too old are in `stale`."""
 _IN_FLIGHT = 2
 """Conversations that began in so many last steps may yet be trained in an asynchronous run."""
 
@@ -115,11 +118,11 @@ def _in_no_row(facts: Facts) -> Iterator[Finding]:
     causes: Counter[str] = Counter()
     for talk in valid:
         causes.update(talk.unplaced)
-    # Those that are too old are in `stale`; of several answers to one prompt, `not_selected` ones were not wanted.
+    # Those that are too old are in `stale`.
     lost = {cause: count for cause, count in causes.items() if cause != "too_old"}
 
     def unwanted(talk: ConversationFacts) -> int:
-        return sum(count for cause, count in talk.unplaced.items() if cause not in ("too_old", "not_selected"))
+        return sum(count for cause, count in talk.unplaced.items() if cause not in _WANTED)
 
     found = course(valid, lambda talk: (unwanted(talk), talk.generated))
     kind = found.kind(0.02, _ALARM, is_service=False)
@@ -140,6 +143,7 @@ def _in_no_row(facts: Facts) -> Iterator[Finding]:
             "dropped_row": "the agent's prompts do not continue each other: a larger proxy.max_rows, or an agent that "
             "appends to its messages",
             "not_selected": "nothing, if proxy.select leaves them out on purpose",
+            "not_trained_role": "nothing, if proxy.train leaves their role out on purpose",
         }.get(most, "look at the generations of the examples"),
         {"tokens": dict(lost), "share": round(share, 4), "share_by_window": found.shares},
         examples(talk.request_id for talk in sorted(valid, key=unwanted, reverse=True) if sum(talk.unplaced.values())),

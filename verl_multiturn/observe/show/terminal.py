@@ -171,27 +171,44 @@ def _step(document: Mapping[str, Any], console: Console) -> None:
 def _print_groups(groups: Sequence[Mapping[str, Any]], console: Console) -> None:
     if not groups:
         return
-    table = _table("groups", ("group", "mean", "std", "equal", "scores", "not trained"), ("mean", "std"))
+    roles = sorted({role for group in groups for role in group.get("roles", ())})
+    numbers = ("mean", "std", "equal", "scores") if not roles else ("equal", *roles)
+    table = _table("groups", ("group", *numbers, "not trained"), ("mean", "std"))
     for group in groups[:_MOST_GROUPS]:
-        scores = " ".join("–" if score is None else _shown(float(score)) for score in group["scores"])
-        _add(table, group["uid"], group["mean"], group["std"], group["equal"], scores, _counts(group["untrained"]))
+        of_roles = (_scores(group["roles"].get(role, {}).get("scores", ())) for role in roles if "roles" in group)
+        plain = (group["mean"], group["std"], group["equal"], _scores(group["scores"]))
+        cells = plain if not roles else (group["equal"], *(list(of_roles) or [_scores(group["scores"])]))
+        _add(table, group["uid"], *cells, *[""] * (len(numbers) - len(cells)), _counts(group["untrained"]))
     console.print(table)
     if len(groups) > _MOST_GROUPS:
         _say(console, f"and {len(groups) - _MOST_GROUPS} more; --json has all")
 
 
+def _scores(scores: Sequence[float | None]) -> str:
+    return " ".join("–" if score is None else _shown(float(score)) for score in scores)
+
+
 def _group(document: Mapping[str, Any], console: Console) -> None:
     step = "" if document["step"] is None else f" of step {document['step']}"
-    mean, std = _shown(document["mean"]), _shown(document["std"])
-    _say(console, f"group {document['uid']}{step}: mean {mean or 'unknown'}, std {std or 'unknown'}", "bold")
-    numbers = ("score", "adv", "turns", "calls", "tokens", "s")
+    roles = document.get("roles", {})
+    said = [f"{role}: {_mean_and_std(each)}" for role, each in roles.items()] or [_mean_and_std(document)]
+    _say(console, f"group {document['uid']}{step}: {'; '.join(said)}", "bold")
+    of_roles = [f"{role} {what}" for role in roles for what in ("score", "adv")]
+    numbers = (*(of_roles or ("score", "adv")), "turns", "calls", "tokens", "s")
     table = _table("conversations", ("nr", "request", *numbers, "stop", "fate", "parts"), ("nr", *numbers))
     for each in document["conversations"]:
         parts = ", ".join(f"{name} {_shown(value)}" for name, value in (each["parts"] or {}).items())
         calls = each["calls"] if not each["failed_calls"] else f"{each['calls']}, {each['failed_calls']} failed"
-        cells = (each["score"], each["advantage"], each["turns"], calls, each["sampled_tokens"], each["seconds"])
+        found = each.get("roles", {})
+        earned = [found.get(role, {}).get(name) for role in roles for name in ("score", "advantage")]
+        cells = (*(earned or (each["score"], each["advantage"])), each["turns"], calls, each["sampled_tokens"])
+        cells = (*cells, each["seconds"])
         _add(table, each["number"], short_id(each["request_id"]), *cells, each["stop_reason"], _fate(each), parts)
     console.print(table)
+
+
+def _mean_and_std(said: Mapping[str, Any]) -> str:
+    return f"mean {_shown(said['mean']) or 'unknown'}, std {_shown(said['std']) or 'unknown'}"
 
 
 def short_id(request_id: str) -> str:
@@ -237,7 +254,8 @@ def _conversation(document: Mapping[str, Any], console: Console) -> None:
 def _row(row: Mapping[str, Any]) -> str:
     advantages = row["advantages"] or []
     parts = ", ".join(f"{name} {_shown(value)}" for name, value in (row["parts"] or {}).items())
-    said = [f"row {row['row']}: score {_shown(row['score'])}" + (f" ({parts})" if parts else "")]
+    role = "" if row["role"] is None else f", role {row['role']}"
+    said = [f"row {row['row']}{role}: score {_shown(row['score'])}" + (f" ({parts})" if parts else "")]
     if row["group_mean"] is not None:
         said.append(f"group mean {_shown(row['group_mean'])}, std {_shown(row['group_std']) or 'unknown'}")
     if advantages:

@@ -19,7 +19,7 @@ from verl_multiturn.describe import one_line
 
 STATIC = Path(__file__).parent / "static"
 MODULES = (
-    "lib.js", "query.js", "data.js", "tokens.js", "chart.js", "table.js", "messages.js", "tree.js",
+    "lib.js", "query.js", "data.js", "tokens.js", "chart.js", "table.js", "messages.js", "roles.js", "tree.js",
     "gantt.js", "talk.js", "group.js", "run.js", "step.js", "open.js", "main.js",
 )  # fmt: skip
 """Modules of the page; each imports those before it alone."""

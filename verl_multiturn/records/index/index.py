@@ -49,7 +49,7 @@ from verl_multiturn.records.read.records import Records, StoredRecord
 from verl_multiturn.records.read.repeats import repeat_fault
 from verl_multiturn.records.read.scores import each_once
 
-_VERSION = "7"
+_VERSION = "8"
 _SLICE = 100_000
 """Lines that are read at a time."""
 _UIDS = 4_000

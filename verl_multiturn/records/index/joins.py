@@ -15,8 +15,8 @@ from verl_multiturn.records.read.oddities import are_close, place_fault, unbegun
 from verl_multiturn.records.read.scores import acc_of, rewards_in_each
 
 OF_JOIN = (
-    "request_id", "uid", "number", "row", "validation", "step", "update", "score", "parts", "trained", "untrained",
-    "group_mean", "group_std", "otc_factor",
+    "request_id", "uid", "number", "row", "validation", "step", "update", "role", "score", "parts", "trained",
+    "untrained", "group_mean", "group_std", "otc_factor",
 )  # fmt: skip
 GIVEN = [*(name for name, _ in JOIN), "score", "why"]
 """Columns that a join decides."""
@@ -43,7 +43,7 @@ def joined(rows: pa.Table, number: int) -> pa.Table:
     rows = rows.append_column("is_named", is_named)
     rows = rows.set_column(0, "request_id", pc.if_else(is_named, rows["request_id"], place))
     rows = _with_causes(rows.sort_by([("row", "ascending")]))
-    names = [name for name in OF_JOIN if name not in ("request_id", "trained", "score", "parts", "untrained")]
+    names = [name for name in OF_JOIN if name not in ("request_id", "trained", "role", "score", "parts", "untrained")]
     first = [(name, "first") for name in (*names, "is_named", *_CAUSES)]
     found = rows.group_by("request_id", use_threads=False).aggregate(
         [*first, ("trained", "sum"), _ROWS, ("is_partly", "any")]
@@ -54,7 +54,7 @@ def joined(rows: pa.Table, number: int) -> pa.Table:
     made["fate_step"] = pa.nulls(len(found), pa.int32())
     earned = rewards_in_each(rows)
     earned = earned.take(pc.index_in(found["request_id"], earned["request_id"].combine_chunks()).combine_chunks())
-    made |= {"score": earned["score"], "acc": _accs(earned["parts"])}
+    made |= {"score": earned["score"], "acc": _accs(earned["parts"]), "roles": earned["roles"]}
     made |= {"untrained": pc.fill_null(found["cause_first"], ""), "joined_rows": found["trained_count"]}
     whole = pc.and_(pc.equal(found["trained_count"], 1), pc.equal(pc.fill_null(made.pop("otc_factor"), 1.0), 1.0))
     made |= _fates(found)

@@ -34,14 +34,15 @@ LINES = [
 JOIN = [
     ("trained_step", _INT), ("update", _INT), ("trained_tokens", _INT), ("untrained", _TEXT), ("group_mean", _REAL),
     ("group_std", _REAL), ("join", _INT), ("fate", _TEXT), ("acc", _REAL), ("fate_step", _INT), ("partly", _BOOL),
-    ("undone", _BOOL), ("joined_rows", _INT),
+    ("undone", _BOOL), ("joined_rows", _INT), ("roles", _TEXT),
 ]  # fmt: skip
 SCHEMA = pa.schema(LINES + JOIN)
 HIDDEN = (
-    "file", "offset", "place", "join", "event", "said", "acc", "fate_step", "partly", "joined_rows",
+    "file", "offset", "place", "join", "event", "said", "acc", "fate_step", "partly", "joined_rows", "roles",
 )  # fmt: skip
 """Columns that no table shows: where a conversation is stored, why it ended by its line (`why` is the fate's), what its
-reward reported as `acc`, from which steps count who is right, and the other fields of a `fates.Fate`."""
+reward reported as `acc`, from which steps count who is right, the other fields of a `fates.Fate`, and the rewards by
+role (`scores.rewards_in`)."""
 NO_STEP = -1
 """The column `fate_step` of a conversation whose fate names no step; null: its join has the step."""
 COLUMNS = LINES + JOIN

@@ -55,6 +55,7 @@ class JoinedRow:
     validation: bool
     step: int
     update: int | None = None
+    role: str | None = None
     score: float | None = None
     parts: str | None = None
     otc_factor: float | None = None

@@ -7,6 +7,7 @@
   voids a score (`NO_SCORE`).
 - Its reward is the sum over its rows. verl's score lies on the last one, those of tools, of an interaction and of an
   agent's completions where they were earned.
+- Where rows have roles, a role's reward is the sum over its rows.
 - Of several joins that have a conversation the last one counts (`joins.order`).
 - Where no join has it, the score of its line counts.
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -28,11 +30,11 @@ import pyarrow.compute as pc
 from verl_multiturn.records.read import joins
 from verl_multiturn.records.read.joins import JoinName
 from verl_multiturn.records.read.records import Records
-from verl_multiturn.rows.reward_numbers import RIGHT_ACC, ScoreRange
+from verl_multiturn.rows.reward_numbers import RIGHT_ACC, RoleRewards, ScoreRange
 
 NO_SCORE = ("invalid", "outage", "reward_outage", "failed")
 """Causes in the join's column `untrained` that void the score of a row."""
-COLUMNS = ("request_id", "uid", "number", "row", "score", "parts", "trained", "untrained")
+COLUMNS = ("request_id", "uid", "number", "row", "role", "score", "parts", "trained", "untrained")
 """Columns of a join that `rewards_in` reads."""
 LARGEST = 2.0**970
 """The largest size of a row's score: sums of 2^53 of these stay finite, and with them means."""
@@ -56,6 +58,18 @@ class Reward(NamedTuple):
     number: int = 0
     trained: int | None = None
     """Its tokens that the loss counted; None: no join has the conversation."""
+    roles_text: str | None = None
+    """The reward of each role, as `rewards_in` has it; None without roles."""
+
+    @property
+    def by_role(self) -> RoleRewards:
+        """Return its rewards for `have_signal`: of each role, or without roles the whole; {} without a reward."""
+        return by_role(self.score, self.roles_text)
+
+    @property
+    def of_roles(self) -> dict[str, float]:
+        """Return the reward of each role; {} without roles, or without a reward."""
+        return {role: reward for role, reward in self.by_role.items() if role is not None}
 
     @property
     def parts(self) -> dict[str, float]:
@@ -85,6 +99,21 @@ def parts_of(text: str | None) -> dict[str, float]:
         elif (number := _finite(value)) is not None:
             found[name] = number
     return found
+
+
+def by_role(score: float | None, roles_text: str | None) -> RoleRewards:
+    """Return a conversation's rewards for `have_signal`: of each role, or without roles the whole; {} without a reward.
+
+    Args:
+        score: Its whole reward; None: it has none.
+        roles_text: The column `roles` of `rewards_in`.
+    """
+    if score is None:
+        return {}
+    found = _read(roles_text) if roles_text else None
+    if not isinstance(found, dict):
+        return {None: score}
+    return {str(role): number for role, value in found.items() if (number := _finite(value)) is not None}
 
 
 def _read(text: str | None) -> Any:
@@ -132,7 +161,8 @@ def rewards_in(rows: pa.Table) -> pa.Table:
 
     Returns:
         A row for each conversation: `request_id`, `uid`, `number`; `score`, null where it has no reward that counts;
-        `parts`, those of its last row that has some; `trained`, its tokens that the loss counted.
+        `parts`, those of its last row that has some; `trained`, its tokens that the loss counted; `roles`, the reward
+        of each role as a JSON object, null where it has no reward or its rows no role.
     """
     return rewards_in_each(each_once(joins.filled(rows, COLUMNS)))
 
@@ -144,13 +174,33 @@ def rewards_in_each(rows: pa.Table) -> pa.Table:
     counts = pc.and_(said, pc.fill_null(pc.less_equal(pc.abs(rows["score"]), LARGEST), False))
     held = rows.select([*_KEY, "uid", "number", "parts", "trained"])
     held = held.append_column("score", pc.if_else(counts, rows["score"], 0.0)).append_column("counts", counts)
+    held = held.append_column("role", rows["role"])
     wanted = [("uid", "first"), ("number", "first"), ("score", "sum"), ("counts", "all"), ("parts", "last")]
     found = held.group_by(_KEY, use_threads=False).aggregate([*wanted, ("trained", "sum")])
     return pa.table({
         "request_id": found["request_id"], "uid": found["uid_first"], "number": found["number_first"],
         "score": pc.if_else(found["counts_all"], found["score_sum"], pa.scalar(None, pa.float64())),
-        "parts": found["parts_last"], "trained": found["trained_sum"],
+        "parts": found["parts_last"], "trained": found["trained_sum"], "roles": _roles(held, found),
     })  # fmt: skip
+
+
+def _roles(held: pa.Table, found: pa.Table) -> pa.Array:
+    """Return the column `roles` of conversations.
+
+    Args:
+        held: Their rows, with the columns `_KEY`, `role` and `score`.
+        found: A row for each conversation, with `_KEY` and `counts_all`.
+    """
+    spoken = held.filter(pc.is_valid(held["role"]))
+    if not len(spoken):
+        return pa.nulls(len(found), pa.string())
+    made: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
+    sums = spoken.group_by([*_KEY, "role"], use_threads=False).aggregate([("score", "sum")])
+    for row in sums.to_pylist():
+        made[row["request_id"], row["place"]][row["role"]] = row["score_sum"]
+    keys = zip(*(found[name].to_pylist() for name in (*_KEY, "counts_all")), strict=True)
+    texts = [json.dumps(made[key[:2]]) if key[2] and key[:2] in made else None for key in keys]
+    return pa.array(texts, pa.string())
 
 
 def _named(rows: pa.Table) -> pa.Table:
@@ -193,6 +243,7 @@ def joined_rewards(records: Records) -> dict[str, Reward]:
                 row["uid"] or "",
                 row["number"] or 0,
                 row["trained"] or 0,
+                row["roles"],
             )
     return found
 

@@ -21,6 +21,7 @@ from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.config import MultiTurnSettings, ScoreSettings
 from verl_multiturn.errors import RewardContractError
 from verl_multiturn.observe.metrics import Stats, numbers_of, stats_of
+from verl_multiturn.observe.roles import role_of
 from verl_multiturn.records.read.joins import JoinedRow
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome, SessionReport
@@ -154,6 +155,7 @@ def joined_row(key: RowKey, stats: Stats | None, fields: Fields, step: int, vali
     if (scores := fields.get("rm_scores")) is not None:
         row.score = float(np.asarray(scores, np.float32).sum(dtype=np.float64))
     if stats is not None:
+        row.role = role_of(stats)
         parts = {**own.get("reported", {})}
         parts |= {ours: own[name] for name, ours in _PARTS.items() if own.get(name) is not None}
         row.parts = json.dumps(parts)

@@ -87,6 +87,7 @@ from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows, StepRo
 from verl_multiturn.verl_bridge.trainer.rows.engine_log_probs import EngineLogProbs
 from verl_multiturn.verl_bridge.trainer.rows.otc import OtcScores
 from verl_multiturn.verl_bridge.trainer.rows.rank_parts import deal, has_our_engine
+from verl_multiturn.verl_bridge.trainer.rows.role_figures import RoleFigures
 from verl_multiturn.verl_bridge.trainer.rows.row_weights import weigh_conversations
 from verl_multiturn.verl_bridge.trainer.rows.skipped_rows import SkippedRows
 from verl_multiturn.verl_bridge.trainer.rows.token_ages import TokenAges
@@ -159,6 +160,7 @@ class MultiTurnHooks:
         self._engines = EngineLogProbs(settings.old_log_prob_bound, config)
         self._verifier = BatchVerifier(config, self.use_critic, self._masks_void_rows, bound)
         filters = settings.filter != "off"
+        self._role_figures = RoleFigures()
         self._spared = SkippedRows(config) if filters and why_rows_stay(config) is None else None
         self._updates = TrainedUpdates(config.actor_rollout_ref.rollout.n, self._spared)
         self._ages = None if self.mode == "sync" else TokenAges(bound)
@@ -385,7 +387,7 @@ class MultiTurnHooks:
         When a step makes several updates, our counts are sums over them. verl's own aggregation would average them.
         """
         parts: list[Any] = [self._outages, self._otc, self._engines, self._verifier, self._updates, self._ages]
-        parts += [self._rerolls, self._sampler, self._spared]
+        parts += [self._rerolls, self._sampler, self._spared, self._role_figures]
         self._silent = set[str]()
         counted = [part for part in [*parts, self._joining] if part is not None]
         for each in [self._rows, *counted]:
@@ -402,6 +404,7 @@ class MultiTurnHooks:
             metrics.update(each.metrics())
         stats = conversations(rows.stats)
         self._outages.watch(stats, self.config.actor_rollout_ref.rollout.n)
+        self._role_figures.watch(stats)
         metrics.update(prefixed(PREFIX, stats))
         if self._over_samples or self._joining is not None:
             self._look_at_news(metrics)
@@ -449,6 +452,7 @@ class MultiTurnHooks:
         rows = self._rows.of(batch)  # of the update's batch
         if self._spared is not None:
             self._spared.silence(rows.keys, rows.partition_id)
+        self._role_figures.look(rows)
         if self._settings.context.weight == "conversation":
             weigh_conversations(rows, self.config.actor_rollout_ref.actor.loss_agg_mode)
         further = () if self._joining is None else NEEDED

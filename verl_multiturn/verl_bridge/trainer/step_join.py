@@ -22,6 +22,7 @@ import copy
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -370,17 +371,28 @@ def _add_groups(
     stats: Mapping[RowKey, Stats],
     joined: Mapping[RowKey, JoinedRow],
 ) -> None:
-    """Enter mean and standard deviation of each group's valid conversations; a conversation has one score."""
+    """Enter mean and standard deviation of each group's valid conversations.
+
+    A conversation has one score, or one for each role, which is compared with the same role's alone.
+    """
     for group in groups.values():
-        scores = []
+        roles: dict[str | None, list[list[RowKey]]] = defaultdict(list)
         for keys in group.values():
-            score = sum_of_rows(joined[key].score for key in keys)
-            if score is not None and all(stats.get(key, {"valid": True})["valid"] for key in keys):
-                scores.append(score)
-        mean = math.fsum(scores) / len(scores) if scores else None
-        std = float(np.std(scores, ddof=1)) if len(scores) > 1 else None
-        for key in (key for keys in group.values() for key in keys):
-            joined[key].group_mean, joined[key].group_std = mean, std
+            own: dict[str | None, list[RowKey]] = defaultdict(list)
+            for key in keys:
+                own[joined[key].role].append(key)
+            for role, some in own.items():
+                roles[role].append(some)
+        for members in roles.values():
+            scores = []
+            for keys in members:
+                score = sum_of_rows(joined[key].score for key in keys)
+                if score is not None and all(stats.get(key, {"valid": True})["valid"] for key in keys):
+                    scores.append(score)
+            mean = math.fsum(scores) / len(scores) if scores else None
+            std = float(np.std(scores, ddof=1)) if len(scores) > 1 else None
+            for key in (key for keys in members for key in keys):
+                joined[key].group_mean, joined[key].group_std = mean, std
 
 
 def _number(value: Any) -> float | None:

@@ -4,6 +4,7 @@ import { html, addressOf, asText, go, shortNumber, useLoaded, useMemo, visible, 
 import { source } from "./data.js";
 import { Content } from "./messages.js";
 import { quoted } from "./query.js";
+import { haveSignal, meanStd, rolesOf, RoleFigures, RoleScores } from "./roles.js";
 import { columnsOf, ColourChoice, Legend, Tokens, textOf } from "./tokens.js";
 
 const MOST = 64;
@@ -23,18 +24,6 @@ export function commonLength(lists) {
   return at;
 }
 
-export function meanStd(values) {
-  if (!values.length) return [null, null];
-  const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
-  if (values.length < 2) return [mean, null];
-  return [mean, Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (values.length - 1))];
-}
-
-// Tells whether rewards differ by rounding alone, as `reward_numbers.are_equal` does; `within` is its constant.
-export function areEqual(scores, within) {
-  return Math.max(...scores) - Math.min(...scores) <= within * Math.max(...scores.map(Math.abs));
-}
-
 export function GroupView({ params, meta, version }) {
   if (!params.uid) return html`<p class="problem" role="alert">this address names no group; open one from the table of conversations</p>`;
   return html`<${LoadedGroup} params=${params} meta=${meta} version=${version} />`;
@@ -48,6 +37,7 @@ function LoadedGroup({ params, meta, version }) {
 function Group({ found, params, meta }) {
   const dirs = [...new Set(found.talks.map((talk) => talk.row.dir))].sort();
   const alone = dirs.length < 2;
+  const roles = rolesOf(found.talks);
   const with_ = found.talks.filter((talk) => talk.record && talk.record.rows.length);
   const scores = found.talks.map((talk) => number(talk.row.score)).filter((score) => score !== null && !Number.isNaN(score));
   const [mean, std] = meanStd(scores);
@@ -59,8 +49,9 @@ function Group({ found, params, meta }) {
   return html`<section>
     <h2>group <code>${visible(params.uid)}</code> <${Copied} text=${params.uid} /></h2>
     <p class="facts"><${Fact} name="conversations">${found.total}</${Fact}>
-      ${alone && html`<${Fact} name="mean">${shortNumber(mean, 4)}</${Fact}><${Fact} name="std">${shortNumber(std, 4)}</${Fact}>`}
-      ${alone && scores.length > 1 && areEqual(scores, meta.rounding) && html`<span class="badge bad">all scores are equal: nothing to learn from</span>`}
+      ${alone && !roles.length && html`<${Fact} name="mean">${shortNumber(mean, 4)}</${Fact}><${Fact} name="std">${shortNumber(std, 4)}</${Fact}>`}
+      ${alone && roles.map((role) => html`<${RoleFigures} role=${role} talks=${found.talks} />`)}
+      ${alone && scores.length > 1 && !haveSignal(found.talks, meta.rounding) && html`<span class="badge bad">all scores are equal: nothing to learn from</span>`}
       ${first && html`<${Fact} name="data">${visible(first.row.data_source ?? "")} ${visible(first.row.index ?? "")}</${Fact}>`}
       ${alone && steps.map((step) => html`<${Fact} name="step"><a href=${addressOf("step", { dir: params.dir || 0, step })}>${step}</a></${Fact}>`)}
       ${found.total > MOST && html`<span class="quiet">the first ${MOST} are shown</span>`}</p>
@@ -91,6 +82,7 @@ function Sibling({ talk, common, colour }) {
   return html`<article class="sibling"><header>
       <a href=${addressOf("talk", { id: row.request_id })}><b>${row.number}</b></a>
       <${Fact} name="score">${row.score === null ? "none" : shortNumber(row.score, 4)}</${Fact}>
+      <${RoleScores} row=${row} />
       ${advantage !== null && html`<${Fact} name="advantage of the first token">${shortNumber(advantage, 3)}</${Fact}>`}
       <${Badge} text=${row.fate} /><${Badge} text=${row.stop_reason} />
       <span class="quiet">${row.turns} turns, ${row.calls} calls${row.failed_calls ? ` (${row.failed_calls} failed)` : ""}, ${shortNumber(row.response_tokens)} tokens</span></header>

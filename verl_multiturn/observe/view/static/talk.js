@@ -1,6 +1,7 @@
 // A conversation: messages, tokens row by row, tree, reward, timeline, and the record as it is.
 import { html, addressOf, go, asText, clock, number, seconds, shortId, shortNumber, useLayoutEffect, useLoaded, useMemo, visible, Badge, Copied, Fact, Fragment, Text, Waiting } from "./lib.js";
 import { source } from "./data.js";
+import { RoleScores } from "./roles.js";
 import { quoted } from "./query.js";
 import { columnsOf, ColourChoice, Legend, Tokens } from "./tokens.js";
 import { Messages } from "./messages.js";
@@ -16,12 +17,15 @@ function Parts({ found }) {
   const sample = record.sample;
   return html`<div class="columns"><div><h3>reward</h3><table class="plain">
       ${entry("score", row.score)}
+      ${Object.entries(row.roles || {}).map(([role, own]) => html`<${Fragment}>${own.score !== null && entry(`score of ${role}`, own.score)}
+        ${own.advantage !== null && entry(`mean advantage of ${role}`, own.advantage)}</${Fragment}>`)}
       ${joined.map((each) => html`<${Fragment}>${joined.length > 1 && entry(`row ${each.row}: score`, each.score)}
         ${each.otc_factor !== null && entry("OTC factor", each.otc_factor)}</${Fragment}>`)}
       ${parts.flatMap(([at, values]) => Object.entries(values).map(([name, value]) => entry(parts.length > 1 ? `row ${at}: ${name}` : name, value)))}
       ${Object.entries(record.calc_rewards).map(([name, value]) => entry(`calc_reward of ${name}`, value))}
       ${record.score !== 0 && entry("interaction's score", record.score)}
-      ${row.group_mean !== null && entry("group's mean", row.group_mean)} ${row.group_std !== null && entry("group's std", row.group_std)}
+      ${row.roles ? joined.filter((each) => each.role !== null && each.group_mean !== null).map((each) => entry(`row ${each.row} (${each.role}): group's mean`, each.group_mean))
+        : html`<${Fragment}>${row.group_mean !== null && entry("group's mean", row.group_mean)} ${row.group_std !== null && entry("group's std", row.group_std)}</${Fragment}>`}
     </table>${joined.length === 0 && html`<p class="quiet">no join: the trainer's side of this conversation was not recorded</p>`}</div>
     <div><h3>data row</h3><table class="plain">
       ${sample.ground_truth !== null && html`<tr><th>ground truth</th><td><${Text} text=${asText(sample.ground_truth)} first=${1000} /></td></tr>`}
@@ -43,6 +47,7 @@ function RowTokens({ found, at, params, to }) {
     <div class="bar"><${ColourChoice} colour=${colour} joined=${joined} onChange=${(name) => to({ colour: name })} />
       <${Legend} colour=${colour} />
       <span class="quiet">${shortNumber(row.ids.length)} tokens, ${shortNumber(row.logprobs.length)} sampled${
+        joined?.role ? `, role ${visible(joined.role)}` : ""}${
         joined ? `, ${joined.validation ? "none" : shortNumber(joined.trained)} trained${joined.untrained ? ` (${joined.untrained})` : ""}` : ", no join"}${
         found.pieces ? "" : "; the tokenizer is not here, so ids stand for texts (--tokenizer DIR)"}</span></div>
     <${Tokens} columns=${columns} pieces=${found.pieces} colour=${colour} selected=${selected}
@@ -81,6 +86,7 @@ function Talk({ found, params }) {
     <header><h2><code>${visible(row.request_id)}</code> <${Copied} text=${row.request_id} /></h2>
       <p class="facts"><${Badge} text=${row.fate} />${row.why && html`<span class="quiet">${visible(row.why)}</span>`}
         <${Fact} name="score">${row.score === null ? "none" : shortNumber(row.score, 4)}</${Fact}>
+        <${RoleScores} row=${row} />
         <${Fact} name="ended"><${Badge} text=${row.stop_reason || "not yet"} /></${Fact}>
         <${Fact} name="group"><a href=${addressOf("group", { uid: row.uid, dir: row.dir })}>${visible(shortId(row.uid))}</a>, number ${row.number}</${Fact}>
         <${Fact} name=${row.validation ? "validation" : "trained in step"}>${row.trained_step === null ? "?" : html`<a href=${addressOf("step",

@@ -11,6 +11,7 @@ function Node({ record, number, children, onRow }) {
     <summary>completion ${number} ${generation.row === null
       ? html`<${Badge} text=${generation.cause || "in no row"} />`
       : html`<button onClick=${(event) => { event.preventDefault(); onRow(generation.row, generation.start); }}>row ${generation.row}</button>`}
+      ${generation.role && html` <b>${visible(generation.role)}</b>`}
       <span class="quiet"> ${generation.prompt_tokens} → ${generation.tokens} tokens, ${visible(generation.finish)}${" "}</span>
       ${request && html`<${Fact} name="request">${requests.indexOf(request)}, ${visible(request.protocol)}, after ${seconds(request.at - began)}</${Fact}>`}${" "}
       ${request && !request.delivered && html`<span class="badge bad">not delivered</span>`}
@@ -37,6 +38,7 @@ export function Tree({ record, onRow }) {
     ${session && html`<p class="facts"><${Fact} name="requests">${session.requests.length}</${Fact}>
       <${Fact} name="roots">${session.roots}</${Fact}><${Fact} name="agent">${session.end || "?"}</${Fact}>
       ${session.reward !== null && html`<${Fact} name="session's reward">${shortNumber(session.reward)}</${Fact}>`}
+      ${Object.entries(session.rewards || {}).map(([role, reward]) => html`<${Fact} name=${`reward of ${visible(role)}`}>${shortNumber(reward)}</${Fact}>`)}
       ${Object.entries(session.unenforced).map(([name, count]) => html`<${Fact} name="changes nothing">${visible(name)} (${count})</${Fact}>`)}</p>
       ${session.problem && html`<p class="problem">${visible(session.problem)}</p>`}`}
     <ul class="tree">${(children.get(-1) || []).map(build)}</ul>

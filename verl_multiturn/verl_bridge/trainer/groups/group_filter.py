@@ -2,17 +2,20 @@
 
 verl leaves out a group whose rows all have the same number, since nothing can be learnt from it, and a fresh prompt
 takes its place. Rows are not compared: one conversation may have several, and an invalid one has a score of 0
-without a meaning. So each valid conversation counts once, with one number:
+without a meaning. So each valid conversation counts once, with one number, or with one for each of its trained roles
+(`proxy.roles`):
 
-    metric `reward`     the conversation's total over all its rows (stats, `conversation.score`)
+    metric `reward`     the conversation's total over all its rows (stats, `conversation.score`); that of a role over
+                        the role's rows
     any other metric    the reward function's report under this name; 0 for a session whose agent failed, which
                         has none, as verl's validation counts it
 
 A conversation of another agent loop than ours counts with its last row, the one that verl's GRPO compares.
 
 Invariants:
-- a group is excluded if all its valid conversations have one number, or if fewer than two are valid: then there is
-  nothing to compare. A group that is a single, valid conversation stays, as `rollout.n=1` is meant to have them;
+- a group is excluded if all its valid conversations have one number (for each role: `have_signal`), or if fewer than
+  two are valid: then there is nothing to compare. A group that is a single, valid conversation stays, as `rollout.n=1`
+  is meant to have them;
 - of groups with fewer than two valid conversations a step replaces at most as many as it trains. Further ones are
   trained, which changes nothing, so that a run in which every conversation fails goes on from step to step.
 """
@@ -20,7 +23,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -28,10 +31,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.observe.metrics import Stats
+from verl_multiturn.observe.metrics import Stats, by_conversation
+from verl_multiturn.observe.roles import rewards_by_role, role_of
 from verl_multiturn.rollout.groups.difficulty import Pools
 from verl_multiturn.rows.keys import RowKey
-from verl_multiturn.rows.reward_numbers import are_equal
+from verl_multiturn.rows.reward_numbers import RoleRewards, have_signal
 from verl_multiturn.verl_bridge.compat.row_store import TRAIN, Batch, get_columns
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
 from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
@@ -51,21 +55,27 @@ def _nobody(rows: BatchRows) -> Collection[str]:
     return ()
 
 
-def verdict(numbers: Sequence[float | None]) -> float | None:
-    """Judge a group by the numbers of its conversations, None for an invalid one.
+def verdict(numbers: Sequence[RoleRewards | None]) -> float | None:
+    """Judge a group by the numbers of its conversations by role, None for an invalid one.
 
-    Numbers are the same if they differ by rounding alone (`are_equal`).
+    Numbers are the same if they differ by rounding alone (`are_equal`). It is `have_signal` that compares them.
 
     Returns:
-        The number that all valid conversations share, so that the group is excluded; None: they differ, or the group
-        is meant to be a single conversation; NaN (`TOO_FEW`): fewer than two are valid.
+        The number that all valid conversations share, summed over their roles, so that the group is excluded; None:
+        they differ, or the group is meant to be a single conversation; NaN (`TOO_FEW`): fewer than two are valid.
 
-    Example: [1, 1, None] gives 1, [1, 0] and [1] None, [1, None] and [None, None] `TOO_FEW`.
+    Example, without roles, of the numbers under None: [1, 1, None] gives 1, [1, 0] and [1] None, [1, None] and
+    [None, None] `TOO_FEW`.
     """
     valid = [number for number in numbers if number is not None]
     if len(valid) < 2:
         return None if len(valid) == len(numbers) == 1 else TOO_FEW
-    return float(np.float32(max(valid))) if are_equal(valid) else None
+    return None if have_signal(valid) else float(np.float32(max(map(whole, valid))))
+
+
+def whole(numbers: RoleRewards) -> float:
+    """Return a conversation's number over all its roles."""
+    return math.fsum(numbers.values())
 
 
 def verdicts(
@@ -104,8 +114,8 @@ def rows_of(uids: Collection[str], partition: Mapping[str, Mapping[str, Any]], p
     return BatchRows(SimpleNamespace(keys=names, tags=tags, partition_id=partition_id))
 
 
-def numbers_of(rows: BatchRows, metric: str, left_out: LeftOut = _nobody) -> dict[str, dict[str, float | None]]:
-    """Return the number of each conversation, None for an invalid one: uid → name of the conversation → number.
+def numbers_of(rows: BatchRows, metric: str, left_out: LeftOut = _nobody) -> dict[str, dict[str, RoleRewards | None]]:
+    """Return the numbers of each conversation by role, None for an invalid one: uid → name of the conversation → role.
 
     Args:
         rows: The rows of finished groups.
@@ -115,19 +125,25 @@ def numbers_of(rows: BatchRows, metric: str, left_out: LeftOut = _nobody) -> dic
     Raises:
         ConfigError: The reward function does not report the metric.
     """
-    last = {key.conversation: key for key in sorted(rows.real, key=lambda key: key.number)}
+    last: dict[str, dict[str | None, RowKey]] = defaultdict(dict)
+    for key in sorted(rows.real, key=lambda key: key.number):
+        last[key.conversation][role_of(rows.stats.get(key, {}))] = key
     broken = {key.conversation for key, own in rows.stats.items() if not own["valid"]} | set(left_out(rows))
-    valid = [key for name, key in last.items() if name not in broken]
+    valid = [key for name, own in last.items() if name not in broken for key in own.values()]
     numbers = _numbers(valid, rows.stats, rows.partition_id, metric)
-    return {uid: {name: numbers.get(last[name]) for name in group} for uid, group in rows.groups.items()}
+    found = {
+        name: {role: numbers[key] for role, key in own.items()} for name, own in last.items() if name not in broken
+    }
+    return {uid: {name: found.get(name) for name in group} for uid, group in rows.groups.items()}
 
 
 def _numbers(
     keys: Sequence[RowKey], stats: Mapping[RowKey, Stats], partition_id: str, metric: str
 ) -> dict[RowKey, float]:
-    """Return the number of each conversation, by its last row."""
+    """Return the number of each conversation, by its last row, or of each of its roles, by the role's."""
     if metric == REWARD:
-        known = {key: float(stats[key]["conversation"]["score"]) for key in keys if key in stats}
+        earned = {name: rewards_by_role(own) for name, own in by_conversation(stats).items() if own["valid"]}
+        known = {key: earned[key.conversation][role_of(stats[key])] for key in keys if key in stats}
         others = [key for key in keys if key not in stats]
         scores = get_columns(others, partition_id, ["rm_scores"])["rm_scores"].unbind() if others else []
         return known | {key: float(row.sum()) for key, row in zip(others, scores, strict=True)}

@@ -1,7 +1,7 @@
 """`SignalFilter`: groups without signal in our replay buffers: `custom.multiturn.filter`.
 
-A group has a signal if two of its valid conversations earned different rewards (`group_filter.verdict`). Without one
-all its advantages are 0, and its rollouts teach nothing.
+A group has a signal if two of its valid conversations earned different rewards, with roles in one same trained role
+(`group_filter.verdict`). Without one all its advantages are 0, and its rollouts teach nothing.
 
     skip         a sampled group without signal stays in the batch; `silent` names it, `skipped_rows.py` spares its work
     refill       it is evicted as soon as it has finished, and one fresh prompt takes its place
@@ -28,7 +28,7 @@ from typing import Any
 from verl_multiturn.config import FilterMode
 from verl_multiturn.rollout.groups.difficulty import Pools
 from verl_multiturn.rows.keys import RowKey
-from verl_multiturn.rows.reward_numbers import ScoreRange
+from verl_multiturn.rows.reward_numbers import RoleRewards, ScoreRange
 from verl_multiturn.verl_bridge.compat.row_store import TRAIN, Batch
 from verl_multiturn.verl_bridge.trainer.groups.group_filter import (
     REWARD,
@@ -37,6 +37,7 @@ from verl_multiturn.verl_bridge.trainer.groups.group_filter import (
     numbers_of,
     rows_of,
     verdict,
+    whole,
 )
 from verl_multiturn.verl_bridge.trainer.report import FILTER_PREFIX
 from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
@@ -131,21 +132,25 @@ class SignalFilter(GroupFilter):
                 step, len(silent), found["all_right"], found["all_wrong"], found["too_few_valid"], _remedy(found),
             )  # fmt: skip
 
-    def _right(self, rows: BatchRows, groups: Mapping[str, Mapping[str, float | None]]) -> dict[str, int]:
+    def _right(self, rows: BatchRows, groups: Mapping[str, Mapping[str, RoleRewards | None]]) -> dict[str, int]:
         """Return how many valid conversations of each group are right.
 
         Args:
             rows: The rows of the groups.
             groups: Their numbers, as `numbers_of` returns them.
         """
-        self.scores.add(number for numbers in groups.values() for number in numbers.values())
+        scores = {
+            uid: {name: None if own is None else whole(own) for name, own in numbers.items()}
+            for uid, numbers in groups.items()
+        }
+        self.scores.add(number for numbers in scores.values() for number in numbers.values())
         last = sorted(rows.stats, key=lambda key: key.number)
         accs = {key.conversation: rows.stats[key].get("reported", {}).get("acc") for key in last}
         return {
             uid: sum(
                 number is not None and self.scores.is_right(number, accs.get(name)) for name, number in numbers.items()
             )
-            for uid, numbers in groups.items()
+            for uid, numbers in scores.items()
         }
 
     def _count(self, judged: float | None, conversations: int, right: bool, replaced: bool = False) -> None:
