@@ -54,6 +54,8 @@ def test_with_one_row_verls_estimators_serve() -> None:
     prepared(**filtered, **{"algorithm.filter_groups.metric": "acc"})
     prepared(**{"distillation.enabled": "True", f"{OURS}.proxy.max_rows": "1"})
     prepared(**{f"{OURS}.proxy.credit": "completion", f"{OURS}.proxy.gamma": "0.9"})
+    one_role = {f"{OURS}.proxy.roles": "[white,black]", f"{OURS}.proxy.train": "[white]"}
+    prepared(**{"algorithm.adv_estimator": "grpo", f"{OURS}.proxy.max_rows": "1"}, **one_role)
 
 
 ROLES = {f"{OURS}.proxy.roles": "[white,black]", "trainer.save_freq": "5", "trainer.total_training_steps": "20"}
@@ -95,6 +97,12 @@ def test_opponents_that_can_never_play(listed: str, said: str) -> None:
         ({f"{OURS}.proxy.select": "'tests.endpoint_agents:chet'"}, "has no 'chet'"),
         ({f"{OURS}.proxy.max_row": "3"}, "unknown setting; did you mean 'max_rows'"),
         ({f"{OURS}.proxy.max_rows": "0"}, "greater than 0"),
+        ({f"{OURS}.proxy.roles": "[]"}, "proxy.roles: expected the name of at least one role"),
+        ({f"{OURS}.proxy.train": "[user]"}, "the text of PolicyUser is not trained"),
+        (
+            {f"{OURS}.proxy.roles": "[white,black]", f"{OURS}.proxy.max_rows": "1"},
+            "max_rows=1, .*roles=.*: each role that is trained has rows of its own, and there are 2; allow a session",
+        ),
         ({"algorithm.adv_estimator": "grpo"}, "max_rows=16: sessions have several rows, and .*=grpo"),
         ({"algorithm.adv_estimator": "rloo"}, "=rloo counts each row"),
         ({"algorithm.adv_estimator": "mt_turns"}, "mt_turns': .* the branches of a session have none"),

@@ -42,6 +42,7 @@ _GENERATION = (
     "reward",
     "text",
     "call_ids",
+    "role",
 )
 _CALL = (
     "id",
@@ -60,7 +61,9 @@ _CALL = (
 )
 _REPLY = ("text", "images", "reward", "done", "truncated", "state", "metrics", "shows")
 _SESSION = ("roots", "reward", "by_id", "end", "problem")
-_REQUEST = ("parent", "generations", "delivered", "order", "refused")
+_ROLES = ("rewards", "roles", "trained")
+"""Entries of a session that are empty where there are no roles, and that older records have not."""
+_REQUEST = ("parent", "generations", "delivered", "order", "refused", "role")
 _COLUMNS = ("ids", "mask", "logprobs", "versions", "turn_ids", "sources")
 
 
@@ -149,6 +152,9 @@ def _session(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> It
     if old is None or new is None:
         return
     yield from _fields("session.", _SESSION, old, new, None)
+    yield from _fields(
+        "session.", _ROLES, *({name: each.get(name) or None for name in _ROLES} for each in (old, new)), None
+    )
     pairs = zip(old["requests"], new["requests"], strict=False)
     for index, (one, other) in enumerate(pairs):
         turn = min(one["generations"], default=None)

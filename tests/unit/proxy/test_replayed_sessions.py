@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.agent_sessions import call_text, make_run, tiny_template
+from tests.agent_sessions import Agent, call_text, echo, make_run, tiny_template, turns, user
 from tests.harness_requests import PROGRAMS
-from tests.support.replayed_sessions import drawn, program, replayed, with_engine
+from tests.support.replayed_sessions import drawn, program, recorded_session, replayed, with_engine
 from tests.support.session_play import TOOL, PlayedChat
+from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult
+from verl_multiturn.proxy.protocols.requests import RefusedError
 from verl_multiturn.proxy.sessions.forest import Forest
+from verl_multiturn.proxy.sessions.roles import Roles
+from verl_multiturn.records.verify.record import verify_record
 from verl_multiturn.replay.engine import ReplayEngine
 from verl_multiturn.rollout.limits import Limits
 
@@ -31,9 +35,9 @@ def chat() -> PlayedChat:
     return PlayedChat(template.tokenizer, template.codec, template.parser, ends, turns, ["What?", "<|im_end|>", "a b"])
 
 
-async def replay_of(record: dict[str, Any]) -> list[Any]:
+async def replay_of(record: dict[str, Any], **settings: Any) -> list[Any]:
     stage = ReplayEngine()
-    run = with_engine(make_run(lambda *_: [], **ROOMY), stage, tiny_template())
+    run = with_engine(make_run(lambda *_: [], **ROOMY, **settings), stage, tiny_template())
     try:
         return await replayed(record, run, stage)
     finally:
@@ -55,6 +59,42 @@ async def test_a_session_of_chance_is_made_again(seed: int) -> None:
     record = await drawn(chat(), run, tiny_template(), f"replay {seed}")
     run.renderer.close()
     assert await replay_of(record) == []
+
+
+ROLES = Roles(("white", "black"), ("white",))
+
+
+async def played_in_roles() -> dict[str, Any]:
+    """Record a session of two roles: the same asked by both, one's text sent by the other, an unknown name, a loss."""
+    run = make_run(turns(*"abcdefg"), roles=ROLES, **ROOMY)
+    agent = Agent(run)
+    first = await agent.ask([user("x")], model="white", n=2)
+    await agent.ask([user("x")], model="black")
+    await agent.ask([user("x"), echo(first), user("y")], model="black", lost=True)
+    await agent.ask([user("x"), echo(first), user("y")], model="white")
+    with pytest.raises(RefusedError):
+        await agent.ask([user("x")], model="red")
+    await agent.ask([user("x"), echo(first), user("y")], model="black")
+    result = AgentResult(roles={"white": 1.0, "black": -1.0}, completions={f"chatcmpl-{first.id}": 0.5})
+    record = await recorded_session(agent.session, run, AgentEnd("returned", result))
+    run.renderer.close()
+    return record
+
+
+async def test_a_session_of_roles_is_made_again() -> None:
+    record = await played_in_roles()
+    assert [(each["role"], each["cause"]) for each in record["generations"]] == [
+        ("white", None),
+        ("white", None),
+        ("black", "not_trained_role"),
+        ("black", "not_trained_role"),
+        ("white", None),
+    ]
+    assert [each["role"] for each in record["session"]["requests"]][-2:] == ["red", "black"]
+    assert verify_record(record).violations == []
+    assert await replay_of(record, roles=ROLES) == []
+    both = Roles(ROLES.names, ROLES.names)
+    assert {each.field for each in await replay_of(record, roles=both)} >= {"session.trained", "rows"}
 
 
 async def test_another_place_in_the_forest_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ class CertifiedOutput(AgentLoopOutput):
     role: str | None = Field(default=None, exclude=True)
     """Role of all its turns; None where there are no roles."""
     is_last: bool | None = Field(default=None, exclude=True)
-    """Whether it is the last row of its role, which has the reward of the whole; None: whether it is the last of all."""
+    """Whether it is the last row of its role, which has the reward of the whole; None: the last row of all is."""
     outcomes: dict[str | None, float | None] = Field(default={None: None}, exclude=True)
     """Reward of the whole for each role that has a row; None: `reward_score`, as it is for all of them."""
     void: bool = Field(default=False, exclude=True)
