@@ -103,6 +103,11 @@ class OpponentServers:
         """Return the process of each server, by the model's name."""
         return {name: child.pid for name, (child, _) in self._served.items()}
 
+    async def aclose(self) -> None:
+        """End all servers."""
+        for name in list(self._served):
+            await self._end(name)
+
     async def _start(self, name: OpponentName) -> tuple[SglangChild, GenerateEngine]:
         self._out.mkdir(parents=True, exist_ok=True)
         model = await asyncio.to_thread(self._model, name)
