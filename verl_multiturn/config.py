@@ -245,7 +245,7 @@ class ProxySettings(BaseModel):
     - `policy`: the model that is trained.
 
     While none of the list is there, the trained model plays. Where all trained roles have opponents, the trained model
-    plays one of them in each session.
+    plays one of them in each session. It plays all trained roles in a validation.
     """
 
     opponent_devices: str | None = Field(default=None, min_length=1)

@@ -75,8 +75,9 @@ def opponents(
     seed: int = 0,
     watch: Any = None,
     roles: Sequence[str] = ("black",),
+    trained: Sequence[str] = ("white", "black"),
 ) -> Opponents:
-    """Return the opponents of some roles, both of which are trained."""
+    """Return the opponents of some roles."""
 
     def make(name: OpponentName) -> RemoteModel:
         async def address() -> str:
@@ -85,7 +86,7 @@ def opponents(
         options: dict[str, Any] = {"timeout_s": 10.0, "connections": 4, "watch": watch, "setting": "proxy.opponents"}
         return RemoteModel(f"step {name}", address, sampled=("temperature",), **options)
 
-    return Opponents(dict.fromkeys(roles, listed), seed, models, make, ["white", "black"])
+    return Opponents(dict.fromkeys(roles, listed), seed, models, make, trained)
 
 
 def life(step: int = 9, number: int = 0, index: int = 3) -> Life:
@@ -287,3 +288,10 @@ async def test_where_all_trained_roles_have_opponents_the_trained_model_plays_on
     made = opponents(Models(there=[0]), [0], roles=["white", "black"])
     found = [[await made.draw(role, life(number=number)) for role in ("white", "black")] for number in range(40)]
     assert {tuple(each is None for each in pair) for pair in found} == {(True, False), (False, True)}
+
+
+async def test_the_trained_model_is_validated_in_its_roles() -> None:
+    validation = life()
+    validation.validation = True
+    assert await drawn(opponents(Models(there=[0]), [0]), validation) == [None]
+    assert await drawn(opponents(Models(there=[0]), [0], trained=["white"]), validation) == ["step 0"]

@@ -4,7 +4,8 @@
 
 Invariants:
 - the same session of the same run draws the same opponent, whichever process it runs in, where the same are there;
-- where all trained roles have opponents, the trained model plays one of them, which is drawn, too;
+- where all trained roles have opponents, the trained model plays one of them, which is drawn, too. In a validation it
+  plays all of them, since it is what is validated;
 - a name that is not there yet is left out, and reported once in each process.
 """
 
@@ -95,11 +96,13 @@ class Opponents:
         """
         step, number = (0, 0) if life is None else (life.step, life.number)
         index = None if life is None else life.row.get("index")
+        validates = life is not None and life.validation
+        if validates and role in self._trained:
+            return None
         there = [name for name in self._listed[role] if await self._has(name, step)]
         if not there:
             return None
-        kind = "validation" if life is not None and life.validation else "training"
-        session = f"{self._seed} {kind} {step} {index} {number}"
+        session = f"{self._seed} {validates} {step} {index} {number}"
         if all(map(self.plays, self._trained)) and random.Random(session).choice(self._trained) == role:
             return None
         drawn = random.Random(f"{session} {role}").choice(there)
