@@ -154,7 +154,7 @@ def against_random(
 def main() -> None:
     """Train the tokenizer and the model, and write both into `recipes/tictactoe/model`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=16, help="games")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--best-share", type=float, default=BEST_SHARE)

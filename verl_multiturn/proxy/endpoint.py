@@ -46,7 +46,6 @@ GOOD_AFTER_S = 30.0
 If it meets one after all, it is taken back (`Breaker.take_back`).
 """
 _TIME_UP = ("timed_out", "stuck")
-_NOTHING = "no request of the agent got a completion"
 
 
 class Endpoint:
@@ -253,7 +252,7 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
     if end.problem:
         logger.warning("session %s: its agent did not end well: %s", session.id, end.problem)
     await session.select()
-    outcome = session.outcome(reason, session.failed or end.problem or ("" if delivered else _NOTHING))
+    outcome = session.outcome(reason, session.failed or end.problem or ("" if delivered else _nothing(session)))
     outcome.session = SessionReport(
         roots=sum(bool(root.completions) for root in session.forest.roots),
         unenforced=dict(session.unenforced),
@@ -269,6 +268,13 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
         events=tuple(session.journal.events),  # a client's departure may still be reported
     )
     return outcome
+
+
+def _nothing(session: AgentSession) -> str:
+    """Return why a session whose agent did not fail has no completion of the trained model."""
+    if names := sorted(set(session.opponents.names.values())):
+        return f"the trained model was not asked, and only opponents spoke: {', '.join(names)}"
+    return "no request of the agent got a completion"
 
 
 def _note(session: AgentSession) -> None:

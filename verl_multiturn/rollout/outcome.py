@@ -87,8 +87,6 @@ class SessionReport:
     """The session's reward, by its agent or for its failure; None: `compute_score` decides."""
     by_id: bool = False
     """Whether the agent gave rewards to completions alone, and `reward` is 0."""
-    opponents: Mapping[str, str] = field(default_factory=dict)
-    """Names of the opponents that played, by role."""
     end: str = ""
     """How the agent ended (`proxy.agents.end.EndKind`); `stuck`: it did not end when its time was up, so that its
     thread was abandoned."""
@@ -104,6 +102,8 @@ class SessionReport:
     """Names of the roles in which it could ask; empty: there are none."""
     trained: Sequence[str] = ()
     """Names of those that are trained."""
+    opponents: Mapping[str, str] = field(default_factory=dict)
+    """Names of the opponents that played, by role."""
 
     @property
     def stuck(self) -> bool:

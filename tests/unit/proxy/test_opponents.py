@@ -15,10 +15,16 @@ from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.clients.chat_endpoint import AskAgainError
 from verl_multiturn.config import OutageSettings, ProxySettings
 from verl_multiturn.errors import OutageError
+from verl_multiturn.harnesses.runners import build_runner
+from verl_multiturn.proxy.endpoint import Endpoint
+from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.opponents.draw import OpponentName, Opponents
 from verl_multiturn.proxy.opponents.remote_model import RemoteModel, read_completion
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
 from verl_multiturn.proxy.sessions.roles import Roles
+from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.records.write.encode import record_of
 from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.limits import StopReason
 
@@ -295,3 +301,56 @@ async def test_the_trained_model_is_validated_in_its_roles() -> None:
     validation.validation = True
     assert await drawn(opponents(Models(there=[0]), [0]), validation) == [None]
     assert await drawn(opponents(Models(there=[0]), [0], trained=["white"]), validation) == ["step 0"]
+
+
+@pytest.mark.parametrize("mode", ["mask", "off"])
+async def test_a_whole_session_whose_opponent_is_lost_is_invalid_and_names_the_outage(mode: str) -> None:
+    watch = Outages(OutageSettings(mode=mode)).of("opponent step 0", OutageLimits(), 60.0)  # type: ignore[arg-type]
+    run = make_run(turns("w"), roles=ROLES, opponents=opponents(Models("", [0]), [0], watch=watch))
+    runner = build_runner(ProxySettings(agent="tests.endpoint_agents:both_roles"))
+    endpoint = Endpoint(run, runner, ProxyServer(), 30.0, -1.0)
+    try:
+        outcome, _ = await endpoint.run("r", {"raw_prompt": HELLO}, {"temperature": 1.0})
+    finally:
+        await endpoint.aclose()
+    reason = StopReason.OUTAGE if mode == "mask" else StopReason.ENGINE_ERROR
+    assert (outcome.stop_reason, outcome.valid) == (reason, False)
+    assert outcome.outages == (["opponent step 0"] if mode == "mask" else [])
+
+
+async def test_a_session_in_which_only_opponents_spoke_says_so() -> None:
+    async with server("b") as (address, _):
+        run = make_run(turns(), roles=ROLES, opponents=opponents(Models(address, [0]), [0]))
+        endpoint = Endpoint(
+            run, build_runner(ProxySettings(agent="tests.endpoint_agents:black_alone")), ProxyServer(), 30.0, -1.0
+        )
+        try:
+            outcome, _ = await endpoint.run("r", {"raw_prompt": HELLO}, {"temperature": 1.0})
+        finally:
+            await endpoint.aclose()
+    assert not outcome.valid
+    assert outcome.error == "the trained model was not asked, and only opponents spoke: step 0"
+    assert outcome.session is not None
+    assert outcome.session.opponents == {"black": "step 0"}
+
+
+async def test_rewards_for_completions_of_an_opponent_are_taken_and_its_record_is_right() -> None:
+    async with server("b") as (address, _):
+        run = make_run(turns("w"), roles=ROLES, opponents=opponents(Models(address, [0]), [0]))
+        runner = build_runner(ProxySettings(agent="tests.endpoint_agents:both_roles"))
+        endpoint = Endpoint(run, runner, ProxyServer(), 30.0, -1.0)
+        try:
+            outcome, generations = await endpoint.run("r", {"raw_prompt": HELLO}, {"temperature": 1.0})
+        finally:
+            await endpoint.aclose()
+    assert [(turn.role, turn.reward) for turn in outcome.turns] == [("white", 0.5)]
+    record = json.loads(line_of(record_of(Life("r", "u", row={}, outcome=outcome, generations=generations))))
+    assert verify_record(record).violations == []
+    assert record["session"]["opponents"] == {"black": "step 0"}
+    asked = record["session"]["requests"][1]
+    assert (asked["role"], asked["opponent"], asked["said"], asked["generations"]) == (
+        "black",
+        "step 0",
+        [said("b")],
+        [],
+    )

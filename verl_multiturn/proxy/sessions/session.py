@@ -131,6 +131,7 @@ class AgentSession:
         self._tools: tuple[Sequence[dict[str, Any]], str] = ((), "")
         self._tasks: set[asyncio.Task[Any]] = set()
         self.opponents = SessionOpponents(run.opponents, current())
+        self._relayed: dict[str, Completion] = {}
         # The engine stops the clock of the conversation that a task belongs to. A server's tasks belong to none.
         self._context = contextvars.copy_context()
 
@@ -180,10 +181,10 @@ class AgentSession:
     def sent(self, id_: str) -> Completion | None:
         """Return the completion that has an id, or a call with it; None if there is none."""
         node = self.forest.completions.get(id_) or self.forest.called.get(id_)
-        return None if node is None else node.completion
+        return self._relayed.get(id_) if node is None else node.completion
 
     def reward(self, completion: str, value: float) -> bool:
-        """Give a completion its own reward, and return whether there is such a completion.
+        """Give a completion its own reward, and return whether there is such a completion; an opponent's has no effect.
 
         Args:
             completion: Its id, also as a protocol writes it: `chatcmpl-…`, `msg_…`.
@@ -193,7 +194,7 @@ class AgentSession:
         node = self.forest.completions.get(found[0]) if found else None
         if node is not None:
             node.reward = value
-        return node is not None
+        return node is not None or (found is not None and found[0] in self._relayed)
 
     def end(self) -> None:
         """Answer no further request, and cancel the generations under way."""
@@ -346,6 +347,8 @@ class AgentSession:
         except OpponentLostError as error:
             self.failed, self.opponents.outage = self.failed or str(error), error.outage
             raise engine_failed(str(error)) from None
+        for each in made:
+            self._relayed |= dict.fromkeys((each.id, *(call.id for call in each.calls)), each)
         delivery.completions = made
         self.journal.relayed(delivery.noted, request, opponent.name, made)
 
