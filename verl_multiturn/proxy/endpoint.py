@@ -165,9 +165,7 @@ class Endpoint:
             end = agent.result()
             # An agent may print its environment, or an error may name its address.
             end = replace(end, problem=end.problem.replace(address.api_key, "[key]"))
-            if (
-                session.opponents.outage
-            ):  # an opponent's, whose end the agent only reports; nothing is known of the agent's own
+            if session.opponents.outage:  # it shows nothing about the agent's own services
                 watched.dropped()
                 outcome = await session_end(session, replace(end, kind="outage"), self._run, self._error_reward)
                 outcome.outages = [session.opponents.outage]
