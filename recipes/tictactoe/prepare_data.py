@@ -35,6 +35,17 @@ def row_of(opening: Sequence[int], **more: Any) -> Row:
     )
 
 
+def opening_for(at_random: str, rng: random.Random) -> list[int]:
+    """Return an opening after which the model moves, so that it is asked in each game.
+
+    Args:
+        at_random: The side that moves at random; "": none.
+        rng: Random numbers.
+    """
+    lengths = [moves for moves in range(MOST_OPENING + 1) if ROLES[moves % 2] != at_random]
+    return draw_opening(rng.choice(lengths), rng)
+
+
 def main() -> None:
     """Write `train.parquet` and `test.parquet`."""
     parser = arguments(__doc__ or "", None)
@@ -46,7 +57,7 @@ def main() -> None:
     rng = random.Random(args.seed)
     players = ["", *(role for role in ROLES if role in args.random)]
     train = [
-        row_of(draw_opening(rng.randrange(MOST_OPENING + 1), rng), random=players[number % len(players)], seed=number)
+        row_of(opening_for(players[number % len(players)], rng), random=players[number % len(players)], seed=number)
         for number in range(args.train_size)
     ]
     # The sides take turns, so that the first rows are half of each, too.

@@ -148,6 +148,7 @@ def test_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = [row["extra_info"] for row in rows["train"]]
     assert [sum(info["random"] == role for info in trained) for role in ("", *game.ROLES)] == [10, 10, 10]
     assert not any(game.is_over(game.board_of([int(field) for field in info["opening"]])) for info in trained)
+    assert all(game.ROLES[len(info["opening"]) % 2] != info["random"] for info in trained)
     for option, players in (("black", {"", "black"}), ("none", {""})):
         rows = prepared("tictactoe", tmp_path / option, "--train-size", "9", "--test-size", "2", "--random", option)
         assert {row["extra_info"]["random"] for row in rows["train"]} == players
