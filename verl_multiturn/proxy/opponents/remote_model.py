@@ -196,7 +196,7 @@ def read_completion(body: str) -> Completion:
         reasoning = message.get("reasoning_content") or ""
         functions = [call["function"] for call in message.get("tool_calls") or ()]
         calls = [(function["name"], function["arguments"]) for function in functions]
-        counts = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
+        given, sampled = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
         finish = _FINISH.get(choice["finish_reason"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise AskAgainError(f"no chat completion: {body[:_SHOWN]!r}") from None
@@ -210,8 +210,8 @@ def read_completion(body: str) -> Completion:
         reasoning,
         _named(calls),
         "tool_calls" if calls else finish,
-        None,
-        *counts,
+        prompt_tokens=given,
+        completion_tokens=sampled,
     )
 
 
