@@ -52,6 +52,18 @@ def game(row: dict[str, Any], session: Any) -> dict[str, Any]:
     return {"roles": {"white": 1, "black": -1}}
 
 
+def both_roles(row: dict[str, Any], session: Any) -> dict[str, Any]:
+    """Ask as white and as black, and give each answer a reward."""
+    ids = [ask(session, *row["messages"], model=role)["id"] for role in ("white", "black")]
+    return {"roles": {"white": 1.0, "black": -1.0}, "completions": dict.fromkeys(ids, 0.5)}
+
+
+def black_alone(row: dict[str, Any], session: Any) -> dict[str, Any]:
+    """Ask as black alone."""
+    ask(session, *row["messages"], model="black")
+    return {"roles": {"white": 1.0, "black": -1.0}}
+
+
 def undecided(row: dict[str, Any], session: Any) -> None:
     """Ask once, and leave the score to others."""
     ask(session, *row["messages"])

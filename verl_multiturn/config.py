@@ -12,7 +12,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from verl_multiturn.describe import did_you_mean, show
 from verl_multiturn.errors import ConfigError
@@ -25,6 +35,9 @@ _SHOWN_CHARACTERS = 300
 """Most characters of a wrong value in an error; a row may be large."""
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Name of a role: clients send it as a model's name, and it is a part of a metric's name."""
+POLICY = "policy"
+"""The opponent that is the trained model."""
+Opponent = StrictInt | StrictStr
 _OFF = BeforeValidator(lambda mode: "off" if mode is False else mode)
 """YAML reads a bare `off` as False."""
 OutageMode = Annotated[Literal["pause", "mask", "off"], _OFF]
@@ -223,6 +236,21 @@ class ProxySettings(BaseModel):
     train: list[str] | None = None
     """The roles whose completions are trained; null: all. The text of the others is context."""
 
+    opponents: dict[str, Annotated[list[Opponent], Field(min_length=1)]] = {}
+    """Who else plays a role, by its name: one of the list is drawn for each session, and never trained.
+
+    - a number: the checkpoint of this step of the run, once it is there; 0: the model that the run begins with;
+    - a path: a model's folder; such a model and a checkpoint are served by SGLang beside the run;
+    - an address such as `http://127.0.0.1:8000/v1`: an OpenAI-compatible endpoint, which serves one model;
+    - `policy`: the model that is trained.
+
+    While none of the list is there, the trained model plays. Where all trained roles have opponents, the trained model
+    plays one of them in each session. It plays all trained roles in a validation.
+    """
+
+    opponent_devices: str | None = Field(default=None, min_length=1)
+    """GPUs for the opponents' servers, as in CUDA_VISIBLE_DEVICES; null: they see none."""
+
     select: str | None = Field(default=None, min_length=1)
     """Function that selects the completions that are trained, as `module:function`; null: all that were delivered."""
 
@@ -251,6 +279,33 @@ class ProxySettings(BaseModel):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"the role {twice!r} is there twice; leave one out")
         return names
+
+    @field_validator("opponents")
+    @classmethod
+    def _are_opponents(cls, opponents: dict[str, list[Opponent]]) -> dict[str, list[Opponent]]:
+        for role, listed in opponents.items():
+            if negative := [each for each in listed if isinstance(each, int) and each < 0]:
+                raise ValueError(f"{role}: {negative[0]} is no step; name one from 0, which is the first model")
+            if "" in listed:
+                raise ValueError(f"{role}: '' is no opponent; name a step, a folder, an address, or 'policy'")
+            if set(listed) == {POLICY}:
+                raise ValueError(f"{role}: 'policy' alone is the trained model, as without opponents; leave {role} out")
+            if len(set(listed)) < len(listed):
+                twice = next(each for each in listed if listed.count(each) > 1)
+                raise ValueError(f"{role}: the opponent {twice!r} is there twice; leave one out")
+        return opponents
+
+    @model_validator(mode="after")
+    def _has_opponents_of_roles(self) -> ProxySettings:
+        if not self.opponents:
+            if self.opponent_devices is not None:
+                raise ValueError("proxy.opponent_devices is set, and proxy.opponents is not; leave it out")
+            return self
+        if self.roles is None:
+            raise ValueError("proxy.opponents needs proxy.roles, which is not set; list the roles there")
+        if strange := [role for role in self.opponents if role not in self.roles]:
+            raise ValueError(f"proxy.opponents: {strange[0]!r} is no role; name some of proxy.roles={self.roles}")
+        return self
 
     @model_validator(mode="after")
     def _trains_its_roles(self) -> ProxySettings:

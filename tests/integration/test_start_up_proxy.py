@@ -58,6 +58,29 @@ def test_with_one_row_verls_estimators_serve() -> None:
     prepared(**{"algorithm.adv_estimator": "grpo", f"{OURS}.proxy.max_rows": "1"}, **one_role)
 
 
+ROLES = {f"{OURS}.proxy.roles": "[white,black]", "trainer.save_freq": "5", "trainer.total_training_steps": "20"}
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        ("[policy,0,5,15]", ""),
+        ("['http://127.0.0.1:8000/v1#big']", ""),
+        ("[4]", "opponents.black: step 4 has no checkpoint with trainer.save_freq=5"),
+        ("[20]", "step 20 is none before the last, trainer.total_training_steps=20"),
+        ("[no/such/model]", "'no/such/model' is no folder"),
+        ("['http://user:word@host/v1']", "opponents.black: expected an address without a user"),
+    ],
+)
+def test_opponents_that_can_never_play(listed: str, said: str) -> None:
+    changes = {**ROLES, f"{OURS}.proxy.opponents": f"{{black: {listed}}}"}
+    if not said:
+        prepared(**changes)
+        return
+    with pytest.raises(ConfigError, match=said):
+        prepared(**changes)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

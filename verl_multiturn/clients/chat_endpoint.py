@@ -117,15 +117,28 @@ class ChatEndpoint:
             TimeoutError: All attempts together took too long.
             EndpointError: No attempt brought a reply that can be used.
         """
+        return await self.ask_fields({"messages": list(messages)}, lambda body: read(_text_of(body)))
+
+    async def ask_fields(self, fields: Mapping[str, Any], read: Callable[[str], T]) -> T:
+        """Ask the model with all fields of a request, such as the schemas of tools.
+
+        Args:
+            fields: The fields beside those of every request.
+            read: Reads the body of the reply, and raises `AskAgainError` when it cannot be used.
+
+        Raises:
+            TimeoutError: All attempts together took too long.
+            EndpointError: No attempt brought a reply that can be used.
+        """
         # JSON with escapes: a model's text may hold lone surrogates, which UTF-8 cannot express.
-        content = json.dumps({**self._request, "messages": list(messages)}).encode()
+        content = json.dumps({**self._request, **fields}).encode()
         problem = ""
         wait_s: float | None = None
         async with self._connections.one() as client, asyncio.timeout(self._timeout_s) as limit:
             for attempt in range(self._attempts):
                 pause_s = min(2.0**attempt / 4, 8.0)
                 try:
-                    return read(_text_of(await self._post(client, content)))
+                    return read(await self._post(client, content))
                 except AskAgainError as error:
                     problem, wait_s = str(error), error.wait_s
                     pause_s = pause_s if wait_s is None else wait_s

@@ -46,7 +46,6 @@ GOOD_AFTER_S = 30.0
 If it meets one after all, it is taken back (`Breaker.take_back`).
 """
 _TIME_UP = ("timed_out", "stuck")
-_NOTHING = "no request of the agent got a completion"
 
 
 class Endpoint:
@@ -85,6 +84,8 @@ class Endpoint:
         """End everything that is under way, and stop listening."""
         await self._agents.aclose()
         await self._server.aclose()
+        if self._run.opponents is not None:
+            await self._run.opponents.aclose()
         self._run.renderer.close()
 
     async def run(
@@ -164,6 +165,11 @@ class Endpoint:
             end = agent.result()
             # An agent may print its environment, or an error may name its address.
             end = replace(end, problem=end.problem.replace(address.api_key, "[key]"))
+            if session.opponents.outage:  # it shows nothing about the agent's own services
+                watched.dropped()
+                outcome = await session_end(session, replace(end, kind="outage"), self._run, self._error_reward)
+                outcome.outages = [session.opponents.outage]
+                return outcome, receipts
             if end.kind == "outage":
                 await watched.failed(OutageError(end.problem))
             elif end.kind in (*_TIME_UP, "failed", "unjudged", "misconfigured"):
@@ -236,7 +242,7 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
     rewards = role_rewards(end, roles, [name for name in trained if name in spoke])
     first = next(iter(session.forest.roots), None)
     too_long = first is not None and len(first.ids) > run.limits.prompt_length
-    reason = stop_reason(end, delivered, session.failed, too_long)
+    reason = stop_reason(end, delivered, "" if session.opponents.outage else session.failed, too_long)
     if end.kind == "misconfigured":
         if reason is StopReason.AGENT_FAILED:
             raise ConfigError(f"the agent raised {end.problem}")
@@ -244,7 +250,7 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
     if end.problem:
         logger.warning("session %s: its agent did not end well: %s", session.id, end.problem)
     await session.select()
-    outcome = session.outcome(reason, session.failed or end.problem or ("" if delivered else _NOTHING))
+    outcome = session.outcome(reason, session.failed or end.problem or ("" if delivered else _nothing(session)))
     outcome.session = SessionReport(
         roots=sum(bool(root.completions) for root in session.forest.roots),
         unenforced=dict(session.unenforced),
@@ -253,12 +259,20 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
         rewards=rewards,
         roles=roles,
         trained=trained,
+        opponents=session.opponents.names,
         end=end.kind,
         problem=end.problem,
         requests=session.journal.requests(),
         events=tuple(session.journal.events),  # a client's departure may still be reported
     )
     return outcome
+
+
+def _nothing(session: AgentSession) -> str:
+    """Return why a session whose agent did not fail has no completion of the trained model."""
+    if names := sorted(set(session.opponents.names.values())):
+        return f"the trained model was not asked, and only opponents spoke: {', '.join(names)}"
+    return "no request of the agent got a completion"
 
 
 def _note(session: AgentSession) -> None:

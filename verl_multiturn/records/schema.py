@@ -237,6 +237,10 @@ class SessionRequest(_SchemaModel):
     """Place in the order in which answers went to clients; null: none did."""
     refused: str | None = None
     """Code of the error that it got; null: none."""
+    opponent: str | None = None
+    """Name of the opponent that answered it (`proxy.opponents`); null: none did. Its answers are no generations."""
+    said: list[Message] = []
+    """The opponent's answers."""
 
 
 class Session(_SchemaModel):
@@ -262,6 +266,8 @@ class Session(_SchemaModel):
     """The roles in which it could ask (`proxy.roles`); empty: there are none."""
     trained: list[str] = []
     """Those of them that are trained (`proxy.train`)."""
+    opponents: dict[str, str] = {}
+    """The opponents that played, by role (`proxy.opponents`)."""
     end: str = ""
     """How the agent ended: `returned`, `raised`, `exited`, `timed_out`, `stuck`, `failed`, `outage`,
     `unjudged`."""

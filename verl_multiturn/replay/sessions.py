@@ -21,7 +21,7 @@ from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.errors import EngineError
 from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult, EndKind
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
-from verl_multiturn.proxy.sessions.journal import COUNT
+from verl_multiturn.proxy.sessions.journal import COUNT, JournalEntry
 from verl_multiturn.proxy.sessions.nodes import PromptNode
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.session import AgentSession, Delivery
@@ -99,6 +99,7 @@ class RecordedSession:
         self._pending: list[tuple[Ask, asyncio.Future[Generation]]] = []
         self._ids = _RecordedIds()
         self._deliveries: dict[int, Delivery] = {}
+        self._relayed: dict[int, JournalEntry] = {}
         self.session = _GatedSession(str(record["request_id"]), run, record["sampling"])
         self.session.name_calls_by(self._ids)
 
@@ -165,6 +166,10 @@ class RecordedSession:
             self.session.journal.refuse(request["protocol"], request["refused"])
             return
         asked = self._request(number, request)
+        if opponent := request.get("opponent"):  # its answers are no generations
+            noted = self._relayed[number] = self.session.journal.begin(asked, request["protocol"])
+            noted.messages, noted.opponent, noted.said = asked.messages, opponent, request["said"]
+            return
         if request["protocol"] == COUNT:
             with contextlib.suppress(RefusedError):
                 await self.session.count_tokens(asked)
@@ -200,6 +205,8 @@ class RecordedSession:
 
     def _told(self, number: int, got: bool) -> None:
         """Inform the session of an answer's fate."""
+        if (noted := self._relayed.get(number)) is not None:
+            self.session.journal.told(noted, got)
         delivery = self._deliveries.get(number)
         if delivery is None:
             return

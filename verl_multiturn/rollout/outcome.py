@@ -69,6 +69,10 @@ class SessionRequest:
     """Place in the order in which answers went to clients; None: none did."""
     refused: str | None = None
     """Code of the error that it got; None: none."""
+    opponent: str | None = None
+    """Name of the opponent that answered it (`proxy.opponents`); None: none did."""
+    said: Sequence[Message] = ()
+    """The opponent's answers."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ class SessionReport:
     """Names of the roles in which it could ask; empty: there are none."""
     trained: Sequence[str] = ()
     """Names of those that are trained."""
+    opponents: Mapping[str, str] = field(default_factory=dict)
+    """Names of the opponents that played, by role."""
 
     @property
     def stuck(self) -> bool:

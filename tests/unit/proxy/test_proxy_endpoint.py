@@ -91,6 +91,7 @@ async def test_the_record_of_a_session() -> None:
         "rewards": {},
         "roles": [],
         "trained": [],
+        "opponents": {},
         "end": "returned",
         "problem": "",
     }

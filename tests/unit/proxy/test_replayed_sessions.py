@@ -11,6 +11,7 @@ from tests.agent_sessions import Agent, call_text, echo, make_run, tiny_template
 from tests.harness_requests import PROGRAMS
 from tests.support.replayed_sessions import drawn, program, recorded_session, replayed, with_engine
 from tests.support.session_play import TOOL, PlayedChat
+from tests.unit.proxy.test_opponents import Models, opponents, server
 from verl_multiturn.proxy.agents.end import AgentEnd, AgentResult
 from verl_multiturn.proxy.protocols.requests import RefusedError
 from verl_multiturn.proxy.sessions.forest import Forest
@@ -95,6 +96,25 @@ async def test_a_session_of_roles_is_made_again() -> None:
     assert await replay_of(record, roles=ROLES) == []
     both = Roles(ROLES.names, ROLES.names)
     assert {each.field for each in await replay_of(record, roles=both)} >= {"session.trained", "rows"}
+
+
+async def test_a_session_with_an_opponent_is_made_again_without_its_server() -> None:
+    async with server("b1", "b2") as (address, _):
+        both = Roles(ROLES.names, ROLES.names)
+        run = make_run(turns("w1", "w2"), roles=both, opponents=opponents(Models(address, [0]), [0]), **ROOMY)
+        agent = Agent(run)
+        first = await agent.ask([user("x")], model="white")
+        await agent.ask([user("w1")], model="black")
+        await agent.ask([user("w1"), user("w2")], model="black", lost=True)
+        await agent.ask([user("x"), echo(first), user("b1")], model="white")
+        end = AgentEnd("returned", AgentResult(roles={"white": 1.0, "black": -1.0}))
+        record = await recorded_session(agent.session, run, end)
+        await run.opponents.aclose()  # type: ignore[union-attr]
+        run.renderer.close()
+    assert [each["opponent"] for each in record["session"]["requests"]] == [None, "step 0", "step 0", None]
+    assert [each["delivered"] for each in record["session"]["requests"]] == [True, True, False, True]
+    assert verify_record(record).violations == []
+    assert await replay_of(record, roles=both) == []
 
 
 async def test_another_place_in_the_forest_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_multiturn.chat.codec import Message
-from verl_multiturn.proxy.protocols.requests import ChatRequest
+from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, PromptNode
+from verl_multiturn.proxy.sessions.turn_reading import as_message
 from verl_multiturn.rollout.outcome import SessionRequest
 
 COUNT = "count_tokens"
@@ -42,6 +43,10 @@ class JournalEntry:
     delivered: bool = False
     order: int | None = None
     refused: str | None = None
+    opponent: str | None = None
+    """Name of the opponent that answered it; None: none did."""
+    said: Sequence[Message] = ()
+    """The opponent's answers."""
 
 
 class Journal:
@@ -92,6 +97,13 @@ class Journal:
         noted.answers, noted.order = list(nodes), self._answered
         self._answered += 1
 
+    def relayed(
+        self, noted: JournalEntry, request: ChatRequest, opponent: str, completions: Sequence[Completion]
+    ) -> None:
+        """Note that an opponent's completions go to the request's client."""
+        noted.messages, noted.opponent = request.messages, opponent
+        noted.said = [as_message(each.content, each.calls, each.reasoning) for each in completions]
+
     def clear(self) -> None:
         """Let go of all requests, which refer to released parts of the forest."""
         self._noted.clear()
@@ -129,6 +141,8 @@ def _request(noted: JournalEntry, lengths: dict[int, int]) -> SessionRequest:
         delivered=noted.delivered,
         order=noted.order,
         refused=noted.refused,
+        opponent=noted.opponent,
+        said=noted.said,
     )
 
 

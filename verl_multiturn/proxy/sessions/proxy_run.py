@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from verl_multiturn.certificate.receipts import ReceiptingEngine
+from verl_multiturn.proxy.opponents.draw import Opponents
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.proxy.sessions.rows import Select
@@ -34,3 +35,5 @@ class ProxyRun:
     """Returns the ids of the completions that are trained; None: all are."""
     roles: Roles | None = None
     """The roles; None: there are none."""
+    opponents: Opponents | None = None
+    """Who else plays roles; None: nobody."""

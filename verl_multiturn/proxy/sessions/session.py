@@ -26,6 +26,8 @@ import orjson
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.chat.codec import Message
+from verl_multiturn.proxy.opponents.draw import SessionOpponents
+from verl_multiturn.proxy.opponents.remote_model import OpponentLostError, RemoteModel
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, ContextLengthError, RefusedError
 from verl_multiturn.proxy.sessions.forest import Forest
 from verl_multiturn.proxy.sessions.journal import COUNT, Journal, JournalEntry
@@ -34,6 +36,7 @@ from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rows import selected, session_outcome
 from verl_multiturn.proxy.sessions.sampler import Sampler, engine_failed
 from verl_multiturn.proxy.sessions.turn_reading import CallIds
+from verl_multiturn.rollout.life import current
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
 
@@ -118,6 +121,7 @@ class AgentSession:
         """How often requests had fields that change nothing."""
         self.journal = Journal(lambda: len(self.forest.ledger), has_roles=run.roles is not None)
         self._run = run
+        self._sampling = sampling
         self._sampler = Sampler(name, run, self.forest, sampling)
         self.has_returned = False
         """Whether the agent has returned or ended."""
@@ -126,6 +130,8 @@ class AgentSession:
         self._selected: set[CompletionNode] | None = None
         self._tools: tuple[Sequence[dict[str, Any]], str] = ((), "")
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.opponents = SessionOpponents(run.opponents, current())
+        self._relayed: dict[str, Completion] = {}
         # The engine stops the clock of the conversation that a task belongs to. A server's tasks belong to none.
         self._context = contextvars.copy_context()
 
@@ -175,10 +181,10 @@ class AgentSession:
     def sent(self, id_: str) -> Completion | None:
         """Return the completion that has an id, or a call with it; None if there is none."""
         node = self.forest.completions.get(id_) or self.forest.called.get(id_)
-        return None if node is None else node.completion
+        return self._relayed.get(id_) if node is None else node.completion
 
     def reward(self, completion: str, value: float) -> bool:
-        """Give a completion its own reward, and return whether there is such a completion.
+        """Give a completion its own reward, and return whether there is such a completion; an opponent's has no effect.
 
         Args:
             completion: Its id, also as a protocol writes it: `chatcmpl-…`, `msg_…`.
@@ -188,7 +194,7 @@ class AgentSession:
         node = self.forest.completions.get(found[0]) if found else None
         if node is not None:
             node.reward = value
-        return node is not None
+        return node is not None or (found is not None and found[0] in self._relayed)
 
     def end(self) -> None:
         """Answer no further request, and cancel the generations under way."""
@@ -276,6 +282,10 @@ class AgentSession:
         """Find or sample the completions of a request."""
         request = delivery.request
         with during("request"), _noting(delivery.noted, request):
+            role = None if self.roles is None else self.roles.named(request.model)
+            if (opponent := await self.opponents.of(role)) is not None:
+                await self._relay(delivery, opponent)
+                return
             prompt = delivery.prompt = delivery.noted.prompt = await self._prompt(request)
             self._check_room(prompt)
             if delivery.gone:
@@ -287,16 +297,12 @@ class AgentSession:
                 if sample.usable:
                     delivery.samples.append(sample)
             missing = request.n - len(delivery.samples)
-            limit = self._run.max_completions
-            if limit is not None and self._asked + missing > limit:
+            try:
+                self._count(missing)
+            except RefusedError:
                 kept.extend(delivery.samples)
                 delivery.samples = []
-                raise _refused(
-                    "completions_used_up",
-                    f"this session has had {self._asked} of {limit} completions, and {missing} more are asked for; "
-                    "end it",
-                )
-            self._asked += missing
+                raise
             samples = delivery.samples = [
                 *delivery.samples,
                 *(_PendingCompletion(self._start(self._sampler.sample(prompt, request))) for _ in range(missing)),
@@ -312,12 +318,43 @@ class AgentSession:
                     self.forest.note(node, returned=True)
             delivery.completions = [self._shaped(node, request) for node in nodes]
 
-    async def _prompt(self, request: ChatRequest) -> PromptNode:
-        """Return the prompt of a request, rendered."""
+    def _count(self, more: int) -> None:
+        """Count completions that are about to be made, or refuse them."""
+        limit = self._run.max_completions
+        if limit is not None and self._asked + more > limit:
+            raise _refused(
+                "completions_used_up",
+                f"this session has had {self._asked} of {limit} completions, and {more} more are asked for; end it",
+            )
+        self._asked += more
+
+    def _require(self) -> None:
+        """Refuse a request of a session that is over, or invalid."""
         if self._over:
             raise _over()
         if self.failed:
             raise engine_failed(self.failed)
+
+    async def _relay(self, delivery: Delivery, opponent: RemoteModel) -> None:
+        """Let an opponent answer a request. Its answer is in no row."""
+        self._require()
+        request = delivery.request
+        self._count(request.n)
+        try:
+            with during("wait", opponent.name):
+                most = self._run.limits.turn_budget(0)
+                made = await opponent.complete(request, self._sampling, most, self.id)
+        except OpponentLostError as error:
+            self.failed, self.opponents.outage = self.failed or str(error), error.outage
+            raise engine_failed(str(error)) from None
+        for each in made:
+            self._relayed |= dict.fromkeys((each.id, *(call.id for call in each.calls)), each)
+        delivery.completions = made
+        self.journal.relayed(delivery.noted, request, opponent.name, made)
+
+    async def _prompt(self, request: ChatRequest) -> PromptNode:
+        """Return the prompt of a request, rendered."""
+        self._require()
         role = None if self.roles is None else self.roles.named(request.model)
         tools = self._tools_key(request.tools)
         match = self.forest.match(request.messages, (role, tools))

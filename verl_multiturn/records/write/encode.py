@@ -274,6 +274,8 @@ def _session(session: SessionReport) -> dict[str, Any]:
                 "delivered": request.delivered,
                 "order": request.order,
                 "refused": request.refused,
+                "opponent": request.opponent,
+                "said": list(request.said),
             }
         )
     return {
@@ -286,6 +288,7 @@ def _session(session: SessionReport) -> dict[str, Any]:
         "rewards": {role: float(reward) for role, reward in session.rewards.items()},
         "roles": list(session.roles),
         "trained": list(session.trained),
+        "opponents": dict(session.opponents),
         "end": session.end,
         "problem": session.problem,
     }

@@ -24,7 +24,11 @@ from verl_multiturn.verl_bridge.model.call_formats import reasoning_marks
 from verl_multiturn.verl_bridge.model.chat_setup import make_chat
 from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.names import PROXY_LOOP
+from verl_multiturn.verl_bridge.servers.opponents import build_opponents
 from verl_multiturn.verl_bridge.settings import settings_of, wall_clock_s
+
+OPPONENT_S = 600.0
+"""Seconds for an opponent's answer."""
 
 
 class ProxyAgentLoop(AgentLoopBase):
@@ -107,6 +111,7 @@ def build_run(runner: Runner) -> ProxyRun:
         max_rows=proxy.max_rows,
         select=load_select(proxy.select, f"{PATH}.proxy.select"),
         roles=Roles.of(proxy),
+        opponents=build_opponents(config, proxy, runner.outages, OPPONENT_S),
     )
 
 

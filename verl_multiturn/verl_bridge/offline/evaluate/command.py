@@ -37,7 +37,6 @@ from verl_multiturn.rollout.engines.http_engine import CompletionsEngine, Genera
 from verl_multiturn.verl_bridge.model.loading import LoadedModel, load_model
 from verl_multiturn.verl_bridge.offline.evaluate import chat_level
 from verl_multiturn.verl_bridge.offline.evaluate.conversations import Conversations, ConversationScore
-from verl_multiturn.verl_bridge.offline.evaluate.server import SglangChild, free_port, server_arguments
 from verl_multiturn.verl_bridge.offline.evaluate.settings import (
     Job,
     check_origin,
@@ -46,6 +45,7 @@ from verl_multiturn.verl_bridge.offline.evaluate.settings import (
     reward_digest,
     settings_digest,
 )
+from verl_multiturn.verl_bridge.servers.sglang_child import SglangChild, free_port, server_arguments
 from verl_multiturn.verl_bridge.trainer.run_notes import run_file as run_file_of
 
 MOST_AT_ONCE = 1024

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
-from verl_multiturn.config import PATH, ProxySettings
+from verl_multiturn.clients.chat_endpoint import check_address
+from verl_multiturn.config import PATH, POLICY, ProxySettings
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.harnesses.runners import check_agent
+from verl_multiturn.models.location import find_model
 from verl_multiturn.proxy.http.server import check_host
+from verl_multiturn.proxy.opponents.draw import is_address
 from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.proxy.sessions.rows import load_select
 from verl_multiturn.verl_bridge.names import AGENT_LOOP, RECORDED_LOOP
@@ -47,6 +52,32 @@ def check_agent_settings(run: RunView) -> None:
     load_select(run.settings.proxy.select, f"{_KEY}.select")
 
 
+def check_opponents(run: RunView) -> None:
+    """Refuse an opponent that can never play: a step without a checkpoint, no model's folder, no address.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    trainer = run.config.trainer
+    for role, listed in run.settings.proxy.opponents.items():
+        where = f"{_KEY}.opponents.{role}"
+        for name in listed:
+            if is_address(name):
+                check_address(str(name).partition("#")[0], where)
+            elif isinstance(name, str) and name != POLICY:
+                find_model(Path(name))
+            elif isinstance(name, int) and name > 0 and (trainer.save_freq <= 0 or name % trainer.save_freq):
+                raise ConfigError(
+                    f"{where}: step {name} has no checkpoint with trainer.save_freq={trainer.save_freq}; name steps "
+                    "that it divides, or set another"
+                )
+            elif isinstance(name, int) and name >= (trainer.total_training_steps or name + 1):
+                raise ConfigError(
+                    f"{where}: step {name} is none before the last, trainer.total_training_steps="
+                    f"{trainer.total_training_steps}; name an earlier one"
+                )
+
+
 def _trained(run: RunView) -> int:
     """Return the number of roles that are trained; 0 where there are no roles."""
     roles = Roles.of(run.settings.proxy)
@@ -75,6 +106,7 @@ _TOOLS, _ENVIRONMENT = "the tools are the agent's own", "the agent is the enviro
 
 AGENTS: list[Check] = [
     check_agent_settings,
+    check_opponents,
     RefusalRow(
         _ESTIMATOR,
         when=lambda run: run.estimator in ("mt_turns", "mt_gigpo"),

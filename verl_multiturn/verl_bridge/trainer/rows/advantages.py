@@ -149,7 +149,7 @@ def _compute(
     return advantages, advantages
 
 
-class _Member(NamedTuple):
+class _Participant(NamedTuple):
     """A conversation of a batch in one of its roles."""
 
     conversation: str
@@ -161,7 +161,7 @@ class _Member(NamedTuple):
     """Its turns in the order of their numbers, each with the index of its row."""
 
 
-def _groups(rows: Sequence[_AdvantageRow | None], rewards: torch.Tensor) -> Iterator[tuple[str, list[_Member]]]:
+def _groups(rows: Sequence[_AdvantageRow | None], rewards: torch.Tensor) -> Iterator[tuple[str, list[_Participant]]]:
     """Yield the name and the conversations of each prompt and role, in an order that the batch's does not change.
 
     Args:
@@ -178,11 +178,11 @@ def _groups(rows: Sequence[_AdvantageRow | None], rewards: torch.Tensor) -> Iter
         yield label, [_member(own, rewards, broken) for _, own in sorted(members.items())]
 
 
-def _member(rows: list[tuple[int, _AdvantageRow]], rewards: torch.Tensor, broken: Collection[str]) -> _Member:
+def _member(rows: list[tuple[int, _AdvantageRow]], rewards: torch.Tensor, broken: Collection[str]) -> _Participant:
     turns = [(i, turn) for i, row in rows for turn in _earning(row, rewards[i])]
     _, first = rows[0]
     outcomes = [row.outcome for _, row in rows if row.outcome is not None]
-    return _Member(
+    return _Participant(
         first.conversation,
         first.role,
         first.conversation not in broken,

@@ -104,6 +104,11 @@ class SglangChild:
             )
         self._descriptor: int | None = None
 
+    @property
+    def pid(self) -> int:
+        """Return the id of the process, which leads the group of all that it starts."""
+        return self._process.pid
+
     async def ready(self, engine: HttpEngine) -> float:
         """Wait until it serves the model, and return the seconds since its start; give `engine` up when it ends later.
 
