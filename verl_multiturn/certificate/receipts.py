@@ -234,7 +234,7 @@ class Receipts:
                 for kind, count in zip(("<i4", "<f4", "<i8"), counts, strict=True):
                     arrays.append(np.frombuffer(blob, kind, count, start))
                     start += arrays[-1].nbytes
-                generations.append(Receipt(prompt_tokens, digest, max_tokens, *arrays, role=role))
+                generations.append(Receipt(prompt_tokens, digest, max_tokens, arrays[0], arrays[1], arrays[2], role))
             void, invalid = header["void"] is True, header["invalid"] is True
             receipts = cls(
                 header["request_id"],
