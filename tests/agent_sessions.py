@@ -113,6 +113,7 @@ class Agent:
     """A client of one session that gets the answers to its requests."""
 
     def __init__(self, run: ProxyRun, name: str = "s") -> None:
+        self.trained = None if run.roles is None else run.roles.trained
         self.session = AgentSession(name, run, {"temperature": 1.0})
 
     async def ask(
@@ -131,7 +132,7 @@ class Agent:
         receipts = Receipts.of_rows(
             self.session.id, self.session.receipts(), outcome.places, "u", 0, False, not outcome.valid
         )
-        assert certified(outcome, receipts) == []
+        assert certified(outcome, receipts, self.trained) == []
         return outcome, receipts
 
 

@@ -11,6 +11,7 @@ from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion
 from verl_multiturn.proxy.sessions.journal import Journal
+from verl_multiturn.proxy.sessions.roles import Roles
 
 
 class FakeDelivery:
@@ -52,6 +53,7 @@ class FakeSession:
         self.failed = ""
         self.raises: BaseException | None = None
         self.journal = Journal()
+        self.roles: Roles | None = None
 
     def begin(self, request: ChatRequest) -> FakeDelivery:
         self.asked.append(request)

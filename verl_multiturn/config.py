@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from verl_multiturn.describe import did_you_mean, show
 from verl_multiturn.errors import ConfigError
@@ -23,6 +23,8 @@ Model = TypeVar("Model", bound=BaseModel)
 ImportanceWeight = Literal["exact", "truncated", "verl"]
 _SHOWN_CHARACTERS = 300
 """Most characters of a wrong value in an error; a row may be large."""
+_ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Name of a role: clients send it as a model's name, and it is a part of a metric's name."""
 _OFF = BeforeValidator(lambda mode: "off" if mode is False else mode)
 """YAML reads a bare `off` as False."""
 OutageMode = Annotated[Literal["pause", "mask", "off"], _OFF]
@@ -232,6 +234,13 @@ class ProxySettings(BaseModel):
     max_completions: int = Field(default=256, gt=0)
     """The most completions of a session. Further requests are refused."""
 
+    roles: list[str] | None = None
+    """Names of the roles in which an agent asks; a request's `model` is one of them. null: there are none, and requests
+    may name any model."""
+
+    train: list[str] | None = None
+    """The roles whose completions are trained; null: all. What the others write is context."""
+
     select: str | None = Field(default=None, min_length=1)
     """Function that selects the completions that are trained, as `module:function`; null: all that were delivered."""
 
@@ -246,6 +255,39 @@ class ProxySettings(BaseModel):
 
     host: str = Field(default="127.0.0.1", min_length=1)
     """Address at which the endpoint listens. Agents need the session's secret, also on other machines."""
+
+    @field_validator("roles", "train")
+    @classmethod
+    def _are_names(cls, names: list[str] | None) -> list[str] | None:
+        if names is None:
+            return None
+        if not names:
+            raise ValueError("expected the name of at least one role; name one, or leave the setting out")
+        if wrong := [name for name in names if not _ROLE.fullmatch(name)]:
+            raise ValueError(
+                f"{wrong[0]!r} is no name of a role, which begins with a letter or a digit and has at most 64 letters, "
+                "digits, '.', '_' and '-'; give it another name"
+            )
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"the role {twice!r} is there twice; leave one out")
+        return names
+
+    @model_validator(mode="after")
+    def _trains_its_roles(self) -> ProxySettings:
+        strange = [name for name in self.train or () if name not in (self.roles or ())]
+        if strange and self.roles is None and strange != ["user"]:
+            raise ValueError(f"proxy.train={self.train} needs proxy.roles, which is not set; list the roles there")
+        if strange == ["user"] and "user" not in (self.roles or ()):
+            raise ValueError(
+                "proxy.train: the text of PolicyUser is not trained, so that 'user' has to be a role of the agent's; "
+                "list it in proxy.roles, or leave it out"
+            )
+        if strange:
+            raise ValueError(
+                f"proxy.train: {strange[0]!r} is no role; name some of proxy.roles={self.roles}, or leave train out"
+            )
+        return self
 
 
 class OutageSettings(BaseModel):

@@ -67,9 +67,15 @@ class PlayedChat:
     roles: list[TemplateForm] = field(default_factory=list)
 
 
-def certified(outcome: Outcome, receipts: Sequence[Receipts]) -> list[str]:
-    """Return all violations of the rows of a session, and of how they belong together."""
-    found = [str(each) for each in unjoined({RowKey("u", "0", str(own.row)): own for own in receipts})]
+def certified(outcome: Outcome, receipts: Sequence[Receipts], trained: Sequence[str] | None = None) -> list[str]:
+    """Return all violations of the rows of a session, and of how they belong together.
+
+    Args:
+        outcome: The session's outcome.
+        receipts: The receipts of its rows.
+        trained: The roles that are trained; None: there are none.
+    """
+    found = [str(each) for each in unjoined({RowKey("u", "0", str(own.row)): own for own in receipts}, trained)]
     for row, own in zip(outcome.rows, receipts, strict=True):
         written = row.trajectory
         ids, first = np.array(written.ids), written.prompt_length

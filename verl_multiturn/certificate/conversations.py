@@ -10,7 +10,10 @@ In a batch without violations
 - each row that the trainer excludes has a cause (`OUTAGE`, `REWARD_OUTAGE`) that its receipts confirm, and a
   conversation whose reward could not be scored is excluded;
 - each generation of a conversation is in exactly the row that it is listed with, in order; or it is listed with a cause
-  (`receipts.CAUSES`) and is in no row. A conversation of several rows has a generation in each of them.
+  (`receipts.CAUSES`) and is in no row. A conversation of several rows has a generation in each of them;
+- where there are roles, each generation of a conversation has one, each row is of one role, which is trained, and the
+  estimator takes the row's turns for those of that role. A generation is in no row because of its role
+  (`not_trained_role`) if, and only if, its client got it and its role is not trained.
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from verl_multiturn.certificate.check import Violation
-from verl_multiturn.certificate.receipts import CAUSES, GenerationPlace, Receipts
+from verl_multiturn.certificate.receipts import CAUSES, NOT_TRAINED_ROLE, GenerationPlace, Receipts
 from verl_multiturn.rows.keys import RowKey
 
+_CHOSEN = ("dropped_row", "not_selected")
+"""Causes of generations that would be trained if they were chosen."""
 OUTAGE, REWARD_OUTAGE = "outage", "reward_outage"
 """Causes for which a trainer leaves out a conversation that had ended well: a call of it hit an outage, or its reward
 could not be scored for a cause of ours."""
@@ -39,20 +44,15 @@ class MembershipNote(NamedTuple):
     invalid: bool
     outages: Sequence[str]
     unrewarded: bool
-    held: Sequence[str]
+    held: Sequence[GenerationPlace]
     ledger: Sequence[GenerationPlace]
 
     @classmethod
     def of(cls, receipts: Receipts) -> MembershipNote:
         """Return the note of a row's receipts."""
         held = receipts.held
-        ledger = (
-            receipts.ledger
-            if receipts.places is not None
-            else [GenerationPlace(digest, receipts.row) for digest in held]
-        )
         said = receipts.request_id, receipts.void, receipts.invalid, list(receipts.outages), receipts.unrewarded
-        return cls(*said, held, ledger)
+        return cls(*said, held, held if receipts.places is None else list(receipts.places))
 
 
 Membership = Receipts | MembershipNote
@@ -130,16 +130,36 @@ def uncaused(receipts: Mapping[RowKey, Membership], left_out: Mapping[str, str])
     return found
 
 
-def unjoined(receipts: Mapping[RowKey, Membership]) -> list[Violation]:
+def misattributed(
+    receipts: Mapping[RowKey, Membership], turns: Mapping[RowKey, Collection[str | None]]
+) -> list[Violation]:
+    """Return a violation for each row whose turns the estimator takes for those of another role.
+
+    Args:
+        receipts: Receipts, or their notes, by the row's name.
+        turns: The roles of each row's turns, as the estimator of advantages has them.
+    """
+    found = []
+    for key, own in receipts.items():
+        held, given = {place.role for place in own.held}, set(turns.get(key, ()))
+        if held and given and held != given:
+            what = f"its turns are taken for those of the roles {_named(given)}, by the receipts {_named(held)}"
+            found.append(Violation(f"{own.request_id} (row {key})", None, None, what))
+    return found
+
+
+def unjoined(receipts: Mapping[RowKey, Membership], trained: Collection[str] | None = None) -> list[Violation]:
     """Return all violations of how the rows of each conversation belong together.
 
     Args:
         receipts: Receipts, or their notes, of all rows of each conversation, by the row's name.
+        trained: The roles that are trained; None: there are no roles.
     """
     found = []
     for name, keys in _by_conversation(receipts).items():
         rows = [receipts[key] for key in sorted(keys, key=lambda key: key.number)]
-        found += [Violation(f"{rows[0].request_id} (rows {name}_*)", None, None, what) for what in _faults(rows)]
+        faults = _faults(rows) or _role_faults(rows, trained)
+        found += [Violation(f"{rows[0].request_id} (rows {name}_*)", None, None, what) for what in faults]
     return found
 
 
@@ -155,20 +175,52 @@ def _faults(rows: Sequence[Membership]) -> list[str]:
         if row.ledger != ledger:
             return [f"rows 0 and {index} do not agree on the places of its generations"]
     places = {*range(len(rows)), *CAUSES}
-    unknown = [place for _, place in ledger if isinstance(place, bool) or place not in places]
+    unknown = [each.where for each in ledger if isinstance(each.where, bool) or each.where not in places]
     if unknown:
         return [f"one is listed with {unknown[0]!r}, expected a row below {len(rows)}, or one of {list(CAUSES)}"]
     found = []
     for index, row in enumerate(rows):
-        listed = [digest for digest, place in ledger if place == index]
-        if listed != list(row.held):
-            found.append(_difference(index, listed, row.held))
+        listed = [(place.digest, place.role) for place in ledger if place.where == index]
+        held = [(place.digest, place.role) for place in row.held]
+        if listed != held:
+            found.append(_difference(index, listed, held))
         elif not row.held and len(rows) > 1:
             found.append(f"row {index} of {len(rows)} has no generation of {first.request_id}")
     return found
 
 
-def _difference(index: int, listed: Collection[str], held: Collection[str]) -> str:
+def _role_faults(rows: Sequence[Membership], trained: Collection[str] | None) -> list[str]:
+    """Return the faults in the roles of one conversation, whose rows are given in order, and are right otherwise."""
+    ledger = rows[0].ledger
+    roles = {place.role for place in ledger}
+    if roles <= {None}:  # of an agent loop without roles
+        return [f"one is listed with {NOT_TRAINED_ROLE}, and none has a role"] * any(
+            place.where == NOT_TRAINED_ROLE for place in ledger
+        )
+    if trained is None:
+        return [f"its generations have the roles {_named(roles)}, and there are no roles"]
+    found = []
+    if None in roles:
+        found.append("a generation has no role, and others have")
+    for index in range(len(rows)):
+        own = {place.role for place in ledger if place.where == index}
+        if len(own) > 1:
+            found.append(f"row {index} has generations of the roles {_named(own)}, expected one role")
+        elif strange := own - {*trained}:
+            found.append(f"row {index} is of the role {_named(strange)}, which is not trained")
+    for place in ledger:
+        if place.role in trained and place.where == NOT_TRAINED_ROLE:
+            found.append(f"one of the role {place.role!r}, which is trained, is listed with {NOT_TRAINED_ROLE}")
+        elif place.role not in trained and place.where in _CHOSEN:
+            found.append(f"one of the role {place.role!r}, which is not trained, is listed with {place.where}")
+    return found
+
+
+def _named(roles: Collection[str | None]) -> str:
+    return ", ".join(sorted(map(repr, roles)))
+
+
+def _difference(index: int, listed: Sequence[tuple[str, str | None]], held: Sequence[tuple[str, str | None]]) -> str:
     lost, more = Counter(listed) - Counter(held), Counter(held) - Counter(listed)
     if not lost and not more:
         return f"row {index} has its generations in another order than they are listed"

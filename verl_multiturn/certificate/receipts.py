@@ -27,12 +27,13 @@ from verl_multiturn.rollout.engines.protocol import Ask, Engine, Generation
 _HEADER_BYTES = 4
 _TOO_MANY = 1 << 31
 
-CAUSES = ("too_old", "invalid", "undelivered", "dropped_row", "not_selected")
+NOT_TRAINED_ROLE = "not_trained_role"
+CAUSES = ("too_old", "invalid", "undelivered", "dropped_row", "not_selected", NOT_TRAINED_ROLE)
 """Causes why a generation is in no row.
 
 `too_old`: its weights are older than may be trained. `invalid`: nothing of it can be trained. `undelivered`: no
 client got it, so nothing was built upon it. `dropped_row`: its row was dropped as a whole. `not_selected`: another
-answer to the same ids was taken.
+answer to the same ids was taken. `not_trained_role`: its role is none of those that are trained.
 """
 
 
@@ -57,11 +58,16 @@ class Receipt:
     """Log-probability of each sampled token, `(tokens,)`."""
     versions: NDArray[np.int64]
     """Weight version of each sampled token, `(tokens,)`."""
+    role: str | None = None
+    """Name of the role for which the engine was asked; None where there are no roles."""
 
     @property
     def digest(self) -> str:
         """Digest (blake2b-128) of the whole receipt, in hexadecimal."""
-        made = hashlib.blake2b(f"{self.prompt_tokens} {self.prompt_digest} {self.max_tokens}".encode(), digest_size=16)
+        head = f"{self.prompt_tokens} {self.prompt_digest} {self.max_tokens}"
+        if self.role is not None:
+            head += f" role {self.role}"
+        made = hashlib.blake2b(head.encode(), digest_size=16)
         for array in (self.ids, self.logprobs, self.versions):
             made.update(f" {len(array)} ".encode() + array.tobytes())
         return made.hexdigest()
@@ -86,6 +92,8 @@ class GenerationPlace(NamedTuple):
     """`Receipt.digest` of the generation."""
     where: int | str
     """Index of the row that it is in; or one of `CAUSES`, why it is in none."""
+    role: str | None = None
+    """`Receipt.role` of the generation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +162,8 @@ class Receipts:
                 "are counted from 0 without a gap"
             )
         places = [
-            GenerationPlace(generation.digest, place) for generation, place in zip(generations, where, strict=True)
+            GenerationPlace(generation.digest, place, generation.role)
+            for generation, place in zip(generations, where, strict=True)
         ]
         return [
             cls(
@@ -172,14 +181,14 @@ class Receipts:
         ]
 
     @property
-    def held(self) -> list[str]:
-        """Digest of each generation in the row, in order."""
-        return [generation.digest for generation in self.generations]
+    def held(self) -> list[GenerationPlace]:
+        """Place of each generation in the row, in order."""
+        return [GenerationPlace(generation.digest, self.row, generation.role) for generation in self.generations]
 
     @property
     def ledger(self) -> list[GenerationPlace]:
         """Place of each generation of the whole conversation, in order."""
-        return [GenerationPlace(digest, self.row) for digest in self.held] if self.places is None else list(self.places)
+        return self.held if self.places is None else list(self.places)
 
     def to_bytes(self) -> bytes:
         """Write the receipts to bytes: the header's length (4 bytes), a JSON header, then the arrays."""
@@ -193,6 +202,7 @@ class Receipts:
             "places": self.places,
             "outages": list(self.outages),
             "unrewarded": self.unrewarded,
+            "roles": [g.role for g in self.generations],
             "generations": [
                 [g.prompt_tokens, g.prompt_digest, g.max_tokens, len(g.ids), len(g.logprobs), len(g.versions)]
                 for g in self.generations
@@ -215,12 +225,16 @@ class Receipts:
         try:
             header = json.loads(blob[_HEADER_BYTES:start])
             generations = []
-            for prompt_tokens, digest, max_tokens, *counts in header["generations"]:
+            listed = header["generations"]
+            roles = header.get("roles", [None] * len(listed))  # as the outages below
+            if not isinstance(roles, list) or not all(role is None or isinstance(role, str) for role in roles):
+                raise ValueError(f"roles is {show(roles, 100)}, expected a list of texts")
+            for (prompt_tokens, digest, max_tokens, *counts), role in zip(listed, roles, strict=True):
                 arrays = []
                 for kind, count in zip(("<i4", "<f4", "<i8"), counts, strict=True):
                     arrays.append(np.frombuffer(blob, kind, count, start))
                     start += arrays[-1].nbytes
-                generations.append(Receipt(prompt_tokens, digest, max_tokens, *arrays))
+                generations.append(Receipt(prompt_tokens, digest, max_tokens, *arrays, role))
             void, invalid = header["void"] is True, header["invalid"] is True
             receipts = cls(
                 header["request_id"],
@@ -251,9 +265,15 @@ def _texts(raw: Mapping[str, Any], key: str) -> list[str]:
 def _places(raw: Any) -> list[GenerationPlace] | None:
     if raw is None:
         return None
-    places = [GenerationPlace(digest, where) for digest, where in raw]
-    if wrong := [place for place in places if type(place.digest) is not str or type(place.where) not in (int, str)]:
-        raise ValueError(f"a place is {show(tuple(wrong[0]), 100)}, expected a digest, and a row or a cause")
+    places = [GenerationPlace(*each) for each in raw]
+    if wrong := [
+        place
+        for place in places
+        if type(place.digest) is not str
+        or type(place.where) not in (int, str)
+        or not (place.role is None or isinstance(place.role, str))
+    ]:
+        raise ValueError(f"a place is {show(tuple(wrong[0]), 100)}, expected a digest, a row or a cause, and a role")
     return places
 
 
@@ -309,6 +329,7 @@ class ReceiptingEngine:
                 _read_only(generation.ids, "<i4"),
                 _read_only(generation.logprobs, "<f4"),
                 _read_only(generation.versions, "<i8"),
+                ask.role,
             )
         except (TypeError, ValueError, OverflowError) as error:
             raise EngineError(f"the engine returned what is not a generation: {error}") from error

@@ -103,7 +103,14 @@ def _stats_of_session(outcome: Outcome, session: SessionReport) -> dict[str, Any
         "unenforced": dict(session.unenforced),
         "reward": session.reward,
         "stuck": session.stuck,
+        **({"roles": _spoken(outcome, session), "trained": list(session.trained)} if session.roles else {}),
     }
+
+
+def _spoken(outcome: Outcome, session: SessionReport) -> dict[str, int]:
+    """Return the number of completions that were delivered, by role; 0 for one that never spoke."""
+    spoken = Counter(turn.role for turn in outcome.turns if turn.said is not None)
+    return {role: spoken[role] for role in session.roles}
 
 
 def conversations(rows: Mapping[RowKey, Stats]) -> list[Stats]:

@@ -29,7 +29,7 @@ from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import AgentContractError, ConfigError, OutageError
 from verl_multiturn.proxy.agents.agent import SessionAddress, agent_row
-from verl_multiturn.proxy.agents.end import AgentEnd, session_reward
+from verl_multiturn.proxy.agents.end import AgentEnd, role_rewards, session_reward
 from verl_multiturn.proxy.agents.runner import AgentRunner
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
@@ -211,7 +211,8 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
         error_reward: Reward of a session whose agent failed after it got a completion.
 
     Raises:
-        AgentContractError: The agent gave a reward for a completion that this session never made.
+        AgentContractError: The agent gave a reward for a completion that this session never made, or for an unknown
+            role, or none for one that is trained and has spoken.
         ConfigError: The agent raised one before it got a completion, or the function `select` failed.
     """
     for completion, reward in end.result.completions.items():
@@ -230,6 +231,9 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
             unread[0].completion.id,
         )
     delivered = any(node.delivered for node in session.forest.completions.values())
+    roles, trained = ((), ()) if run.roles is None else (run.roles.names, run.roles.trained)
+    spoke = {node.prompt.role for node in session.forest.delivered}
+    rewards = role_rewards(end, roles, [name for name in trained if name in spoke])
     first = next(iter(session.forest.roots), None)
     too_long = first is not None and len(first.ids) > run.limits.prompt_length
     reason = stop_reason(end, delivered, session.failed, too_long)
@@ -246,6 +250,9 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
         unenforced=dict(session.unenforced),
         reward=session_reward(end, error_reward),
         by_id=end.result.by_id,
+        rewards=rewards,
+        roles=roles,
+        trained=trained,
         end=end.kind,
         problem=end.problem,
         requests=session.journal.requests(),

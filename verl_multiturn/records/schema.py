@@ -136,6 +136,8 @@ class Generation(_SchemaModel):
     """Text of the turn beside its calls; null where it was not read."""
     lane: Int64 | None = None
     """Of an agent's session: number of the lane in which the engine sampled it."""
+    role: str | None = None
+    """The role that it speaks for, one of `session.roles`; null: there are none."""
     call_ids: list[str] = []
     """Of an agent's session: ids of its calls, which the session gives."""
     asked_at: Time = 0.0
@@ -215,6 +217,8 @@ class SessionRequest(_SchemaModel):
     """When it came."""
     protocol: str
     """`chat`, `messages` or `responses`; `count_tokens` asks for no completion."""
+    role: str | None = None
+    """Name of the model in it, where that has to be a role; also where it is none, so that it was refused."""
     parent: Int64 | None = None
     """Generation that it continues; null: it begins anew."""
     shared: Int64 = 0
@@ -252,6 +256,12 @@ class Session(_SchemaModel):
     """The session's reward, by its agent or for its failure."""
     by_id: bool = False
     """Whether the agent gave rewards to completions alone."""
+    rewards: dict[str, Number] = {}
+    """Rewards by role, where the agent gave such ones; else `reward` is that of each role."""
+    roles: list[str] = []
+    """The roles in which it could ask (`proxy.roles`); empty: there are none."""
+    trained: list[str] = []
+    """Those of them that are trained (`proxy.train`)."""
     end: str = ""
     """How the agent ended: `returned`, `raised`, `exited`, `timed_out`, `stuck`, `failed`, `outage`,
     `unjudged`."""

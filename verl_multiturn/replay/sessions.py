@@ -150,7 +150,8 @@ class RecordedSession:
         rewards = {name: float(reward) for name, reward in earned.items() if reward is not None}
         kind: EndKind = part["end"] or "returned"
         whole = None if kind != "returned" or part["reward"] is None else float(part["reward"])
-        return AgentEnd(kind, AgentResult(whole, rewards, part["by_id"]), part["problem"])
+        by_role = {role: float(reward) for role, reward in part.get("rewards", {}).items()}
+        return AgentEnd(kind, AgentResult(whole, rewards, part["by_id"], by_role), part["problem"])
 
     async def _release(self, number: int) -> None:
         """Let a request take its samples."""
@@ -193,6 +194,7 @@ class RecordedSession:
             max_tokens=wishes.get("max_tokens"),
             reads_calls=wishes.get("tool_choice") != "none",
             unenforced=wishes.get("unenforced", ()),
+            model=raw.get("role") or "",
             protocol=raw["protocol"],
         )
 

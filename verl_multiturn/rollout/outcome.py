@@ -50,6 +50,8 @@ class SessionRequest:
     """Time (`time.time`) at which it came."""
     protocol: str
     """`chat`, `messages` or `responses`; `count_tokens` asks for no completion."""
+    role: str | None = None
+    """Name of the model in it, where that has to be a role; also where it is none, so that it was refused."""
     parent: int | None = None
     """Number of the generation that it continues; None: it begins anew."""
     shared: int = 0
@@ -90,6 +92,12 @@ class SessionReport:
     """Its requests, in the order in which they came; for records alone."""
     events: Sequence[tuple[str, int, int]] = ()
     """Its events in their order; for records alone."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Rewards by role, where the agent gave such ones, and `reward` is None; empty: `reward` is that of each role."""
+    roles: Sequence[str] = ()
+    """Names of the roles in which it could ask; empty: there are none."""
+    trained: Sequence[str] = ()
+    """Names of those that are trained."""
 
     @property
     def stuck(self) -> bool:

@@ -4,6 +4,8 @@ An agent's result is one of:
 - a number, the reward of the session, as `reward_numbers.py` reads it;
 - `{"reward": 1.0, "completions": {"chatcmpl-…": 0.5}}`, each part of which may be omitted. `completions` has rewards
   of single completions, by the id that the agent saw;
+- `{"roles": {"white": 1.0, "black": -1.0}}`, a reward for each role (`proxy.roles`), with or without `completions`. A
+  single number is the reward of each role;
 - None: `compute_score` decides.
 
 An agent that was written for AReaL may also return `{"chatcmpl-…": 0.5}`, rewards of completions alone. The session's
@@ -12,7 +14,7 @@ reward is then their sum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,7 +23,7 @@ from verl_multiturn.errors import AgentContractError
 from verl_multiturn.rows.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward
 
 EndKind = Literal["returned", "raised", "exited", "timed_out", "stuck", "failed", "outage", "unjudged", "misconfigured"]
-_EXPECTED = "a number, {'reward': …, 'completions': {id: number}} or None"
+_EXPECTED = "a number, {'reward': …, 'completions': {id: number}}, {'roles': {name: number}} or None"
 _MOST_PROBLEM = 4_000
 
 
@@ -35,6 +37,8 @@ class AgentResult:
     """Rewards of completions, by the ids that the agent saw."""
     by_id: bool = False
     """Whether it returned rewards of completions alone, in AReaL's form: their sum is the session's reward."""
+    roles: Mapping[str, float] = field(default_factory=dict)
+    """Rewards by role; empty: `reward` is that of each role."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,34 @@ def session_reward(end: AgentEnd, error_reward: float) -> float | None:
     return end.result.reward if end.kind == "returned" else error_reward
 
 
+def role_rewards(end: AgentEnd, roles: Sequence[str], trained: Collection[str]) -> Mapping[str, float]:
+    """Return the rewards of a session by role, as its agent gave them; empty where it gave none, or failed.
+
+    Args:
+        end: The agent's end.
+        roles: Names of all roles; empty: there are none.
+        trained: Names of the roles that are trained and have a completion that was delivered.
+
+    Raises:
+        AgentContractError: A name is no role, or a trained role that spoke has no reward.
+    """
+    rewards = end.result.roles
+    if not rewards:
+        return {}
+    if strange := [name for name in rewards if name not in roles]:
+        known = f"roles are {list(roles)}" if roles else "proxy.roles is not set"
+        raise AgentContractError(
+            f"the agent returned a reward for the role {show(strange[0], 100)}, and {known}; use the names that "
+            "proxy.roles has"
+        )
+    if silent := [name for name in trained if name not in rewards]:
+        raise AgentContractError(
+            f"the agent returned rewards for the roles {sorted(rewards)}, and none for {silent[0]!r}, which is trained "
+            "and has spoken; give it one, also if it is 0"
+        )
+    return rewards
+
+
 def read_result(value: object, is_areals: bool = False) -> AgentResult:
     """Read an agent's return value.
 
@@ -87,25 +119,47 @@ def read_result(value: object, is_areals: bool = False) -> AgentResult:
         return AgentResult()
     if not isinstance(value, Mapping):
         return AgentResult(_number(value, value))
-    if value and not set(value) <= {"reward", "completions"}:
+    if value and not set(value) <= {"reward", "completions", "roles"}:
         if not is_areals:
             raise AgentContractError(f"the agent returned {show(value)}, expected {_EXPECTED}; correct its return")
         return AgentResult(0.0, _by_id(value, value), by_id=True)  # the score adds the completions' rewards
-    reward, rewards = value.get("reward"), value.get("completions")
-    if rewards is not None and not isinstance(rewards, Mapping):
+    reward, rewards, roles = value.get("reward"), value.get("completions"), value.get("roles")
+    for name, given in (("completions", rewards), ("roles", roles)):
+        if given is not None and not isinstance(given, Mapping):
+            keys = "ids" if name == "completions" else "roles"
+            raise AgentContractError(
+                f"the agent returned {show(value)}, expected a mapping from {keys} to numbers as {name!r}; correct its "
+                "return"
+            )
+    if roles is not None and reward is not None:
         raise AgentContractError(
-            f"the agent returned {show(value)}, expected a mapping from ids to numbers as 'completions'; correct its "
-            "return"
+            f"the agent returned {show(value)}, whose 'reward' would be that of each role, beside 'roles'; leave one "
+            "of the two out"
         )
-    return AgentResult(None if reward is None else _number(reward, value), _by_id(rewards or {}, value))
+    if roles is not None and not roles:
+        raise AgentContractError(
+            f"the agent returned {show(value)}, whose 'roles' is empty; give each role its reward, or leave it out"
+        )
+    return AgentResult(
+        None if reward is None else _number(reward, value),
+        _by_id(rewards or {}, value),
+        roles=_by_role(roles or {}, value),
+    )
 
 
 def _by_id(rewards: Mapping[Any, object], whole: object) -> dict[str, float]:
+    return _by_name(rewards, whole, "the ids of completions", "take them from the answers")
+
+
+def _by_role(rewards: Mapping[Any, object], whole: object) -> dict[str, float]:
+    return _by_name(rewards, whole, "names of roles", "take them from proxy.roles")
+
+
+def _by_name(rewards: Mapping[Any, object], whole: object, names: str, remedy: str) -> dict[str, float]:
     for key in rewards:
         if not isinstance(key, str):
             raise AgentContractError(
-                f"the agent returned {show(whole)}, expected the ids of completions, not {show(key, 60)}; take them "
-                "from the answers"
+                f"the agent returned {show(whole)}, expected {names}, not {show(key, 60)}; {remedy}"
             )
     return {key: _number(reward, whole) for key, reward in rewards.items()}
 

@@ -154,7 +154,7 @@ class ProxyServer:
     Args:
         host: Where to listen, on a port that is free.
         ping_s: Seconds between the pings of a stream whose generation is under way.
-        model: The name of the one model in `/v1/models`. Requests may name any.
+        model: The name of the one model in `/v1/models`, where a session has no roles. Requests may name any then.
     """
 
     def __init__(self, host: str = "127.0.0.1", ping_s: float = 2.0, model: str = "policy") -> None:
@@ -306,8 +306,10 @@ class ProxyServer:
             RefusedError: The request cannot be answered.
         """
         if is_models(route):
-            name = route.removeprefix("models").strip("/")
-            return web.json_response(model(name) if name else all_models(self._model))
+            name, roles = route.removeprefix("models").strip("/"), opened.session.roles
+            if not name:
+                return web.json_response(all_models([self._model] if roles is None else roles.names))
+            return web.json_response(model(name if roles is None else roles.named(name)))
         async with opened.reader.read(request, protocol) as asked:
             if route == COUNT_TOKENS:
                 return web.json_response(token_count(await opened.session.count_tokens(asked)))

@@ -68,9 +68,10 @@ PROTOCOLS: Mapping[str, Protocol] = {
 """The protocols by the path of their requests."""
 
 
-def models(name: str) -> dict[str, Any]:
+def models(names: Sequence[str]) -> dict[str, Any]:
     """Return the answer of `GET /v1/models`, in the forms of OpenAI and of Anthropic at once."""
-    return {"object": "list", "data": [model(name)], "has_more": False, "first_id": name, "last_id": name}
+    data = [model(name) for name in names]
+    return {"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
 
 def model(name: str) -> dict[str, Any]:

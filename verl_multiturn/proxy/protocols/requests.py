@@ -40,7 +40,7 @@ class ChatRequest:
     custom_tools: frozenset[str] = frozenset()
     """Names of those `tools` whose calls carry a text. To the model they are functions with one argument, `input`."""
     model: str = ""
-    """The model's name as the client wrote it; it is sent back."""
+    """The model's name as the client wrote it; it is sent back. With `proxy.roles` it names the role."""
     protocol: str = "chat"
     """Name of the protocol: `chat`, `messages` or `responses`."""
     unenforced: Sequence[str] = ()
@@ -74,6 +74,8 @@ class Completion:
     """Schemas of the request's tools."""
     parent: str | None = None
     """Id of the completion that it continues; None where it begins anew."""
+    role: str | None = None
+    """Name of the role that wrote it; None without `proxy.roles`."""
 
 
 Sent = Callable[[str], Completion | None]

@@ -9,7 +9,8 @@
 
 A *prompt* is the engine's input, a *completion* is its sample. A request continues a completion when its messages begin
 with those of the completion's prompt and its turn. Only the messages after that are rendered, so that sampled tokens
-are never written a second time. A request that continues none begins a root.
+are never written a second time. A request that continues none begins a root. So does a request of another role
+(`proxy.roles`) than that of the completion, whose text is context then: a path of the forest is of one role.
 
 Requests are looked up message by message, in a tree of messages as clients write them. Clients leave out ids, so two
 completions with equal texts look the same, and one message may lead to several places in the tree. The deepest
@@ -23,7 +24,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -48,7 +49,7 @@ class _Place(NamedTuple):
 class _KnownHistory:
     """The messages of an earlier request, and the places to which they lead."""
 
-    tools: str
+    branch: Hashable
     messages: list[Message]
     places: list[_Place]
 
@@ -82,7 +83,7 @@ class Forest:
         """Completions by their id, in the same order."""
         self.called: dict[str, CompletionNode] = {}
         """Completions by the ids of their calls."""
-        self._starts: dict[str, TrieNode] = {}
+        self._starts: dict[Hashable, TrieNode] = {}
         self._histories: list[_KnownHistory] = []
         self._returned = 0
 
@@ -91,7 +92,7 @@ class Forest:
         """Return the completions that a client has, in the order of their numbers."""
         return sorted((node for node in self.completions.values() if node.delivered), key=lambda node: node.number)
 
-    def match(self, messages: Sequence[Message], tools: str, renamed: bool = True) -> Match:
+    def match(self, messages: Sequence[Message], branch: Hashable, renamed: bool = True) -> Match:
         """Find the prompt that a request's messages are, or the completion that they continue.
 
         They continue a completion if they begin with the messages of its prompt and with its turn, and if only tools,
@@ -99,12 +100,13 @@ class Forest:
 
         Args:
             messages: All messages of the request.
-            tools: Key of the request's tools. Requests with other tools have nothing in common.
+            branch: The request's role, and the key of its tools. Requests with others have nothing in common, so that
+                a path of the forest is of one role.
             renamed: Whether the calls may have other ids than the session gave.
         """
-        history = self._history(messages, tools)
+        history = self._history(messages, branch)
         if history is None or not renamed:
-            places, known = [_Place(self._starts.setdefault(tools, TrieNode(0, None)))], 0
+            places, known = [_Place(self._starts.setdefault(branch, TrieNode(0, None)))], 0
         else:
             places, known = history.places, len(history.messages)
         given = self.called if renamed else {}
@@ -126,7 +128,7 @@ class Forest:
         if asked := [place for place in places if place.node.prompt is not None]:
             found = max(asked, key=_place_rank)
             node = found.node
-            self._remember(messages, tools, places, history)
+            self._remember(messages, branch, places, history)
             return Match(node.prompt, node.above, 0, node, messages, found.renaming, history)
         parent = best.node.above
         new = 0 if parent is None or parent.trie_node is None else parent.trie_node.depth
@@ -134,17 +136,17 @@ class Forest:
             parent, new, best = None, 0, reached
         renaming = best.renaming.through(messages[best.node.depth :])
         if renaming is None:  # an answer has the id of another call
-            return self.match(messages, tools, renamed=False)
+            return self.match(messages, branch, renamed=False)
         node = best.node if parent is None or parent.trie_node is None else parent.trie_node
         return Match(None, parent, new, node, renaming.applied(messages), renaming, history)
 
-    def grow(self, prompt: PromptNode, messages: Sequence[Message], tools: str, match: Match) -> None:
+    def grow(self, prompt: PromptNode, messages: Sequence[Message], branch: Hashable, match: Match) -> None:
         """Put a new prompt where `match` found none.
 
         Args:
             prompt: The prompt, with the parent that was found.
             messages: All messages of the request, as it has them.
-            tools: As for `match`.
+            branch: As for `match`.
             match: The match found.
         """
         (self.roots if prompt.parent is None else prompt.parent.prompts).append(prompt)
@@ -159,7 +161,7 @@ class Forest:
                 steps.append((one, following))
             reached = following
         reached.prompt, prompt.trie_node = prompt, reached
-        self._remember(messages, tools, [_Place(reached, match.renaming)], match.history)
+        self._remember(messages, branch, [_Place(reached, match.renaming)], match.history)
 
     def uproot(self, prompt: PromptNode, messages: Sequence[Message]) -> None:
         """Make a root of a prompt that cannot be appended to its parent.
@@ -225,12 +227,12 @@ class Forest:
         node.delivered |= delivered
         node.returned = self._returned if returned or node.delivered else 0
 
-    def _history(self, messages: Sequence[Message], tools: str) -> _KnownHistory | None:
+    def _history(self, messages: Sequence[Message], branch: Hashable) -> _KnownHistory | None:
         """Return the longest earlier request with which the messages begin; None without one."""
         found: _KnownHistory | None = None
         for each in self._histories:
             known = len(each.messages)
-            if each.tools != tools or known > len(messages) or (found and known <= len(found.messages)):
+            if each.branch != branch or known > len(messages) or (found and known <= len(found.messages)):
                 continue
             # The last message distinguishes most branches, at the least cost.
             if each.messages[-1] == messages[known - 1] and each.messages == messages[:known]:
@@ -238,7 +240,7 @@ class Forest:
         return found
 
     def _remember(
-        self, messages: Sequence[Message], tools: str, places: list[_Place], longer_than: _KnownHistory | None
+        self, messages: Sequence[Message], branch: Hashable, places: list[_Place], longer_than: _KnownHistory | None
     ) -> None:
         """Remember a request in the place of the one that it continues."""
         if not messages:
@@ -248,7 +250,7 @@ class Forest:
         else:
             known = [*longer_than.messages, *messages[len(longer_than.messages) :]]
             self._histories.remove(longer_than)
-        self._histories = [*self._histories[1 - _MOST_HISTORIES :], _KnownHistory(tools, known, places)]
+        self._histories = [*self._histories[1 - _MOST_HISTORIES :], _KnownHistory(branch, known, places)]
 
 
 def _rank(node: CompletionNode | None) -> tuple[int, int, int]:

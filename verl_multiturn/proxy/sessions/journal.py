@@ -28,6 +28,8 @@ class JournalEntry:
 
     at: float
     protocol: str
+    role: str | None = None
+    """Name of the model in it, where that has to be a role."""
     tools: Sequence[dict[str, Any]] = ()
     wishes: dict[str, Any] = field(default_factory=dict)
     prompt: PromptNode | None = None
@@ -47,18 +49,21 @@ class Journal:
 
     Args:
         generations: Returns how many generations the session has.
+        has_roles: Whether requests name roles.
     """
 
-    def __init__(self, generations: Callable[[], int] = int) -> None:
+    def __init__(self, generations: Callable[[], int] = int, has_roles: bool = False) -> None:
         self._noted: list[JournalEntry] = []
         self._answered = 0
         self._generations = generations
+        self._has_roles = has_roles
         self.events: list[tuple[str, int, int]] = []
         """The events in their order, as in `schema.Session.events`."""
 
     def begin(self, request: ChatRequest, protocol: str) -> JournalEntry:
         """Note a request that came."""
-        noted = JournalEntry(time.time(), protocol, request.tools, _wishes(request), number=len(self._noted))
+        role = request.model if self._has_roles else None
+        noted = JournalEntry(time.time(), protocol, role, request.tools, _wishes(request), number=len(self._noted))
         if len(self._noted) < _MOST:
             self._noted.append(noted)
         self._happened("request", noted)
@@ -114,6 +119,7 @@ def _request(noted: JournalEntry, lengths: dict[int, int]) -> SessionRequest:
     return SessionRequest(
         at=noted.at,
         protocol=noted.protocol,
+        role=noted.role,
         parent=None if parent is None else parent.number,
         shared=0 if prompt is None else _shared(prompt, lengths),
         messages=noted.messages if prompt is None else prompt.messages,

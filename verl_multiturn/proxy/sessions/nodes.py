@@ -37,6 +37,8 @@ class PromptNode:
     messages: Sequence[Message]
     """The request's messages; those after the parent's turn, if there is one."""
     tools: Sequence[dict[str, Any]] = ()
+    role: str | None = None
+    """The role that its completions speak for; its parent has the same."""
     shown: Sequence[dict[str, Any]] = ()
     """The tools' schemas as the model is shown them."""
     template: list[int] = field(default_factory=list)
@@ -163,6 +165,8 @@ class SampledGeneration:
     """Why it is in no row, if it did not become one."""
     given: Sequence[Message] = ()
     """The messages of its prompt that follow its parent's."""
+    role: str | None = None
+    """The role that it speaks for."""
     at: float = field(default_factory=time.time)
     """Time (`time.time`) at which the engine had answered."""
     seconds: float = 0.0

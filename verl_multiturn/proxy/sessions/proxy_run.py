@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
+from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.proxy.sessions.rows import Select
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.rollout.limits import Limits
@@ -31,3 +32,5 @@ class ProxyRun:
     """The most rows of a session; None: no limit."""
     select: Select | None = None
     """Returns the ids of the completions that are trained; None: all are."""
+    roles: Roles | None = None
+    """The roles; None: there are none."""

@@ -5,7 +5,9 @@
               └─ 2 ─ 3               row 1: (0) 2 3
     root ─ 4                         row 2: 4
 
-A row ends with a completion that is trained and that no trained one continues. Rows are in the order of their ends.
+A row ends with a completion that is trained and that no trained one continues. Rows are in the order of their ends. A
+completion is trained if its client got it, `proxy.select` leaves it in, and its role is one of `proxy.train`. A row is
+of one role, since a path of the forest is.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from verl_multiturn.processes.zygote import problem_of
 from verl_multiturn.proxy.protocols.requests import Completion
 from verl_multiturn.proxy.sessions.forest import Forest
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, SampledGeneration
+from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome
 from verl_multiturn.rollout.trajectory import Source, Trajectory
@@ -78,6 +81,7 @@ def session_outcome(
     fill_id: int,
     max_rows: int | None,
     chosen: Collection[CompletionNode],
+    roles: Roles | None = None,
 ) -> Outcome:
     """Return the outcome of a session that is over.
 
@@ -89,10 +93,12 @@ def session_outcome(
         prompt_length: The most tokens of a prompt.
         fill_id: Token id of the prompt of a session without one.
         max_rows: The most rows; those with most trained tokens are kept. None: all are.
-        chosen: The delivered completions that are to be trained.
+        chosen: The delivered completions that are to be trained, as far as their roles are.
+        roles: The roles; None: there are none.
     """
-    ends, trained_in = chosen_rows(chosen, max_rows)
-    turns = [_turn(number, entry, chosen, trained_in) for number, entry in enumerate(forest.ledger)]
+    of_roles = {node for node in chosen if roles is None or roles.trains(node.prompt.role)}
+    ends, trained_in = chosen_rows(of_roles, max_rows)
+    turns = [_turn(number, entry, chosen, trained_in, roles) for number, entry in enumerate(forest.ledger)]
     rows = [_row(end, index, turns) for index, end in enumerate(ends)]
     for end in ends:
         # The row in which it is trained shows less: which of two branches is first follows from the order of arrival.
@@ -213,12 +219,16 @@ def _row(end: CompletionNode, index: int, turns: Sequence[Turn]) -> Conversation
 
 
 def _turn(
-    number: int, entry: SampledGeneration, chosen: Collection[CompletionNode], trained_in: Mapping[CompletionNode, int]
+    number: int,
+    entry: SampledGeneration,
+    chosen: Collection[CompletionNode],
+    trained_in: Mapping[CompletionNode, int],
+    roles: Roles | None,
 ) -> Turn:
     """Return the turn of a generation, without the place of its tokens."""
     node = entry.node
     turn = Turn(number, parent=None if entry.parent is None else entry.parent.number, place=entry.cause)
-    turn.lane = entry.lane.number
+    turn.lane, turn.role = entry.lane.number, entry.role
     turn.given, turn.at, turn.seconds = entry.given, entry.at, entry.seconds
     turn.finish, turn.cached = entry.finish, entry.cached
     if node is None:
@@ -226,6 +236,9 @@ def _turn(
     if not node.delivered:
         turn.place = "undelivered"
         return turn
-    turn.place = trained_in.get(node, "dropped_row") if node in chosen else "not_selected"
+    if roles is not None and not roles.trains(entry.role):
+        turn.place = "not_trained_role"
+    else:
+        turn.place = trained_in.get(node, "dropped_row") if node in chosen else "not_selected"
     turn.reward, turn.said = node.reward, node.turn
     return turn

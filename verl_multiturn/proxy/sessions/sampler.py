@@ -100,7 +100,7 @@ class Sampler:
         if request.max_tokens is not None:
             budget = max(1, min(budget, request.max_tokens))
         ids = prompt.ids
-        ask = Ask(lane.name, ids, self._sampling_of(request), budget, prompt.images)
+        ask = Ask(lane.name, ids, self._sampling_of(request), budget, prompt.images, role=prompt.role)
         started = time.perf_counter()
         try:
             with during("generation") as span:
@@ -111,7 +111,7 @@ class Sampler:
             self.seconds += seconds
         made = sampled.generation
         entry = SampledGeneration(lane, lane.generations, prompt.parent, given=prompt.messages, seconds=seconds)
-        entry.finish, entry.cached = made.finish, made.cached
+        entry.finish, entry.cached, entry.role = made.finish, made.cached, prompt.role
         lane.generations += 1
         self._forest.ledger.append(entry)
         if sampled.cancelled is not None:
@@ -133,6 +133,7 @@ class Sampler:
             stop,
             len(ids),
             len(generation.ids),
+            role=prompt.role,
         )
         message = as_message(turn.content, calls, turn.reasoning)
         echoes = [message]

@@ -113,9 +113,10 @@ class AgentSession:
     def __init__(self, name: str, run: ProxyRun, sampling: Mapping[str, Any]) -> None:
         self.id = name
         self.forest = Forest()
+        self.roles = run.roles
         self.unenforced: dict[str, int] = {}
         """How often requests had fields that change nothing."""
-        self.journal = Journal(lambda: len(self.forest.ledger))
+        self.journal = Journal(lambda: len(self.forest.ledger), has_roles=run.roles is not None)
         self._run = run
         self._sampler = Sampler(name, run, self.forest, sampling)
         self.has_returned = False
@@ -240,6 +241,7 @@ class AgentSession:
             fill_id=run.fill_id,
             max_rows=run.max_rows,
             chosen=set(self.forest.delivered) if self._selected is None else self._selected,
+            roles=run.roles,
         )
         outcome.generate_s = self._sampler.seconds
         outcome.cache = self._sampler.cache
@@ -316,14 +318,15 @@ class AgentSession:
             raise _over()
         if self.failed:
             raise engine_failed(self.failed)
+        role = None if self.roles is None else self.roles.named(request.model)
         tools = self._tools_key(request.tools)
-        match = self.forest.match(request.messages, tools)
+        match = self.forest.match(request.messages, (role, tools))
         prompt = match.prompt
         if match.parent is not None:  # its client sent it back, so the client has it
             self._seen(match.parent)
         if prompt is None:
-            prompt = PromptNode(match.parent, match.messages[match.new :], request.tools)
-            self.forest.grow(prompt, request.messages, tools, match)
+            prompt = PromptNode(match.parent, match.messages[match.new :], request.tools, role)
+            self.forest.grow(prompt, request.messages, (role, tools), match)
             prompt.rendering = self._start(self._render(prompt, match.messages, tools))
         if prompt.rendering is not None and not prompt.rendering.done():
             await asyncio.wait({prompt.rendering})

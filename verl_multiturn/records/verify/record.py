@@ -88,7 +88,11 @@ class _Verification:
         self._rows = [self._row(index, row) for index, row in enumerate(self._record["rows"])]
         each = [self._receipt(number) for number, _ in enumerate(self._record["generations"])]
         places = [
-            GenerationPlace(receipt.digest, generation["cause"] if generation["row"] is None else generation["row"])
+            GenerationPlace(
+                receipt.digest,
+                generation["cause"] if generation["row"] is None else generation["row"],
+                receipt.role,
+            )
             for receipt, generation in zip(each, self._record["generations"], strict=True)
         ]
         self.receipts = [self._receipts(index, each, places) for index, _ in enumerate(self._rows)]
@@ -96,7 +100,10 @@ class _Verification:
     def run(self) -> VerifiedRecord:
         for row, own in zip(self._rows, self.receipts, strict=True):
             self._found += verify(row, own)
-        self._found += unjoined({RowKey(own.uid, str(own.session_id), str(own.row)): own for own in self.receipts})
+        session = self._record["session"] or {"roles": []}
+        trained = session["trained"] if session["roles"] else None
+        rows = {RowKey(own.uid, str(own.session_id), str(own.row)): own for own in self.receipts}
+        self._found += unjoined(rows, trained)
         if self._record["status"] == "cancelled":
             self._cancelled()
         else:
@@ -178,6 +185,7 @@ class _Verification:
                 np.asarray(ids, "<i4"),
                 np.asarray(logprobs, "<f4"),
                 np.asarray(versions, "<i8"),
+                generation["role"],
             )
         if len(ids) != count:
             self._add(number, f"generation {number} has {len(ids)} tokens, expected {count}")
@@ -216,7 +224,7 @@ class _Verification:
         record = self._record
         return Receipts(
             self._name,
-            [receipt for receipt, (_, place) in zip(receipts, places, strict=True) if place == index],
+            [receipt for receipt, place in zip(receipts, places, strict=True) if place.where == index],
             record["uid"],
             record["number"],
             record["void"],

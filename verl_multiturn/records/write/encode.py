@@ -176,6 +176,7 @@ def _generation(turn: Turn, receipt: Receipt | None, outcome: Outcome) -> dict[s
         "reward": None if turn.reward is None else float(turn.reward),
         "text": None if turn.said is None else turn.said.content,
         "lane": turn.lane,
+        "role": turn.role if receipt is None else receipt.role,
         "call_ids": [] if outcome.session is None or turn.said is None else [call.id for call in turn.said.calls],
         "asked_at": _time(turn.at - turn.seconds),
         "at": _time(turn.at),
@@ -263,6 +264,7 @@ def _session(session: SessionReport) -> dict[str, Any]:
             {
                 "at": _time(request.at),
                 "protocol": request.protocol,
+                "role": request.role,
                 "parent": request.parent,
                 "shared": request.shared,
                 "messages": request.messages,
@@ -281,6 +283,9 @@ def _session(session: SessionReport) -> dict[str, Any]:
         "unenforced": session.unenforced,
         "reward": None if session.reward is None else float(session.reward),
         "by_id": session.by_id,
+        "rewards": {role: float(reward) for role, reward in session.rewards.items()},
+        "roles": list(session.roles),
+        "trained": list(session.trained),
         "end": session.end,
         "problem": session.problem,
     }

@@ -62,6 +62,8 @@ class Ask:
     after the answer."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Schemas of the tools that may be called."""
+    role: str | None = None
+    """Name of the role that speaks, one of `proxy.roles`; None where there are none."""
 
 
 def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:

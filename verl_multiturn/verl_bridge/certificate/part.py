@@ -7,11 +7,11 @@ receipts, so that no part needs to have all rows of a conversation, and any rows
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from verl_multiturn.certificate.check import CertificateRow, Violation, verify
-from verl_multiturn.certificate.conversations import MembershipNote, shared, uncaused, unjoined
+from verl_multiturn.certificate.conversations import MembershipNote, misattributed, shared, uncaused, unjoined
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.certificate.columns import RECEIPTS, VERSIONS, fetch, is_ours, missing
@@ -109,18 +109,26 @@ def check_row(row: TrainerRow, fields: Fields, rules: Rules) -> RowVerdict:
     )
 
 
-def violations_of(verdicts: Sequence[RowVerdict], left_out: Mapping[str, str]) -> list[Violation]:
+def violations_of(
+    verdicts: Sequence[RowVerdict],
+    left_out: Mapping[str, str],
+    trained: Collection[str] | None = None,
+    turns: Mapping[RowKey, Collection[str | None]] | None = None,
+) -> list[Violation]:
     """Return all violations of a batch's rows: those of each row, and of how they belong together.
 
     Args:
         verdicts: The verdicts on all rows that are verified, from whichever parts.
         left_out: The cause of each conversation that the trainer has excluded, by its name.
+        trained: The roles that are trained; None: there are no roles.
+        turns: The roles of each row's turns, as the estimator of advantages has them.
     """
     found = [violation for verdict in verdicts for violation in verdict.found]
     notes = {verdict.key: verdict.note for verdict in verdicts if verdict.note is not None}
     found += shared({key: note.request_id for key, note in notes.items()})
     found += uncaused(notes, left_out)
-    return found or unjoined(notes)  # a row whose receipts cannot be read joins no others
+    found += misattributed(notes, turns or {})
+    return found or unjoined(notes, trained)  # a row whose receipts cannot be read joins no others
 
 
 def _row(row: TrainerRow, fields: Mapping[str, Any], rules: Rules) -> CertificateRow:

@@ -62,6 +62,12 @@ class CertifiedOutput(AgentLoopOutput):
     """Values of the conversation for the metrics, as `stats_of` returns them."""
     turn_rewards: Scores = Field(default=[], exclude=True)
     """Pairs of a position in the response and the number that is added to the score there."""
+    role: str | None = Field(default=None, exclude=True)
+    """Role of all its turns; None where there are no roles."""
+    is_last: bool = Field(default=True, exclude=True)
+    """Whether it is the last row of its role, which has the reward of the whole."""
+    outcomes: dict[str | None, float | None] = Field(default={None: None}, exclude=True)
+    """Reward of the whole for each role that has a row; None: `reward_score`, as it is for all of them."""
     void: bool = Field(default=False, exclude=True)
     """True for a conversation with a void turn; False also when void turns are not looked for."""
 
@@ -73,8 +79,8 @@ class CertifiedOutput(AgentLoopOutput):
         the key `STATS`. Their `conversation` has this row's number, the number of rows, and the score of the whole;
         `unrewarded` means that the row got no score for a cause of ours. The receipts have that, too.
 
-        verl gives each row of a conversation the score of `compute_score`. Here the last one alone has it, so that the
-        rows' rewards add up to the conversation's.
+        verl gives each row of a conversation the score of `compute_score`. Here the last one of each role alone has
+        that role's, so that the rows' rewards add up to the conversation's.
 
         Raises:
             RewardContractError: The reward function's result is not a reward, or the rewards add up to more than
@@ -83,8 +89,10 @@ class CertifiedOutput(AgentLoopOutput):
         self._read_score()
         output: dict[str, Any] = super().as_dict()
         place = self.stats.get("conversation") or {"row": 0, "rows": 1}
-        if place["row"] < place["rows"] - 1 and "rm_scores" in output:
+        if "rm_scores" in output:
             output["rm_scores"].zero_()  # verl gives every row the score of the last one
+            if self.is_last:
+                output["rm_scores"][-1] = self.outcome
         for position, reward in self.turn_rewards:
             output["rm_scores"][position] += reward
         conversation = {**place, "score": self.total()}
@@ -94,7 +102,7 @@ class CertifiedOutput(AgentLoopOutput):
         output["metrics"][STATS] = {"score": self.reward_score, "reported": reported, **self.stats}
         output["metrics"][STATS] |= {"conversation": conversation, "unrewarded": unrewarded}
         if "session" in self.stats:
-            output["metrics"][STATS]["session"] = {**self.stats["session"], "outcome": self.reward_score}
+            output["metrics"][STATS]["session"] = {**self.stats["session"], "outcome": self.outcome}
         output["rollout_versions"] = torch.tensor(output.pop("versions"), dtype=torch.int64)
         if receipts := output.pop("receipts", b""):
             receipts = as_unrewarded(receipts) if unrewarded else receipts
@@ -118,9 +126,16 @@ class CertifiedOutput(AgentLoopOutput):
         """Return whether there is a reward yet."""
         return self.reward_score is not None or any(name in self.stats for name in _ADDED)
 
+    @property
+    def outcome(self) -> float | None:
+        """Return the reward of the whole for the row's role; None: there is none yet."""
+        own = self.outcomes.get(self.role)
+        return self.reward_score if own is None else own
+
     def total(self) -> float:
-        """Return the sum of the conversation's rewards, once its reward is computed."""
-        return float((self.reward_score or 0.0) + sum(self.stats.get(name, 0.0) for name in _ADDED))
+        """Return the sum of the conversation's rewards, those of all roles, once its reward is computed."""
+        whole = sum((self.reward_score or 0.0) if own is None else own for own in self.outcomes.values())
+        return float(whole + sum(self.stats.get(name, 0.0) for name in _ADDED))
 
 
 def joined_row(key: RowKey, stats: Stats | None, fields: Fields, step: int, validation: bool) -> JoinedRow:
@@ -217,8 +232,13 @@ def to_outputs(outcome: Outcome, settings: OutputSettings, step: int) -> list[Ce
         output.extra_fields |= told
         output.stats = {**stats, "turns": turns, "conversation": {"rows": len(rows), "row": index}}
         output.void = void
+        output.role = turns[0]["role"] if turns else None
         outputs.append(output)
     last = outputs[-1]
+    lasts = {output.role: output for output in outputs}
+    for output in outputs:
+        output.is_last = output is lasts[output.role]
+        output.outcomes = dict.fromkeys(lasts)
     last.num_turns = 1 + outcome.sampled_turns + outcome.user_turns
     last.metrics = AgentLoopMetrics(generate_sequences=outcome.generate_s, tool_calls=outcome.tools_s)
     if outcome.session is None:
@@ -277,29 +297,43 @@ def _told(outcome: Outcome, void: bool) -> dict[str, Any]:
 
 
 def _add_session(outputs: list[CertifiedOutput], outcome: Outcome, session: SessionReport) -> None:
-    """Add the agent's rewards to a session's rows, and those that belong to no row to the last one.
+    """Add the agent's rewards to a session's rows, and those that belong to no row to the last one of their role.
 
-    The reward of a completion goes to its last token, that of a completion in no row to the last token of the last row.
+    The reward of a completion goes to its last token, that of a completion in no row to the last token of the last row
+    of its role. A role without a row, such as one that is not trained, has no reward.
     """
-    last, own = outputs[-1], {turn.number: turn.reward for turn in outcome.turns if turn.reward is not None}
-    for output in outputs[:-1]:
-        del output.stats["session"]
+    lasts = {output.role: output for output in outputs if output.is_last}
     ends = {turn["turn"]: (output, turn["end"] - 1) for output in outputs for turn in output.stats["turns"]}
-    last.stats["session"]["outside"] = [
-        {"turn": turn.number, "parent": turn.parent, "reward": turn.reward or 0.0}
-        for turn in outcome.turns
-        if turn.said is not None and turn.number not in ends
-    ]
-    for turn, reward in own.items():
-        output, position = ends.get(turn, (last, len(last.response_ids) - 1))
-        output.turn_rewards = [*output.turn_rewards, (position, reward)]
+    rewarded = [turn for turn in outcome.turns if turn.reward is not None and turn.role in lasts]
     for output in outputs:
-        output.stats["completion_score"] = sum(own.values())
-        if session.reward is not None:
-            output.reward_score = session.reward  # verl calls compute_score where there is none
+        if not output.is_last:
+            del output.stats["session"]
+            continue
+        outside = [
+            {"turn": turn.number, "parent": turn.parent, "reward": turn.reward or 0.0}
+            for turn in outcome.turns
+            if turn.said is not None and turn.number not in ends and turn.role == output.role
+        ]
+        output.stats["session"] = {**output.stats["session"], "role": output.role, "outside": outside}
+    for turn in rewarded:
+        last = lasts[turn.role]
+        output, position = ends.get(turn.number, (last, len(last.response_ids) - 1))
+        output.turn_rewards = [*output.turn_rewards, (position, turn.reward or 0.0)]
+    own = sum(turn.reward or 0.0 for turn in rewarded)
+    given = {role: session.rewards.get(role or "", 0.0) for role in lasts} if session.rewards else {}
+    whole = sum(given.values()) if given else session.reward
+    # The first role that is trained is the one that is right or wrong: the rewards of a game's players add up to 0.
+    first = next(iter(session.trained), None)
+    accuracy = session.rewards.get(first or "", 0.0) if given else session.reward
+    if session.by_id:
+        accuracy = sum(turn.reward or 0.0 for turn in rewarded if turn.role == first)
+    for output in outputs:
+        output.stats["completion_score"] = own
+        if whole is not None:
+            output.outcomes = output.outcomes | given
+            output.reward_score = whole  # verl calls compute_score where there is none
             # As verl does with a score alone. Where there is none, verl counts an accuracy of 0.
             returned = outcome.stop_reason is StopReason.FINISHED
-            accuracy = sum(own.values()) if session.by_id else session.reward
             output.extra_fields["reward_extra_info"] = {"acc": accuracy} if returned else {}
             output.stats["score"] = None
 

@@ -13,6 +13,7 @@ from verl_multiturn.proxy.endpoint import GOOD_AFTER_S, Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
+from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.proxy.sessions.rows import load_select
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.verl_bridge.closing import close_at_end
@@ -105,6 +106,7 @@ def build_run(runner: Runner) -> ProxyRun:
         max_completions=proxy.max_completions,
         max_rows=proxy.max_rows,
         select=load_select(proxy.select, f"{PATH}.proxy.select"),
+        roles=Roles.of(proxy),
     )
 
 

@@ -15,7 +15,9 @@ from collections.abc import Collection, Mapping, Sequence
 from omegaconf import DictConfig
 
 from verl_multiturn.certificate.conversations import gaps, repeated
+from verl_multiturn.certificate.receipts import NOT_TRAINED_ROLE
 from verl_multiturn.errors import CertificateError
+from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.rollout.groups.staleness import StalenessBound
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.certificate.part import RowVerdict, Rules, TrainerRow, check_rows, violations_of
@@ -26,7 +28,7 @@ from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 PREFIX = "rollout/certificate/"
 _LOSS_INPUTS = ["old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights"]
 _CRITIC_INPUTS = ["values", "returns"]
-_METRICS = ("rows", "tokens", "unsampled", "violations", "unverified", "seconds")
+_METRICS = ("rows", "tokens", "unsampled", "not_trained_role", "violations", "unverified", "seconds")
 _SHOWN = 5
 
 
@@ -36,6 +38,7 @@ class BatchVerifier:
     Metrics of a step, under `rollout/certificate/`:
     - `rows`, `tokens`: rows that were verified, and sampled tokens in them;
     - `unsampled`: rows among them whose receipts hold no usable generation; their mask is 0 throughout;
+    - `not_trained_role`: generations of their conversations that are in no row, since their role is not trained;
     - `violations`: always 0 in a log, since a step with a violation does not finish and its exception has their number;
     - `unverified`: rows that another agent loop than ours made;
     - `seconds`: time that the verification took.
@@ -50,7 +53,8 @@ class BatchVerifier:
     def __init__(
         self, config: DictConfig, use_critic: bool, masks_void_rows: bool = False, bound: StalenessBound | None = None
     ) -> None:
-        self._share = settings_of(config.actor_rollout_ref.rollout).certificate_share
+        settings = settings_of(config.actor_rollout_ref.rollout)
+        self._share = settings.certificate_share
         correction = config.algorithm.get("rollout_correction") or {}
         bypass = bool(correction.get("bypass_mode"))
         self._rules = Rules(
@@ -61,6 +65,8 @@ class BatchVerifier:
             bypass=bypass,
             masks_void_rows=masks_void_rows,
         )
+        roles = Roles.of(settings.proxy)
+        self._trained = None if roles is None else roles.trained
         self._max_staleness = None if bound is None else bound.max_staleness
         self._parts = Parts()
         self._tally: dict[str, float] = {}
@@ -132,7 +138,9 @@ class BatchVerifier:
             except CertificateError as error:
                 raise CertificateError(f"step {step}: {error}") from error
             self._count(verdicts)
-            found = violations_of(verdicts, causes)
+            stats = {key: rows.stats[key] for key in chosen if key in rows.stats}
+            turns = {key: {turn.get("role") for turn in own.get("turns", ())} for key, own in stats.items()}
+            found = violations_of(verdicts, causes, self._trained, turns)
         self._tally["violations"] += len(found)
         if found:
             shown = "\n".join(f"  {violation}" for violation in found[:_SHOWN])
@@ -157,6 +165,10 @@ class BatchVerifier:
         self._tally["rows"] += len(verified)
         self._tally["unverified"] += len(verdicts) - len(verified)
         self._tally["tokens"] += sum(verdict.tokens for verdict in verified)
+        ledgers = {verdict.key.conversation: verdict.note.ledger for verdict in verified if verdict.note is not None}
+        self._tally["not_trained_role"] += sum(
+            place.where == NOT_TRAINED_ROLE for ledger in ledgers.values() for place in ledger
+        )
         self._tally["unsampled"] += sum(verdict.note is not None and not verdict.generations for verdict in verified)
 
 
