@@ -8,12 +8,15 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-# Files that `verl-multiturn recipe` copies from the wheel. There, each folder of files is a package of data.
+# Files that `verl-multiturn recipe` copies from the wheel, and locks that `install` reads there. In the wheel, each
+# folder of files is a package of data.
+LOCKS = "verl_multiturn.shipped.requirements"
 SHIPPED = {
     f"verl_multiturn.shipped.{'.'.join(folder.parts)}": str(folder)
     for top in (Path("recipes"), Path("tool_configs"))
     for folder in [top, *sorted(path for path in top.rglob("*") if path.is_dir() and path.name != "__pycache__")]
 }
+SHIPPED[LOCKS] = "requirements"
 
 setup(
     name="verl-multiturn",
@@ -36,6 +39,7 @@ setup(
             "verl_bridge/startup/*.tsv",
         ],
         **{name: ["*"] for name in SHIPPED},
+        LOCKS: ["*.lock"],
     },
     install_requires=[
         "aiohttp>=3.11",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from verl_multiturn.install import InstallError, run_uv
 from verl_multiturn.runs.version_sets import installed, judge
 
 OUT = Path("outputs/next")
@@ -34,10 +35,10 @@ def names(sglang: str | None = None) -> list[str]:
     environment = {}
     if sglang is not None:
         folder = (OUT / f"sglang-{sglang}").resolve()
-        command = f"source scripts/install.sh && install .venv-next --target {folder} sglang=={sglang}"
-        status, lines = said_by("install", "bash", "-c", command)
-        if status:
-            return [f"sglang {sglang} was not installed: {lines[-1] if lines else status}"]
+        try:
+            run_uv(Path(sys.prefix), ["--target", str(folder), f"sglang=={sglang}"])
+        except InstallError as error:
+            return [f"sglang {sglang} was not installed: {error}"]
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
     status, lines = said_by("contract", sys.executable, "-m", CONTRACT, **environment)
     faults = [line for line in lines if ", which " in line]

@@ -7,8 +7,7 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 python="${PYTHON:-python}"
 if [[ -z "${PYTHON:-}" && -f "$root/scripts/environment.sh" && (-n "${on_cpu:-}" || " $* " == *" --smoke "*) ]]; then
     if [[ " $* " != *" --print "* ]]; then
-        bash "$root/scripts/environment.sh"
-        (cd "$root" && source scripts/install.sh && install_extras .venv ${extras:-})
+        bash "$root/scripts/environment.sh" ${extras:+--with "$extras"}
     fi
     python="$root/.venv/bin/python"
     unset PYTHONDONTWRITEBYTECODE # many containers set it; each process would then compile torch, verl and SGLang anew

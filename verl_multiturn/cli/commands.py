@@ -54,6 +54,11 @@ GROUPS = {
         ),
     },
     "Train": {
+        "install": CommandPlace(
+            "install",
+            "install",
+            "Make an environment: Python, the packages of a lock, and this package as it is here.",
+        ),
         "doctor": CommandPlace(
             "doctor",
             "doctor",
@@ -133,6 +138,7 @@ _OTHERS = {
     "list": "recipe list",
     "visualize": "view",
     "ui": "view",
+    "setup": "install",
     "version": "--version",
 }
 """Names that other programs have for our commands."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.install import FLASH_ATTN_VERSION
 from verl_multiturn.runs.ray_start import load_text, problems, temp_folder
 from verl_multiturn.runs.version_sets import Judgement, installed, judge
 from verl_multiturn.sandbox.control_groups import find_parent
@@ -24,7 +25,6 @@ _ROOT = Path(__file__).resolve().parents[2]
 # Packages with SGLang's kernels, which only a GPU needs.
 _KERNELS = {"sglang-kernel": "0.4.2.post2", "flashinfer-python": "0.6.11.post1", "flash-attn-4": "4.0.0b15"}
 FLASH_ATTN = "flash-attn"
-_FLASH_ATTN_VERSION = "2.8.3"
 WITHOUT_FLASH_ATTN = "--variant without_flash_attn"
 _GB = 1e9
 
@@ -69,15 +69,14 @@ def install_command(gpu: bool) -> str:
     Args:
         gpu: Whether the environment is for a GPU.
     """
-    name = "install_gpu.sh" if gpu else "environment.sh"
-    script = _ROOT / "scripts" / name
-    command = f"bash {script}" if script.is_file() else f"in a checkout of verl-multiturn: bash scripts/{name}"
-    if not gpu:
-        return command
-    if _installed(FLASH_ATTN) is None:
-        command += " --without-flash-attn"
-    in_venv = sys.prefix != sys.base_prefix and sys.version_info[:2] == (3, 12)
-    return f"{command} --venv {sys.prefix}" if in_venv else command
+    without = " --without-flash-attn" if gpu and _installed(FLASH_ATTN) is None else ""
+    fits = sys.prefix != sys.base_prefix and sys.version_info[:2] == ((3, 12) if gpu else (3, 11))
+    script = _ROOT / "scripts" / ("install_gpu.sh" if gpu else "environment.sh")
+    if not script.is_file():  # the wheel
+        place = f"{shlex.quote(sys.prefix)} --repair" if fits else "DIR"
+        return f"verl-multiturn install {'gpu' if gpu else 'cpu'} {place}{without}"
+    place = f" --venv {sys.prefix}" if gpu and fits else ""
+    return f"bash {script}{without}{place}"
 
 
 def has_flash_attn() -> bool:
@@ -220,8 +219,8 @@ def _flash_attn(remedy: str) -> DoctorFinding:
     what, found = FLASH_ATTN, _installed(FLASH_ATTN)
     if found is None:
         return DoctorFinding(what, True, f"{_MISSING}: recipes need {WITHOUT_FLASH_ATTN}")
-    if found.split("+")[0] != _FLASH_ATTN_VERSION:
-        return DoctorFinding(what, False, found, f"written for {_FLASH_ATTN_VERSION}: {remedy}")
+    if found.split("+")[0] != FLASH_ATTN_VERSION:
+        return DoctorFinding(what, False, found, f"written for {FLASH_ATTN_VERSION}: {remedy}")
     said = _python_says("import torch, flash_attn_2_cuda")
     if not said.ok:
         another = f"built for another torch or CUDA; another wheel: {remedy}"

@@ -49,8 +49,8 @@ _MOST_DIFFERENCE = {"cpu": 1e-4, "nvidia": 2e-2}
 # Texts in a trainer's log that name the reason of a failure, and the remedy. The first text that is found counts.
 _REASONS = {
     "CUDA out of memory": "the GPU's memory is taken: look at nvidia-smi, and end what holds it",
-    "no kernel image is available": "a package has no code for this GPU: install with scripts/install_gpu.sh",
-    "undefined symbol": "a package was built for another torch: install with scripts/install_gpu.sh",
+    "no kernel image is available": "a package has no code for this GPU: install with `verl-multiturn install gpu DIR`",
+    "undefined symbol": "a package was built for another torch: install with `verl-multiturn install gpu DIR`",
     "FlashAttention2 has been toggled on": f"flash-attn is missing: install it, or use {WITHOUT_FLASH_ATTN}",
     "No space left on device": "a disk is full: look at df -h / /tmp /dev/shm",
     "The current node timed out during startup": "start the same command again, when the machine is less busy",

@@ -43,7 +43,7 @@ _SHARED = (
     "one repository, judging in the agent's own sandbox paid 36, and judging changed sources in a fresh one 2; see "
     "docs/write/harbor.md"
 )
-INSTALL = "run `bash scripts/harbor.sh --install`, and name .venv-harbor/bin/python"
+INSTALL = "run `verl-multiturn install harbor DIR`, and name DIR/bin/python"
 """Remedy where Harbor's Python is missing."""
 
 
