@@ -3,7 +3,8 @@
 Invariants:
 - a worker has one process for each environment that its rows name, started by the first session and again when it has
   ended. It is forked from one that has imported verifiers, and ends with the worker;
-- a session whose process is killed is an outage, and so invalid: nothing of it is a reward of 0;
+- a session whose process is killed is unjudged, and so invalid: nothing of it is a reward of 0. The next session starts
+  another process;
 - an episode that does not end after the session's time is cancelled. A process that does not answer to that either is
   killed, with the sessions in it;
 - the folder of what the processes leave in a home or among temporary files is removed with the runner; that of a worker
@@ -17,6 +18,7 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -64,10 +66,8 @@ class VerifiersRunner:
 
     def __init__(self, settings: ProxySettings, python: str) -> None:
         self._settings = settings.verifiers
-        roles: list[str] | None = getattr(settings, "roles", None)
-        train: list[str] | None = getattr(settings, "train", None)
-        self._with_roles = bool(roles)
-        self._trained = frozenset((roles if train is None else train) or ())
+        self._with_roles = settings.roles is not None
+        self._trained = frozenset((settings.roles if settings.train is None else settings.train) or ())
         self._python = python
         self._forks: Forks | None = None
         self._folder: str | None = None
@@ -152,10 +152,10 @@ class VerifiersRunner:
 
     def _ending(self, name: str, answer: Mapping[str, Any] | None) -> AgentEnd:
         if answer is None:
-            return AgentEnd("outage", problem=f"the process of the environment {name!r} ended; it was killed")
+            return AgentEnd("unjudged", problem=f"the process of the environment {name!r} ended; it was killed")
         end = answer["end"]
         if end is None:
-            return AgentEnd("outage", problem=f"the environment {name!r} was closed")
+            return AgentEnd("unjudged", problem=f"the environment {name!r} was closed")
         if wrong := [seat for seat in end["others"] if seat in self._trained]:
             raise ConfigError(
                 f"{_WHERE}.train has the role {wrong[0]!r}, and the environment {name!r} does not train this seat; "
@@ -331,16 +331,12 @@ def check_verifiers(settings: ProxySettings, python: str) -> None:
             f"{_WHERE}.verifiers.envs: the agent 'verifiers' needs an environment; name one, such as "
             "{shop: {taskset: {id: shop}, agent: {harness: {id: 'null'}, runtime: {type: subprocess}}}}"
         )
-    roles, train = getattr(settings, "roles", None), getattr(settings, "train", None)
-    check_in(
-        python, _CHECK, settings.verifiers.model_dump(mode="json"), "verifiers", INSTALL, roles=roles, train=train
-    )
+    given = settings.verifiers.model_dump(mode="json")
+    check_in(python, _CHECK, given, "verifiers", INSTALL, roles=settings.roles, train=settings.train)
 
 
 def _past(base_url: str) -> dict[str, str]:
     """Return the variables by which clients do not look for the endpoint behind the network's proxy."""
-    import os
-
     found = past_proxy(os.environ, urlsplit(base_url).hostname or "")
     return {name: found[name] for name in ("no_proxy", "NO_PROXY")}
 
