@@ -49,7 +49,7 @@ _CLOSED_S = 5.0
 """Seconds for an environment to close."""
 _MOST_LINE = 2**26
 _KINDS: dict[str, EndKind] = {"failed": "raised", "unjudged": "unjudged", "outage": "outage"}
-INSTALL = "run `bash scripts/verifiers.sh --install`, and name .venv-verifiers/bin/python"
+INSTALL = "run `verl-multiturn install verifiers DIR`, and name DIR/bin/python"
 """Remedy where verifiers' Python is missing."""
 
 
@@ -206,6 +206,7 @@ class EnvironmentHandle:
         self._asked: dict[int, asyncio.Future[dict[str, Any] | None]] = {}
         self._of: dict[asyncio.Future[Any], int] = {}
         self.has_ended = False
+        self._closing: asyncio.Future[None]
         self._reading = asyncio.ensure_future(self._read())
 
     @classmethod
@@ -258,11 +259,7 @@ class EnvironmentHandle:
         """End the process."""
         self._reading.cancel()
         await asyncio.wait({self._reading})
-        self._writer.close()
-        if not await self._fork.ended(_CLOSED_S):
-            self._fork.kill()
-            await self._fork.ended(_CLOSED_S)
-        self._fork.close()
+        await self._closing
 
     async def _read(self) -> None:
         try:
@@ -274,10 +271,18 @@ class EnvironmentHandle:
                         answer.set_result(said)
         finally:
             self.has_ended = True
-            self._fork.kill()
             for answer in self._asked.values():
                 if not answer.done():
                     answer.set_result(None)
+            self._closing = asyncio.ensure_future(self._close())
+            keep(self._closing)
+
+    async def _close(self) -> None:
+        self._writer.close()
+        if not await self._fork.ended(_CLOSED_S):
+            self._fork.kill()
+            await self._fork.ended(_CLOSED_S)
+        self._fork.close()
 
     def _say(self, said: Mapping[str, Any]) -> None:
         self._writer.write(json.dumps(said).encode() + b"\n")
