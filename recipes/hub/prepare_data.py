@@ -1,6 +1,6 @@
 """Write the tasks of environments of verifiers as verl's parquet, a row for each.
 
-    python recipes/hub/prepare_data.py --out DIR --python .venv-verifiers/bin/python --envs '{"shop": {…}}' --paths FOLDER
+    python recipes/hub/prepare_data.py --out DIR --python .venv-verifiers/bin/python --envs '{"shop": {…}}' --paths DIR
 
 The tasks are loaded by verifiers' own Python. Of each environment `--count` are for training and the next
 `--test-count` for validation; a task set that has fewer gives a row to each, and its rows for training again.

@@ -2,10 +2,10 @@
 
     python -m scripts.verifiers [NAME…] [--rows 16] [--siblings 8] [--programs 2]     parts, as in PARTS; all by default
 
-- `rewards`: each environment's sessions, `--rows` tasks with `--siblings` siblings each, have the rewards that verifiers'
-  own evaluation has at the same endpoint; the first `--programs` tasks are evaluated once more with verifiers' programs
-  for each segment, unchanged. Seats that are not trainable have no token that is trained;
-- `killed`: the process of an environment is killed under its sessions, which are then invalid; the next ones are played;
+- the name of an environment: its sessions, `--rows` tasks with `--siblings` siblings each, have the rewards that
+  verifiers' own evaluation has at the same endpoint. The first `--programs` tasks are evaluated once more with a
+  program for each segment, as verifiers has it. Seats that are not trainable have no token that is trained;
+- `killed`: the process of an environment is killed under its sessions, which are invalid; the next ones are played;
 - `held`: an environment that holds up its event loop, and one that never ends;
 - `refusals`: settings and rows that cannot work, each refused by name.
 
@@ -195,7 +195,11 @@ async def held(envs: Mapping[str, Any], folder: Path) -> Report:
         began = time.monotonic()
         async with sessions_of(template_of("qwen3"), runner, [say], 20.0, Roles.of(settings)) as one:
             end = await one(0, extra)
-        ends[how] = {"stop": end["stop"], "problem": end["problem"][:200], "seconds": round(time.monotonic() - began, 1)}
+        ends[how] = {
+            "stop": end["stop"],
+            "problem": end["problem"][:200],
+            "seconds": round(time.monotonic() - began, 1),
+        }
         if end["stop"] not in ("wall_clock", "agent_failed"):
             faults.append(f"held: {how} ended by {end['stop']}: {end['problem']}")
     return {**ends, "faults": faults}
@@ -235,7 +239,7 @@ async def refusals(envs: Mapping[str, Any], folder: Path) -> Report:
 async def counter_server(folder: Path) -> AsyncIterator[str]:
     """Start the OpenEnv server of `recipes/hub`, and yield its address."""
     port = folder / "port"
-    process = subprocess.Popen([PYTHON, "recipes/hub/counter_server.py", str(port)])
+    process = subprocess.Popen([PYTHON, "recipes/hub/counter_server.py", str(port)])  # noqa: ASYNC220 - it only starts
     try:
         for _ in range(1_200):
             if port.exists() and port.read_text():
@@ -306,7 +310,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[*NAMES, *PARTS, []])
     parser.add_argument("--rows", type=int, default=16, help="tasks of each environment")
     parser.add_argument("--siblings", type=int, default=8, help="sessions of each task")
-    parser.add_argument("--programs", type=int, default=2, help="tasks that are evaluated with verifiers' programs, too")
+    parser.add_argument(
+        "--programs", type=int, default=2, help="tasks that are evaluated with verifiers' programs, too"
+    )
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
     before = left_behind()

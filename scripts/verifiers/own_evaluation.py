@@ -1,8 +1,8 @@
 """verifiers' own evaluation of an environment, without the bridge: an agent in verifiers' Python.
 
 Its row has `extra_info.evaluation`: `env`, the environment's configuration, `paths`, `count`, `out`, the file for the
-rewards, and `programs`: whether each segment is a program of its own, as verifiers has it. Of `uv sync`, which makes the
-program's interpreter at its first start, this interpreter takes the place.
+rewards, and `programs`: whether each segment is a program of its own, as verifiers has it. This interpreter takes the
+place of the one that `uv sync` makes at the first start of such a program.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ async def run(data: dict[str, Any], base_url: str = "", api_key: str = "") -> fl
     }
     errors = [str(error) for episode in episodes for error in episode.errors]
     errors += [str(error) for episode in episodes for trace in episode.traces for error in trace.errors]
-    Path(asked["out"]).write_text(json.dumps({"rewards": rewards, "errors": errors}), encoding="utf-8")
+    _write(asked["out"], {"rewards": rewards, "errors": errors})
     return 0.0
+
+
+def _write(path: str, found: dict[str, Any]) -> None:
+    Path(path).write_text(json.dumps(found), encoding="utf-8")
 
 
 async def _by_this_interpreter(self: Any, script: Any, env: Any = None, *, activate: bool = True) -> list[str]:

@@ -8,8 +8,10 @@ import types
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from tests.conftest import has_ended
 from verl_multiturn.config import ProxySettings, VerifiersSettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.harnesses.runners import build_runner, check_agent
@@ -47,7 +49,9 @@ def test_a_row_of_no_environment_is_refused(named: object, settings: VerifiersSe
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"needs verifiers' own Python 3\.11; run `verl-multiturn install verifiers DIR"):
+    with pytest.raises(
+        ConfigError, match=r"needs verifiers' own Python 3\.11; run `verl-multiturn install verifiers DIR"
+    ):
         check_agent(ProxySettings(agent="verifiers"))
     with pytest.raises(ConfigError, match="leave 'command' and 'runner' out"):
         check_agent(ProxySettings(agent="verifiers", command=["true"], python=sys.executable))
@@ -119,14 +123,19 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (seat("prime"), r"w\.envs\.e\.agent\.runtime\.type: 'prime' needs an account .*set agent: {runtime: {type: sub"),
+        (
+            seat("prime"),
+            r"w\.envs\.e\.agent\.runtime\.type: 'prime' needs an account .*set agent: {runtime: {type: sub",
+        ),
         (seat("modal"), "'modal' needs an account"),
         (seat(model="gpt"), "would lead it past the endpoint"),
         (seat(client=object()), "would lead it past the endpoint"),
         (seat(retries=types.SimpleNamespace(max_retries=1, rules=[])), r"agent\.retries: a session is not repeated"),
     ],
 )
-def test_a_seat_that_cannot_be_played_here_is_refused(stand_in: types.SimpleNamespace, changed: Seat, said: str) -> None:
+def test_a_seat_that_cannot_be_played_here_is_refused(
+    stand_in: types.SimpleNamespace, changed: Seat, said: str
+) -> None:
     config_of("e", {}, "w", with_roles=False)
     stand_in.seats = {"agent": changed}
     with pytest.raises(ConfigError, match=said):
@@ -148,7 +157,7 @@ def test_seats_name_themselves_and_a_null_of_yaml_is_a_name(stand_in: types.Simp
     assert stand_in.given == {"buyer": {"harness": {"id": "null", "x": 1}}}
 
 
-_PROGRAM = '''
+_PROGRAM = """
 import json, os, time
 def load(spec):
     return spec["settings"]["envs"]
@@ -170,7 +179,7 @@ def serve(served, envs):
                 end = {"kind": "reward", "reward": 0.5, "problem": "", "seats": {"agent": 0.5}, "others": []}
                 end |= envs[name] | ({"problem": asked["play"]["base_url"]} if name == "failed" else {})
                 say({"n": asked["n"], "end": end})
-'''
+"""
 
 
 @pytest.fixture
@@ -197,6 +206,16 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
+def folders(temporary: Path) -> list[Path]:
+    return list(temporary.glob("verl-multiturn-verifiers-vmt-*"))
+
+
+async def started(runner: VerifiersRunner, name: str) -> int:
+    """Wait for the process of an environment."""
+    await runner.rows(name)
+    return runner.processes[name]
+
+
 async def play(runner: VerifiersRunner, name: str, time_up: asyncio.Event | None = None) -> AgentEnd:
     return await runner.run(row({"env": name, "task": "{}"}), ADDRESS, time_up or asyncio.Event())
 
@@ -214,12 +233,12 @@ async def test_an_episode_ends_its_session(made: Any, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="'gone' is none of the environments"):
             await runner.rows("gone")
         assert len(set(runner.processes.values())) == 5
-        assert [path.name.startswith("verl-multiturn-verifiers-vmt-") for path in tmp_path.iterdir() if path.is_dir()]
+        assert len(folders(tmp_path)) == 1
     finally:
-        processes = runner.processes
+        processes = [psutil.Process(each) for each in runner.processes.values()]
         await runner.aclose()
-    assert not any(Path(f"/proc/{process}/status").exists() for process in processes.values())
-    assert not list(tmp_path.glob("verl-multiturn-verifiers-*"))
+    assert [each for each in processes if not has_ended(each)] == []
+    assert folders(tmp_path) == []
 
 
 async def test_rewards_are_those_of_roles(made: Any) -> None:
@@ -239,11 +258,9 @@ async def test_rewards_are_those_of_roles(made: Any) -> None:
 async def test_a_killed_process_makes_its_sessions_invalid_and_is_started_again(made: Any) -> None:
     runner = made()
     try:
+        first = await started(runner, "waits")
         sessions = [asyncio.ensure_future(play(runner, "waits")) for _ in range(3)]
-        while "waits" not in runner.processes:
-            await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        first = runner.processes["waits"]
         os.kill(first, signal.SIGKILL)
         ends = await asyncio.gather(*sessions)
         assert [end.kind for end in ends] == ["unjudged"] * 3
@@ -259,9 +276,9 @@ async def test_an_episode_that_does_not_end_is_ended(made: Any, name: str) -> No
     runner = made()
     time_up = asyncio.Event()
     try:
+        await started(runner, name)
         session = asyncio.ensure_future(play(runner, name, time_up))
-        while name not in runner.processes:
-            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
         time_up.set()
         assert (await session).kind == "timed_out"
         cancelled = asyncio.ensure_future(play(runner, name))

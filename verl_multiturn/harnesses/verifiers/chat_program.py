@@ -1,10 +1,10 @@
 """The chat loop of verifiers' harness `null`, run in the environment's own process. Runs in verifiers' Python.
 
 verifiers starts a program for each segment of a conversation, that is for each word of the environment: `uv sync`
-makes its interpreter at the first, and each start imports the clients of OpenAI and MCP again, seconds of a processor.
-A harness may run its loop in the process that asks for it, as `Harness.launch` of verifiers says. So the program's own
-functions are called here, with the same arguments. The harness `bash` has a folder and runs commands; it stays a program,
-started by this interpreter, which has all that it needs.
+makes its interpreter at the first, and each start imports the clients of OpenAI and MCP again: seconds of a processor.
+A harness may run its loop in the process that asks for it (`Harness.launch` of verifiers). So the functions of the program
+are called here, with the same arguments. The harness `bash` has a folder and runs commands; it stays a program, started
+by this interpreter, which has all that it needs.
 
 Invariants:
 - what the loop does is verifiers' own code, `harnesses/utils/core.py`; its arguments and its exit status are those of
@@ -51,7 +51,10 @@ def install() -> None:
     """Have local runtimes run chat programs in this process, and other scripts by this interpreter where it can."""
     # The bundled program has all of these in one module.
     for module, names in (
-        (compaction, "Compactor bound_tool_message compactable discover_threshold estimated_tokens is_context_overflow"),
+        (
+            compaction,
+            "Compactor bound_tool_message compactable discover_threshold estimated_tokens is_context_overflow",
+        ),
         (mcp, "call_mcp connect_mcp"),
     ):
         for name in names.split():

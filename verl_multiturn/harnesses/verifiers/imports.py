@@ -93,7 +93,7 @@ def _with_names(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration in which a harness whose name YAML has read as "nothing" is called `null` again."""
     made = dict(given)
     for seat, spec in made.items():
-        if isinstance(spec, Mapping) and isinstance(harness := spec.get("harness"), Mapping):
-            if "id" in harness and harness["id"] is None:
-                made[seat] = {**spec, "harness": {**harness, "id": "null"}}
+        harness = spec.get("harness") if isinstance(spec, Mapping) else None
+        if isinstance(harness, Mapping) and harness.get("id", "") is None:
+            made[seat] = {**spec, "harness": {**harness, "id": "null"}}
     return made

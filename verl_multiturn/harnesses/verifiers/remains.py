@@ -46,7 +46,11 @@ async def _read_and_remove(runtime: Any, path: str) -> int:
         for each in (reading, ending):
             each.cancel()
         await asyncio.wait({reading, ending})
-        Path(path).unlink(missing_ok=True)
+        _remove(path)
+
+
+def _remove(path: str) -> None:
+    Path(path).unlink(missing_ok=True)
 
 
 def _found_words(name: str, *_: Any, **__: Any) -> bool:

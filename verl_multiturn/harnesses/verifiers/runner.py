@@ -1,4 +1,4 @@
-"""`VerifiersRunner`: an episode of verifiers for each session, played by one process for each environment (`server.py`).
+"""`VerifiersRunner`: an episode of verifiers for each session, in one process for each environment (`server.py`).
 
 Invariants:
 - a worker has one process for each environment that its rows name, started by the first session and again when it has
@@ -292,8 +292,8 @@ def task_of(row: Mapping[str, Any], settings: VerifiersSettings) -> tuple[str, d
     """Return the name of a data row's environment, and the data of its task.
 
     Args:
-        row: The row: its `extra_info.verifiers` has `env`, which may be omitted where the settings have one environment,
-            and `task`, the data as JSON.
+        row: The row: its `extra_info.verifiers` has `env`, which may be omitted where the settings have only one, and
+            `task`, the data as JSON.
         settings: The bridge's settings.
 
     Raises:
@@ -307,8 +307,8 @@ def task_of(row: Mapping[str, Any], settings: VerifiersSettings) -> tuple[str, d
             task = json.loads(task)
     if not isinstance(task, dict) or not given.keys() <= {"env", "task"}:
         raise ConfigError(
-            f"extra_info.verifiers of a data row is {show(named, 200)}, expected the keys 'env' and 'task', the data of "
-            "a task as JSON; prepare the rows anew"
+            f"extra_info.verifiers of a data row is {show(named, 200)}, expected the keys 'env' and 'task', the "
+            "data of a task as JSON; prepare the rows anew"
         )
     env = given.get("env")
     if env is None and len(settings.envs) == 1:

@@ -11,8 +11,8 @@ The worker sends lines of JSON. The first is `{"env": NAME}`. Then, with a numbe
 - `{"n": 1, "play": {"task": …, "base_url": …, "environment": {…}}}` plays an episode; its answer is
   `{"n": 1, "end": {…}}`, with `sorting.EpisodeEnd`;
 - `{"n": 1, "cancel": true}` ends it. Its answer is the episode's, `{"n": 1, "end": null}`;
-- `{"n": 2, "tasks": [0, 16]}` asks for tasks by their positions, without the last; its answer is `{"n": 2, "rows": […]}`
-  or `{"n": 2, "problem": …}`.
+- `{"n": 2, "tasks": [0, 16]}` asks for tasks by their positions, without the last; its answer is
+  `{"n": 2, "rows": […]}` or `{"n": 2, "problem": …}`.
 
 When the worker closes the socket, all episodes are cancelled and the environment is closed.
 

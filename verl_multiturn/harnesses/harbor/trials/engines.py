@@ -1,8 +1,8 @@
 """The bridge's calls of a container engine on this machine: docker or podman, by their command lines.
 
 Both label a container with the project that it belongs to (`com.docker.compose.project`), and Harbor names the project
-after the trial. So a trial's name shows the owner of its containers: `owner()` of `owners.py` is a prefix of it, and `sweep` removes
-the containers of a process that has ended.
+after the trial. So a trial's name shows the owner of its containers: it begins with `owner()` of `owners.py`, and
+`sweep` removes the containers of a process that has ended.
 
 Imports the standard library only: this runs in the worker and in Harbor's Python.
 """
