@@ -66,8 +66,8 @@ def _buyer(limit: int, prompt: str) -> str:
 
 def _counter(prompt: str, turn: int) -> str:
     """Count towards the goal by the largest step, and past it where the digest of the goal is odd."""
-    seen = re.findall(r'"goal": (\d+), "total": (\d+)', prompt.replace("\\", ""))
-    goal, total = map(int, seen[-1]) if seen else (1, 0)
+    goals, totals = (re.findall(rf'"{name}": (\d+)', prompt) for name in ("goal", "total"))
+    goal, total = int((goals or ["1"])[-1]), int((totals or ["0"])[-1])
     step = min(5, goal - total) + (1 if _digest(str(goal)) % 2 and goal - total <= 5 else 0)
     return json.dumps({"add": step})
 

@@ -2,7 +2,7 @@
 
 verifiers starts a program for each segment of a conversation, that is for each word of the environment: `uv sync`
 makes its interpreter at the first, and each start imports the clients of OpenAI and MCP again: seconds of a processor.
-A harness may run its loop in the process that asks for it (`Harness.launch` of verifiers). So the functions of the program
+A harness may run its loop in the process that asks for it (`Harness.launch` of verifiers). So the program's functions
 are called here, with the same arguments. The harness `bash` has a folder and runs commands; it stays a program, started
 by this interpreter, which has all that it needs.
 
