@@ -229,7 +229,11 @@ async def refusals(envs: Mapping[str, Any], folder: Path) -> Report:
 
     for words, settings in wrong.items():
         said[words] = await asyncio.to_thread(ask, settings)
-    good = await asyncio.to_thread(ask, settings_of({name: each for name, each in envs.items() if name != "hangman"}))
+    if not (Path(PYTHON).parents[1] / "nltk_data").exists():
+        words = os.environ.pop("NLTK_DATA", "")
+        said["need the word list"] = await asyncio.to_thread(ask, settings_of({"h": envs["hangman"]}))
+        os.environ["NLTK_DATA"] = words
+    good = await asyncio.to_thread(ask, settings_of(envs))
     faults = [f"refusals: {words!r} is not in {text!r}" for words, text in said.items() if words not in text]
     faults += [f"refusals: good settings were refused: {good}"] if good != "nothing" else []
     return {"refused": len(said) - len(faults), "of": len(said), "faults": faults}
@@ -260,8 +264,7 @@ def made_words(folder: Path) -> None:
     text = "apple\nhouse\nriver\nstone\ngreen\nmusic\ntable\nbread\nnight\nsugar\nanimal\nengine\nrhythm\nonion\n"
     for name in ("en", "en-basic"):
         (words / name).write_text(text, encoding="ascii")
-    tagger = folder / "nltk_data" / "taggers" / "averaged_perceptron_tagger_eng"
-    tagger.mkdir(parents=True)
+    (folder / "nltk_data" / "taggers" / "averaged_perceptron_tagger_eng").mkdir(parents=True)
     os.environ["NLTK_DATA"] = str(folder / "nltk_data")
 
 

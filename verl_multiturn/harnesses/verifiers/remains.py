@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from verifiers.v1.mcp import launch
 
 from verl_multiturn.errors import ConfigError
 
-INSTALL_WORDS = "run `bash scripts/verifiers.sh --words` where there is a network"
 _KINDS = {"words": "corpora", "averaged_perceptron_tagger_eng": "taggers"}
+"""The word lists of TextArena's games, and the folders in which NLTK looks for them."""
 _read_port = launch._read_back_port
 
 
@@ -53,6 +54,16 @@ def _remove(path: str) -> None:
     Path(path).unlink(missing_ok=True)
 
 
+def check_words() -> None:
+    """Refuse TextArena's games where their word lists are missing.
+
+    Raises:
+        ConfigError: One is.
+    """
+    for name in _KINDS:
+        _found_words(name)
+
+
 def _found_words(name: str, *_: Any, **__: Any) -> bool:
     """Stand for `nltk.download`.
 
@@ -67,4 +78,7 @@ def _found_words(name: str, *_: Any, **__: Any) -> bool:
         except LookupError:
             continue
         return True
-    raise ConfigError(f"TextArena's games need the word list {name!r}, which is not on this machine; {INSTALL_WORDS}")
+    raise ConfigError(
+        f"TextArena's games need the word list {name!r}, which is not on this machine; run `{sys.executable} -m "
+        f"nltk.downloader -d {sys.prefix}/nltk_data {' '.join(_KINDS)}` where there is a network"
+    )

@@ -59,6 +59,12 @@ def _check_environment(name: str, given: Mapping[str, Any], where: str, spec: Ma
         env = load_environment(config)
         seats = asyncio.run(trainable_seats(env))
         toolsets = [*type(env.taskset).task_type().toolsets(config.taskset.task), *env.taskset.toolsets(config.taskset)]
+        if config.taskset.id == "textarena":
+            from verl_multiturn.harnesses.verifiers.remains import check_words
+
+            check_words()
+    except ConfigError as error:
+        raise ConfigError(f"{at}: {error}") from None
     except Exception as error:  # an author's code may raise anything
         raise ConfigError(f"{at}: it cannot be made: {type(error).__name__}: {error}; correct it") from None
     for toolset in toolsets:

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 from verifiers.v1.runtimes import SubprocessRuntime
 
+from verl_multiturn.calls.tasks import wake
 from verl_multiturn.processes.system import end_with_parent
 from verl_multiturn.processes.zygote import seed_process
 
@@ -57,7 +58,7 @@ class LaunchedProcess:
         """Wait for its end."""
         loop = asyncio.get_running_loop()
         gone = loop.create_future()
-        loop.add_reader(self._fd, lambda: gone.done() or gone.set_result(None))
+        loop.add_reader(self._fd, wake, gone)
         try:
             await gone
         finally:
