@@ -3,7 +3,7 @@
     python recipes/hub/prepare_data.py --out DIR --python .venv-verifiers/bin/python --envs '{"shop": {…}}' --paths DIR
 
 The tasks are loaded by verifiers' own Python. Of each environment `--count` are for training and the next
-`--test-count` for validation; a task set that has fewer gives a row to each, and its rows for training again.
+`--test-count` for validation; of a task set that has fewer, an eighth.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from verl_multiturn.processes.interpreters import check_python
 from verl_multiturn.runs.data import Row, arguments, make_row, prepare, write_rows
 
 
+_SHARE = 8
+"""Of a task set with fewer tasks than asked for, this part of them is for validation."""
+
+
 async def tasks_of(settings: ProxySettings, count: int, tests: int) -> dict[str, list[Row]]:
     """Return the rows of both splits."""
     runner = VerifiersRunner(settings, str(settings.python))
@@ -28,10 +32,10 @@ async def tasks_of(settings: ProxySettings, count: int, tests: int) -> dict[str,
     try:
         for name in settings.verifiers.envs:
             tasks = await runner.rows(name, 0, count + tests)
-            held_out = tasks[-tests:] if len(tasks) > tests else tasks
-            train = tasks[: len(tasks) - len(held_out)] or tasks
-            if not tasks:
-                raise ConfigError(f"the environment {name!r} has no task; give it another task set")
+            if len(tasks) < 2:
+                raise ConfigError(f"the environment {name!r} has {len(tasks)} tasks, expected 2 or more; take another")
+            split = len(tasks) - min(tests, max(1, len(tasks) // _SHARE))
+            train, held_out = tasks[:split], tasks[split:]
             print(json.dumps({"env": name, "train": len(train), "test": len(held_out)}), flush=True)
             found["train"] += [row(name, task) for task in train]
             found["test"] += [row(name, task) for task in held_out]
