@@ -20,7 +20,6 @@ from verl_multiturn.harnesses.verifiers.runner import VerifiersRunner
 from verl_multiturn.processes.interpreters import check_python
 from verl_multiturn.runs.data import Row, arguments, make_row, prepare, write_rows
 
-
 _SHARE = 8
 """Of a task set with fewer tasks than asked for, this part of them is for validation."""
 

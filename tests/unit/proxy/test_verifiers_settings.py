@@ -1,9 +1,12 @@
 """Rows and settings of the bridge to verifiers, and its processes, as far as they are looked at without verifiers."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import has_ended
+from tests.conftest import ROOT, has_ended
 from verl_multiturn.config import ProxySettings, VerifiersSettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.harnesses.runners import build_runner, check_agent
@@ -158,9 +161,13 @@ def test_seats_name_themselves_and_a_null_of_yaml_is_a_name(stand_in: types.Simp
 
 
 _PROGRAM = """
-import json, os, time
+import json, os, shutil, time
 def load(spec):
+    global folder
+    folder = spec["folder"]
     return spec["settings"]["envs"]
+def leave(envs):
+    shutil.rmtree(folder)
 def serve(served, envs):
     with served.makefile("rwb") as stream:
         def say(said):
@@ -303,3 +310,33 @@ async def test_the_folder_of_a_killed_worker_is_removed(made: Any, tmp_path: Pat
     finally:
         await runner.aclose()
     assert (gone.exists(), mine.exists()) == (False, True)
+
+
+_WORKER = """
+import asyncio, os, signal, sys
+from verl_multiturn.config import ProxySettings
+from verl_multiturn.harnesses.verifiers import runner as bridge
+
+bridge._SERVER = "made_environments"
+settings = ProxySettings(agent="verifiers", verifiers={"envs": {"waits": {}}})
+
+
+async def main():
+    runner = bridge.VerifiersRunner(settings, sys.executable)
+    await runner.rows("waits")
+    print(runner.processes["waits"], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_worker_leaves_nothing(made: Any, tmp_path: Path) -> None:
+    worker = subprocess.run([sys.executable, "-c", _WORKER], capture_output=True, text=True, cwd=ROOT)
+    assert worker.returncode == -signal.SIGKILL, worker.stderr
+    process = int(worker.stdout)
+    while folders(tmp_path):  # until the test's own time is up
+        time.sleep(0.05)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert has_ended(psutil.Process(process))

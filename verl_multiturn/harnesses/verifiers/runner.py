@@ -7,8 +7,8 @@ Invariants:
   another process;
 - an episode that does not end after the session's time is cancelled. A process that does not answer to that either is
   killed, with the sessions in it;
-- the folder of what the processes leave in a home or among temporary files is removed with the runner; that of a worker
-  that was killed is removed by the next runner on the machine.
+- the folder of what the processes leave in a home or among temporary files is removed with the runner, and where the
+  worker was killed, by the process from which they were forked. If that was killed, too, the next runner does it.
 """
 
 from __future__ import annotations

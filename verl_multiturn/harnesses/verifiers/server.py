@@ -28,10 +28,11 @@ import dataclasses
 import itertools
 import json
 import os
+import shutil
 import socket
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.harnesses.verifiers.imports import config_of, import_verifiers
@@ -42,7 +43,12 @@ _KEY = "VERL_MULTITURN_NO_KEY"
 """The variable in which verifiers looks for a key. There is none: a session's address has its secret."""
 
 
-def load(spec: Mapping[str, Any]) -> dict[str, Any]:
+class _Loaded(NamedTuple):
+    configs: Mapping[str, Any]
+    folder: str
+
+
+def load(spec: Mapping[str, Any]) -> _Loaded:
     """Import verifiers and the environments, and return their configurations by name.
 
     Args:
@@ -58,16 +64,22 @@ def load(spec: Mapping[str, Any]) -> dict[str, Any]:
     chat_program.install()
     remains.install()
     envs = spec["settings"]["envs"]
-    return {name: config_of(name, given, spec["where"], spec["with_roles"]) for name, given in envs.items()}
+    configs = {name: config_of(name, given, spec["where"], spec["with_roles"]) for name, given in envs.items()}
+    return _Loaded(configs, spec["folder"])
 
 
-def serve(served: socket.socket, configs: Mapping[str, Any]) -> None:
+def leave(loaded: _Loaded) -> None:
+    """Remove the folder of what the processes have left; a worker that was killed cannot."""
+    shutil.rmtree(loaded.folder, ignore_errors=True)
+
+
+def serve(served: socket.socket, loaded: _Loaded) -> None:
     """Serve one environment until the worker closes the socket."""
     from verl_multiturn.harnesses.verifiers.tool_processes import Launcher
 
     Launcher(served).install()  # now, when this process has one thread
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        asyncio.run(_EnvironmentProcess(configs).run(served))
+        asyncio.run(_EnvironmentProcess(loaded.configs).run(served))
 
 
 class _EnvironmentProcess:
