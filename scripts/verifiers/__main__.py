@@ -246,12 +246,12 @@ async def counter_server(folder: Path) -> AsyncIterator[str]:
     process = subprocess.Popen([PYTHON, "recipes/hub/counter_server.py", str(port)])  # noqa: ASYNC220 - it only starts
     try:
         for _ in range(1_200):
-            if port.exists() and port.read_text():
+            if port.exists() and port.read_text(encoding="ascii"):
                 break
             if process.poll() is not None:
                 raise RuntimeError("the OpenEnv server ended at its start")
             await asyncio.sleep(0.25)
-        yield f"http://127.0.0.1:{port.read_text()}"
+        yield f"http://127.0.0.1:{port.read_text(encoding="ascii")}"
     finally:
         process.kill()
         process.wait()
