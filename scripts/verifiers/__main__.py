@@ -251,7 +251,8 @@ async def counter_server(folder: Path) -> AsyncIterator[str]:
             if process.poll() is not None:
                 raise RuntimeError("the OpenEnv server ended at its start")
             await asyncio.sleep(0.25)
-        yield f"http://127.0.0.1:{port.read_text(encoding="ascii")}"
+        number = port.read_text(encoding="ascii")
+        yield f"http://127.0.0.1:{number}"
     finally:
         process.kill()
         process.wait()
