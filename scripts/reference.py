@@ -35,7 +35,8 @@ SETTINGS = {
         ["interaction_config_path", "proxy"],
         [],
         "[Simulated users and environments](../write/interactions.md), "
-        "[agents behind an endpoint](../write/proxy.md), [Harbor's tasks](../write/harbor.md)",
+        "[agents behind an endpoint](../write/proxy.md), [Harbor's tasks](../write/harbor.md), "
+        "[environments of verifiers](../write/hub.md)",
     ),
     "Which rewards make the score?": (
         ["tool_reward", "interaction_reward", "near_rewards", "otc"],

@@ -189,6 +189,19 @@ class HarborSettings(BaseModel):
     """Folder in which Harbor's files of each trial stay; null: they are removed."""
 
 
+class VerifiersSettings(BaseModel):
+    """Settings of the agent `verifiers`: an episode of an environment of verifiers for each session."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    envs: dict[str, dict[str, Any]] = {}
+    """Environments by a name of yours, each as verifiers' own `[env]`: `{taskset: {id: …}, agent: {harness: {id: …},
+    runtime: {type: subprocess}}}`. A row names one of them in `extra_info.verifiers.env`."""
+
+    paths: list[str] = []
+    """Folders with task sets that are not installed in the interpreter `proxy.python`."""
+
+
 class ProxySettings(BaseModel):
     """Settings of the agent loop `proxy_agent`: an agent of your own, trained through an OpenAI-compatible endpoint."""
 
@@ -199,7 +212,8 @@ class ProxySettings(BaseModel):
     }
 
     agent: str | None = Field(default=None, min_length=1)
-    """The agent, as `module:function`; `harbor`: a trial of Harbor; null: `command` is the agent."""
+    """The agent, as `module:function`; `harbor`: a trial of Harbor; `verifiers`: an episode of an environment of
+    verifiers; null: `command` is the agent."""
 
     command: list[str] | None = Field(default=None, min_length=1)
     """The agent as a command and its arguments, a process for each session; null: `agent` is the agent."""
@@ -256,6 +270,9 @@ class ProxySettings(BaseModel):
 
     harbor: HarborSettings = HarborSettings()
     """Settings of the agent `harbor`."""
+
+    verifiers: VerifiersSettings = VerifiersSettings()
+    """Settings of the agent `verifiers`."""
 
     error_reward: float = Field(default=0.0, ge=-LARGEST_REWARD, le=LARGEST_REWARD, allow_inf_nan=False)
     """Reward of a session whose agent failed after it had got a completion. One that got none is invalid."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from verl_multiturn.config import HarborSettings
 from verl_multiturn.harnesses.harbor.trials.runner import HarborRunner
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.end import AgentEnd
+from verl_multiturn.proxy.agents.runner import AgentRunner
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
+from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verify.record import verify_record
@@ -30,6 +33,8 @@ from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.limits import Limits
 
 PYTHON = str(Path(".venv-harbor/bin/python").absolute())
+Session = Callable[[int, Mapping[str, Any]], Awaitable[dict[str, Any]]]
+"""Runs a session, by its number and the `extra_info` of its row."""
 _HEADER = "<|im_start|>assistant\n"
 _LIMITS = Limits(prompt_length=65_536, response_length=65_536)
 
@@ -45,12 +50,34 @@ async def play(
         rows: The task of each session, and the model's turns in it.
         wall_clock_s: Seconds of a session.
     """
+    made = [({"harbor": str(task)}, say) for task, say in rows]
+    async with sessions_of(template, HarborRunner(settings, PYTHON), [say for _, say in made], wall_clock_s) as one:
+        ended = await asyncio.gather(*(one(index, extra) for index, (extra, _) in enumerate(made)))
+    return [{key: value for key, value in each.items() if key != "record"} for each in ended]
+
+
+@contextlib.asynccontextmanager
+async def sessions_of(
+    template: Template,
+    runner: AgentRunner,
+    said: Sequence[Say],
+    wall_clock_s: float = 1_800.0,
+    roles: Roles | None = None,
+) -> AsyncIterator[Session]:
+    """Open the endpoint for a runner, and yield the function that runs a session and returns its outcome.
+
+    Args:
+        template: The model's template.
+        runner: Runs the agents. It is closed with the endpoint.
+        said: The model's turns, by the number of the session.
+        wall_clock_s: Seconds of a session.
+        roles: The roles.
+    """
     tokenizer = template.tokenizer
-    said = {str(index): say for index, (_, say) in enumerate(rows)}
 
     def generate(lane: str, ids: Sequence[int], turn: int) -> list[int]:
         prompt = tokenizer.decode(list(ids))
-        text = said[lane.partition(".")[0]](prompt, prompt.count(_HEADER) - 1)
+        text = said[int(lane.partition(".")[0])](prompt, prompt.count(_HEADER) - 1)
         return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
 
     engine = ReceiptingEngine(StopTexts(ScriptedEngine(generate), tokenizer))
@@ -61,11 +88,12 @@ async def play(
         TurnReader(template.parser, tokenizer, template.end_ids, [THINK]),
         _LIMITS,
         fill_id=tokenizer.eos_token_id,
+        roles=roles,
     )
-    endpoint = Endpoint(run, HarborRunner(settings, PYTHON), ProxyServer(), wall_clock_s)
+    endpoint = Endpoint(run, runner, ProxyServer(), wall_clock_s)
 
-    async def one(index: int, task: Path) -> dict[str, Any]:
-        row = {"raw_prompt": [{"role": "user", "content": "task"}], "extra_info": {"harbor": str(task)}}
+    async def one(index: int, extra: Mapping[str, Any]) -> dict[str, Any]:
+        row = {"raw_prompt": [{"role": "user", "content": "task"}], "extra_info": dict(extra)}
         outcome, receipts = await endpoint.run(str(index), row, {})
         life = Life(outcome.request_id, "u", outcome=outcome, generations=receipts)
         record = json.loads(line_of(record_of(life)))
@@ -80,10 +108,11 @@ async def play(
             "roots": session.roots,
             "violations": [str(each) for each in verify_record(record).violations],
             "problem": session.problem[:1_500],
+            "record": record,
         }
 
     try:
-        return await asyncio.gather(*(one(index, task) for index, (task, _) in enumerate(rows)))
+        yield one
     finally:
         await endpoint.aclose()
 

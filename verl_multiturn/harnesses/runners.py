@@ -14,7 +14,11 @@ from urllib.request import getproxies, proxy_bypass
 
 from verl_multiturn.config import PATH, ProxySettings
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.harnesses.harbor.trials.runner import INSTALL, HarborRunner, check_harbor
+from verl_multiturn.harnesses.harbor.trials.runner import INSTALL as HARBOR_INSTALL
+from verl_multiturn.harnesses.harbor.trials.runner import HarborRunner, check_harbor
+from verl_multiturn.harnesses.own_python import needed_python
+from verl_multiturn.harnesses.verifiers.runner import INSTALL as VERIFIERS_INSTALL
+from verl_multiturn.harnesses.verifiers.runner import VerifiersRunner, check_verifiers
 from verl_multiturn.processes.forks import ForkError, check_import
 from verl_multiturn.processes.interpreters import check_python
 from verl_multiturn.proxy.agents.agent import Agent, load_agent
@@ -24,6 +28,12 @@ from verl_multiturn.proxy.agents.thread_runner import ThreadRunner
 
 HARBOR = "harbor"
 """Name of the agent that is a trial of Harbor for each session."""
+VERIFIERS = "verifiers"
+"""Name of the agent that is an episode of verifiers for each session."""
+_OF_THEIR_OWN = {
+    HARBOR: ("Harbor's own Python 3.12", HARBOR_INSTALL),
+    VERIFIERS: ("verifiers' own Python 3.11", VERIFIERS_INSTALL),
+}
 _WHERE = f"{PATH}.proxy"
 
 
@@ -37,7 +47,9 @@ def build_runner(settings: ProxySettings) -> AgentRunner:
         ConfigError: The agent cannot be imported, or the settings do not fit it.
     """
     if settings.agent == HARBOR:
-        return HarborRunner(settings.harbor, _harbors_python(settings))
+        return HarborRunner(settings.harbor, _harness_python(settings))
+    if settings.agent == VERIFIERS:
+        return VerifiersRunner(settings, _harness_python(settings))
     agent = _checked(settings)
     if settings.command is not None:
         return ProcessRunner(None, settings.command, f"{_WHERE}.command")
@@ -54,7 +66,10 @@ def check_agent(settings: ProxySettings) -> None:
             command is unknown; its interpreter is none; or its runner or the network's proxy settings do not fit it.
     """
     if settings.agent == HARBOR:
-        check_harbor(settings.harbor, _harbors_python(settings))
+        check_harbor(settings.harbor, _harness_python(settings))
+        return
+    if settings.agent == VERIFIERS:
+        check_verifiers(settings, _harness_python(settings))
         return
     agent = _checked(settings)
     if settings.python is not None:
@@ -100,20 +115,15 @@ def _checked(settings: ProxySettings) -> Agent | None:
     return agent
 
 
-def _harbors_python(settings: ProxySettings) -> str:
-    """Return the interpreter that has Harbor.
+def _harness_python(settings: ProxySettings) -> str:
+    """Return the interpreter that has the harness which `agent` names.
 
     Raises:
         ConfigError: There is none, or other settings name another agent.
     """
-    if settings.command is not None or settings.runner == "thread":
-        raise ConfigError(
-            f"{_WHERE}: the agent {HARBOR!r} is a process for each session; leave 'command' and 'runner' out"
-        )
-    if settings.python is None:
-        raise ConfigError(f"{_WHERE}.python: the agent {HARBOR!r} needs Harbor's own Python 3.12; {INSTALL}")
-    check_python(settings.python, f"{_WHERE}.python")
-    return settings.python
+    others = {"command": settings.command, "runner": "thread" if settings.runner == "thread" else None}
+    version, install = _OF_THEIR_OWN[str(settings.agent)]
+    return needed_python(settings.python, others, str(settings.agent), version, install)
 
 
 def _agent_key(settings: ProxySettings) -> str:

@@ -7,7 +7,8 @@ Why processes: an author's code may hang, draw from the random numbers of the wh
 variables. Why forks: an import takes seconds, a fork takes milliseconds.
 
 It runs a *program*, a module with two functions: `load(spec)` imports the author's code in the zygote, and
-`serve(socket, loaded)` is the work of a fork.
+`serve(socket, loaded)` is the work of a fork. A third, `leave(loaded)`, is optional: it removes the forks' remains when
+all of them have ended. A worker that was killed cannot do so.
 
 The zygote runs an author's code at import only. So it never hangs afterwards. A fork ends:
 - when `serve` returns, which it does at the latest when the worker closes the socket;
@@ -76,6 +77,8 @@ def main(channel_fd: int, spec: Mapping[str, Any]) -> None:
         gc.freeze()  # the garbage collector leaves these objects alone, so that forks keep sharing their pages
         _ForkZygote(channel, serve, loaded).run()
         end_children()
+        if (leave := getattr(program, "leave", None)) is not None:
+            leave(loaded)
     os._exit(0)
 
 

@@ -102,13 +102,14 @@ def judge(config: Any) -> None:
     from verl_multiturn.verl_bridge.startup import own_code
     from verl_multiturn.verl_bridge.startup.configuration import prepare_config
 
-    # Harbor's Python, its harnesses and the accounts of clouds are the box's.
+    # The Pythons of Harbor and verifiers, their harnesses and the accounts of clouds are the box's.
     proxy = OmegaConf.select(config, "actor_rollout_ref.rollout.custom.multiturn.proxy")
     if proxy is not None and proxy.get("python") is not None:
         proxy.python = sys.executable
     with (
         mock.patch.object(own_code, "import_problem", import_problem),
         mock.patch("verl_multiturn.harnesses.runners.check_harbor"),
+        mock.patch("verl_multiturn.harnesses.runners.check_verifiers"),
         contextlib.redirect_stderr(told := io.StringIO()),
     ):
         prepare_config(config)

@@ -35,6 +35,9 @@ ROWS = {
     "swe": 192,  # 64 of each of three packages
     "swe+deepswe": 768,
     "swe+rebench": 768,
+    "hub": 32,  # 18 of 20 and 14 of 16 tasks
+    "hub+words": 544,  # 256 of each of two games on top
+    "hub+openenv": 39,  # 7 of 8
     "terminal": 1_024,  # made tasks
     "terminal+harbor": 14_601,  # TMax-15K-Harbor
     "alfworld": 3_553,  # ALFWorld's own number of training games

@@ -25,8 +25,11 @@ NO_NOUN_BEFORE = {
     "certified", "finished", "kept", "lost", "numbered", "said", "scored", "shown", "stored", "verified",
 }  # fmt: skip
 """Participles with which the name of no module begins."""
-HARBORS = {f"harnesses.harbor.{name}" for name in ("mini_swe", "trials.environment", "trials.trial")}
-"""Imported by Harbor's own Python alone (requirements/harbor.lock)."""
+ELSEWHERE = {
+    *(f"harnesses.harbor.{name}" for name in ("mini_swe", "trials.environment", "trials.trial")),
+    *(f"harnesses.verifiers.{name}" for name in ("chat_program", "remains", "tool_processes")),
+}
+"""Imported by the own Pythons of Harbor and verifiers alone (requirements/harbor.lock, requirements/verifiers.lock)."""
 
 
 def imported(path: Path) -> frozenset[str]:
@@ -90,7 +93,7 @@ def test_a_tool_author_needs_no_gpu_stack(room: str) -> None:
 def test_setup_names_what_is_imported() -> None:
     needed: set[str] = set()
     for module, path in modules().items():
-        if module.split(".")[0] not in STACK and module not in HARBORS:
+        if module.split(".")[0] not in STACK and module not in ELSEWHERE:
             # A function's imports may be missing.
             needed |= {name.split(".")[0] for name in names_of(path)[1]}
     needed -= sys.stdlib_module_names | {"verl_multiturn"}

@@ -13,12 +13,11 @@ from verl_multiturn.harnesses.harbor.trials import engines
 from verl_multiturn.harnesses.harbor.trials.engines import (
     disk_problem,
     ensure_image,
-    is_left,
     kill_container,
     lost_container,
-    owner,
     sweep,
 )
+from verl_multiturn.harnesses.owners import is_left, owner
 
 _ENGINE = """#!/bin/sh
 echo "$@" >> {folder}/asked

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from verl_multiturn.harnesses.harbor.trials.sorting import EndKind, TrialEvents, end_of
+from verl_multiturn.harnesses.ends import HarnessEndKind
+from verl_multiturn.harnesses.harbor.trials.sorting import TrialEvents, end_of
 
 OVER = TrialEvents("over", rewards={"reward": 1.0})
 CRASHED = TrialEvents("verifier", error="RewardFileNotFoundError: no reward.txt")
@@ -31,7 +32,7 @@ CRASHED = TrialEvents("verifier", error="RewardFileNotFoundError: no reward.txt"
         (replace(CRASHED, agent_failed=True, not_started="RuntimeError"), "failed"),
     ],
 )
-def test_whose_it_is(story: TrialEvents, kind: EndKind) -> None:
+def test_whose_it_is(story: TrialEvents, kind: HarnessEndKind) -> None:
     end = end_of(story)
     assert end.kind == kind
     assert not end.needs_control

@@ -1,8 +1,8 @@
 """The bridge's calls of a container engine on this machine: docker or podman, by their command lines.
 
 Both label a container with the project that it belongs to (`com.docker.compose.project`), and Harbor names the project
-after the trial. So a trial's name shows the owner of its containers: `owner()` is a prefix of it, and `sweep` removes
-the containers of a process that has ended.
+after the trial. So a trial's name shows the owner of its containers: it begins with `owner()` of `owners.py`, and
+`sweep` removes the containers of a process that has ended.
 
 Imports the standard library only: this runs in the worker and in Harbor's Python.
 """
@@ -13,7 +13,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.harnesses.harbor.trials.sorting import Lost
+from verl_multiturn.harnesses.owners import is_left
 
 ENGINES = ("docker", "podman")
 """Environments of Harbor that run containers on this machine by an engine of this name."""
@@ -33,36 +33,6 @@ FREE_DISK_GB = 10.0
 _KILLED = 128 + 9
 _NEVER_BEGAN = ("created", "configured", "initialized")
 """States of a container in which no process of it has run: the first is Docker's, all are podman's."""
-_NAMED = re.compile(r"vmt-([0-9a-f]{8})-(\d+)-(\d+)-")
-
-
-def owner(process: int | None = None) -> str:
-    """Return the prefix of the names of a process's trials, such as `vmt-0f3a9c21-4711-8530-`.
-
-    It has the machine and its process namespace, the process's number and the time at which it started, so that no two
-    processes have the same.
-    """
-    process = os.getpid() if process is None else process
-    return f"vmt-{_machine()}-{process}-{_started(process)}-"
-
-
-def _machine() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
-    return hashlib.sha256(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:8]
-
-
-def _started(process: int) -> int:
-    """Return when a process started, in ticks; 0 if there is none."""
-    try:
-        return int(Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-    except (OSError, IndexError):
-        return 0
-
-
-def is_left(project: str) -> bool:
-    """Return whether a project's name is that of a trial of this machine whose process is no more."""
-    found = _NAMED.match(project)
-    return found is not None and found[1] == _machine() and _started(int(found[2])) != int(found[3])
 
 
 def sweep(engine: str, prefix: str | None = None) -> int:

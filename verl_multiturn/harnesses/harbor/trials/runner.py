@@ -22,8 +22,9 @@ from verl_multiturn.config import PATH, HarborSettings
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.harnesses.harbor.trials.definition import read_definition
-from verl_multiturn.harnesses.harbor.trials.engines import ENGINES, owner, sweep
-from verl_multiturn.processes.forks import ForkError, check_import
+from verl_multiturn.harnesses.harbor.trials.engines import ENGINES, sweep
+from verl_multiturn.harnesses.own_python import check_in
+from verl_multiturn.harnesses.owners import owner
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.end import AgentEnd
 from verl_multiturn.proxy.agents.process_runner import ProcessRunner
@@ -171,8 +172,4 @@ def check_harbor(settings: HarborSettings, python: str) -> None:
     Raises:
         ConfigError: Something is missing, unknown, or does not fit.
     """
-    spec = {"settings": settings.model_dump(mode="json"), "where": f"{_WHERE}.harbor", "install": INSTALL}
-    try:
-        check_import(_CHECK, spec, "agent 'harbor'", python)
-    except ForkError as error:
-        raise ConfigError(f"{_WHERE}.python: {python!r}: {error}; {INSTALL}") from None
+    check_in(python, _CHECK, settings.model_dump(mode="json"), "harbor", INSTALL)

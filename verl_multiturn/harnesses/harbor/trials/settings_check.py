@@ -6,13 +6,12 @@ that.
 
 from __future__ import annotations
 
-import importlib.metadata
 import socket
-import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.harnesses.installed import check_version
 
 VERSION = "0.25.0"
 """The version of Harbor that the bridge was written for."""
@@ -28,15 +27,7 @@ def load(spec: Mapping[str, Any]) -> None:
         ConfigError: They cannot work.
     """
     where, settings = spec["where"], spec["settings"]
-    try:
-        version = importlib.metadata.version("harbor")
-    except importlib.metadata.PackageNotFoundError:
-        version = "not installed"
-    if sys.hexversion < 0x030C0000 or version != VERSION:
-        raise ConfigError(
-            f"{where}: {sys.executable!r} is Python {sys.version_info[0]}.{sys.version_info[1]}, and its Harbor is "
-            f"{version}, expected 3.12 or newer and {VERSION}; {spec['install']}"
-        )
+    check_version(spec, "harbor", VERSION, (3, 12))
     harness = _harness(settings["harness"], where)
     _environment(settings, where)
     if settings["environment"] == "workspace":

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from verl_multiturn.harnesses.ends import HarnessEnd
 from verl_multiturn.verdicts.script_run import reward_entry
 
 Phase = Literal["environment", "setup", "agent", "verifier", "over"]
@@ -30,7 +31,6 @@ Lost = Literal["", "inside", "outside", "engine"]
 """Who ended an environment early: no one, a process in it, one outside of it; or the engine does not report it."""
 WORKSPACE = "verl_multiturn.harnesses.harbor.trials.environment:WorkspaceEnvironment"
 """Import path of the environment `workspace`, in Harbor's Python."""
-EndKind = Literal["reward", "failed", "unjudged", "outage"]
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,14 @@ class TrialEvents:
 
 
 @dataclass(frozen=True)
-class TrialEnd:
+class TrialEnd(HarnessEnd):
     """How a session with a trial ends.
 
     Attributes:
-        kind: `reward`; `failed`: the agent did; `unjudged`: a cause of ours; `outage`: the engine is not there.
-        reward: The reward, for the kind `reward`.
-        problem: The event, for the other kinds.
         needs_control: Whether the verifier has to show on an untouched environment that it works. The end remains
             if it does; if it does not, the session is unjudged.
     """
 
-    kind: EndKind
-    reward: float = 0.0
-    problem: str = ""
     needs_control: bool = False
 
 

@@ -34,7 +34,7 @@ from harbor.models.trial.config import TrialConfig
 from harbor.trial.hooks import TrialEvent
 from harbor.trial.trial import Trial
 
-from verl_multiturn.errors import OutageError, UnjudgedError
+from verl_multiturn.harnesses.ends import AgentFailedError, reward_of
 from verl_multiturn.harnesses.harbor.trials.engines import disk_problem, ensure_image, kill_container, lost_container
 from verl_multiturn.harnesses.harbor.trials.sorting import WORKSPACE, Lost, Phase, TrialEnd, TrialEvents, end_of
 
@@ -45,10 +45,6 @@ _PHASES: dict[TrialEvent, Phase] = {
     TrialEvent.AGENT_START: "agent",
     TrialEvent.VERIFICATION_START: "verifier",
 }
-
-
-class AgentFailedError(Exception):
-    """The agent was late or crashed: there is nothing to judge."""
 
 
 def run(row: Mapping[str, Any], session: Any) -> float:
@@ -70,10 +66,7 @@ def run(row: Mapping[str, Any], session: Any) -> float:
         "ANTHROPIC_BASE_URL": session.anthropic_base_url,
         "ANTHROPIC_API_KEY": session.api_key,
     }
-    end = asyncio.run(judge(row, addresses, session.deadline))
-    if end.kind == "reward":
-        return end.reward
-    raise {"outage": OutageError, "unjudged": UnjudgedError, "failed": AgentFailedError}[end.kind](end.problem)
+    return reward_of(asyncio.run(judge(row, addresses, session.deadline)))
 
 
 async def judge(row: Mapping[str, Any], addresses: Mapping[str, str], deadline: float | None) -> TrialEnd:

@@ -1,0 +1,1 @@
+"""The bridge to verifiers, tried with verifiers itself (`scripts/verifiers.sh`)."""
