@@ -90,8 +90,8 @@ def opponents(
         async def address() -> str:
             return await models.address(name)
 
-        options: dict[str, Any] = {"timeout_s": timeout_s, "connections": 4, "watch": watch, "setting": "proxy.opponents"}
-        return RemoteModel(f"step {name}", address, sampled=("temperature",), **options)
+        options: dict[str, Any] = {"timeout_s": timeout_s, "connections": 4, "watch": watch}
+        return RemoteModel(f"step {name}", address, sampled=("temperature",), setting="proxy.opponents", **options)
 
     return Opponents(dict.fromkeys(roles, listed), seed, models, make, trained)
 
