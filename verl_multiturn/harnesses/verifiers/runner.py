@@ -161,6 +161,11 @@ class VerifiersRunner:
                 f"{_WHERE}.train has the role {wrong[0]!r}, and the environment {name!r} does not train this seat; "
                 "leave it out"
             )
+        if end["others"] and not self._with_roles:
+            raise ConfigError(
+                f"{_WHERE}.roles is not set, and the environment {name!r} does not train the seat "
+                f"{end['others'][0]!r}, whose completions would be trained with the others; set proxy.roles and train"
+            )
         if end["kind"] != "reward":
             return AgentEnd(_KINDS[end["kind"]], problem=end["problem"])
         try:
