@@ -263,9 +263,7 @@ async def test_rewards_are_those_of_roles(made: Any) -> None:
         await runner.aclose()
     runner = made()  # its environment decides with the task, and not at the start
     try:
-        with pytest.raises(
-            ConfigError, match=r"proxy\.roles is not set, and the environment 'user' does not"
-        ):
+        with pytest.raises(ConfigError, match=r"proxy\.roles is not set, and the environment 'user' does not"):
             await play(runner, "user")
     finally:
         await runner.aclose()
@@ -318,6 +316,23 @@ async def test_an_episode_that_does_not_end_is_ended(made: Any, name: str) -> No
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
+    finally:
+        await runner.aclose()
+
+
+async def test_a_session_ends_whose_environment_hangs_at_its_import(made: Any, tmp_path: Path) -> None:
+    (tmp_path / "made_environments.py").write_text("import time\ndef load(spec): time.sleep(3600)\n")
+    runner, time_up = made(), asyncio.Event()
+    try:
+        session = asyncio.ensure_future(play(runner, "right", time_up))
+        await asyncio.sleep(0.1)
+        time_up.set()
+        end = await session
+        assert (end.kind, end.problem) == (
+            "failed",
+            "no process for the environment 'right': its code was not imported when the session's time was up; look "
+            "whether an import hangs, or allow more time",
+        )
     finally:
         await runner.aclose()
 
