@@ -194,6 +194,14 @@ def test_a_role_that_never_spoke_has_no_row_and_is_reported(store: WritableStore
     assert (only["session"]["roles"], only["session"]["trained"]) == ({"white": 1, "black": 0}, NAMES)
 
 
+def test_right_or_wrong_is_the_role_that_the_model_played(store: WritableStore) -> None:
+    """As where an opponent plays white: what white earned is not the model's."""
+    (output,) = add(store, "u", 0, Game(ZERO_SUM, speakers=("black",)))
+    assert (output.role, output.extra_fields["reward_extra_info"]) == ("black", {"acc": -1.0})
+    (output,) = add(store, "u", 1, Game(lambda ids: {"completions": {ids[0]: 0.5}, **ZERO_SUM}, speakers=("black",)))
+    assert (output.outcome, output.total()) == (-1.0, -0.5)
+
+
 def test_a_session_of_silent_trained_roles_is_invalid(store: WritableStore) -> None:
     (output,) = add(store, "u", 0, Game(ZERO_SUM, train=("white",), speakers=("black",)))
     assert (output.role, output.outcome, output.response_mask[-1]) == (None, 0.0, 0)

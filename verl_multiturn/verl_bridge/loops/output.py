@@ -324,8 +324,9 @@ def _add_session(outputs: list[CertifiedOutput], outcome: Outcome, session: Sess
     own = sum(turn.reward or 0.0 for turn in rewarded)
     given = {role: session.rewards.get(role or "", 0.0) for role in lasts} if session.rewards else {}
     whole = sum(given.values()) if given else session.reward
-    # The first role that is trained is the one that is right or wrong: the rewards of a game's players add up to 0.
-    first = next(iter(session.trained), None)
+    # The first trained role with a row is the one that is right or wrong: the rewards of a game's players add up to 0,
+    # and an opponent may have played the others.
+    first = next((role for role in session.trained if role in lasts), None)
     accuracy = session.rewards.get(first or "", 0.0) if given else session.reward
     if session.by_id:
         accuracy = sum(turn.reward or 0.0 for turn in rewarded if turn.role == first)
