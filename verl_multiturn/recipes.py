@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from verl_multiturn.calls.entry_points import FOLDERS, folder_of, installed_entries, is_reference, is_same_reference
-from verl_multiturn.describe import did_you_mean
+from verl_multiturn.describe import did_you_mean, printable
 from verl_multiturn.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parent
+_MOST_TITLE = 200
+"""Most characters of a title that are read."""
 _SHARED = "common"
 _SKELETON = "recipes/common/skeleton"
 _PLACEHOLDER = re.compile(r"\bNAME\b")
@@ -83,10 +85,12 @@ def installed_recipes() -> dict[str, str]:
 
 
 def _title(folder: Path) -> str:
-    """Return the first line of a recipe's README, "" without one."""
+    """Return the first line of a recipe's README, "" without one. It may be a stranger's file."""
     readme = folder / "README.md"
-    lines = readme.read_text(encoding="utf-8").splitlines() if readme.is_file() else []
-    return re.sub(r"^#+\s*", "", lines[0]) if lines else ""
+    if not readme.is_file():
+        return ""
+    with readme.open(encoding="utf-8", errors="replace") as file:
+        return printable(re.sub(r"^#+\s*", "", file.readline(_MOST_TITLE).rstrip("\n")))
 
 
 def installed_folder(name: str) -> Path | None:

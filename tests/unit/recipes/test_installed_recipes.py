@@ -46,6 +46,11 @@ def test_lists_name_the_package(hub: Path) -> None:
     assert not set(listed) & set(list_recipes())
 
 
+def test_a_strangers_readme_neither_ends_the_list_nor_writes_to_the_terminal(hub: Path) -> None:
+    (hub / "recipes" / "maze" / "README.md").write_bytes(b"# Mazes \xff\x1b]0;owned\x07\n" + b"x" * 1_000_000)
+    assert installed_recipes()["plug-hub/maze"] == "Mazes \ufffd\\x1b]0;owned\\x07 (plug-hub 2.1)"
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -294,7 +294,7 @@ def test_options_are_as_given_in_each_call() -> None:
         seen.append(0)
         return [float(len(seen))] * len(group)
 
-    options = {"seen": []}
+    options: dict[str, Any] = {"seen": []}
     made = function_of(adds, options, "my:adds").of_groups({"u": [member(1.0)], "v": [member(1.0)]})
     assert made["u"] == made["v"]
     assert options == {"seen": []}
