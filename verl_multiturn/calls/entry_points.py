@@ -241,13 +241,14 @@ def _declaring(found: Any, faults: list[str]) -> dict[str, list[tuple[Distributi
     """Return the packages that declare something for this one by name, each with the text of `entry_points.txt`."""
     declaring: dict[str, list[tuple[Distribution, str]]] = {}
     for distribution in found:
+        file = "entry_points.txt"
         try:
-            text = distribution.read_text("entry_points.txt") or ""
+            text = distribution.read_text(file) or ""
+            if re.search(r"(?im)^\s*\[\s*verl[-_.]multiturn[-_.]", text):
+                file = "METADATA"
+                declaring.setdefault(_plain(_name(distribution)), []).append((distribution, text))
         except (OSError, ValueError) as error:  # of any package
-            faults.append(f"entry_points.txt of a package in {_place(distribution)} cannot be read ({describe(error)})")
-            continue
-        if re.search(r"(?im)^\s*\[\s*verl[-_.]multiturn[-_.]", text):
-            declaring.setdefault(_plain(_name(distribution)), []).append((distribution, text))
+            faults.append(f"{file} of a package in {_place(distribution)} cannot be read ({describe(error)})")
     return declaring
 
 
@@ -260,7 +261,10 @@ def _name(distribution: Distribution) -> str:
 
 def _is_whole(distribution: Distribution) -> bool:
     """Return whether a package has metadata: an upgrade may leave an empty folder of an old version behind."""
-    metadata: Any = distribution.metadata
+    try:
+        metadata: Any = distribution.metadata
+    except (OSError, ValueError):  # `_declaring` reports it
+        return False
     return metadata is not None and metadata["Name"] is not None
 
 

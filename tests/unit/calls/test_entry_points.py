@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -250,3 +251,14 @@ def test_the_folder_of_a_recipe(site: Path) -> None:
     with pytest.raises(ConfigError, match=r"declares 'plug_world:maze'; expected package.folder"):
         folder_of("plug-world/object", "here")
     assert "plug_world" not in sys.modules
+
+
+def test_broken_metadata_of_one_package_is_no_fault_of_another(site: Path) -> None:
+    install(site, "good-pkg", {"rewards": "r = json:dumps"})
+    info = install(site, "bad-pkg", {"rewards": "r = json:dumps"})
+    (info / "METADATA").write_bytes(b"Metadata-Version: 2.1\nName: bad\xff-pkg\nVersion: 1\n")
+    assert load_entry("good-pkg/r", "rewards", "here") is json.dumps
+    (fault,) = installed_entries().faults
+    assert fault.startswith(f"METADATA of a package in {site} cannot be read (UnicodeDecodeError: ")
+    with pytest.raises(ConfigError, match="METADATA of a package in"):
+        load_entry("bad-pkg/r", "rewards", "here")
