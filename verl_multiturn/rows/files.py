@@ -126,7 +126,7 @@ _OTHER_MARKS = {
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 """Marks of other encodings; that of UTF-32 begins as one of UTF-16 does."""
-_ZEROS = {
+_ZEROS: dict[tuple[bool, ...], str] = {
     (False, True, True, True): "UTF-32",
     (True, True, True, False): "UTF-32",
     (False, True, False, True): "UTF-16",
@@ -174,7 +174,7 @@ def refuse_encoding(path: Path) -> None:
 
 
 def _other_encoding(begin: bytes) -> str | None:
-    zeros = _ZEROS.get(tuple(byte == 0 for byte in begin))  # type: ignore[call-overload]
+    zeros = _ZEROS.get(tuple(byte == 0 for byte in begin))
     return next((name for mark, name in _OTHER_MARKS.items() if begin.startswith(mark)), zeros)
 
 
