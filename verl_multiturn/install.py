@@ -265,17 +265,18 @@ class _Installation(NamedTuple):
         if other in ENVIRONMENTS and other != self.name:
             raise InstallError(f"{str(self.target)!r} is an environment {other!r}; name another folder")
         names = os.listdir(str(self.target)) if self.target.is_dir() else []
-        if (
-            begun == "made"
-            or not set(names) - {".unfinished"}
-            or (anew and (begun or stamp or self.target.is_symlink()))
-        ):
+        linked = [each for each in (".unfinished", ".stamp") if (self.target / each).is_symlink()]
+        if linked:
+            raise InstallError(f"{str(self.target / linked[0])!r} is a link to somebody's file; name another folder")
+        # Other programs write a file `.stamp`, too. Earlier versions of this one wrote another text.
+        is_ours = other in ENVIRONMENTS or ((begun or stamp) and "pyvenv.cfg" in names)
+        if begun == "made" or not set(names) - {".unfinished"} or (anew and (is_ours or self.target.is_symlink())):
             return "empty"
         if begun or repair:
             return begun or "repair"
         raise InstallError(
             f"{str(self.target)!r} is not empty; name a new folder, or remove it"
-            + (": it has other versions. --repair installs over them, --anew removes them" if stamp else "")
+            + (": it has other versions. --repair installs over them, --anew removes them" if stamp and is_ours else "")
         )
 
     def _check(self, environment: Environment, base: str) -> None:

@@ -18,7 +18,8 @@ from tests.conftest import ROOT
 from tests.recipe_scripts import composed
 from verl_multiturn.errors import OutageError
 from verl_multiturn.models.checkpoints import POSITION
-from verl_multiturn.verl_bridge.servers import sglang_child
+from verl_multiturn.models.evaluation_model import EvaluatedModel
+from verl_multiturn.verl_bridge.servers import opponents, sglang_child
 from verl_multiturn.verl_bridge.servers.opponents import OpponentServers
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -125,3 +126,32 @@ async def test_a_checkpoint_is_there_once_it_is_whole_and_of_an_earlier_step(
         with zipfile.ZipFile(folder / POSITION, "w") as position:
             position.writestr("archive/data.pkl", b"")
         assert [await made.has(2, step) for step in (1, 2, 3, 9)] == [False, False, True, True]
+
+
+async def test_an_export_is_of_the_checkpoint_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that began anew, or went on from an earlier step, has other weights under the same step."""
+    exports: list[tuple[Path, bool]] = []
+
+    def evaluated(named: str, model: Path, out: Path, *rest: Any) -> EvaluatedModel:
+        exports.append((out, (out / "model").is_dir()))
+        (out / "model").mkdir(parents=True, exist_ok=True)
+        (out / "model.json").touch()
+        return EvaluatedModel(named, MODEL, "hash", {})
+
+    monkeypatch.setattr(opponents, "evaluated", evaluated)
+    monkeypatch.setattr(opponents, "find_model", Path)
+    position = tmp_path / "run" / "checkpoints" / "global_step_2" / POSITION
+    position.parent.mkdir(parents=True)
+    position.touch()
+    async with servers(tmp_path, monkeypatch) as made:
+        await made.address(2)
+    async with servers(tmp_path, monkeypatch) as made:
+        await made.address(2)
+        later = (exports[0][0] / "model.json").stat().st_mtime + 10
+        os.utime(position, (later, later))
+    async with servers(tmp_path, monkeypatch) as made:
+        await made.address(2)
+        for run in ("a", "b"):
+            await made.address(str(tmp_path / run / "global_step_2"))
+    assert [held for _, held in exports] == [False, True, False, False, False]
+    assert len({out for out, _ in exports}) == 3

@@ -163,12 +163,27 @@ def test_a_trainer_that_trains_other_roles_does_not_update(store: WritableStore)
     assert trainer.updates == []
 
 
-def test_turns_under_anothers_name_are_found_before_the_update(store: WritableStore) -> None:
+def forge_turns(stats: dict[str, Any]) -> None:
+    for turn in stats["turns"]:
+        turn["role"] = "white"
+
+
+def forge_reward(stats: dict[str, Any]) -> None:
+    stats["session"]["role"] = "white"
+
+
+def forge_none(stats: dict[str, Any]) -> None:
+    stats["turns"], stats["session"]["role"] = [], None
+
+
+@pytest.mark.parametrize(
+    ("forge", "named"), [(forge_turns, "'black', 'white'"), (forge_reward, "'black', 'white'"), (forge_none, "None")]
+)
+def test_a_row_under_anothers_name_is_found_before_the_update(store: WritableStore, forge: Any, named: str) -> None:
     add(store, "u", 0, Game(ZERO_SUM))
     add(store, "u", 1, Game(ZERO_SUM))
-    for turn in store.rows["u_0_1"]["metrics"]["rollout"]["turns"]:
-        turn["role"] = "white"
-    with pytest.raises(CertificateError, match=r"\(row u_0_1\): its turns are taken for those of the roles 'white'"):
+    forge(store.rows["u_0_1"]["metrics"]["rollout"])
+    with pytest.raises(CertificateError, match=rf"\(row u_0_1\): it is taken for one of the roles {named}, by"):
         step(trainer_of(), store.batch())
 
 

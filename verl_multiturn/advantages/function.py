@@ -8,17 +8,19 @@ It returns a number for each member, or one for each turn of a member. A class w
 `load_state_dict`, which is built without arguments, keeps a state from step to step.
 
 Invariants:
-- the function gets valid members alone, as copies: it can change nothing of the batch. Turns are in the order of their
-  numbers;
+- the function gets valid members alone, and options, as copies: it can change nothing of the batch, nor of its next
+  call. Turns are in the order of their numbers;
 - all that it returns is a finite number for each turn, or an error names function, group and value;
 - JSON holds a state without a change, so that a checkpoint gives back the same.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +40,8 @@ GROUP = "advantages"
 """The group of entry points whose references the setting takes."""
 SLOW_S = 10.0
 """Seconds of a step that the function may take before a warning."""
+STILL_S = 60.0
+"""Seconds after which a warning says that the function has not returned: nothing ends one that never does."""
 _STATE = ("state_dict", "load_state_dict")
 _logger = logging.getLogger(__name__)
 
@@ -65,7 +69,7 @@ class AdvantageFunction:
         return self if self.made is None else function_of(self.made, self.options, self.name)
 
     def of_groups(self, groups: Mapping[str, Sequence[GroupMember]]) -> dict[str, Advantages]:
-        """Return the advantages of a step's groups, and warn once if that takes more than `SLOW_S`.
+        """Return the advantages of a step's groups; warn once if that takes more than `SLOW_S`, or is not over yet.
 
         Args:
             groups: All members of each (prompt, role), by the name that errors have for it.
@@ -74,7 +78,13 @@ class AdvantageFunction:
             AdvantageContractError, RewardContractError: As in `of_group`.
         """
         began = time.monotonic()
-        made = {label: self.of_group(group, label) for label, group in groups.items()}
+        waiting = threading.Timer(STILL_S, _warn_of_hang, [self.name])
+        waiting.daemon = True
+        waiting.start()
+        try:
+            made = {label: self.of_group(group, label) for label, group in groups.items()}
+        finally:
+            waiting.cancel()
         seconds = time.monotonic() - began
         if seconds > SLOW_S and not self._warned:
             self._warned = True
@@ -111,7 +121,7 @@ class AdvantageFunction:
     def _values(self, shown: list[GroupMember], label: str) -> Advantages:
         counts = [len(each.turns) for each in shown]  # the function may sort or cut its list
         try:
-            returned = self.call(list(shown), **self.options)
+            returned = self.call(list(shown), **copy.deepcopy(dict(self.options)))
         except (Exception, SystemExit) as error:  # an author's code may raise anything
             raise AdvantageContractError(
                 f"{ESTIMATOR}={self.name!r} raised {describe(error)}{place_of(error)} for "
@@ -177,6 +187,13 @@ class AdvantageFunction:
                 f"{ESTIMATOR}={self.name!r}: load_state_dict({show(state)}) raised {describe(error)}{place_of(error)}; "
                 "let it take the result of state_dict()"
             ) from error
+
+
+def _warn_of_hang(name: str) -> None:
+    _logger.warning(
+        "%s=%r has not returned for %.0f s, while all devices wait; if it never does, stop the run and mend it",
+        ESTIMATOR, name, STILL_S,
+    )  # fmt: skip
 
 
 def load_function(name: str, options: Mapping[str, Any] | None = None) -> AdvantageFunction:

@@ -163,3 +163,23 @@ async def done_within(awaited: asyncio.Future[Any], alarms: Alarms) -> bool:
     alarms.add(woken)
     await woken
     return awaited.done()
+
+
+async def ended_before(task: asyncio.Future[Any], time_up: asyncio.Event) -> bool:
+    """Wait for the end of a task, and cancel it if its time is up before; return whether it has ended by itself.
+
+    Also where the caller is cancelled, the task has ended when this returns or raises.
+
+    Args:
+        task: The task.
+        time_up: Is set when its time is up.
+    """
+    waiting = asyncio.ensure_future(time_up.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        return task.done()
+    finally:
+        waiting.cancel()
+        task.cancel()
+        if (cancelled := await ended(task, pass_on=True)) is not None:
+            raise cancelled

@@ -12,7 +12,7 @@ In a batch without violations
 - each generation of a conversation is in exactly the row that it is listed with, in order; or it is listed with a cause
   (`receipts.CAUSES`) and is in no row. A conversation of several rows has a generation in each of them;
 - where there are roles, each generation of a conversation has one, each row is of one role, which is trained, and the
-  estimator takes the row's turns for those of that role. A generation is in no row because of its role
+  estimator takes the row's turns and its reward for those of that role. A generation is in no row because of its role
   (`not_trained_role`) if, and only if, its client got it and its role is not trained.
 """
 
@@ -131,19 +131,19 @@ def uncaused(receipts: Mapping[RowKey, Membership], left_out: Mapping[str, str])
 
 
 def misattributed(
-    receipts: Mapping[RowKey, Membership], turns: Mapping[RowKey, Collection[str | None]]
+    receipts: Mapping[RowKey, Membership], taken: Mapping[RowKey, Collection[str | None]]
 ) -> list[Violation]:
-    """Return a violation for each row whose turns the estimator takes for those of another role.
+    """Return a violation for each row that the estimator takes for one of another role, or of none.
 
     Args:
         receipts: Receipts, or their notes, by the row's name.
-        turns: The roles of each row's turns, as the estimator of advantages has them.
+        taken: The roles of each row's turns and of its reward, as the estimator of advantages has them.
     """
     found = []
     for key, own in receipts.items():
-        held, given = {place.role for place in own.held}, set(turns.get(key, ()))
-        if held and given and held != given:
-            what = f"its turns are taken for those of the roles {_named(given)}, by the receipts {_named(held)}"
+        held, given = {place.role for place in own.held} or {None}, {*taken.get(key, ())} or {None}
+        if held != given:
+            what = f"it is taken for one of the roles {_named(given)}, by the receipts it is of {_named(held)}"
             found.append(Violation(f"{own.request_id} (row {key})", None, None, what))
     return found
 

@@ -25,6 +25,16 @@ def role_of(stats: Mapping[str, Any]) -> str | None:
     return role
 
 
+def roles_of(stats: Mapping[str, Any]) -> set[str | None]:
+    """Return all roles that a row's stats name, for the certificate: of its turns, and of its reward.
+
+    Args:
+        stats: As for `role_of`.
+    """
+    named = {turn.get("role") for turn in stats.get("turns", ())}
+    return named | ({stats["session"].get("role")} if "session" in stats else set())
+
+
 def role_rewards(stats: Mapping[str, Any]) -> dict[str, float]:
     """Return the reward of each role of a conversation that has a row; {} without roles.
 

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.calls.tasks import keep, wake
+from verl_multiturn.calls.tasks import ended_before, keep, wake
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.processes.interpreters import interpreter_environment
 from verl_multiturn.processes.lines import read_line
@@ -49,6 +49,8 @@ _ELSEWHERE = (
 _FOLDER = str(Path(__file__).parent.parent)
 _IMPORT_S = 120.0
 """Seconds after which `check_import` waits no longer: the import may load a model."""
+LATE = "its code was not imported when the session's time was up; look whether an import hangs, or allow more time"
+"""The problem of a session whose process was not there in time."""
 _FORKING = 16
 """Most forks under way at once, so that the packets that ask for them always fit into the socket."""
 _POLITE_S = 1.0
@@ -157,6 +159,27 @@ class Forks:
                     connection.close()  # the process ends by itself
                     raise
         raise AssertionError("unreachable")
+
+    async def fork_before(self, time_up: asyncio.Event) -> Fork:
+        """Return a new process as `fork` does, unless a time is up before: the author's code may hang at its import.
+
+        Args:
+            time_up: Is set when the time is up.
+
+        Raises:
+            ConfigError: As in `fork`.
+            ForkError: As in `fork`; or the time was up.
+        """
+        forking = asyncio.ensure_future(self.fork())
+        try:
+            await ended_before(forking, time_up)
+        except BaseException:
+            if not forking.cancelled() and forking.exception() is None:
+                forking.result().close()
+            raise
+        if forking.cancelled():
+            raise ForkError(f"no process for the {self._what}: {LATE}")
+        return forking.result()
 
     async def aclose(self) -> None:
         """End the zygote, and with it all processes that remain."""

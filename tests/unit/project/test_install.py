@@ -268,6 +268,8 @@ def test_an_index_that_is_not_there_is_one_sentence(
         ([NAME, "next", "--anew"], "next' is an environment 'next'; name another folder"),
         ([NAME, "next", "--repair"], "next' is an environment 'next'; name another folder"),
         ([NAME, "mine", "--anew"], "mine' is not empty; name a new folder, or remove it"),
+        ([NAME, "built", "--anew"], "built' is not empty; name a new folder, or remove it\n"),
+        ([NAME, "linked", "--anew"], ".unfinished' is a link to somebody's file; name another folder"),
         ([NAME, "mine", "--repair"], "mine' exists and is no environment of Python 3.1"),
         ([NAME, "env", "--python", "./another"], f"is needed for {NAME!r} and './another' is not it; install it, or "),
         ([NAME, "env", "--python", "./bare"], "'./bare' lacks venv or ensurepip; install your system's package for"),
@@ -277,6 +279,10 @@ def test_an_index_that_is_not_there_is_one_sentence(
 def test_it_is_refused_in_one_sentence(words: list[str], said: str, site: Path, packages: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis").write_text("whole")
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built" / ".stamp").write_text("of a Makefile\n")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / ".unfinished").symlink_to(tmp_path / "mine" / "thesis")
     (tmp_path / "file").touch()
     minor = sys.version_info[1]
     for name, answer in (("another", f"3 {minor + 7} True /x"), ("bare", f"3 {minor} False /x")):
@@ -292,6 +298,8 @@ def test_it_is_refused_in_one_sentence(words: list[str], said: str, site: Path, 
     assert message.startswith("install: ")
     assert sorted(tmp_path.iterdir()) == before
     assert [path.read_text() for path in (tmp_path / "mine").iterdir()] == ["whole"]
+    assert (tmp_path / "built" / ".stamp").read_text() == "of a Makefile\n"
+    assert (tmp_path / "linked" / ".unfinished").is_symlink()
 
 
 def ends_at_once(command: Sequence[str], *rest: object) -> None:

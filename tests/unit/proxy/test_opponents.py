@@ -25,7 +25,7 @@ from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verify.record import verify_record
 from verl_multiturn.records.write.encode import record_of
-from verl_multiturn.rollout.life import Life
+from verl_multiturn.rollout.life import Life, running
 from verl_multiturn.rollout.limits import StopReason
 
 ROLES = Roles(("white", "black"), ("white", "black"))
@@ -82,6 +82,7 @@ def opponents(
     watch: Any = None,
     roles: Sequence[str] = ("black",),
     trained: Sequence[str] = ("white", "black"),
+    timeout_s: float = 10.0,
 ) -> Opponents:
     """Return the opponents of some roles."""
 
@@ -89,8 +90,8 @@ def opponents(
         async def address() -> str:
             return await models.address(name)
 
-        options: dict[str, Any] = {"timeout_s": 10.0, "connections": 4, "watch": watch, "setting": "proxy.opponents"}
-        return RemoteModel(f"step {name}", address, sampled=("temperature",), **options)
+        options: dict[str, Any] = {"timeout_s": timeout_s, "connections": 4, "watch": watch}
+        return RemoteModel(f"step {name}", address, sampled=("temperature",), setting="proxy.opponents", **options)
 
     return Opponents(dict.fromkeys(roles, listed), seed, models, make, trained)
 
@@ -243,7 +244,8 @@ async def test_a_server_that_is_started_again_is_found_under_its_new_address() -
 @pytest.mark.parametrize(
     "body",
     ["", "{}", '{"choices": []}', '{"choices": [{"message": {"content": 3}, "finish_reason": "stop"}]}',
-     '{"choices": [{"message": {"content": "x"}, "finish_reason": "odd"}]}'],
+     '{"choices": [{"message": {"content": "x"}, "finish_reason": "odd"}]}',
+     '{"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}], "usage": {"prompt_tokens": Infinity}}'],
 )  # fmt: skip
 def test_an_answer_that_is_no_chat_completion_is_asked_for_again(body: str) -> None:
     with pytest.raises(AskAgainError):
@@ -316,6 +318,31 @@ async def test_a_whole_session_whose_opponent_is_lost_is_invalid_and_names_the_o
     reason = StopReason.OUTAGE if mode == "mask" else StopReason.ENGINE_ERROR
     assert (outcome.stop_reason, outcome.valid) == (reason, False)
     assert outcome.outages == (["opponent step 0"] if mode == "mask" else [])
+
+
+async def test_an_opponent_that_never_answers_is_an_outage_and_not_the_agents_lateness() -> None:
+    never = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await never.wait()
+        writer.close()
+
+    listening = await asyncio.start_server(silent, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
+    watch = Outages(OutageSettings(mode="mask")).of("opponent step 0", OutageLimits(timeouts="outage"), 60.0)
+    made = opponents(Models(address, [0]), [0], watch=watch, timeout_s=4.0)
+    run = make_run(turns("w"), roles=ROLES, opponents=made)
+    try:
+        async with asyncio.timeout(3.0) as deadline, running(deadline):  # as an endpoint's session has it
+            agent = Agent(run)
+            with pytest.raises(RefusedError, match="the opponent step 0: OutageError: no answer within 4 s"):
+                await agent.ask(HELLO, model="black")
+            assert agent.session.opponents.outage == "opponent step 0"
+    finally:
+        await made.aclose()
+        never.set()
+        listening.close()
+        await listening.wait_closed()
 
 
 async def test_a_session_in_which_only_opponents_spoke_says_so() -> None:

@@ -407,3 +407,20 @@ async def test_a_module_is_imported_once_and_must_not_start_threads(
     with pytest.raises(ConfigError, match=r"importing 'threaded_agent:f' starts threads \(warm-up\), which a forked"):
         await runner.run({}, ADDRESS, asyncio.Event())
     await runner.aclose()
+
+
+async def test_a_session_ends_whose_agent_hangs_at_its_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "hanging_agent.py").write_text("import time\ntime.sleep(3600)\n")
+    runner, time_up = ProcessRunner("hanging_agent:f", None, "proxy.agent"), asyncio.Event()
+    session = asyncio.ensure_future(runner.run({}, ADDRESS, time_up))
+    cancelled = asyncio.ensure_future(runner.run({}, ADDRESS, asyncio.Event()))
+    await asyncio.sleep(0.1)
+    time_up.set()
+    cancelled.cancel()
+    end = await session
+    assert end.kind == "failed"
+    assert end.problem.startswith("no process for the agent: its code was not imported when the session's time was up")
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    await runner.aclose()

@@ -447,8 +447,10 @@ async def test_turns_that_the_estimator_takes_for_anothers() -> None:
     rows = keyed(await two_rows())
     roles: dict[RowKey, set[str | None]] = {key: {"white"} for key in rows}
     (violation,) = misattributed(rows, roles)
-    assert "(row u_0_1): its turns are taken for those of the roles 'white', by the receipts 'black'" in str(violation)
+    assert "(row u_0_1): it is taken for one of the roles 'white', by the receipts it is of 'black'" in str(violation)
     assert misattributed(rows, dict(zip(rows, ({"white"}, {"black"}), strict=True))) == []
+    (violation,) = misattributed(rows, {key: {"white"} for key in [*rows][:1]})  # turns without a role
+    assert "(row u_0_1): it is taken for one of the roles None, by the receipts it is of 'black'" in str(violation)
 
 
 @pytest.mark.parametrize(

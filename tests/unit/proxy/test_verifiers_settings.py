@@ -19,6 +19,7 @@ from verl_multiturn.config import ProxySettings, VerifiersSettings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.harnesses.runners import build_runner, check_agent
 from verl_multiturn.harnesses.verifiers import runner as bridge
+from verl_multiturn.harnesses.verifiers import server
 from verl_multiturn.harnesses.verifiers.imports import config_of
 from verl_multiturn.harnesses.verifiers.runner import VerifiersRunner, task_of
 from verl_multiturn.harnesses.verifiers.settings_check import _check_roles
@@ -260,6 +261,28 @@ async def test_rewards_are_those_of_roles(made: Any) -> None:
             await play(runner, "user")
     finally:
         await runner.aclose()
+    runner = made()  # its environment decides with the task, and not at the start
+    try:
+        with pytest.raises(ConfigError, match=r"proxy\.roles is not set, and the environment 'user' does not"):
+            await play(runner, "user")
+    finally:
+        await runner.aclose()
+
+
+async def test_an_error_that_verifiers_does_not_note_is_the_episodes_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+
+    async def fails(self: Any, asked: Any) -> None:
+        raise KeyError("no such shop")
+
+    monkeypatch.setattr(server._EnvironmentProcess, "_end", fails)
+    monkeypatch.setattr(server._EnvironmentProcess, "_say", lambda self, each: said.append(each))
+    process = server._EnvironmentProcess({})
+    process._take({"n": 7, "play": {}})
+    await process._episodes[7]
+    (only,) = said
+    assert (only["n"], only["end"]["kind"]) == (7, "unjudged")
+    assert only["end"]["problem"] == "KeyError: KeyError: 'no such shop'"
 
 
 async def test_a_killed_process_makes_its_sessions_invalid_and_is_started_again(made: Any) -> None:
@@ -297,6 +320,23 @@ async def test_an_episode_that_does_not_end_is_ended(made: Any, name: str) -> No
         await runner.aclose()
 
 
+async def test_a_session_ends_whose_environment_hangs_at_its_import(made: Any, tmp_path: Path) -> None:
+    (tmp_path / "made_environments.py").write_text("import time\ndef load(spec): time.sleep(3600)\n")
+    runner, time_up = made(), asyncio.Event()
+    try:
+        session = asyncio.ensure_future(play(runner, "right", time_up))
+        await asyncio.sleep(0.1)
+        time_up.set()
+        end = await session
+        assert (end.kind, end.problem) == (
+            "failed",
+            "no process for the environment 'right': its code was not imported when the session's time was up; look "
+            "whether an import hangs, or allow more time",
+        )
+    finally:
+        await runner.aclose()
+
+
 async def test_the_folder_of_a_killed_worker_is_removed(made: Any, tmp_path: Path) -> None:
     from verl_multiturn.harnesses.owners import owner
 
@@ -316,6 +356,7 @@ _WORKER = """
 import asyncio, os, signal, sys
 from verl_multiturn.config import ProxySettings
 from verl_multiturn.harnesses.verifiers import runner as bridge
+from verl_multiturn.harnesses.verifiers import server
 
 bridge._SERVER = "made_environments"
 settings = ProxySettings(agent="verifiers", verifiers={"envs": {"waits": {}}})

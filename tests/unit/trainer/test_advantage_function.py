@@ -2,6 +2,7 @@
 
 import logging
 import textwrap
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -271,3 +272,29 @@ def test_a_state_that_cannot_be_saved_or_loaded_is_named() -> None:
     del made.call.mean  # type: ignore[attr-defined]
     with pytest.raises(AdvantageContractError, match=r"state_dict\(\) raised AttributeError"):
         made.state()
+
+
+def test_a_function_that_does_not_return_is_warned_of_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "STILL_S", 0.01)
+
+    def waits(group: Sequence[GroupMember]) -> list[float]:
+        while not caplog.records:  # for ever, without the warning
+            time.sleep(0.01)
+        return [0.0] * len(group)
+
+    function_of(waits, {}, "my:waits").of_groups({"u": [member(1.0)]})
+    (record,) = caplog.records
+    assert "algorithm.adv_estimator='my:waits' has not returned for 0 s" in record.getMessage()
+
+
+def test_options_are_as_given_in_each_call() -> None:
+    def adds(group: Sequence[GroupMember], seen: list[int]) -> list[float]:
+        seen.append(0)
+        return [float(len(seen))] * len(group)
+
+    options = {"seen": []}
+    made = function_of(adds, options, "my:adds").of_groups({"u": [member(1.0)], "v": [member(1.0)]})
+    assert made["u"] == made["v"]
+    assert options == {"seen": []}

@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from verl_multiturn.calls.tasks import finish, keep
+from verl_multiturn.calls.tasks import ended_before, finish, keep
 from verl_multiturn.clients.http_connections import past_proxy
 from verl_multiturn.config import PATH, ProxySettings, VerifiersSettings
 from verl_multiturn.describe import show
 from verl_multiturn.errors import AgentContractError, ConfigError
 from verl_multiturn.harnesses.own_python import check_in
 from verl_multiturn.harnesses.owners import is_left, owner
-from verl_multiturn.processes.forks import Fork, ForkError, Forks
+from verl_multiturn.processes.forks import LATE, Fork, ForkError, Forks
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.end import AgentEnd, EndKind, read_result
 
@@ -98,8 +98,11 @@ class VerifiersRunner:
             "base_url": f"{address.base_url.removesuffix('/v1').rstrip('/')}/s/{address.api_key}/v1",
             "environment": _past(address.base_url),
         }
+        starting = asyncio.ensure_future(self._process(name))
+        if not await ended_before(starting, time_up):
+            return AgentEnd("failed", problem=f"no process for the environment {name!r}: {LATE}")
         try:
-            process = await self._process(name)
+            process = starting.result()
         except ForkError as error:
             return AgentEnd("failed", problem=str(error))
         asking = asyncio.ensure_future(process.ask(play=request))
@@ -160,6 +163,11 @@ class VerifiersRunner:
             raise ConfigError(
                 f"{_WHERE}.train has the role {wrong[0]!r}, and the environment {name!r} does not train this seat; "
                 "leave it out"
+            )
+        if end["others"] and not self._with_roles:
+            raise ConfigError(
+                f"{_WHERE}.roles is not set, and the environment {name!r} does not train the seat "
+                f"{end['others'][0]!r}, whose completions would be trained with the others; set proxy.roles and train"
             )
         if end["kind"] != "reward":
             return AgentEnd(_KINDS[end["kind"]], problem=end["problem"])

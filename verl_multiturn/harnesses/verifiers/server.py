@@ -129,6 +129,8 @@ class _EnvironmentProcess:
             end = dataclasses.asdict(await self._end(asked))
         except asyncio.CancelledError:
             pass
+        except Exception as error:  # code of an author that verifiers does not guard: a validator, an env's `complete`
+            end = dataclasses.asdict(end_of(EpisodeEvents(False, faults=[_fault(error)])))
         finally:
             del self._episodes[number]
             self._say({"n": number, "end": end})

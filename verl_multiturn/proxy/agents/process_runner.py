@@ -92,7 +92,7 @@ class ProcessRunner:
             ConfigError: The agent cannot be imported, or there is no such command.
         """
         try:
-            fork = await self._forks.fork()
+            fork = await self._forks.fork_before(time_up)
         except ForkError as error:
             return AgentEnd("failed", problem=str(error))
         folder = None

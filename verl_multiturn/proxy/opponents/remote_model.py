@@ -5,7 +5,7 @@ and nothing of them is trained. Its words are in the session's record.
 
 Invariants:
 - a server that does not answer is an outage (`calls/outages`): the session waits for its end where it may, else it
-  becomes invalid. It is never a reward;
+  becomes invalid. It is never a reward. So the session's clock is stopped while an opponent answers;
 - a request that the server refuses, such as one that is too long for it, is refused in the same words.
 """
 
@@ -198,7 +198,7 @@ def read_completion(body: str) -> Completion:
         calls = [(function["name"], function["arguments"]) for function in functions]
         given, sampled = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
         finish = _FINISH.get(choice["finish_reason"])
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         raise AskAgainError(f"no chat completion: {body[:_SHOWN]!r}") from None
     if not all(isinstance(each, str) for each in (content, reasoning, *(part for call in calls for part in call))):
         raise AskAgainError(f"a content that is no text: {body[:_SHOWN]!r}")

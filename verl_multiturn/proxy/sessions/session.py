@@ -36,7 +36,7 @@ from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rows import selected, session_outcome
 from verl_multiturn.proxy.sessions.sampler import Sampler, engine_failed
 from verl_multiturn.proxy.sessions.turn_reading import CallIds
-from verl_multiturn.rollout.life import current
+from verl_multiturn.rollout.life import current, stopped
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome
 
@@ -341,7 +341,8 @@ class AgentSession:
         request = delivery.request
         self._count(request.n)
         try:
-            with during("wait", opponent.name):
+            # It has a time limit of its own. An opponent that hangs must not look like an agent that is late.
+            with stopped(), during("wait", opponent.name):
                 most = self._run.limits.turn_budget(0)
                 made = await opponent.complete(request, self._sampling, most, self.id)
         except OpponentLostError as error:

@@ -113,7 +113,7 @@ def violations_of(
     verdicts: Sequence[RowVerdict],
     left_out: Mapping[str, str],
     trained: Collection[str] | None = None,
-    turns: Mapping[RowKey, Collection[str | None]] | None = None,
+    taken: Mapping[RowKey, Collection[str | None]] | None = None,
 ) -> list[Violation]:
     """Return all violations of a batch's rows: those of each row, and of how they belong together.
 
@@ -121,13 +121,13 @@ def violations_of(
         verdicts: The verdicts on all rows that are verified, from whichever parts.
         left_out: The cause of each conversation that the trainer has excluded, by its name.
         trained: The roles that are trained; None: there are no roles.
-        turns: The roles of each row's turns, as the estimator of advantages has them.
+        taken: The roles of each row, as the estimator of advantages has them; None: there are no roles.
     """
     found = [violation for verdict in verdicts for violation in verdict.found]
     notes = {verdict.key: verdict.note for verdict in verdicts if verdict.note is not None}
     found += shared({key: note.request_id for key, note in notes.items()})
     found += uncaused(notes, left_out)
-    found += misattributed(notes, turns or {})
+    found += [] if taken is None else misattributed(notes, taken)
     return found or unjoined(notes, trained)  # a row whose receipts cannot be read joins no others
 
 

@@ -6,15 +6,17 @@ The first session that needs it creates the actor of its machine. A server start
 time, and stays. One that has died is started again when it is asked for again; until then its calls are an outage.
 
 Invariants:
-- a model has one server on a machine;
+- a model has one server on a machine, which serves the checkpoint that is there, and none of an earlier start;
 - the servers end with the actor, whatever ends it, and the actor ends with the run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
+import shutil
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
@@ -29,7 +31,7 @@ from verl_multiturn.clients.chat_endpoint import key_of
 from verl_multiturn.config import PATH, ProxySettings
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import MultiTurnError, OutageError
-from verl_multiturn.models.checkpoints import checkpoint_folder, is_complete
+from verl_multiturn.models.checkpoints import POSITION, checkpoint_folder, is_complete
 from verl_multiturn.models.evaluation_model import EvaluatedModel, evaluated
 from verl_multiturn.models.hash import model_hash
 from verl_multiturn.models.location import find_model
@@ -125,7 +127,10 @@ class OpponentServers:
         return child, engine
 
     def _exported(self, name: OpponentName) -> Path:
-        return self._out / (f"step_{name}" if isinstance(name, int) else Path(name).name) / "model"
+        if isinstance(name, int):
+            return self._out / f"step_{name}" / "model"
+        path = Path(name).resolve()  # checkpoints of two runs may have one name
+        return self._out / f"{path.name}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}" / "model"
 
     def _model(self, name: OpponentName) -> EvaluatedModel:
         """Return the weights of a model; a checkpoint is exported, once."""
@@ -133,8 +138,11 @@ class OpponentServers:
             folder = Path(str(self._config.actor_rollout_ref.model.path)).resolve()
             return EvaluatedModel(str(folder), folder, model_hash(folder), {})
         path = checkpoint_folder(self._checkpoints, name) if isinstance(name, int) else Path(name)
+        out = self._exported(name).parent
+        if isinstance(name, int) and _modified(path / POSITION) > _modified(out / "model.json"):
+            shutil.rmtree(out, ignore_errors=True)  # of a checkpoint that another run, or an earlier start, has made
         tell = partial(logger.info, "the opponent %s: %s", shown(name))
-        return evaluated(str(path), find_model(path), self._exported(name).parent, tell, self._runs_code())
+        return evaluated(str(path), find_model(path), out, tell, self._runs_code())
 
     def _runs_code(self) -> bool:
         return bool(self._config.actor_rollout_ref.model.get("trust_remote_code"))
@@ -143,6 +151,10 @@ class OpponentServers:
         child, engine = self._served.pop(name)
         await asyncio.to_thread(child.close)
         await engine.aclose()
+
+
+def _modified(file: Path) -> float:
+    return file.stat().st_mtime if file.is_file() else 0.0
 
 
 class RayModels:

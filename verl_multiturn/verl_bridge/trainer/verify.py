@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from verl_multiturn.certificate.conversations import gaps, repeated
 from verl_multiturn.certificate.receipts import NOT_TRAINED_ROLE
 from verl_multiturn.errors import CertificateError
+from verl_multiturn.observe.roles import roles_of
 from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.rollout.groups.staleness import StalenessBound
 from verl_multiturn.rows.keys import RowKey
@@ -138,9 +139,8 @@ class BatchVerifier:
             except CertificateError as error:
                 raise CertificateError(f"step {step}: {error}") from error
             self._count(verdicts)
-            known_stats = {} if self._trained is None else rows.stats
-            turns = {key: {turn["role"] for turn in own["turns"]} for key, own in known_stats.items() if "turns" in own}
-            found = violations_of(verdicts, causes, self._trained, turns)
+            taken = None if self._trained is None else {key: roles_of(own) for key, own in rows.stats.items()}
+            found = violations_of(verdicts, causes, self._trained, taken)
         self._tally["violations"] += len(found)
         if found:
             shown = "\n".join(f"  {violation}" for violation in found[:_SHOWN])
