@@ -84,7 +84,9 @@ class Stranger:
     def view(self, program: str, run: str) -> int:
         """Start the viewer, fetch its page, and return the status; the viewer is ended as Ctrl-C does."""
         command = [program, "view", run]
-        with subprocess.Popen(command, cwd=self.work, env=self.variables, stdout=subprocess.PIPE, text=True) as viewer:
+        with subprocess.Popen(
+            command, cwd=self.work, env=self.variables, stdout=subprocess.PIPE, encoding="utf-8"
+        ) as viewer:
             try:
                 assert viewer.stdout is not None
                 address = viewer.stdout.readline().strip()
@@ -108,7 +110,7 @@ def try_wheel(folder: Path) -> dict[str, object]:
     places = "import verl_multiturn, verl; print(verl_multiturn.__file__)"
     python = [str(environment / "bin" / "python"), "-c", places]
     place = subprocess.run(
-        python, cwd=stranger.work, env=stranger.variables, capture_output=True, text=True, check=True
+        python, cwd=stranger.work, env=stranger.variables, capture_output=True, encoding="utf-8", check=True
     )
     stranger.run("quickstart", program, "run", "quickstart")
     for name, text in files_of_the_readme().items():

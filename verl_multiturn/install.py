@@ -323,14 +323,14 @@ class _Installation(NamedTuple):
 
     def _fill(self, environment: Environment, base: str, extras: Sequence[str], state: str) -> None:
         """Make the environment, or what it lacks, and stamp it."""
-        (self.target / ".unfinished").write_text("made" if base else "changed")
+        (self.target / ".unfinished").write_text("made" if base else "changed", encoding="utf-8")
         if base:
             _empty(self.target)
             print(f"install: {self.name}: some {environment.gb:g} GB into {str(self.target)!r}", file=sys.stderr)
             _run([base, "-I", "-m", "venv", str(self.target)], {**os.environ}, self.stage, "venv")
         again = ["--reinstall"] if state == "changed" else []
         if state != "finished":
-            (self.target / ".stamp").write_text("")
+            (self.target / ".stamp").write_text("", encoding="utf-8")
             self.install_packages(*again, "-r", str(self.stage / f"{self.name}.lock"))
         for extra in extras:
             into = ["--target", str(self.target / "share" / extra)] if extra == "templates" else []
@@ -340,7 +340,7 @@ class _Installation(NamedTuple):
             self._add_flash_attn()
         if environment.has_package and state != "finished":
             self._add_package()
-        (self.target / ".stamp").write_text(self.stamp + "\n")
+        (self.target / ".stamp").write_text(self.stamp + "\n", encoding="utf-8")
         (self.target / ".unfinished").unlink()
 
     def _add_flash_attn(self) -> None:
@@ -551,7 +551,7 @@ def _held(folder: Path) -> Iterator[None]:
     marker = folder / ".unfinished"
     folder.mkdir(parents=True, exist_ok=True)
     while True:
-        file = marker.open("a")
+        file = marker.open("a", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

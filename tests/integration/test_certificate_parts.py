@@ -230,12 +230,13 @@ def conversations(count: int) -> tuple[dict[str, dict[str, Any]], dict[str, dict
 
 @pytest.fixture
 def verifier(queue: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a certificate that checks eight rows and more in three parts."""
+    """Return a certificate that checks eight rows and more in three parts, of a run with roles."""
+    from tests.long.tokens.row_conversations import TRAINED
     from verl_multiturn.verl_bridge.certificate import parts
 
     monkeypatch.setattr(parts, "LARGE", 8)
     made = make_trainer()._verifier
-    made._parts = parts_of(parts.CertificatePart)
+    made._parts, made._trained = parts_of(parts.CertificatePart), TRAINED
     return made
 
 

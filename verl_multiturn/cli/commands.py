@@ -67,7 +67,7 @@ GROUPS = {
         "doctor": CommandPlace(
             "doctor",
             "doctor",
-            "Show which versions and which platform are here, what is missing and what to do about it.",
+            "Show which versions, platform and entry points are here, what is missing and what to do about it.",
         ),
         "run": CommandPlace(
             "run", "run", "Run a recipe: prepare its data, start verl's trainer, show its progress and sum it up."

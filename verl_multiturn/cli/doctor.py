@@ -33,7 +33,7 @@ def doctor(
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder for the run of --gpu.")] = Path("outputs/doctor"),
 ) -> None:
-    """Show which versions, platform and entry points of packages are here, what is missing and what to do about it.
+    """Show which versions, platform and entry points are here, what is missing and what to do about it.
 
     With --model: which rules of multi-turn training the model's chat template keeps. With --gpu: whether this machine's
     GPU can train.

@@ -126,6 +126,13 @@ _OTHER_MARKS = {
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 """Marks of other encodings; that of UTF-32 begins as one of UTF-16 does."""
+_ZEROS: dict[tuple[bool, ...], str] = {
+    (False, True, True, True): "UTF-32",
+    (True, True, True, False): "UTF-32",
+    (False, True, False, True): "UTF-16",
+    (True, False, True, False): "UTF-16",
+}
+"""Which of the first four bytes are 0, in a text of these encodings that begins with two characters of ASCII."""
 
 
 def refuse_pointer(path: Path) -> None:
@@ -154,7 +161,7 @@ def refuse_pointer(path: Path) -> None:
 
 
 def refuse_encoding(path: Path) -> None:
-    """Refuse a file of text that begins with the mark of another encoding than UTF-8.
+    """Refuse a file of text that begins as one in another encoding than UTF-8 does.
 
     Raises:
         ConfigError: It does.
@@ -167,7 +174,8 @@ def refuse_encoding(path: Path) -> None:
 
 
 def _other_encoding(begin: bytes) -> str | None:
-    return next((name for mark, name in _OTHER_MARKS.items() if begin.startswith(mark)), None)
+    zeros = _ZEROS.get(tuple(byte == 0 for byte in begin))
+    return next((name for mark, name in _OTHER_MARKS.items() if begin.startswith(mark)), zeros)
 
 
 def _text(path: Path) -> str:

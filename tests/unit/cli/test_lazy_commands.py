@@ -113,7 +113,7 @@ def test_the_help_groups_the_commands_by_when_one_needs_them() -> None:
             "index",
             "retrieval-server",
         ],
-        "Train": ["doctor", "run", "export"],
+        "Train": ["install", "doctor", "run", "export"],
         "Look": ["show", "view", "explain", "verify", "replay", "convert"],
         "Evaluate": ["probe", "eval", "compare", "rows"],
     }

@@ -80,7 +80,7 @@ def test_what_was_only_late_is_no_reason_to_install(policy: str, monkeypatch: py
 
     monkeypatch.setattr(subprocess, "run", late)
     monkeypatch.setattr(doctor, "load_text", lambda: ("load 15 on 2 cores", True))
-    monkeypatch.setattr(doctor, "_installed", lambda name: doctor._FLASH_ATTN_VERSION)
+    monkeypatch.setattr(doctor, "_installed", lambda name: doctor.FLASH_ATTN_VERSION)
     monkeypatch.setenv("VERL_PLATFORM", "nvidia")
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", policy)
     found = [*doctor._registration(judge(), "INSTALL"), doctor._flash_attn("INSTALL"), doctor._gpu("INSTALL")]

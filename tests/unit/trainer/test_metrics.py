@@ -439,6 +439,7 @@ def test_sessions_of_agents() -> None:
         "proxy/untrained/undelivered": 2,
         "proxy/untrained/dropped_row": 1,
         "proxy/untrained/not_selected": 0,
+        "proxy/untrained/not_trained_role": 0,
         "proxy/unenforced/temperature": 4,
         "proxy/unenforced/seed": 1,
         "proxy/agent_errors": 1,
