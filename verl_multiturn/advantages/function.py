@@ -166,7 +166,7 @@ class AdvantageFunction:
             raise AdvantageContractError(
                 f"{ESTIMATOR}={self.name!r}: state_dict() raised {describe(error)}{place_of(error)}; mend that line"
             ) from error
-        problem = not_plain(found) if isinstance(found, dict) else f"{show(found)} is not a dictionary"
+        problem = not_plain(found, "it") if isinstance(found, dict) else f"{show(found)} is not a dictionary"
         if problem:
             raise AdvantageContractError(
                 f"{ESTIMATOR}={self.name!r}: state_dict(): {problem}; return a dictionary of texts, finite numbers, "

@@ -167,10 +167,10 @@ class AdvantageExamination:
                 self._of(function, [replace(each, role=role) for each in self._groups[0]])
         by_turns = sum(_is_zero([value for own in each for value in own]) for each in made)
         by_members = sum(_is_zero([math.fsum(own) / len(own) for own in each]) for each in made)
-        group, largest = max(zip(self._groups, made, strict=True), key=lambda pair: _largest(pair[1]))
+        largest = max(made, key=_largest)
         return (
-            f"sum to 0 over all turns in {by_turns} of {len(made)} groups, over the conversations, each with its mean, "
-            f"in {by_members}; largest {_largest(largest):.3g}, for {_shown(group)}"
+            f"sum to 0 over the turns in {by_turns} of {len(made)} groups, "
+            f"over the conversations' means in {by_members}; largest {_largest(largest):.3g}"
         )
 
     def _equal_scores(self) -> str:

@@ -45,7 +45,7 @@ def check_python(python: str, where: str) -> None:
     if shutil.which(python) is None:
         raise ConfigError(
             f"{where}: {python!r} is no program that can be started; give the path of a Python {_NAMED} or later that "
-            "every node has, such as '/path/to/venv/bin/python'"
+            "every node has, such as '/path/to/venv/bin/python' (`verl-multiturn install` makes those of harnesses)"
         )
     try:
         done = subprocess.run(

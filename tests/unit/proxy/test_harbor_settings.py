@@ -129,7 +129,10 @@ def test_a_task_with_an_image_ends_the_run_in_a_workspace(tmp_path: Path) -> Non
 
 
 def test_harbor_needs_its_own_python() -> None:
-    with pytest.raises(ConfigError, match=r"needs Harbor's own Python 3\.12; run `verl-multiturn install harbor DIR`, and name DIR/bin/python"):
+    with pytest.raises(
+        ConfigError,
+        match=r"needs Harbor's own Python 3\.12; run `verl-multiturn install harbor DIR`",
+    ):
         check_agent(ProxySettings(agent="harbor"))
     with pytest.raises(ConfigError, match="'/no/such/python'"):
         check_agent(ProxySettings(agent="harbor", python="/no/such/python"))
@@ -139,7 +142,9 @@ def test_harbor_needs_its_own_python() -> None:
 
 def test_a_python_without_harbor_is_refused(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    with pytest.raises(ConfigError, match=r"its Harbor is not installed, expected .* 0\.25\.0; run `verl-multiturn install harbor"):
+    with pytest.raises(
+        ConfigError, match=r"its Harbor is not installed, expected .* 0\.25\.0; run `verl-mult"
+    ):
         check_harbor(HarborSettings(), str(tmp_path / "venv" / "bin" / "python"))
 
 

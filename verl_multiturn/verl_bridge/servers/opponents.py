@@ -115,6 +115,7 @@ class OpponentServers:
         model = await asyncio.to_thread(self._model, name)
         arguments = server_arguments(self._config, str(model.folder), model.weights, free_port())
         arguments["skip_tokenizer_init"] = False  # it is asked in words
+        logger.warning("the server of the opponent %s starts: a minute or more; its sessions wait", shown(name))
         child = SglangChild(arguments, self._out / f"{self._exported(name).parent.name}.log")
         engine = GenerateEngine(child.url, model.weights)
         try:
