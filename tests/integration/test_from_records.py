@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from omegaconf import OmegaConf
 
 from tests.recipe_scripts import composed
 from tests.support.sample_records import sample_record, sample_run, sample_session
@@ -57,7 +58,8 @@ def test_the_loop_returns_the_recorded_rows_and_their_receipts(chosen: list[Any]
     from verl_multiturn.verl_bridge.offline.from_records.loop import RecordedAgentLoop
 
     loop = object.__new__(RecordedAgentLoop)
-    loop._runner = SimpleNamespace(output_settings=settings(), certified=True)  # type: ignore[assignment]
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"custom": {}}}})
+    loop._runner = SimpleNamespace(output_settings=settings(), certified=True, config=config)  # type: ignore[assignment]
     listed = [{**each.pointer, "score": each.score} for each in chosen]
     row = {"extra_info": {"index": 3, "records": listed}, "uid": "new", "session_id": 1, "global_steps": 9}
     output: Any = asyncio.run(loop.run({}, **row))

@@ -40,7 +40,7 @@ def test_a_checkpoint_is_loaded_with_what_was_trained(
     trainer = with_pools(trainer__default_local_dir=str(tmp_path), **mode)
     noted = trainer.noted
     type(trainer).__mro__[-2]._load_checkpoint = lambda self: setattr(self, "global_steps", found)
-    trainer._history = SimpleNamespace(load=lambda folder: noted.append(("load", folder)) or {"right": []})
+    trainer._history = SimpleNamespace(load=lambda folder: noted.append(("load", folder)) or {"filter": {"right": []}})
     trainer._outages = SimpleNamespace(doubt=lambda uids: noted.append(("doubt", uids)))
     prompts = {"u": {"status": "finished"}, "v": {"status": "pending"}}
     monkeypatch.setattr(hooks, "list_prompts", lambda partition: prompts)

@@ -150,7 +150,7 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, signum: sig
     log = out / "train.log"
     # SIGINT comes while the engine is starting; SIGTERM comes earlier, while Ray is starting.
     sign = "SGLang http server" if signum is signal.SIGINT else "ray init kwargs"
-    started = ["raylet", "ray::", "sglang::"] if signum is signal.SIGINT else ["raylet"]
+    started = ["raylet/raylet", "ray::", "sglang::"] if signum is signal.SIGINT else ["raylet/raylet"]
     deadline = time.monotonic() + 1000
     while time.monotonic() < deadline and not (log.exists() and sign in log.read_text(errors="replace")):
         assert trainer.poll() is None, (tmp_path / "console.log").read_text()
@@ -162,7 +162,7 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, signum: sig
     assert "imports everything itself" not in log.read_text(errors="replace")
     server = [each for each in psutil.Process(trainer.pid).children() if "cpu_processes/forkserver.py" in line_of(each)]
     assert len(server) == 1
-    raylet = next(each for each in psutil.process_iter() if f"{each.pid}" in pids_of(out, "raylet/raylet"))
+    raylet = psutil.Process(int(min(pids_of(out, "raylet/raylet"))))
     assert raylet.ppid() in {fork.pid for fork in server[0].children()}
     trainer.send_signal(signum)
     assert trainer.wait(timeout=700) == 130
