@@ -137,11 +137,14 @@ def misattributed(
 
     Args:
         receipts: Receipts, or their notes, by the row's name.
-        taken: The roles of each row's turns and of its reward, as the estimator of advantages has them.
+        taken: The roles of each row's turns and of its reward, as the estimator of advantages has them. A row that is
+            not there is not looked at.
     """
     found = []
     for key, own in receipts.items():
-        held, given = {place.role for place in own.held} or {None}, {*taken.get(key, ())} or {None}
+        if key not in taken:
+            continue
+        held, given = {place.role for place in own.held} or {None}, {*taken[key]} or {None}
         if held != given:
             what = f"it is taken for one of the roles {_named(given)}, by the receipts it is of {_named(held)}"
             found.append(Violation(f"{own.request_id} (row {key})", None, None, what))

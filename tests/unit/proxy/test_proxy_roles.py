@@ -449,7 +449,7 @@ async def test_turns_that_the_estimator_takes_for_anothers() -> None:
     (violation,) = misattributed(rows, roles)
     assert "(row u_0_1): it is taken for one of the roles 'white', by the receipts it is of 'black'" in str(violation)
     assert misattributed(rows, dict(zip(rows, ({"white"}, {"black"}), strict=True))) == []
-    (violation,) = misattributed(rows, {key: {"white"} for key in [*rows][:1]})  # turns without a role
+    (violation,) = misattributed(rows, dict(zip(rows, ({"white"}, set()), strict=True)))  # no turns
     assert "(row u_0_1): it is taken for one of the roles None, by the receipts it is of 'black'" in str(violation)
 
 
