@@ -142,9 +142,7 @@ def test_harbor_needs_its_own_python() -> None:
 
 def test_a_python_without_harbor_is_refused(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    with pytest.raises(
-        ConfigError, match=r"its Harbor is not installed, expected .* 0\.25\.0; run `verl-mult"
-    ):
+    with pytest.raises(ConfigError, match=r"its Harbor is not installed, expected .* 0\.25\.0; run `verl-mult"):
         check_harbor(HarborSettings(), str(tmp_path / "venv" / "bin" / "python"))
 
 
