@@ -96,7 +96,7 @@ def test_a_function_in_a_file(rows: str, tmp_path: Path, capfd: pytest.CaptureFi
         ({"algorithm.adv_estimator": "own.py:needs"}, r"needs the option 'weight'; set .*advantage\.options\.weight"),
         ({"algorithm.adv_estimator": "own.py:later"}, "is asynchronous"),
         ({"algorithm.adv_estimator": "own.py:NoState"}, "has no state_dict and no load_state_dict; write"),
-        ({"algorithm.adv_estimator": "own.py:BadState"}, r"state_dict\(\): \['a'\] is \(1, 2\) of type tuple"),
+        ({"algorithm.adv_estimator": "own.py:BadState"}, r"state_dict\(\): it\['a'\] is \(1, 2\) of type tuple"),
         (
             {"algorithm.adv_estimator": "grpo", f"{OURS}.advantage.options": "{by: 2}"},
             "no effect with .*=grpo; set the",
