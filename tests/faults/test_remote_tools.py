@@ -76,7 +76,8 @@ class Service:
             case "redirects":
                 return RedirectResponse(str(request.url))
             case status if status.isdecimal():
-                return Response("<html>trouble</html>", status_code=int(status))
+                text = "" if status == "204" else "<html>trouble</html>"  # a server resets a 204 with a body
+                return Response(text, status_code=int(status))
             case "says nothing":
                 return Response(b"")
             case "says half":
