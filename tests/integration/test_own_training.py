@@ -10,7 +10,8 @@ import pytest
 from tests.integration.test_training import SMALL, processes_of, start
 from verl_multiturn.records.read.records import Records
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+# `test_own_advantages` shows by default what this one would find.
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(1800)]
 
 OWN = '''
 class Counts:
