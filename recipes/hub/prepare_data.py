@@ -21,7 +21,7 @@ from verl_multiturn.processes.interpreters import check_python
 from verl_multiturn.runs.data import Row, arguments, make_row, prepare, write_rows
 
 _SHARE = 8
-"""Of a task set with fewer tasks than asked for, this part of them is for validation."""
+"""The part of a task set that is for validation, where it has fewer tasks than requested."""
 
 
 async def tasks_of(settings: ProxySettings, count: int, tests: int) -> dict[str, list[Row]]:

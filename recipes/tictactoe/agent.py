@@ -28,7 +28,7 @@ from recipes.tictactoe.game import (
 )
 
 MOST_TOKENS = 4
-"""Of an answer, which is one token and its end."""
+"""Tokens of an answer: one, and its end."""
 
 
 def run(data: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:

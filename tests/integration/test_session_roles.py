@@ -195,7 +195,7 @@ def test_a_role_that_never_spoke_has_no_row_and_is_reported(store: WritableStore
 
 
 def test_right_or_wrong_is_the_role_that_the_model_played(store: WritableStore) -> None:
-    """As where an opponent plays white: what white earned is not the model's."""
+    """Play as where an opponent is white: the reward of white is not the model's."""
     (output,) = add(store, "u", 0, Game(ZERO_SUM, speakers=("black",)))
     assert (output.role, output.extra_fields["reward_extra_info"]) == ("black", {"acc": -1.0})
     (output,) = add(store, "u", 1, Game(lambda ids: {"completions": {ids[0]: 0.5}, **ZERO_SUM}, speakers=("black",)))

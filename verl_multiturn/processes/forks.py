@@ -173,7 +173,7 @@ class Forks:
         forking = asyncio.ensure_future(self.fork())
         try:
             await ended_before(forking, time_up)
-        except BaseException:
+        except BaseException:  # cancelled, too: a process that was forked meanwhile has no owner
             if not forking.cancelled() and forking.exception() is None:
                 forking.result().close()
             raise

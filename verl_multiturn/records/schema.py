@@ -265,7 +265,7 @@ class Session(_SchemaModel):
     roles: list[str] = []
     """The roles in which it could ask (`proxy.roles`); empty: there are none."""
     trained: list[str] = []
-    """Those of them that are trained (`proxy.train`)."""
+    """Roles that are trained (`proxy.train`)."""
     opponents: dict[str, str] = {}
     """The opponents that played, by role (`proxy.opponents`)."""
     end: str = ""

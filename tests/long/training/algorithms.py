@@ -61,12 +61,12 @@ class Played:
     """A conversation of a random group."""
 
     rewards: list[float]
-    """Of each turn."""
+    """Reward of each turn."""
     states: list[str]
     valid: bool
     role: str | None
     places: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    """Of each turn: its row in the batch, its first token, and the one after its last."""
+    """For each turn its row in the batch, its first token, and the one after its last."""
 
     @property
     def reward(self) -> float:

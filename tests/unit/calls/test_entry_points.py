@@ -232,7 +232,7 @@ def test_a_folder_that_is_in_the_path_twice_counts_once(site: Path, monkeypatch:
 
 
 def test_the_first_folder_of_the_path_counts(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for `import`: the user's own copy in PYTHONPATH comes before the installed one."""
+    """Take the user's own copy in PYTHONPATH before the installed one, as `import` does."""
     install(site, "plug-world", {"tools": ["lookup = plug_world:Lookup", "old = plug_world:Deep"]}, CODE)
     own = tmp_path / "own"
     install(own, "plug_world", {"tools": "lookup = plug_world:Deep"}, CODE, version="2")

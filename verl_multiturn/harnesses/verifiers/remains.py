@@ -1,4 +1,4 @@
-"""What verifiers would leave behind, or fetch, in a process of the bridge. Runs in verifiers' Python.
+"""Things that verifiers would leave behind, or fetch, in a process of the bridge. Runs in verifiers' Python.
 
 - A tool set's process writes its port to a file in `/tmp`, which nobody removes. If it ends before, verifiers waits for
   the port for three minutes; here the wait ends with it.

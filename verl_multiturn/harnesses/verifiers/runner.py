@@ -222,7 +222,7 @@ class EnvironmentHandle:
         """Name the environment to a process that was just forked."""
         try:
             reader, writer = await asyncio.open_connection(sock=fork.connection, limit=_MOST_LINE)
-        except BaseException:
+        except BaseException:  # cancelled, too: nobody else ends the process
             fork.close()
             raise
         handle = cls(fork, reader, writer)

@@ -120,7 +120,7 @@ class OpponentServers:
         engine = GenerateEngine(child.url, model.weights)
         try:
             seconds = await child.ready(engine)
-        except BaseException:
+        except BaseException:  # cancelled, too: the server is in no list yet that would end it
             child.close()
             await engine.aclose()
             raise

@@ -38,7 +38,7 @@ class RoleFigures:
         self._sessions: Counter[str] = Counter()
         """Valid conversations so far in which a trained role could speak."""
         self._silent: Counter[str] = Counter()
-        """Those in which it did not."""
+        """Number of conversations in which it did not speak."""
         self._groups = self._signals = self._several = 0
         """Groups so far that were compared, those with a signal, and sessions with several roots and no roles."""
         self.begin_step()
