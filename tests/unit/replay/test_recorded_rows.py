@@ -236,7 +236,8 @@ def recorded(outcome: Outcome, generations: list[Receipt]) -> str:
     assert record.pop("status") == "finished"  # records had none when these were kept, and no roles
     roles += [generation.pop("role") for generation in record["generations"]]
     if record["session"] is not None:
-        assert [record["session"].pop(name) for name in ("rewards", "roles", "trained", "opponents")] == [{}, [], [], {}]
+        later = {"rewards": {}, "roles": [], "trained": [], "opponents": {}}
+        assert {name: record["session"].pop(name) for name in later} == later
         roles += [request.pop("role") for request in record["session"]["requests"]]
     assert set(roles) == {None}
     return json.dumps(timeless(record)) + stats
