@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.config_files import read_once
-from tests.support.warm_python import start_ray
+from tests.support.warm_python import start_ray, stop_ray
 
 read_once()
 
@@ -60,11 +60,9 @@ def cluster() -> Iterator[None]:
 
     Actors die with their handles, so a file finds nothing of another's but the keeper of slots.
     """
-    import ray
-
     start_ray(num_cpus=4)
     yield
-    ray.shutdown()
+    stop_ray()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.integration.trainer_rows import (
     put_in_place,
     step,
 )
-from tests.support.warm_python import start_ray
+from tests.support.warm_python import start_ray, stop_ray
 from verl_multiturn.calls.outages.messages import OutageState, StoreLostError
 
 # Importing verl's trainers warns about optional engines that are not installed.
@@ -198,11 +198,10 @@ def test_otc_does_not_count_what_is_left_out(store: WritableStore) -> None:
 
 @pytest.fixture
 def cluster() -> Iterator[None]:
-    import ray
 
     start_ray(num_cpus=0)
     yield
-    ray.shutdown()
+    stop_ray()
 
 
 async def test_the_trainer_asks_the_keeper_of_the_run(cluster: None) -> None:

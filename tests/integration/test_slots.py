@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.warm_python import start_ray
+from tests.support.warm_python import start_ray, stop_ray
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -40,12 +40,11 @@ async def test_limits_expiry_and_leaving_the_queue() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    import ray
 
     # verl reserves all CPUs, so none remains for the keeper of slots.
     start_ray(num_cpus=0)
     yield
-    ray.shutdown()
+    stop_ray()
 
 
 async def test_two_worker_processes_share_slots(cluster: None) -> None:

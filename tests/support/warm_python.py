@@ -115,6 +115,21 @@ def start_ray(num_cpus: int) -> None:
         ray.init(num_cpus=num_cpus, runtime_env=own, **settings)
 
 
+def stop_ray() -> None:
+    """Stop the Ray cluster of this process, and wait until its processes have ended.
+
+    Ray itself gives some of them a signal alone. On a busy machine Python warns of those that still run.
+    """
+    import ray
+    from ray._private import worker
+
+    node = worker._global_node
+    infos = [] if node is None else [info for each in node.all_processes.values() for info in each]
+    ray.shutdown()
+    for info in infos:
+        info.process.wait()
+
+
 def of_run() -> tuple[dict[str, str], list[str]]:
     """Return the environment and the words of a run's command with which its processes are forks of this server.
 
