@@ -60,6 +60,8 @@ def find():
 from verl.interactions.gsm8k_interaction import Gsm8kInteraction
 from verl_multiturn.interactions.old_verl import classes
 assert Gsm8kInteraction is classes.Gsm8kInteraction
+from verl_multiturn.cpu.ray_start import adapt_start
+adapt_start()  # the machine may be busy
 own = {"py_executable": sys.argv[1]}
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=own)
 

@@ -10,9 +10,9 @@ pytestmark = pytest.mark.stack
 
 _PROGRAM = """
 import ray
-from verl_multiturn.cpu.ray_start import shorten_start
-shorten_start()
-shorten_start()
+from verl_multiturn.cpu.ray_start import adapt_start
+adapt_start()
+adapt_start()
 from ray._private.parameter import RayParams
 from ray._private.node import Node
 from verl_multiturn.cpu_processes.handle import SETUP_WORKER
@@ -31,3 +31,30 @@ except AttributeError:
 def test_ray_starts_less() -> None:
     ran = run_warm("-c", _PROGRAM)
     assert ran.stdout.splitlines()[-3:] == ["True True /own.py 3", "''", "the default starts one"], ran.stderr
+
+
+_SLOW = """
+import ray
+from ray._private import node, services
+from verl_multiturn.cpu import ray_start
+ray_start.adapt_start()
+asked = iter([RuntimeError, RuntimeError, None])
+class Raylet:
+    def poll(self):
+        return CODE
+class Started:
+    all_processes = {"raylet": [type("Info", (), {"process": Raylet()})]}
+    gcs_address = node_id = "here"
+def get_node(address, node_id):
+    if error := next(asked):
+        raise error("not yet")
+services.get_node = get_node
+ray_start._until_ready(lambda: None, Started(), (), {})
+print(len(list(asked)))
+"""
+
+
+@pytest.mark.parametrize(("code", "remaining"), [("None", "0"), ("1", "3")], ids=["slow", "dead"])
+def test_a_raylet_may_take_long_while_it_lives(code: str, remaining: str) -> None:
+    ran = run_warm("-c", _SLOW.replace("CODE", code))
+    assert ran.stdout.splitlines()[-1:] == [remaining], ran.stderr

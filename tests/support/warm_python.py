@@ -100,9 +100,9 @@ def start_ray(num_cpus: int) -> None:
     """Start a Ray cluster of this process; its workers are forks, too."""
     import ray
 
-    from verl_multiturn.cpu.ray_start import shorten_start
+    from verl_multiturn.cpu.ray_start import adapt_start
 
-    shorten_start()
+    adapt_start()
     own = {"py_executable": executable()}
     settings = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
     # Nothing reads the messages of Ray's processes on logs and the machine.

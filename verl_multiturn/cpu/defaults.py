@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_multiturn.cpu.ray_start import shorten_start
+from verl_multiturn.cpu.ray_start import adapt_start
 from verl_multiturn.cpu_processes.environment import DETECTED, SPEED
 from verl_multiturn.cpu_processes.handle import ray_executable
 from verl_multiturn.errors import ConfigError
@@ -98,7 +98,7 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         if cluster:
             return  # a running cluster keeps the resources that it was started with
         if is_trainer():
-            shorten_start()
+            adapt_start()
         if ray_init.get("include_dashboard") is None:
             ray_init.include_dashboard = False  # it has no reader, and on a busy machine it fails first
         if ray_init.get("num_gpus") is None:

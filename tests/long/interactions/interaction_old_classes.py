@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -193,6 +194,7 @@ def unpacked(wheel: Path | None, folder: Path) -> Path:
         subprocess.run(command, check=True)
         (wheel,) = folder.glob("verl-*.whl")
     zipfile.ZipFile(wheel).extractall(folder / "wheel")
+    shutil.rmtree(folder / "wheel" / "tests", ignore_errors=True)  # verl's own, which would hide ours
     return folder / "wheel"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.long.tokens.row_conversations import TRAINED
 from tests.support.samples import Corrupted, Sample
 from verl_multiturn.certificate.check import CertificateRow, Violation
 from verl_multiturn.certificate.conversations import MembershipNote, gaps, repeated
@@ -54,7 +55,7 @@ def violations_in_parts(rows: Sequence[Sample]) -> list[Violation]:
     """Return the certificate's findings in a batch of these rows, each in a part of its own."""
     keys = [RowKey.parse(each.row.key or "") for each in rows]
     found = repeated(keys) or gaps(keys)
-    return found or violations_of([verdict_of(each.row, each.receipts) for each in rows], {})
+    return found or violations_of([verdict_of(each.row, each.receipts) for each in rows], {}, TRAINED)
 
 
 def caught_in_parts(corrupted: Corrupted) -> bool:
