@@ -38,8 +38,12 @@ class Models:
     def __init__(self, address: str = "", there: Sequence[OpponentName] = ()) -> None:
         self.served, self.there = address, there
         self.asked: list[OpponentName] = []
+        self.unknown = ""
+        """Why nobody can say which are there; "": it is known."""
 
     async def has(self, name: OpponentName, step: int) -> bool:
+        if self.unknown:
+            raise OutageError(self.unknown)
         return name in self.there and (not isinstance(name, int) or name == 0 or name < step)
 
     async def address(self, name: OpponentName) -> str:
@@ -93,7 +97,7 @@ def opponents(
         options: dict[str, Any] = {"timeout_s": timeout_s, "connections": 4, "watch": watch}
         return RemoteModel(f"step {name}", address, sampled=("temperature",), setting="proxy.opponents", **options)
 
-    return Opponents(dict.fromkeys(roles, listed), seed, models, make, trained)
+    return Opponents(dict.fromkeys(roles, listed), seed, models, make, trained, watch)
 
 
 def life(step: int = 9, number: int = 0, index: int = 3) -> Life:
@@ -318,6 +322,25 @@ async def test_a_whole_session_whose_opponent_is_lost_is_invalid_and_names_the_o
     reason = StopReason.OUTAGE if mode == "mask" else StopReason.ENGINE_ERROR
     assert (outcome.stop_reason, outcome.valid) == (reason, False)
     assert outcome.outages == (["opponent step 0"] if mode == "mask" else [])
+
+
+@pytest.mark.parametrize("mode", ["mask", "off"])
+async def test_a_session_whose_opponents_nobody_knows_is_invalid_and_names_the_outage(mode: str) -> None:
+    settings = OutageSettings(mode=mode)  # type: ignore[arg-type]
+    watch = Outages(settings).of("opponent checkpoints", OutageLimits(), 60.0)
+    models = Models(there=[4])
+    models.unknown = "no actor"
+    run = make_run(turns("w"), roles=ROLES, opponents=opponents(models, watch=watch))
+    runner = build_runner(ProxySettings(agent="tests.endpoint_agents:both_roles"))
+    endpoint = Endpoint(run, runner, ProxyServer(), 30.0, -1.0)
+    try:
+        outcome, _ = await endpoint.run("r", {"raw_prompt": HELLO}, {"temperature": 1.0})
+    finally:
+        await endpoint.aclose()
+    reason = StopReason.OUTAGE if mode == "mask" else StopReason.ENGINE_ERROR
+    assert (outcome.stop_reason, outcome.valid) == (reason, False)
+    assert outcome.outages == (["opponent checkpoints"] if mode == "mask" else [])
+    assert outcome.error == "the opponents' servers: OutageError: no actor"
 
 
 async def test_an_opponent_that_never_answers_is_an_outage_and_not_the_agents_lateness() -> None:

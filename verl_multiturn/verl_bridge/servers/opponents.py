@@ -171,7 +171,11 @@ class RayModels:
         self._actor: Any = None
 
     async def has(self, name: OpponentName, step: int) -> bool:
-        """Return whether a model is there for a session that a step has begun."""
+        """Return whether a model is there for a session that a step has begun, with the clock of the session stopped.
+
+        Raises:
+            OutageError: It cannot be found out.
+        """
         return bool(await self._ask("has", name, step))
 
     async def address(self, name: OpponentName) -> str:
@@ -180,15 +184,15 @@ class RayModels:
         Raises:
             OutageError: It cannot be started.
         """
-        with stopped():
-            return str(await self._ask("address", name))
+        return str(await self._ask("address", name))
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         for _ in range(2):  # an actor that has died is made anew, once
             try:
                 if self._actor is None:
                     self._actor = self._made()
-                return await getattr(self._actor, method).remote(*arguments)
+                with stopped():
+                    return await getattr(self._actor, method).remote(*arguments)
             except OutageError as error:  # Ray's own kind of it, with a trace of the other process
                 raise OutageError(str(getattr(error, "cause", error))) from None
             except RayError as error:
@@ -239,4 +243,5 @@ def build_opponents(config: Any, proxy: ProxySettings, outages: Any, timeout_s: 
             setting=SETTING,
         )
 
-    return Opponents(proxy.opponents, int(config.data.get("seed") or 0), models, make, roles.trained)
+    watch = outages.of("opponent checkpoints", OutageLimits(timeouts="outage"), timeout_s)
+    return Opponents(proxy.opponents, int(config.data.get("seed") or 0), models, make, roles.trained, watch)
