@@ -12,6 +12,7 @@ from aiohttp import web
 from tests.agent_sessions import Agent, make_run, said, turns, user
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.process import Outages
+from verl_multiturn.calls.timeline import Timeline, kept
 from verl_multiturn.clients.chat_endpoint import AskAgainError
 from verl_multiturn.config import OutageSettings, ProxySettings
 from verl_multiturn.errors import OutageError
@@ -163,6 +164,16 @@ async def test_an_opponent_answers_in_its_role_and_is_in_no_row() -> None:
     ]  # fmt: skip
     assert [*requests[1].messages] == [user("w1")]
     assert [*requests[1].said] == [said("b1")]
+
+
+async def test_the_wait_for_an_opponent_has_its_name() -> None:
+    timeline = Timeline()
+    async with server("b1") as (address, _):
+        run = make_run(turns(), roles=ROLES, opponents=opponents(Models(address, [0]), [0]))
+        with kept(timeline):
+            await Agent(run).ask(HELLO, model="black")
+        await run.opponents.aclose()  # type: ignore[union-attr]
+    assert [(span.kind, span.name) for span in timeline.spans] == [("wait", "opponent step 0"), ("request", "")]
 
 
 async def test_the_trained_model_plays_where_no_opponent_is_there() -> None:

@@ -343,7 +343,7 @@ class AgentSession:
         request = delivery.request
         self._count(request.n)
         # It has a time limit of its own. An opponent that hangs must not look like an agent that is late.
-        with self._losing(), stopped(), during("wait", opponent.name):
+        with self._losing(), stopped(), during("wait", f"opponent {opponent.name}"):
             most = self._run.limits.turn_budget(0)
             made = await opponent.complete(request, self._sampling, most, self.id)
         for each in made:
