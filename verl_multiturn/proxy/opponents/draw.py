@@ -66,7 +66,7 @@ class Opponents:
     Args:
         listed: For each role the opponents, as `proxy.opponents` has them.
         seed: Seed of the run's data.
-        models: The servers beside the run.
+        models: The servers beside the run; None: all opponents are at addresses.
         make: Makes the client of an opponent that is not the trained model.
         trained: The trained roles.
         watch: The watch over the one who says which models are there; None: its outages are not tracked.
@@ -76,7 +76,7 @@ class Opponents:
         self,
         listed: Mapping[str, Sequence[OpponentName]],
         seed: int,
-        models: ServedModels,
+        models: ServedModels | None,
         make: Callable[[OpponentName], RemoteModel],
         trained: Sequence[str],
         watch: Watch | None = None,
@@ -123,9 +123,10 @@ class Opponents:
         return self._made[drawn]
 
     async def _has(self, name: OpponentName, step: int, session: str) -> bool:
-        if name == POLICY or is_address(name):
+        models = self._models
+        if name == POLICY or is_address(name) or models is None:
             return True
-        if await guarded(self._watch, session, "the opponents' servers", lambda: self._models.has(name, step)):
+        if await guarded(self._watch, session, "the opponents' servers", lambda: models.has(name, step)):
             return True
         if name not in self._has_told:
             self._has_told.add(name)
