@@ -19,8 +19,12 @@ from verl_multiturn.cli.run import refuse_early
 from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.recipes import list_recipes
+from verl_multiturn.runs.compose import compose_run
 from verl_multiturn.runs.plan import MODES, find_recipe, in_full, plan_run
 from verl_multiturn.runs.run import run_configuration
+from verl_multiturn.verl_bridge.startup.refusals.rewards import REWARDS
+from verl_multiturn.verl_bridge.startup.table import RefusalRow
+from verl_multiturn.verl_bridge.startup.view import RunView
 
 EXAMPLES = ROOT / "tests" / "support" / "verl_examples.tsv"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -42,6 +46,32 @@ def refusal(tmp_path: Path, *words: str, recipe: str = "quickstart", **options: 
     except ConfigError as error:
         return str(error)
     return ""
+
+
+FUNCTION = "reward.custom_reward_function"
+
+
+def test_options_that_no_reward_function_takes(tmp_path: Path) -> None:
+    routes = f"+{FUNCTION}.reward_kwargs.routes={{a: math}}"
+    said = refusal(tmp_path, f"{FUNCTION}.path=null", routes)
+    assert f"{FUNCTION}.path is not set, and verl's own reward takes no options; set it to pkg://verl_mult" in said
+
+
+def test_our_routes_beside_a_function_of_ones_own_are_named(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def compute_score(**given): return 1.0")
+
+    def told(path: str) -> list[str]:
+        words = [f"{FUNCTION}.path={path}", f"+{FUNCTION}.reward_kwargs.routes={{a: math}}"]
+        run = RunView(compose_run(plan_run("quickstart", out=tmp_path / "out", overrides=words)), is_early=True)
+        rows = [row for row in REWARDS if isinstance(row, RefusalRow) and not row.is_refusal]
+        return [said for row in rows if (said := row.message(run)) is not None]
+
+    (said,) = told(str(tmp_path / "own.py"))
+    assert said.startswith(
+        f"{FUNCTION}.reward_kwargs.routes={{'a': 'math'}}: it is an option of verl_multiturn.rewards."
+    )
+    assert "own.py:compute_score gets it as a keyword, and routes nothing unless it does so itself" in said
+    assert told("pkg://verl_multiturn.rewards") == []
 
 
 BOOL, WHOLE = "expected true or false; ", "expected a whole number; "
