@@ -22,6 +22,7 @@ from verl_multiturn.recipes import list_recipes
 from verl_multiturn.runs.compose import compose_run
 from verl_multiturn.runs.plan import MODES, find_recipe, in_full, plan_run
 from verl_multiturn.runs.run import run_configuration
+from verl_multiturn.verl_bridge.startup.refusals.agents import check_opponents
 from verl_multiturn.verl_bridge.startup.refusals.rewards import REWARDS
 from verl_multiturn.verl_bridge.startup.table import RefusalRow
 from verl_multiturn.verl_bridge.startup.view import RunView
@@ -72,6 +73,14 @@ def test_our_routes_beside_a_function_of_ones_own_are_named(tmp_path: Path) -> N
     )
     assert "own.py:compute_score gets it as a keyword, and routes nothing unless it does so itself" in said
     assert told("pkg://verl_multiturn.rewards") == []
+
+
+def test_opponent_0_is_not_the_model_without_the_adapter_that_the_run_begins_with(tmp_path: Path) -> None:
+    words = [f"++{ROLLOUT}.custom.multiturn.proxy.opponents={{black: [0]}}"]
+    words += ["actor_rollout_ref.model.lora_adapter_path=adapters/first"]
+    run = RunView(compose_run(plan_run("tictactoe", out=tmp_path / "out", overrides=words)), is_early=True)
+    with pytest.raises(ConfigError, match="and the run begins with the adapter 'adapters/first' on it; merge the two"):
+        check_opponents(run)
 
 
 BOOL, WHOLE = "expected true or false; ", "expected a whole number; "
