@@ -37,7 +37,7 @@ from verl_multiturn.proxy.agents.end import AgentEnd
 from verl_multiturn.proxy.agents.runner import AgentRunner
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
-from verl_multiturn.proxy.opponents.addresses import listed, opponents_at_addresses
+from verl_multiturn.proxy.opponents.addresses import opponents_at_addresses, read_opponents
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.roles import Roles
@@ -125,7 +125,7 @@ def serve(
         columns = {"raw_prompt": [{"role": "user", "content": prompt}]} if row is None else _row(row)
         said = ScriptedModel(_turns(turns or [], script))
         limits = Limits(prompt_length=prompt_length, response_length=response_length)
-        played = {"roles": roles or None, "train": train or None, "opponents": listed(opponents or [])}
+        played = {"roles": roles or None, "train": train or None, "opponents": read_opponents(opponents or [])}
         run = scripted_run(said, limits, load_select(select, "--select"), read_model(ProxySettings, played, _SETTINGS))
         outcome, receipts = asyncio.run(_play(run, runner, columns, host))
     except MultiTurnError as error:

@@ -50,7 +50,7 @@ def model_at(name: str, outages: Outages, timeout_s: float, connections: int) ->
     )
 
 
-def listed(given: Sequence[str]) -> dict[str, list[str]]:
+def read_opponents(given: Sequence[str]) -> dict[str, list[str]]:
     """Return the opponents of each role, as `proxy.opponents` has them, for the option of `serve`.
 
     Args:
@@ -82,8 +82,8 @@ def opponents_at_addresses(settings: ProxySettings, outages: Outages, timeout_s:
     roles = Roles.of(settings)
     if roles is None or not settings.opponents:
         return None
-    for role, listed in settings.opponents.items():
-        for name in listed:
+    for role, names in settings.opponents.items():
+        for name in names:
             if not is_address(name) and name != POLICY:
                 raise ConfigError(
                     f"{SETTING}: {role}: the opponent {shown(name)} is served by a run alone; serve a model yourself, "

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from verl_multiturn.calls.outages.process import Watch
 from verl_multiturn.config import POLICY
-from verl_multiturn.proxy.opponents.remote_model import RemoteModel, guarded
+from verl_multiturn.proxy.opponents.remote_model import RemoteModel, answer_of
 from verl_multiturn.rollout.life import Life
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Opponents:
         models = self._models
         if name == POLICY or is_address(name) or models is None:
             return True
-        if await guarded(self._watch, session, "the opponents' servers", lambda: models.has(name, step)):
+        if await answer_of(self._watch, session, "the opponents' servers", lambda: models.has(name, step)):
             return True
         if name not in self._has_told:
             self._has_told.add(name)

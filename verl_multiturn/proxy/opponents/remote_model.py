@@ -45,14 +45,14 @@ class OpponentLostError(Exception):
         self.outage = outage
 
 
-async def guarded(watch: Watch | None, session: str, what: str, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+async def answer_of(watch: Watch | None, session: str, who: str, question: Callable[[], Awaitable[Answer]]) -> Answer:
     """Return the answer to a question about an opponent, which waits for the end of an outage where it may.
 
     Args:
         watch: The watch over the outages of the one who answers; None: they are not tracked.
         session: Id of the session.
-        what: The one who answers, for messages.
-        ask: Asks once.
+        who: The one who answers, for messages.
+        question: Puts it once.
 
     Raises:
         OpponentLostError: There is no answer.
@@ -62,12 +62,12 @@ async def guarded(watch: Watch | None, session: str, what: str, ask: Callable[[]
         try:
             async with call:
                 await call.wait()
-                return await ask()
+                return await question()
         except (OutageError, OutageEndError, TimeoutError) as error:
             if call.again:
                 continue
             outage = call.name if call.met or isinstance(error, OutageEndError) else ""
-            raise OpponentLostError(f"{what}: {describe(error)}", outage) from None
+            raise OpponentLostError(f"{who}: {describe(error)}", outage) from None
 
 
 class RemoteModel:
@@ -136,7 +136,7 @@ class RemoteModel:
         return list(await asyncio.gather(*(self._one(body, session) for _ in range(request.n))))
 
     async def _one(self, body: Mapping[str, Any], session: str) -> Completion:
-        answered = await guarded(self._watch, session, f"the opponent {self.name}", lambda: self._ask(body))
+        answered = await answer_of(self._watch, session, f"the opponent {self.name}", lambda: self._ask(body))
         if isinstance(answered, RefusedError):
             raise answered
         return answered
