@@ -118,12 +118,25 @@ API = {
         ),
         *("verl_multiturn.rewards.router.RewardKwargs", "verl_multiturn.rewards.aclose"),
     ],
+    "Advantages": ["verl_multiturn.advantages.turns.GroupMember"],
+    "Workspaces and verdicts": [
+        *(
+            "verl_multiturn.workspaces.workspace.WorkspacePool",
+            "verl_multiturn.workspaces.settings.WorkspaceSettings",
+            "verl_multiturn.workspaces.threads.open_workspace",
+        ),
+        *("verl_multiturn.verdicts.task.read_task", "verl_multiturn.verdicts.thread_judge.judge_workspace"),
+        "verl_multiturn.task_sets.swe.draw.draw_tasks",
+    ],
+    "Records": ["verl_multiturn.records.read.records.Records", "verl_multiturn.records.rows.columns"],
     "Settings": [
         *(
             "verl_multiturn.config.MultiTurnSettings",
             "verl_multiturn.config.ScoreSettings",
             "verl_multiturn.config.ContextSettings",
             "verl_multiturn.config.OtcSettings",
+            "verl_multiturn.config.AdvantageSettings",
+            "verl_multiturn.config.ProxySettings",
         ),
     ],
 }

@@ -1,7 +1,7 @@
 """Choose recorded conversations to learn from: `train.parquet`, and `lineage.jsonl`, with the source of each row.
 
     python recipes/from_records/prepare_data.py --out DIR --records DIR… [--models HASH…] [--min-score X] [--per-row K]
-        [--group N] [--tokenizer PATH] [--batch B]
+        [--roles NAME…] [--group N] [--tokenizer PATH] [--batch B]
 
 Without `--group`, rows are for SFT: each names a record and a row of it. With `--group N`, they are for the agent loop
 `recorded_agent`: each is a data row, with N of its conversations. The tokens stay where they are, in the records, and
@@ -38,7 +38,9 @@ def sft_rows(selection: Selection) -> tuple[list[Row], list[Row]]:
     for each in selection.conversations:
         for index, trained in enumerate(each.trained):
             if trained:
-                lines.append({**each.lineage(len(rows), index), "trained_tokens": trained})
+                role, reward = each.of_rows[index]
+                line = {**each.lineage(len(rows), index), "role": role, "reward": reward}
+                lines.append({**line, "trained_tokens": trained})
                 rows.append({**each.pointer, "index": index})
     return rows, lines
 
@@ -122,6 +124,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", metavar="HASH")
     parser.add_argument("--min-score", type=float)
     parser.add_argument("--per-row", type=int)
+    parser.add_argument("--roles", nargs="*", metavar="NAME")
     parser.add_argument("--group", type=int)
     parser.add_argument("--tokenizer", metavar="PATH", help="folder or hub name of the model that learns")
     parser.add_argument("--batch", type=int)
@@ -147,6 +150,7 @@ def main() -> None:
         args.max_length,
         args.max_prompt_length,
         args.max_response_length,
+        None if args.roles is None else tuple(args.roles),
     )
     selection = choose(folders, choice)
     if vocabulary is not None:

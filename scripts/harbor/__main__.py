@@ -107,8 +107,8 @@ async def containers(folder: Path, reports: Reports) -> None:
     await references("podman", task, reports)
     await cheats("podman", IMAGE, folder, reports)
     qwen = template_of("qwen3")
-    [ended] = await play(qwen, settings_of("podman", "terminus-2", **_TERMINUS), [(task, keystrokes(COUNT))])
-    reports["podman.terminus-2"] = ended
+    [played] = await play(qwen, settings_of("podman", "terminus-2", **_TERMINUS), [(task, keystrokes(COUNT))])
+    reports["podman.terminus-2"] = played
     missing = make_task(folder, "missing", base=MISSING)
     rows = [(missing, _SOLVED), (task, commands(f"touch {_MARK}", COUNT, before=_kill)), (task, _SOLVED)]
     ended = await play(qwen, settings_of("podman", OUTSIDE), rows)

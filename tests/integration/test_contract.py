@@ -64,6 +64,23 @@ def test_it_has_no_name_that_we_do_not_use() -> None:
         assert is_used(line.word, line.needed_by), line
 
 
+@pytest.mark.parametrize(
+    ("name", "needed_by", "now"),
+    [
+        ("verl.x.Y._dispatch_info", "trainer/rows/updates.py", "trainer/rows/updates.py"),
+        ("verl.x.Y._dispatch_info", "trainer/moved.py", "trainer/rows/updates.py"),
+        ("verl.x.Y._dispatch_info", "trainer/rows/updates.py, trainer/moved.py", "trainer/rows/updates.py"),
+        ("verl.x.Y._dispatch_info", "trainer/hooks.py, trainer/rows/updates.py", "trainer/rows/updates.py"),
+        ("verl.x.Y._dispatch_info", "verl's x.py", "verl's x.py"),
+        ("verl.x.Y._that_nobody_reads", "trainer/moved.py", ""),
+    ],
+)
+def test_a_file_that_moved_still_needs_its_names(name: str, needed_by: str, now: str) -> None:
+    from tests.support.foreign_names import needed_now
+
+    assert needed_now(name, needed_by) == now
+
+
 def a_line(**changes: str) -> Any:
     from verl_multiturn.verl_bridge.compat.contract import ContractLine
 

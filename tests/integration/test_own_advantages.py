@@ -11,6 +11,7 @@ import pytest
 from tests.integration import test_session_rows as sessions
 from tests.integration.test_several_rows import SETTINGS, add, advantages, trainer_of, updating
 from tests.integration.trainer_rows import CALL, WritableStore, make_output, put_in_place, step
+from verl_multiturn.verl_bridge.names import STATS
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -64,6 +65,22 @@ def nothing(group):
 def raises(group):
     return [1 / (1 - member.reward) for member in group]
 
+class Calls:
+    """The number of calls so far."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, group):
+        self.calls += 1
+        return [float(self.calls) for _ in group]
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
 class Mean:
     """A running mean of all rewards: the first step of a run compares with 0."""
 
@@ -104,6 +121,23 @@ def trainer_with(name: str, **changes: Any) -> Any:
 
 def options(**given: Any) -> dict[str, Any]:
     return {f"{SETTINGS}advantage__options": given}
+
+
+@pytest.mark.parametrize("uids", [["b", "a", "c"], ["c", "b", "a"]])
+def test_the_order_of_groups_is_that_of_data_rows_and_not_of_drawn_uids(
+    store: WritableStore, own: str, uids: list[str]
+) -> None:
+    """By step, by index, and by content where the index is verl's 0 for all of them."""
+    from verl_multiturn.verl_bridge.workers.queue_rows import place_of_sample
+
+    rows = [(3, 9, "Late"), (4, 0, "Zwei"), (4, 0, "Eins")]
+    for uid, (begun, index, text) in zip(uids, rows, strict=True):
+        data_row = {"global_steps": begun, "index": index, "raw_prompt": [{"role": "user", "content": text}]}
+        for number in range(2):
+            add(store, uid, number, [0.0])
+            store.rows[f"{uid}_{number}_0"]["metrics"][STATS]["sample"] = place_of_sample(data_row)
+    step(trainer_with(f"{own}Calls"), store.batch())
+    assert [store.advantage(f"{uid}_0_0") for uid in uids] == [1.0, 3.0, 2.0]
 
 
 def test_a_function_gets_conversations_and_not_rows(store: WritableStore, own: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.agent_sessions import Agent, echo, make_run, turns, user
 from tests.integration.trainer_rows import WritableStore, make_trainer, put_in_place, step
 from verl_multiturn.certificate.receipts import Receipt
-from verl_multiturn.errors import CertificateError, ConfigError
+from verl_multiturn.errors import CertificateError, ConfigError, RewardContractError
 from verl_multiturn.proxy.agents.end import AgentEnd, read_result
 from verl_multiturn.proxy.endpoint import session_end
 from verl_multiturn.proxy.sessions.roles import Roles
@@ -123,6 +123,21 @@ def test_rewards_of_completions_stay_with_their_role(store: WritableStore) -> No
     add(store, "u", 0, game)
     assert store.scores() == {"u_0_0": [0.25, 1.0], "u_0_1": [0.5, -0.875]}
     assert {each["conversation"]["score"] for each in stats(store)} == {0.875}
+
+
+def test_rewards_that_cancel_out_between_roles_are_too_large_for_each(store: WritableStore) -> None:
+    from verl_multiturn.rows.reward_numbers import LARGEST_REWARD, LARGEST_SCORE
+
+    (white, black) = add(store, "u", 0, Game({"roles": {"white": LARGEST_REWARD, "black": -LARGEST_REWARD}}))
+    white.earned, black.earned = ({"white": LARGEST_SCORE, "black": -LARGEST_SCORE} for _ in range(2))
+    for output in (white, black):
+        with pytest.raises(RewardContractError, match="let rewards be smaller"):
+            output.as_dict()
+
+
+def test_the_sums_of_completions_rewards_are_known_by_role(store: WritableStore) -> None:
+    game = Game(lambda ids: {**ZERO_SUM, "completions": {ids[0]: 0.25, ids[1]: 0.5, ids[4]: 0.125}})
+    assert [output.earned for output in add(store, "u", 0, game)] == [{"white": 0.25, "black": 0.625}] * 2
 
 
 def test_a_role_that_is_not_trained_has_no_token_and_the_certificate_counts_it(store: WritableStore) -> None:

@@ -181,6 +181,16 @@ def is_used(name: str, needed_by: str) -> bool:
     return all(word.search(_texts().get(file, "")) for file in needed_by.split(", ") if not file.startswith("verl's "))
 
 
+def needed_now(name: str, needed_by: str) -> str:
+    """Return the files that need a name, those in the place of files that have moved among them; "" without any."""
+    word = re.compile(rf"\b{re.escape(name.rpartition('.')[2])}\b")
+    listed = needed_by.split(", ")
+    still = [file for file in listed if file.startswith("verl's ") or word.search(_texts().get(file, ""))]
+    if any(file not in _texts() and not file.startswith("verl's ") for file in listed):
+        still += [file for file, text in _texts().items() if file not in still and word.search(text)]
+    return ", ".join(still)
+
+
 def written_anew() -> str:
     """Return the whole table: the names found, and the lines that were added by hand and are still in our code."""
     from verl_multiturn.verl_bridge.compat.contract import EXACT, TABLE, check, read
@@ -196,8 +206,8 @@ def written_anew() -> str:
                 EXACT
             ):  # it may know of other sets, too
                 found[name] = "\t".join((name, line.kind, line.parameters, users))
-        elif "|" in line.name or is_used(line.word, line.needed_by):
-            kept[f"{line.name} {line.parameters}"] = "\t".join((line.name, line.kind, line.parameters, line.needed_by))
+        elif users := needed_now(line.word, line.needed_by) or ("|" in line.name and line.needed_by):
+            kept[f"{line.name} {line.parameters}"] = "\t".join((line.name, line.kind, line.parameters, users))
     return "\n".join([*comments, *sorted([*found.values(), *kept.values()])]) + "\n"
 
 

@@ -7,7 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.support.sample_records import BEGAN, START, sample_run_file, sample_session
+from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.records.read.joins import JoinedRow, name_of, table_of, write
 from verl_multiturn.records.write.records import RecordWriter
 
@@ -20,14 +23,22 @@ def sample_game(uid: str, number: int, white: float) -> dict[str, Any]:
     The record is a session of two rows; that of the user, who is not trained, is in none.
     """
     record = sample_session(request_id=f"{uid}-{number}", uid=uid, number=number)
-    record["generations"] = [
-        {**generation, "role": role}
-        for generation, role in zip(record["generations"], ("white", "user", "black"), strict=True)
-    ]
+    for generation, role in zip(record["generations"], ("white", "user", "black"), strict=True):
+        generation |= {"role": role, "digest": _digest(record, generation, role)}
     record["generations"][1] |= {"cause": "not_trained_role"}
     record["session"] |= {"reward": None, "rewards": {"white": white, "black": -white}}
     record["session"] |= {"roles": [*ROLES, "user"], "trained": [*ROLES]}
     return record
+
+
+def _digest(record: dict[str, Any], generation: dict[str, Any], role: str) -> str:
+    """Return the digest of a generation's receipt with a role; a row of the session has one generation."""
+    row = None if generation["row"] is None else record["rows"][generation["row"]]
+    own = generation if row is None else {"ids": row["ids"][generation["start"] :], "logprobs": row["logprobs"]}
+    versions = [3] * generation["tokens"]
+    arrays = (np.array(own["ids"], "<i4"), np.array(own["logprobs"], "<f4"), np.array(versions, "<i8"))
+    given = (generation["prompt_tokens"], generation["prompt_digest"], generation["max_tokens"])
+    return Receipt(*given, *arrays, role).digest
 
 
 def joined_games(uid: str, results: list[float], step: int = 1) -> list[JoinedRow]:

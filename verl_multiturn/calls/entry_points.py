@@ -230,8 +230,14 @@ def _read(path: tuple[str, ...]) -> InstalledEntries:
                 f"remove the rest of the older one, or install {package} again"
             )
         chosen = {_place(each) for each in first}
+        found = {_folder(each) for each in present}
         for distribution, text in rivals:
-            if _place(distribution) in chosen and _is_whole(distribution):
+            if _is_whole(distribution) and _folder(distribution) not in found:
+                faults.append(
+                    f"{_folder(distribution)} is the package {_name(distribution)} by its METADATA, so that no look-up "
+                    "by either name finds it; install it again, or mend the program that built it"
+                )
+            elif _place(distribution) in chosen and _is_whole(distribution):
                 entries += _entries_of(distribution, text, faults)
     unique = list(dict.fromkeys(entries))  # a folder may be in `sys.path` twice
     return InstalledEntries(tuple(_with_rivals(unique)), tuple(dict.fromkeys(faults)))
@@ -270,6 +276,11 @@ def _is_whole(distribution: Distribution) -> bool:
 
 def _place(distribution: Distribution) -> str:
     return str(distribution.locate_file(""))
+
+
+def _folder(distribution: Distribution) -> str:
+    """Return the folder of a package's metadata, whose name the look-up by name goes by."""
+    return str(getattr(distribution, "_path", _place(distribution)))
 
 
 def _entries_of(distribution: Distribution, text: str, faults: list[str]) -> Iterator[InstalledEntry]:

@@ -44,6 +44,11 @@ def validate_dataset(
     Raises:
         ConfigError: The file cannot be read, or has no rows.
     """
+    if path.suffix == ".csv":
+        raise ConfigError(
+            f"{str(path)!r}: verl's data set reads no CSV; `verl-multiturn run RECIPE --data {path} --prepare` makes "
+            "rows of it: name the train.parquet in the folder `data` of that run"
+        )
     rows = read_rows(path, SUFFIXES)
     if not rows:
         raise ConfigError(f"{str(path)!r} has no rows; write some")

@@ -29,7 +29,7 @@ from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.parsing.reasoning import THINK
 from verl_multiturn.cli.ends import fail
-from verl_multiturn.config import PATH, ProxySettings, read_model
+from verl_multiturn.config import PATH, OutageSettings, ProxySettings, read_model
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.harnesses.runners import build_runner, check_agent
 from verl_multiturn.proxy.agents.agent import SessionAddress
@@ -37,6 +37,7 @@ from verl_multiturn.proxy.agents.end import AgentEnd
 from verl_multiturn.proxy.agents.runner import AgentRunner
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
+from verl_multiturn.proxy.opponents.addresses import opponents_at_addresses, read_opponents
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.roles import Roles
@@ -63,12 +64,17 @@ _OPTIONS = {
     f"{PATH}.proxy.roles": "--role",
     "proxy.roles": "--role",
     "proxy.train": "--train",
+    f"{PATH}.proxy.opponents": "--opponent",
+    "proxy.opponents": "--opponent",
     f"{PATH}.proxy:": "--agent, COMMAND:",
     "proxy.host=": "--host=",
     "proxy.select=": "--select=",
 }
 """Names of a run's settings in errors, and their names on this command line."""
+_SETTINGS = f"{PATH}.proxy"
 _LONGEST_S = 24 * 3600.0
+_ANSWER_S = 600.0
+"""Seconds for one answer of an opponent."""
 _FAR = 1_000_000
 _SHOWN = 60
 
@@ -102,6 +108,10 @@ def serve(
     train: Annotated[
         list[str] | None, typer.Option("--train", help="A role that is trained, as proxy.train; repeatable.")
     ] = None,
+    opponents: Annotated[
+        list[str] | None,
+        typer.Option("--opponent", help="ROLE=ADDRESS: a model that plays a role, as proxy.opponents; repeatable."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- COMMAND…]", help="An agent as a command, to run in the same way.")
@@ -115,8 +125,8 @@ def serve(
         columns = {"raw_prompt": [{"role": "user", "content": prompt}]} if row is None else _row(row)
         said = ScriptedModel(_turns(turns or [], script))
         limits = Limits(prompt_length=prompt_length, response_length=response_length)
-        asked = read_model(ProxySettings, {"roles": roles or None, "train": train or None}, f"{PATH}.proxy")
-        run = scripted_run(said, limits, load_select(select, "--select"), Roles.of(asked))
+        played = {"roles": roles or None, "train": train or None, "opponents": read_opponents(opponents or [])}
+        run = scripted_run(said, limits, load_select(select, "--select"), read_model(ProxySettings, played, _SETTINGS))
         outcome, receipts = asyncio.run(_play(run, runner, columns, host))
     except MultiTurnError as error:
         fail(_with_options(str(error)), status=2)
@@ -149,7 +159,7 @@ class ScriptedModel:
 
 
 def scripted_run(
-    script: ScriptedModel, limits: Limits, select: Select | None = None, roles: Roles | None = None
+    script: ScriptedModel, limits: Limits, select: Select | None = None, settings: ProxySettings | None = None
 ) -> ProxyRun:
     """Return the parts of one session alone: a model that gives a script's turns, in the order of the requests.
 
@@ -157,11 +167,14 @@ def scripted_run(
         script: Texts of turns, without an end token.
         limits: How long a row may be.
         select: Chooses the completions to train; None: all are.
-        roles: The roles; None: there are none.
+        settings: Those of the endpoint; None: the defaults.
+
+    Raises:
+        ConfigError: An opponent is not at an address.
     """
     tokenizer = tiny_tokenizer()
     ends = [tokenizer.eos_token_id]
-    defaults = ProxySettings()
+    settings = settings or ProxySettings()
 
     def say(request_id: str, ids: Sequence[int], turn: int) -> list[int]:
         return tokenizer.encode(script.next() + tokenizer.eos_token)
@@ -172,10 +185,11 @@ def scripted_run(
         reader=TurnReader(JsonParser(tokenizer, ends), tokenizer, ends, [THINK]),
         limits=limits,
         fill_id=tokenizer.eos_token_id,
-        max_completions=defaults.max_completions,
-        max_rows=defaults.max_rows,
+        max_completions=settings.max_completions,
+        max_rows=settings.max_rows,
         select=select,
-        roles=roles,
+        roles=Roles.of(settings),
+        opponents=opponents_at_addresses(settings, Outages(OutageSettings(mode="mask")), _ANSWER_S),
     )
 
 
@@ -261,7 +275,7 @@ def _runner(agent: str | None, python: str | None, command: Sequence[str] | None
     if agent is None and not command:
         return None
     given = {"agent": agent, "python": python, "command": list(command) if command else None, "host": host or None}
-    settings = read_model(ProxySettings, given, f"{PATH}.proxy")
+    settings = read_model(ProxySettings, given, _SETTINGS)
     check_agent(settings)
     return build_runner(settings)
 
@@ -350,11 +364,16 @@ def _shown(outcome: Outcome, receipts: Sequence[Receipt], is_scored: bool) -> bo
     ended = outcome.stop_reason is StopReason.FINISHED
     if not ended or outcome.error:
         console.print(f"[red]error[/] {outcome.stop_reason}: {escape(outcome.error)}", highlight=False, soft_wrap=True)
-    if report.reward is not None and outcome.valid:
-        console.print(f"the session's reward is {report.reward:g}", highlight=False)
-    elif report.rewards and outcome.valid:
-        given = ", ".join(f"of {name} {reward:g}" for name, reward in report.rewards.items())
+    for name, played in report.opponents.items():
+        count = sum(len(each.said) for each in report.requests if each.role == name)
+        console.print(f"{name} was played by {escape(played)}: {count} answers, in no row", highlight=False)
+    held = {turn.role for turn in outcome.turns if isinstance(turn.place, int)}
+    shared = {} if report.reward is None else dict.fromkeys((r for r in report.roles if r in held), report.reward)
+    if (rewards := report.rewards or shared) and outcome.valid:
+        given = ", ".join(f"of {r} {own:g}{'' if r in held else ' (no row)'}" for r, own in rewards.items())
         console.print(f"the session's rewards are {given}", highlight=False)
+    elif report.reward is not None and outcome.valid:
+        console.print(f"the session's reward is {report.reward:g}", highlight=False)
     elif is_scored and outcome.valid:
         console.print("the agent gave no reward: in a run, compute_score decides", highlight=False)
     for turn in outcome.turns:

@@ -242,7 +242,8 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
     rewards = role_rewards(end, roles, [name for name in trained if name in spoke])
     first = next(iter(session.forest.roots), None)
     too_long = first is not None and len(first.ids) > run.limits.prompt_length
-    reason = stop_reason(end, delivered, "" if session.opponents.outage else session.failed, too_long)
+    alone = not session.forest.completions and bool(session.opponents.names)
+    reason = stop_reason(end, delivered, "" if session.opponents.outage else session.failed, too_long, alone)
     if end.kind == "misconfigured":
         if reason is StopReason.AGENT_FAILED:
             raise ConfigError(f"the agent raised {end.problem}")
@@ -250,7 +251,7 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
     if end.problem:
         logger.warning("session %s: its agent did not end well: %s", session.id, end.problem)
     await session.select()
-    outcome = session.outcome(reason, session.failed or end.problem or ("" if delivered else _nothing(session)))
+    outcome = session.outcome(reason, session.failed or end.problem or ("" if delivered else _nothing(session, alone)))
     outcome.session = SessionReport(
         roots=sum(bool(root.completions) for root in session.forest.roots),
         unenforced=dict(session.unenforced),
@@ -268,10 +269,14 @@ async def session_end(session: AgentSession, end: AgentEnd, run: ProxyRun, error
     return outcome
 
 
-def _nothing(session: AgentSession) -> str:
+def _nothing(session: AgentSession, alone: bool) -> str:
     """Return why a session whose agent did not fail has no completion of the trained model."""
-    if names := sorted(set(session.opponents.names.values())):
-        return f"the trained model was not asked, and only opponents spoke: {', '.join(names)}"
+    if alone:
+        names = ", ".join(sorted(set(session.opponents.names.values())))
+        return (
+            f"the trained model was not asked, and only opponents spoke: {names}; if many sessions end so, let a "
+            "trained role begin"
+        )
     return "no request of the agent got a completion"
 
 
@@ -285,7 +290,9 @@ def _note(session: AgentSession) -> None:
         logger.warning("session %s: nothing of it is kept: %s", session.id, describe(error), exc_info=True)
 
 
-def stop_reason(end: AgentEnd, delivered: bool, engine_failed: str, too_long: bool = False) -> StopReason:
+def stop_reason(
+    end: AgentEnd, delivered: bool, engine_failed: str, too_long: bool = False, alone: bool = False
+) -> StopReason:
     """Return why a session ended, in the order that `rollout.limits` writes down.
 
     Args:
@@ -293,6 +300,7 @@ def stop_reason(end: AgentEnd, delivered: bool, engine_failed: str, too_long: bo
         delivered: Whether it got a completion.
         engine_failed: The engine's failure; "" if there was none.
         too_long: Whether its first prompt was too long.
+        alone: Whether only opponents spoke.
     """
     if engine_failed:
         return StopReason.ENGINE_ERROR
@@ -301,7 +309,8 @@ def stop_reason(end: AgentEnd, delivered: bool, engine_failed: str, too_long: bo
     if end.kind == "unjudged":
         return StopReason.UNJUDGED
     if not delivered:
-        return StopReason.PROMPT_TOO_LONG if too_long else StopReason.AGENT_FAILED
+        silent = StopReason.NO_COMPLETION if alone and end.kind == "returned" else StopReason.AGENT_FAILED
+        return StopReason.PROMPT_TOO_LONG if too_long else silent
     if end.kind in _TIME_UP:
         return StopReason.WALL_CLOCK
     return StopReason.FINISHED if end.kind == "returned" else StopReason.AGENT_ERROR

@@ -14,8 +14,8 @@ for the end of an outage. `OUTAGE` ends a conversation before its next turn, and
 takes the place of the reason for which the conversation ended.
 
 A session of an agent behind the endpoint (`proxy`) ends when its agent does. Limits refuse its requests, and do not end
-it. In this order: `ENGINE_ERROR`; `OUTAGE`; `UNJUDGED`; `PROMPT_TOO_LONG` and `AGENT_FAILED` (no completion was
-delivered); `WALL_CLOCK`; `AGENT_ERROR`; `FINISHED`.
+it. In this order: `ENGINE_ERROR`; `OUTAGE`; `UNJUDGED`; `PROMPT_TOO_LONG`, `NO_COMPLETION` and `AGENT_FAILED` (no
+completion was delivered); `WALL_CLOCK`; `AGENT_ERROR`; `FINISHED`.
 """
 
 from __future__ import annotations
@@ -79,6 +79,11 @@ class StopReason(StrEnum):
     """The agent of a session failed after it had got a completion: it raised, or exited with another status than 0."""
     AGENT_FAILED = "agent_failed"
     """The agent of a session failed before it got a completion, or ended without one. The session is invalid."""
+    NO_COMPLETION = "no_completion"
+    """The agent of a session returned before the trained model had a turn: only opponents (`proxy.opponents`) spoke.
+
+    The session is invalid.
+    """
 
 
 INVALID = frozenset(
@@ -89,6 +94,7 @@ INVALID = frozenset(
         StopReason.UNJUDGED,
         StopReason.ENGINE_ERROR,
         StopReason.AGENT_FAILED,
+        StopReason.NO_COMPLETION,
     }
 )
 """Reasons that do not depend on the model.

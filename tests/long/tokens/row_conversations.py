@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -383,7 +383,7 @@ def _unmasked(sample: Sample) -> Sample:
     return replace(sample, row=replace(sample.row, mask=mask, loss_mask=mask))
 
 
-def _cut(sample: Sample, generations: list[Receipt]) -> Sample:
+def _cut(sample: Sample, generations: Sequence[Receipt]) -> Sample:
     """Return the row as it would be if it ended after these generations."""
     last = generations[-1]
     end = last.prompt_tokens - sample.prompt + len(last.ids)
@@ -392,7 +392,7 @@ def _cut(sample: Sample, generations: list[Receipt]) -> Sample:
 
 
 def _response(
-    sample: Sample, prompt: np.ndarray, start: int, end: int, generations: list[Receipt] | None = None
+    sample: Sample, prompt: np.ndarray, start: int, end: int, generations: Sequence[Receipt] | None = None
 ) -> CertificateRow:
     row = sample.row
     assert row.logprobs is not None

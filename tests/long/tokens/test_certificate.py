@@ -29,7 +29,8 @@ def test_hard_conversations_raise_no_alarm(rolled: Any) -> None:
     assert padding == -(-len(rolled) // honest.PER_BATCH)
     found = honest.kinds(rolled)
     # Sessions of agents are played, and their rows certified, in test_proxy_forest.py; outages in test_outages.py.
-    elsewhere = {StopReason.AGENT_ERROR, StopReason.AGENT_FAILED, StopReason.OUTAGE, StopReason.UNJUDGED}
+    agents = {StopReason.AGENT_ERROR, StopReason.AGENT_FAILED, StopReason.NO_COMPLETION}
+    elsewhere = {*agents, StopReason.OUTAGE, StopReason.UNJUDGED}
     assert set(map(str, set(StopReason) - elsewhere)) <= set(found)
     assert all(count > 0 for count in found.values()), found
 

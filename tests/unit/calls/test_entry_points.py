@@ -201,6 +201,19 @@ def test_a_package_without_metadata_hides_nothing(site: Path) -> None:
     assert load_entry("plug-world/lookup", "tools", "here").__name__ == "Lookup"
 
 
+def test_a_package_of_another_name_than_its_folder_is_named(site: Path) -> None:
+    metadata = "Metadata-Version: 2.1\nName: other-tools\nVersion: 0.1\n"
+    info = install(site, "my-tools", {"tools": "lookup = my_tools:Lookup"}, metadata=metadata)
+    install(site, "sound", {"tools": "lookup = sound:Lookup"})
+    found = installed_entries()
+    assert [entry.name for entry in found.entries] == ["sound/lookup"]
+    (fault,) = found.faults
+    assert fault.startswith(f"{info} is the package other-tools by its METADATA")
+    for reference in ("my-tools/lookup", "other-tools/lookup"):
+        with pytest.raises(ConfigError, match="is the package other-tools by its METADATA"):
+            load_entry(reference, "tools", "here")
+
+
 def test_two_versions_in_one_folder_are_reported(site: Path) -> None:
     install(site, "plug-world", {"tools": ["lookup = plug_world:Lookup", "same = plug_world:Deep"]}, CODE)
     install(site, "plug-world", {"tools": ["lookup = plug_world:Deep", "same = plug_world:Deep"]}, version="0.2")

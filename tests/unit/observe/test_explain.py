@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from tests.support.sample_records import BEGAN, joined_row, sample_record, sample_run, sample_session
 from verl_multiturn.cli.main import app
+from verl_multiturn.observe.explain import agents
 from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.observe.explain.facts import CallFacts, read_facts
 from verl_multiturn.observe.explain.finding import SYMPTOMS
@@ -72,6 +73,16 @@ def test_facts_of_a_session() -> None:
     facts = read_facts(Held([sample_session()]))
     (talk,) = facts.training
     assert (talk.agent_end, talk.unplaced, talk.generated, talk.joined) == ("returned", {"undelivered": 2}, 6, False)
+
+
+def test_sessions_in_which_only_opponents_spoke_have_a_remedy_of_their_own() -> None:
+    records = [
+        sample_session(request_id=f"s-{number}", number=number, stop_reason="no_completion", valid=False, rows=[])
+        for number in range(40)
+    ]
+    (finding,) = agents.find(read_facts(Held(records)))
+    assert (finding.kind, finding.said) == ("alarm", "100 % of the agents' sessions failed, most: no_completion")
+    assert finding.remedy.startswith("let a trained role begin")
 
 
 def test_a_conversation_with_several_rows_has_the_sum_of_their_scores() -> None:

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from verl_multiturn.observe.explain import stragglers
 from verl_multiturn.observe.explain.lateness import Straggler, critical_path, late_of_step
 
 
@@ -28,6 +29,8 @@ def span(kind: str, start: float, end: float, name: str = "") -> dict[str, Any]:
             [span("call", 0, 6, "a"), span("wait", 0, 6, "b"), span("call", 6, 10, "b")],
             {"queue b": 6, "tool b": 4},
         ),
+        # an opponent is no tool, and has no slots
+        ([span("wait", 0, 6, "opponent step 4"), span("call", 6, 10, "b")], {"opponent step 4": 6, "tool b": 4}),
         ([span("generation", 1, 3), span("reward", 4, 10)], {"other": 2, "engine": 2, "reward": 6}),
         ([span("generation", 0, 10), span("pause", 2, 7)], {"engine": 10}),
         ([span("request", 0, 10), span("generation", 2, 10)], {"other": 2, "engine": 8}),
@@ -55,6 +58,14 @@ def test_the_last_conversation_is_compared_with_the_median() -> None:
 def test_a_longer_answer_explains_its_own_seconds() -> None:
     talks = [talk(str(number), 10, engine=2.0) for number in range(4)] + [talk("long", 40, engine=9.0)]
     assert late_of_step(1, talks) == Straggler(1, "long", "engine", 7.0, 7.0, 6.0)  # 30 tokens more, 0.2 s each
+
+
+def test_a_slow_opponent_is_no_tool_with_too_few_slots() -> None:
+    late = Straggler(1, "late", "opponent step 4", 9.0, 9.0, 0.0)
+    finding = stragglers._of_part("opponent step 4", [late], {1: 12.0}, waits=True)
+    assert finding is not None
+    assert finding.said.startswith("opponent step 4 made 1 steps late by 9.0 s")
+    assert "proxy.opponent_devices" in finding.remedy
 
 
 def test_of_three_conversations_nobody_is_late() -> None:

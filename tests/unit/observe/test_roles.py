@@ -13,6 +13,7 @@ from rich.console import Console
 from tests.agent_sessions import Agent, make_run, turns, user
 from tests.support.role_samples import joined_games, sample_game, write_games
 from tests.support.sample_records import BEGAN, sample_record, sample_run
+from verl_multiturn.observe.convert.atif import trajectory
 from verl_multiturn.observe.convert.otel import write_otel
 from verl_multiturn.observe.convert.parquet import write_parquet
 from verl_multiturn.observe.convert.perfetto import write_perfetto
@@ -57,6 +58,22 @@ def game(uid: str, number: int, white: float, black: float) -> dict[RowKey, Stat
         RowKey(uid, str(number), str(at)): {**own, "conversation": {**own["conversation"], "row": at, "rows": 3}}
         for at, own in enumerate(rows)
     }
+
+
+def test_a_game_in_atif_has_its_roles(tmp_path: Path) -> None:
+    write_games(tmp_path, {"u": [1.0]})
+    source = RunSource(Records(tmp_path))
+    (record,) = source.records()
+    found = trajectory(record, source)
+    ours = found["extra"]["verl_multiturn"]
+    assert (ours["roles"], ours["trained"]) == (["white", "black", "user"], ["white", "black"])
+    assert (ours["score_roles"], ours["opponents"]) == ({"white": 1.0, "black": -1.0}, {})
+    assert [row["role"] for row in ours["rows"]] == ["white", "black"]
+    steps = [(step["source"], step.get("extra")) for step in found["steps"]]
+    assert steps == [("user", None), ("agent", {"verl_multiturn": {"role": "black"}})]
+    plain = trajectory(sample_record(), RunSource(Records(tmp_path)))
+    assert "roles" not in plain["extra"]["verl_multiturn"]
+    assert {*plain["extra"]["verl_multiturn"]["rows"][0]} & {"role"} == set()
 
 
 def test_a_roles_reward_is_its_outcome_and_its_completions() -> None:

@@ -1,5 +1,6 @@
 """The pages of reference agree with the code. Those of refusals and of records have tests beside their tables."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +34,16 @@ def test_each_public_name_has_its_place() -> None:
     page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     assert [name for name in verl_multiturn.__all__ if f"`{name}`" not in page and f".{name}`" not in page] == []
     assert page.count("\n### `verl_multiturn.") >= sum(map(len, API.values()))
+
+
+def test_each_name_that_a_guide_imports_has_its_place() -> None:
+    imported = re.compile(r"^from (verl_multiturn[\w.]*) import (\w+(?:, \w+)*)$", re.MULTILINE)
+    texts = [page.read_text(encoding="utf-8") for page in GUIDES]
+    found = {name for text in texts for _, names in imported.findall(text) for name in names.split(", ")}
+    page = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
+    assert len(found) > 20
+    listed = set(re.findall(r"^### `verl_multiturn[\w.]*\.(\w+)`$", page, re.MULTILINE))
+    assert sorted(found - listed) == []
 
 
 DOCS = ROOT / "docs"

@@ -12,6 +12,7 @@ from aiohttp import web
 from tests.agent_sessions import Agent, make_run, said, turns, user
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.process import Outages
+from verl_multiturn.calls.timeline import Timeline, kept
 from verl_multiturn.clients.chat_endpoint import AskAgainError
 from verl_multiturn.config import OutageSettings, ProxySettings
 from verl_multiturn.errors import OutageError
@@ -38,8 +39,12 @@ class Models:
     def __init__(self, address: str = "", there: Sequence[OpponentName] = ()) -> None:
         self.served, self.there = address, there
         self.asked: list[OpponentName] = []
+        self.unknown = ""
+        """Why nobody can say which are there; "": it is known."""
 
     async def has(self, name: OpponentName, step: int) -> bool:
+        if self.unknown:
+            raise OutageError(self.unknown)
         return name in self.there and (not isinstance(name, int) or name == 0 or name < step)
 
     async def address(self, name: OpponentName) -> str:
@@ -93,7 +98,7 @@ def opponents(
         options: dict[str, Any] = {"timeout_s": timeout_s, "connections": 4, "watch": watch}
         return RemoteModel(f"step {name}", address, sampled=("temperature",), setting="proxy.opponents", **options)
 
-    return Opponents(dict.fromkeys(roles, listed), seed, models, make, trained)
+    return Opponents(dict.fromkeys(roles, listed), seed, models, make, trained, watch)
 
 
 def life(step: int = 9, number: int = 0, index: int = 3) -> Life:
@@ -159,6 +164,16 @@ async def test_an_opponent_answers_in_its_role_and_is_in_no_row() -> None:
     ]  # fmt: skip
     assert [*requests[1].messages] == [user("w1")]
     assert [*requests[1].said] == [said("b1")]
+
+
+async def test_the_wait_for_an_opponent_has_its_name() -> None:
+    timeline = Timeline()
+    async with server("b1") as (address, _):
+        run = make_run(turns(), roles=ROLES, opponents=opponents(Models(address, [0]), [0]))
+        with kept(timeline):
+            await Agent(run).ask(HELLO, model="black")
+        await run.opponents.aclose()  # type: ignore[union-attr]
+    assert [(span.kind, span.name) for span in timeline.spans] == [("wait", "opponent step 0"), ("request", "")]
 
 
 async def test_the_trained_model_plays_where_no_opponent_is_there() -> None:
@@ -320,6 +335,25 @@ async def test_a_whole_session_whose_opponent_is_lost_is_invalid_and_names_the_o
     assert outcome.outages == (["opponent step 0"] if mode == "mask" else [])
 
 
+@pytest.mark.parametrize("mode", ["mask", "off"])
+async def test_a_session_whose_opponents_nobody_knows_is_invalid_and_names_the_outage(mode: str) -> None:
+    settings = OutageSettings(mode=mode)  # type: ignore[arg-type]
+    watch = Outages(settings).of("opponent checkpoints", OutageLimits(), 60.0)
+    models = Models(there=[4])
+    models.unknown = "no actor"
+    run = make_run(turns("w"), roles=ROLES, opponents=opponents(models, watch=watch))
+    runner = build_runner(ProxySettings(agent="tests.endpoint_agents:both_roles"))
+    endpoint = Endpoint(run, runner, ProxyServer(), 30.0, -1.0)
+    try:
+        outcome, _ = await endpoint.run("r", {"raw_prompt": HELLO}, {"temperature": 1.0})
+    finally:
+        await endpoint.aclose()
+    reason = StopReason.OUTAGE if mode == "mask" else StopReason.ENGINE_ERROR
+    assert (outcome.stop_reason, outcome.valid) == (reason, False)
+    assert outcome.outages == (["opponent checkpoints"] if mode == "mask" else [])
+    assert outcome.error == "the opponents' servers: OutageError: no actor"
+
+
 async def test_an_opponent_that_never_answers_is_an_outage_and_not_the_agents_lateness() -> None:
     never = asyncio.Event()
 
@@ -355,8 +389,9 @@ async def test_a_session_in_which_only_opponents_spoke_says_so() -> None:
             outcome, _ = await endpoint.run("r", {"raw_prompt": HELLO}, {"temperature": 1.0})
         finally:
             await endpoint.aclose()
-    assert not outcome.valid
-    assert outcome.error == "the trained model was not asked, and only opponents spoke: step 0"
+    assert (outcome.stop_reason, outcome.valid) == (StopReason.NO_COMPLETION, False)
+    said = "the trained model was not asked, and only opponents spoke: step 0; if many sessions end so, let a trained"
+    assert outcome.error == f"{said} role begin"
     assert outcome.session is not None
     assert outcome.session.opponents == {"black": "step 0"}
 

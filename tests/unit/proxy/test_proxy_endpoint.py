@@ -365,6 +365,9 @@ def test_the_order_of_reasons() -> None:
     assert stop_reason(late, False, "", True) is StopReason.PROMPT_TOO_LONG
     assert stop_reason(late, False, "") is StopReason.AGENT_FAILED
     assert stop_reason(late, True, "") is StopReason.WALL_CLOCK
+    assert stop_reason(late, False, "", alone=True) is StopReason.AGENT_FAILED
+    assert stop_reason(AgentEnd("returned"), False, "", alone=True) is StopReason.NO_COMPLETION
+    assert stop_reason(AgentEnd("returned"), False, "", True, alone=True) is StopReason.PROMPT_TOO_LONG
     assert stop_reason(AgentEnd("stuck"), True, "") is StopReason.WALL_CLOCK
     assert stop_reason(raised, True, "") is StopReason.AGENT_ERROR
     assert stop_reason(returned, True, "", True) is StopReason.FINISHED

@@ -1,11 +1,15 @@
 """`verl-multiturn serve`: an agent on a scripted model, and the part that would be trained."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.conftest import ROOT
+from tests.unit.proxy.test_opponents import server
 from verl_multiturn.cli import main as cli
 from verl_multiturn.runs.data import tool_call
 
@@ -77,6 +82,70 @@ def test_roles_are_shown_and_those_beside_train_are_context(tmp_path: Path, monk
     assert [cell.strip() for cell in black.split("│")[1:3]] == ["1", "black"]
     wrong = CliRunner().invoke(cli.app, ["serve", "--role", "white", "--train", "red"])
     assert (wrong.exit_code, "--train: 'red' is not a role; name some of --role=['white']" in wrong.output) == (2, True)
+
+
+ONE_REWARD = GAME.replace('{"roles": {"white": 1, "black": -1}}', "0.5")
+
+
+def test_one_number_is_shown_as_the_reward_of_each_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "even_game.py").write_text(ONE_REWARD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = ["--agent", "even_game:play", "--turn", "e4", "--turn", "e5", "--role", "white", "--role", "black"]
+    for train, said in (([], "of white 0.5, of black 0.5"), (["--train", "black"], "of black 0.5")):
+        done = CliRunner().invoke(cli.app, ["serve", *options, *train], env={"COLUMNS": "200"})
+        assert done.exit_code == 0, done.output
+        assert f"the session's rewards are {said}\n" in done.output
+
+
+@contextmanager
+def serving(*answers: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Serve chat completions in a thread: `serve` needs the main one, for its signals."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    made = server(*answers)
+    try:
+        yield asyncio.run_coroutine_threadsafe(made.__aenter__(), loop).result()
+    finally:
+        asyncio.run_coroutine_threadsafe(made.__aexit__(None, None, None), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def test_an_opponent_at_an_address_plays_its_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "opposed_game.py").write_text(GAME)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = ["serve", "--agent", "opposed_game:play", "--turn", "e4", "--role", "white", "--role", "black"]
+    with serving("c5") as (address, bodies):
+
+        def served(*more: str) -> Any:
+            return CliRunner().invoke(cli.app, [*options, *more], env={"COLUMNS": "200"})
+
+        done = served("--opponent", f"black={address}#big")
+        assert done.exit_code == 0, done.output
+        assert "1 roots, 1 rows, 1 trained" in done.output
+        assert f"black was played by {address}#big: 1 answers, in no row" in done.output
+        assert "the session's rewards are of white 1, of black -1 (no row)" in done.output
+        assert bodies[0]["model"] == "big"
+        for given, problem in (
+            ("black=4", "--opponent: black: the opponent 4 is served by a run alone; serve a model yourself"),
+            ("black=models/old", "--opponent: black: the opponent models/old is served by a run alone"),
+            ("black", "--opponent: expected ROLE=ADDRESS"),
+            ("red=http://127.0.0.1:9/v1", "--opponent: 'red' is no role; name some of --role=['white', 'black']"),
+            ("black=policy", "--opponent: black: 'policy' alone is the trained model"),
+        ):
+            refused = served("--opponent", given)
+            assert (refused.exit_code, problem in " ".join(refused.output.split())) == (2, True), refused.output
+
+
+def test_an_opponent_that_is_not_there_is_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lone_game.py").write_text(GAME)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = ["serve", "--agent", "lone_game:play", "--turn", "e4", "--role", "white", "--role", "black"]
+    done = CliRunner().invoke(cli.app, [*options, "--opponent", "black=http://127.0.0.1:9/v1"], env={"COLUMNS": "200"})
+    assert done.exit_code == 1
+    assert "error outage: the opponent http://127.0.0.1:9/v1: " in done.output
 
 
 @pytest.mark.parametrize(

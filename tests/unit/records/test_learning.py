@@ -9,13 +9,16 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.support.role_samples import joined_games, sample_game, write_games
 from tests.support.sample_records import START, joined_row, sample_record, sample_run, sample_session, unproven_record
 from verl_multiturn import CertificateError, ConfigError
 from verl_multiturn.records import schema
+from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.read import joins
 from verl_multiturn.records.read.learning import RecordLoader, SelectionRule, check_vocabulary, choose
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.scores import joined_rewards
+from verl_multiturn.records.rows import columns
 from verl_multiturn.records.verify.record import verify_record
 from verl_multiturn.records.write.run_file import digest_of_vocabulary
 
@@ -63,6 +66,41 @@ def test_a_row_gives_its_best_conversations_up_to_a_number(tmp_path: Path) -> No
     found = choose([folder], SelectionRule(per_row=2))
     assert [[each.number for each in group] for group in found.groups] == [[1, 3], [0, 3]]
     assert found.left_out == {"beyond 2 of their row": 4}
+
+
+def test_of_a_game_the_rows_of_the_winning_role_are_learned_from(tmp_path: Path) -> None:
+    """Both scores add up to 0; the text of the user, a role that was not trained, is in no row."""
+    write_games(tmp_path, {"u": [1.0, -1.0]})
+    won = choose([tmp_path], SelectionRule(min_score=1.0)).conversations
+    assert [(each.number, each.trained, each.score) for each in won] == [(0, (2, 0), 1.0), (1, (0, 2), 1.0)]
+    assert won[0].of_rows == (("white", 1.0), ("black", -1.0))
+    every = choose([tmp_path], SelectionRule()).conversations
+    assert [each.trained for each in every] == [(2, 2), (2, 2)]
+    white = choose([tmp_path], SelectionRule(min_score=1.0, roles=("white",)))
+    assert [(each.number, each.trained) for each in white.conversations] == [(0, (2, 0))]
+    assert white.left_out == {"with a reward below 1.0": 1}
+    with pytest.raises(ConfigError, match=r"2 of other roles than \['user'\]"):
+        choose([tmp_path], SelectionRule(roles=("user",)))
+
+
+def test_an_opponents_text_is_not_learned_from(tmp_path: Path) -> None:
+    record = sample_game("u", 0, 1.0)
+    first = record["session"]["requests"][0]
+    answered = {**first, "role": "black", "opponent": "step 4", "said": [{"role": "assistant", "content": "b"}]}
+    record["session"]["requests"].append({**answered, "generations": []})
+    record["session"]["opponents"] = {"black": "step 4"}
+    (tmp_path / "a.jsonl").write_bytes(line_of(record))
+    joins.write(tmp_path, joins.name_of(False, 1, START), joins.table_of(joined_games("u", [1.0])))
+    (found,) = choose([tmp_path], SelectionRule()).conversations
+    taken = RecordLoader().take(found.pointer)
+    learned = [columns(row) for row in taken["rows"]]
+    spoken = [ids for held in learned for ids, mask in zip(held["ids"], held["mask"], strict=True) if mask]
+    assert spoken == [21, 2, 61, 2]  # white's and black's own, and neither the user's nor the opponent's
+
+
+def test_roles_do_not_go_with_groups() -> None:
+    with pytest.raises(ConfigError, match=r"roles=\['white'\]: a trainer that compares groups learns from"):
+        SelectionRule(group=2, roles=("white",))
 
 
 def test_groups_are_whole_and_of_one_size(tmp_path: Path) -> None:

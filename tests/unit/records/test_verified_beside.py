@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.role_samples import write_games
 from tests.support.sample_records import sample_record, sample_run, sample_session
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verify.folder import verify_files
@@ -123,6 +124,33 @@ def test_a_join_of_something_else_is_found(tmp_path: Path, name: str, value: Any
     sample_run(tmp_path, steps=1, groups=1, size=2)
     rewrite_join(tmp_path, name, value)
     assert told(tmp_path) == [said]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("role", "black", ["the role of row 0 is 'white', by the trainer's join 'black'",
+                           "its agent gave the role 'black' -1, the trainer's join has 0"]),
+        ("role", None, ["the role of row 0 is 'white', by the trainer's join None"]),
+        ("score", 0.5, ["its line says that it scored 0.0, the trainer's join -0.5",
+                        "its agent gave the role 'white' 1, the trainer's join has 0.5"]),
+    ],
+)  # fmt: skip
+def test_a_join_of_other_roles_or_rewards_is_found(tmp_path: Path, name: str, value: Any, said: list[str]) -> None:
+    write_games(tmp_path, {"u": [1.0, -1.0]})
+    assert told(tmp_path) == []
+    rewrite_join(tmp_path, name, value)
+    assert told(tmp_path) == said
+
+
+def test_rewards_by_role_that_were_swapped_in_a_record_are_found(tmp_path: Path) -> None:
+    """Their sum is the same."""
+    write_games(tmp_path, {"u": [1.0, -1.0]})
+    change(tmp_path, "session", lambda session: {**session, "rewards": {"white": -1.0, "black": 1.0}})
+    assert told(tmp_path) == [
+        "its agent gave the role 'white' -1, the trainer's join has 1",
+        "its agent gave the role 'black' 1, the trainer's join has -1",
+    ]
 
 
 def test_a_score_that_is_not_the_trainers(tmp_path: Path) -> None:

@@ -19,8 +19,13 @@ from verl_multiturn.cli.run import refuse_early
 from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.recipes import list_recipes
+from verl_multiturn.runs.compose import compose_run
 from verl_multiturn.runs.plan import MODES, find_recipe, in_full, plan_run
 from verl_multiturn.runs.run import run_configuration
+from verl_multiturn.verl_bridge.startup.refusals.agents import check_opponents
+from verl_multiturn.verl_bridge.startup.refusals.rewards import REWARDS
+from verl_multiturn.verl_bridge.startup.table import RefusalRow
+from verl_multiturn.verl_bridge.startup.view import RunView
 
 EXAMPLES = ROOT / "tests" / "support" / "verl_examples.tsv"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -42,6 +47,40 @@ def refusal(tmp_path: Path, *words: str, recipe: str = "quickstart", **options: 
     except ConfigError as error:
         return str(error)
     return ""
+
+
+FUNCTION = "reward.custom_reward_function"
+
+
+def test_options_that_no_reward_function_takes(tmp_path: Path) -> None:
+    routes = f"+{FUNCTION}.reward_kwargs.routes={{a: math}}"
+    said = refusal(tmp_path, f"{FUNCTION}.path=null", routes)
+    assert f"{FUNCTION}.path is not set, and verl's own reward takes no options; set it to pkg://verl_mult" in said
+
+
+def test_our_routes_beside_a_function_of_ones_own_are_named(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def compute_score(**given): return 1.0")
+
+    def told(path: str) -> list[str]:
+        words = [f"{FUNCTION}.path={path}", f"+{FUNCTION}.reward_kwargs.routes={{a: math}}"]
+        run = RunView(compose_run(plan_run("quickstart", out=tmp_path / "out", overrides=words)), is_early=True)
+        rows = [row for row in REWARDS if isinstance(row, RefusalRow) and not row.is_refusal]
+        return [said for row in rows if (said := row.message(run)) is not None]
+
+    (said,) = told(str(tmp_path / "own.py"))
+    assert said.startswith(
+        f"{FUNCTION}.reward_kwargs.routes={{'a': 'math'}}: it is an option of verl_multiturn.rewards."
+    )
+    assert "own.py:compute_score gets it as a keyword, and routes nothing unless it does so itself" in said
+    assert told("pkg://verl_multiturn.rewards") == []
+
+
+def test_opponent_0_is_not_the_model_without_the_adapter_that_the_run_begins_with(tmp_path: Path) -> None:
+    words = [f"++{ROLLOUT}.custom.multiturn.proxy.opponents={{black: [0]}}"]
+    words += ["actor_rollout_ref.model.lora_adapter_path=adapters/first"]
+    run = RunView(compose_run(plan_run("tictactoe", out=tmp_path / "out", overrides=words)), is_early=True)
+    with pytest.raises(ConfigError, match="and the run begins with the adapter 'adapters/first' on it; merge the two"):
+        check_opponents(run)
 
 
 BOOL, WHOLE = "expected true or false; ", "expected a whole number; "
@@ -175,6 +214,9 @@ def test_a_micro_batch_that_does_not_divide_is_refused_early(tmp_path: Path) -> 
 PADDING = "actor_rollout_ref.model.use_remove_padding"
 
 
+NO_MICRO = "verl needs the rows of a micro-batch where it does not count tokens; set it, to 1 say, or set"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -208,6 +250,12 @@ PADDING = "actor_rollout_ref.model.use_remove_padding"
             f"{ROLLOUT}.log_prob_micro_batch_size=16 with {ROLLOUT}.log_prob_micro_batch_size_per_gpu=128: verl takes ",
         ),
         (("actor_rollout_ref.ref.log_prob_micro_batch_size=16",), ""),  # there is no reference
+        ((f"{ACTOR}.ppo_micro_batch_size_per_gpu=null",), f"{ACTOR}.ppo_micro_batch_size_per_gpu=None: {NO_MICRO}"),
+        (
+            (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=null",),
+            f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=None: {NO_MICRO}",
+        ),
+        ((f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=null", f"{ACTOR}.use_dynamic_bsz=True"), ""),
         (
             (f"{ACTOR}.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=2", f"{PADDING}=False"),
             f"{ACTOR}.ulysses_sequence_parallel_size=2 with {PADDING}=False: ranks that hold a row together",
@@ -216,7 +264,7 @@ PADDING = "actor_rollout_ref.model.use_remove_padding"
 )
 def test_sizes_that_verls_own_check_does_not_take(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     """The `validate_config` of verl raises each of them, after half a minute and as a traceback."""
-    micro = () if any("micro_batch_size=" in word for word in words) else (f"{ACTOR}.ppo_micro_batch_size_per_gpu=1",)
+    micro = () if any("micro_batch_size" in word for word in words) else (f"{ACTOR}.ppo_micro_batch_size_per_gpu=1",)
     found = refusal(tmp_path, *micro, *words)
     assert message in found
     assert (found == "") is (message == "")

@@ -57,6 +57,36 @@ def test_what_the_quickstart_is(tmp_path: Path) -> None:
     assert "rows" not in lines_of(there)["left to the start"]
 
 
+PROXY = "actor_rollout_ref.rollout.custom.multiturn.proxy"
+
+
+def test_roles_opponents_and_options_are_shown(tmp_path: Path) -> None:
+    found = facts(
+        tmp_path, f"{PROXY}.train=[white]", f"++{PROXY}.opponents={{black: [policy, 0, 'http://127.0.0.1:8/v1']}}",
+        "algorithm.adv_estimator=my_advantages.py:advantages",
+        "++actor_rollout_ref.rollout.custom.multiturn.advantage.options={scale: 2}",
+        recipe="tictactoe",
+    )  # fmt: skip
+    assert (found["roles"], found["trained_roles"]) == (["white", "black"], ["white"])
+    assert found["opponents"] == {"black": ["policy", "step 0", "http://127.0.0.1:8/v1"]}
+    lines = lines_of(found)
+    assert lines["roles"] == "white, black (not trained)"
+    assert lines["opponents of black"] == "policy, step 0, http://127.0.0.1:8/v1"
+    assert lines["estimator, KL"].startswith("my_advantages.py:advantages (scale=2), ")
+
+
+def test_the_reward_function_and_its_options_are_shown(tmp_path: Path) -> None:
+    lines = lines_of(facts(tmp_path))
+    assert "roles" not in lines
+    assert lines["reward"] == f"{ROOT / 'recipes' / 'quickstart' / 'reward.py'}:compute_score"
+    section, ours = "reward.custom_reward_function", "pkg://verl_multiturn.rewards:compute_score"
+    words = [f"{section}.path=pkg://verl_multiturn.rewards"]
+    assert lines_of(facts(tmp_path, *words))["reward"] == ours
+    words += [f"+{section}.reward_kwargs.routes={{a: math}}", f"+{section}.reward_kwargs.gsm8k.method=flexible"]
+    assert lines_of(facts(tmp_path, *words))["reward"] == f"{ours} (gsm8k, routes)"
+    assert lines_of(facts(tmp_path, f"{section}.path=null"))["reward"] == "verl's own, by data_source"
+
+
 def test_rows_that_verl_filters_are_the_most(tmp_path: Path) -> None:
     """The start-up check sets a data set class of ours where verl measures prompts."""
     rows = tmp_path / "rows.jsonl"

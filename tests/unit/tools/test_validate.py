@@ -166,7 +166,8 @@ def test_all_files_that_verl_reads_are_read(tmp_path: Path, name: str) -> None:
         ("rows.jsonl", b"\xff\xfe", "cannot be read"),
         ("rows.jsonl", b'{"prompt": 1}\n{"prompt"', "(ValueError: line 2, column 10: "),
         ("rows.jsonl", b"", "has no rows"),
-        ("rows.csv", b"prompt\nx", "expected one of *.parquet, *.jsonl, *.json"),
+        ("rows.csv", b"prompt\nx", "verl's data set reads no CSV; `verl-multiturn run RECIPE --data"),
+        ("rows.txt", b"prompt\nx", "expected one of *.parquet, *.jsonl, *.json"),
     ],
 )
 def test_a_bad_file_is_one_clear_error(tmp_path: Path, name: str, content: bytes, said: str) -> None:

@@ -102,6 +102,12 @@ class Watch:
         sums = self._sums
         return sums.answered + sums.mistakes + sums.masked + sums.bugs > 0
 
+    @property
+    def waited_for(self) -> str:
+        """Return the name that timelines have for a wait: without its kind, but for opponents, which are no calls."""
+        kind, _, name = self.name.partition(" ")
+        return self.name if kind == "opponent" else name
+
     def take(self) -> Sums:
         """Return the calls since the last report, to be reported."""
         sums, self._sums = self._sums, Sums()
@@ -161,7 +167,7 @@ class Watch:
         held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._held[held] = failed_at
         try:
-            with during("wait", self.name.partition(" ")[2]):
+            with during("wait", self.waited_for):
                 await asyncio.wait({held}, timeout=hold_s)
         finally:
             del self._held[held]
@@ -212,7 +218,7 @@ class Watch:
         """
         waiter, stop_s, again = uuid4().hex, self.outages.settings.stop_s, CallAdmission("again", 0)
         until = asyncio.get_running_loop().time() + stop_s if until is None else until
-        with self.outages.stopped(), during("wait", self.name.partition(" ")[2]):
+        with self.outages.stopped(), during("wait", self.waited_for):
             try:
                 async with asyncio.timeout_at(until) as limit:
                     admitted = again

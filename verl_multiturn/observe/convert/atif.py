@@ -2,7 +2,8 @@
 
 A message of system or user is a step, a message of the model is a step with its calls and their answers. Data without a
 place in ATIF is in `extra.verl_multiturn`: the identity, the score, and ids, masks, logprobs, versions and turns of
-each row of the batch. Where the model's messages and its generations are as many, each step also has its own.
+each row of the batch. Where the model's messages and its generations are as many, each step also has its own. With
+roles (`proxy.roles`) rows and the model's steps have theirs.
 """
 
 from __future__ import annotations
@@ -66,7 +67,14 @@ def trajectory(record: dict[str, Any], source: RunSource) -> dict[str, Any]:
     named = ("uid", "number", "validation", "step", "stop_reason", "valid", "void", "error", "sampling", "calc_rewards")
     ours = {name: record.get(name) for name in named}
     ours |= {"score": reward.score, "score_parts": reward.parts, "trained_step": reward.step, "sample": sample}
-    ours["rows"] = [{"prompt_length": row["prompt_length"], **columns(row)} for row in record.get("rows") or []]
+    roles = _roles_of_rows(record)
+    ours["rows"] = [
+        {"prompt_length": row["prompt_length"], **columns(row), **_named(roles.get(index))}
+        for index, row in enumerate(record.get("rows") or [])
+    ]
+    if (session := record.get("session") or {}).get("roles"):
+        ours |= {"roles": session["roles"], "trained": session.get("trained"), "score_roles": reward.of_roles}
+        ours["opponents"] = session.get("opponents")
     return {
         "schema_version": VERSION,
         "session_id": record.get("uid") or record["request_id"],
@@ -82,12 +90,22 @@ def trajectory(record: dict[str, Any], source: RunSource) -> dict[str, Any]:
     }
 
 
+def _roles_of_rows(record: dict[str, Any]) -> dict[Any, str | None]:
+    """Return the role of each row that holds a generation."""
+    return {each.get("row"): each.get("role") for each in record.get("generations") or []}
+
+
+def _named(role: str | None) -> dict[str, str]:
+    return {} if role is None else {"role": role}
+
+
 def _steps(record: dict[str, Any]) -> list[dict[str, Any]]:
     messages, asked = record.get("messages") or [], int(record.get("asked") or 0)
     own = [at for at, message in enumerate(messages) if message.get("role") == "assistant" and at >= asked]
     generations = _of_last_row(record)
     sampled = dict(zip(own, generations, strict=True)) if len(own) == len(generations) else {}
     statuses = {call.get("id"): call for call in record.get("calls") or []}
+    speaks = _named(_roles_of_rows(record).get(len(record.get("rows") or []) - 1))
     steps: list[dict[str, Any]] = []
     for at, message in enumerate(messages):
         role, text = message.get("role"), _text(message.get("content"))
@@ -99,6 +117,7 @@ def _steps(record: dict[str, Any]) -> list[dict[str, Any]]:
         if role == "assistant":
             step |= _said(message, statuses)
             step |= _metrics(record, *sampled[at]) if at in sampled else {}
+            step |= {"extra": {OURS: speaks}} if speaks and at >= asked else {}
         steps.append(step)
     return steps or [{"step_id": 1, "source": "user", "message": ""}]
 

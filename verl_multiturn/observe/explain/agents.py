@@ -11,7 +11,11 @@ from verl_multiturn.observe.explain.finding import Finding, examples, percent
 from verl_multiturn.rollout.limits import StopReason
 
 _FAILED = frozenset({"raised", "timed_out", "stuck", "failed"})
-_STOPS = (StopReason.AGENT_ERROR, StopReason.AGENT_FAILED)
+_STOPS = (StopReason.AGENT_ERROR, StopReason.AGENT_FAILED, StopReason.NO_COMPLETION)
+_REMEDY = (
+    "`problem` in the sessions of the examples; `verl-multiturn serve --agent` plays the agent against a scripted model"
+)
+_OF_OPPONENTS = "let a trained role begin, or the game last longer: only opponents spoke in these sessions"
 _NOTE, _ALARM = 0.02, 0.1
 
 
@@ -25,13 +29,13 @@ def find(facts: Facts) -> Iterator[Finding]:
     if kind is None:
         return
     failed = [talk for talk in sessions if _failed(talk)]
-    ends = Counter(talk.agent_end or talk.stop for talk in failed)
+    ends = Counter(talk.stop if talk.agent_end == "returned" else talk.agent_end or talk.stop for talk in failed)
+    most = ends.most_common(1)[0][0]
     yield Finding(
         "agents_fail",
         kind,
-        f"{percent(found.total)} of the agents' sessions failed, most: {ends.most_common(1)[0][0]}",
-        "`problem` in the sessions of the examples; `verl-multiturn serve --agent` plays the agent against a scripted "
-        "model",
+        f"{percent(found.total)} of the agents' sessions failed, most: {most}",
+        _OF_OPPONENTS if most == StopReason.NO_COMPLETION else _REMEDY,
         {"share": round(found.total, 4), "share_by_window": found.shares, "by_end": dict(ends)},
         examples(talk.request_id for talk in reversed(failed)),
         max(found.total, found.last),

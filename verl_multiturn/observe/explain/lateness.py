@@ -15,6 +15,8 @@ from typing import Any
 
 OTHER = "other"
 """Part of the time that belongs to no span."""
+OPPONENT = "opponent "
+"""Begin of the name of a wait for an opponent; names of tools have no space."""
 _PARTS = {"generation": "engine", "pause": "engine", "reward": "reward", "wait": "queue"}
 # Spans that hold others, and therefore explain nothing.
 _OUTER = frozenset({"request"})
@@ -22,7 +24,12 @@ _SAME_S = 1e-4
 
 
 def part_of(kind: str, name: str) -> str:
-    """Return the part of the system that a span belongs to: `engine`, `queue NAME`, `tool NAME`, `reward` and so on."""
+    """Return the part of the system that a span belongs to: `engine`, `queue NAME`, `tool NAME`, `reward` and so on.
+
+    The wait for an opponent of `proxy.opponents` is a part of its own, `opponent NAME`.
+    """
+    if kind == "wait" and name.startswith(OPPONENT):
+        return name
     part = _PARTS.get(kind, "tool" if kind == "call" else kind)
     return f"{part} {name}" if name and part in ("queue", "tool", "interaction") else part
 

@@ -18,6 +18,7 @@ _REMEDIES = {
     "engine": "the engine's log at that time, and its load; over-sampling leaves the slowest out "
     "(`docs/train/oversampling.md`)",
     "queue": "more slots (limits.concurrency of the tool's YAML entry), or a faster service",
+    "opponent": "more devices for the opponents' servers (`proxy.opponent_devices`), smaller models, or fewer of them",
     "tool": "a shorter limits.timeout_s, a faster tool, or an asynchronous trainer (`docs/train/async.md`)",
     "interaction": "a faster user or environment, or a shorter timeout_s",
     "reward": "a faster reward function, or a time limit in it; more reward workers",

@@ -17,8 +17,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from verl_multiturn.calls.outages.process import Watch
 from verl_multiturn.config import POLICY
-from verl_multiturn.proxy.opponents.remote_model import RemoteModel
+from verl_multiturn.proxy.opponents.remote_model import RemoteModel, answer_of
 from verl_multiturn.rollout.life import Life
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,9 @@ class ServedModels(Protocol):
         Args:
             name: Step of a checkpoint, or folder of a model.
             step: The step.
+
+        Raises:
+            OutageError: It cannot be found out.
         """
 
     async def address(self, name: OpponentName) -> str:
@@ -62,19 +66,22 @@ class Opponents:
     Args:
         listed: For each role the opponents, as `proxy.opponents` has them.
         seed: Seed of the run's data.
-        models: The servers beside the run.
+        models: The servers beside the run; None: all opponents are at addresses.
         make: Makes the client of an opponent that is not the trained model.
         trained: The trained roles.
+        watch: The watch over the one who says which models are there; None: its outages are not tracked.
     """
 
     def __init__(
         self,
         listed: Mapping[str, Sequence[OpponentName]],
         seed: int,
-        models: ServedModels,
+        models: ServedModels | None,
         make: Callable[[OpponentName], RemoteModel],
         trained: Sequence[str],
+        watch: Watch | None = None,
     ) -> None:
+        self._watch = watch
         self._listed = listed
         self._trained = tuple(trained)
         self._seed = seed
@@ -93,13 +100,16 @@ class Opponents:
         Args:
             role: The role, which has opponents.
             life: The session; None: it is no session of a run.
+
+        Raises:
+            OpponentLostError: Nobody says which of them are there.
         """
         step, number = (0, 0) if life is None else (life.step, life.number)
         index = None if life is None else life.row.get("index")
         validates = life is not None and life.validation
         if validates and role in self._trained:
             return None
-        there = [name for name in self._listed[role] if await self._has(name, step)]
+        there = [name for name in self._listed[role] if await self._has(name, step, "" if life is None else life.id)]
         if not there:
             return None
         session = f"{self._seed} {validates} {step} {index} {number}"
@@ -112,8 +122,11 @@ class Opponents:
             self._made[drawn] = self._make(drawn)
         return self._made[drawn]
 
-    async def _has(self, name: OpponentName, step: int) -> bool:
-        if name == POLICY or is_address(name) or await self._models.has(name, step):
+    async def _has(self, name: OpponentName, step: int, session: str) -> bool:
+        models = self._models
+        if name == POLICY or is_address(name) or models is None:
+            return True
+        if await answer_of(self._watch, session, "the opponents' servers", lambda: models.has(name, step)):
             return True
         if name not in self._has_told:
             self._has_told.add(name)
@@ -149,7 +162,11 @@ class SessionOpponents:
         return dict(self._names)
 
     async def of(self, role: str | None) -> RemoteModel | None:
-        """Return who plays a role in this session; None: the trained model does."""
+        """Return who plays a role in this session; None: the trained model does.
+
+        Raises:
+            OpponentLostError: It cannot be drawn.
+        """
         if role is None or self._opponents is None or not self._opponents.plays(role):
             return None
         if role not in self._drawn:

@@ -15,7 +15,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from verl_multiturn.calls.outages.guarded_call import GuardedCall
 from verl_multiturn.calls.outages.process import OutageEndError, Watch
@@ -26,6 +26,7 @@ from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import OutageError
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion, FinishReason, RefusedError
 
+Answer = TypeVar("Answer")
 _FINISH: Mapping[Any, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 _ATTEMPTS = 3
 _SHOWN = 200
@@ -42,6 +43,31 @@ class OpponentLostError(Exception):
     def __init__(self, problem: str, outage: str) -> None:
         super().__init__(problem)
         self.outage = outage
+
+
+async def answer_of(watch: Watch | None, session: str, who: str, question: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Return the answer to a question about an opponent, which waits for the end of an outage where it may.
+
+    Args:
+        watch: The watch over the outages of the one who answers; None: they are not tracked.
+        session: Id of the session.
+        who: The one who answers, for messages.
+        question: Puts it once.
+
+    Raises:
+        OpponentLostError: There is no answer.
+    """
+    call = GuardedCall(watch, session, "repeatable")
+    while True:
+        try:
+            async with call:
+                await call.wait()
+                return await question()
+        except (OutageError, OutageEndError, TimeoutError) as error:
+            if call.again:
+                continue
+            outage = call.name if call.met or isinstance(error, OutageEndError) else ""
+            raise OpponentLostError(f"{who}: {describe(error)}", outage) from None
 
 
 class RemoteModel:
@@ -110,20 +136,10 @@ class RemoteModel:
         return list(await asyncio.gather(*(self._one(body, session) for _ in range(request.n))))
 
     async def _one(self, body: Mapping[str, Any], session: str) -> Completion:
-        call = GuardedCall(self._watch, session, "repeatable")
-        while True:
-            try:
-                async with call:
-                    await call.wait()
-                    answered = await self._ask(body)
-            except (OutageError, OutageEndError, TimeoutError) as error:
-                if call.again:
-                    continue
-                outage = call.name if call.met or isinstance(error, OutageEndError) else ""
-                raise OpponentLostError(f"the opponent {self.name}: {describe(error)}", outage) from None
-            if isinstance(answered, RefusedError):
-                raise answered
-            return answered
+        answered = await answer_of(self._watch, session, f"the opponent {self.name}", lambda: self._ask(body))
+        if isinstance(answered, RefusedError):
+            raise answered
+        return answered
 
     async def _ask(self, body: Mapping[str, Any]) -> Completion | RefusedError:
         endpoint = await self._found()

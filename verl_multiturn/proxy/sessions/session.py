@@ -283,7 +283,9 @@ class AgentSession:
         request = delivery.request
         with during("request"), _noting(delivery.noted, request):
             role = None if self.roles is None else self.roles.named(request.model)
-            if (opponent := await self.opponents.of(role)) is not None:
+            with self._losing():
+                opponent = await self.opponents.of(role)
+            if opponent is not None:
                 await self._relay(delivery, opponent)
                 return
             prompt = delivery.prompt = delivery.noted.prompt = await self._prompt(request)
@@ -340,18 +342,23 @@ class AgentSession:
         self._require()
         request = delivery.request
         self._count(request.n)
-        try:
-            # It has a time limit of its own. An opponent that hangs must not look like an agent that is late.
-            with stopped(), during("wait", opponent.name):
-                most = self._run.limits.turn_budget(0)
-                made = await opponent.complete(request, self._sampling, most, self.id)
-        except OpponentLostError as error:
-            self.failed, self.opponents.outage = self.failed or str(error), error.outage
-            raise engine_failed(str(error)) from None
+        # It has a time limit of its own. An opponent that hangs must not look like an agent that is late.
+        with self._losing(), stopped(), during("wait", f"opponent {opponent.name}"):
+            most = self._run.limits.turn_budget(0)
+            made = await opponent.complete(request, self._sampling, most, self.id)
         for each in made:
             self._relayed |= dict.fromkeys((each.id, *(call.id for call in each.calls)), each)
         delivery.completions = made
         self.journal.relayed(delivery.noted, request, opponent.name, made)
+
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
+        """Refuse a request, and make the session invalid, where an opponent is lost."""
+        try:
+            yield
+        except OpponentLostError as error:
+            self.failed, self.opponents.outage = self.failed or str(error), error.outage
+            raise engine_failed(str(error)) from None
 
     async def _prompt(self, request: ChatRequest) -> PromptNode:
         """Return the prompt of a request, rendered."""

@@ -6,7 +6,9 @@ Invariants:
 - a record is verified against the receipts of its generations when it is chosen, and again each time it is taken. One
   that is torn, or of which an id, a mask or a log-probability was changed, is not trained;
 - the selection depends on the records and the choice alone, not on the order of folders in a file system;
-- every conversation is either chosen or counted with the cause for which it is excluded.
+- every conversation is either chosen or counted with the cause for which it is excluded;
+- of a session with roles (`proxy.roles`) the rows of a role are chosen by that role's reward. Roles that were not
+  trained, and opponents, have no rows.
 
 The digests are not signed: they find damage and careless edits, but not edits with new digests.
 """
@@ -34,7 +36,7 @@ class SelectionRule:
     """Which conversations to learn from; None: no such bound."""
 
     min_score: float | None = None
-    """Smallest reward of a conversation."""
+    """Smallest reward of a conversation; with roles, of the role whose rows are learned from."""
     models: tuple[str, ...] | None = None
     """Digests of the weights (`Record.model`) that may have sampled it. A trainer's records name none."""
     per_row: int | None = None
@@ -45,6 +47,8 @@ class SelectionRule:
     """The most tokens of a row, and so the next two of its prompt and its response."""
     max_prompt_length: int | None = None
     max_response_length: int | None = None
+    roles: tuple[str, ...] | None = None
+    """Roles whose rows are learned from (`proxy.roles`); None: all that have rows."""
 
     def __post_init__(self) -> None:
         if self.min_score is not None and math.isnan(self.min_score):
@@ -57,6 +61,11 @@ class SelectionRule:
             raise ConfigError(
                 f"groups of {self.group}: a group of one has no baseline to compare with; set rollout.n to 2 or more, "
                 "or learn from the good ones by SFT (leave variant=rl out)"
+            )
+        if self.roles is not None:
+            raise ConfigError(
+                f"roles={list(self.roles)}: a trainer that compares groups learns from the roles of its own setting; "
+                "set it to null, and proxy.roles and proxy.train as in the run that recorded them"
             )
         if self.min_score is not None or self.per_row is not None:
             raise ConfigError(
@@ -77,7 +86,7 @@ class SelectedRecord:
     """Number of the record in the member."""
     request_id: str
     score: float
-    """Its reward."""
+    """Its reward; with roles, the largest of those that are learned from."""
     model: str | None
     data_row: Mapping[str, Any] | None
     """The row of an evaluation: its number and digest; None: a trainer's."""
@@ -86,7 +95,9 @@ class SelectedRecord:
     """Number of the conversation in its group."""
     step: int
     trained: tuple[int, ...]
-    """Number of trained tokens in each of its rows."""
+    """Number of trained tokens in each of its rows; 0: nothing is learned from the row."""
+    of_rows: tuple[tuple[str | None, float], ...]
+    """Role and reward of each of its rows; without roles None, and the whole reward."""
     sample: Mapping[str, Any] = field(repr=False)
     """The data set's entries (`schema.Sample`)."""
 
@@ -169,13 +180,14 @@ def choose(folders: Sequence[str | Path], choice: SelectionRule) -> Selection:
                     f"request {show(request_id)} is in {where}, and would be learned from twice; name each folder once"
                 )
             seen[request_id] = str(placed.path)
-            score = rewards.get(request_id, Reward()).score
-            cause, problem = _refusal(placed.record, score, choice)
-            if cause or score is None:
+            reward = rewards.get(request_id, Reward())
+            of_rows = _of_rows(placed.record, reward)
+            cause, problem = _refusal(placed.record, reward, of_rows, choice)
+            if cause or reward.score is None:
                 left_out[cause] += 1
                 faults += [f"{placed.path}, offset {placed.offset}: {problem}"] if problem else []
             else:
-                chosen = _chosen(placed, score)
+                chosen = _chosen(placed, reward.score, of_rows, choice)
                 found.setdefault(_row_of(chosen), []).append(chosen)
         torn = [fault for fault in records.faults if "left out" in fault or "cannot be read" in fault]
         faults += torn
@@ -213,7 +225,25 @@ def _placed(records: Records) -> Iterator[StoredRecord]:
         yield from records.placed(file)
 
 
-def _refusal(record: Mapping[str, Any], score: float | None, choice: SelectionRule) -> tuple[str, str]:
+def _of_rows(record: Mapping[str, Any], reward: Reward) -> tuple[tuple[str | None, float], ...]:
+    """Return role and reward of each row of a record; a role that has none has the whole reward."""
+    roles = {each.get("row"): each.get("role") for each in record["generations"]}
+    found = [roles.get(index) for index in range(len(record["rows"]))]
+    return tuple((role, reward.by_role.get(role, reward.score or 0.0)) for role in found)
+
+
+def _is_learned(role: str | None, score: float, choice: SelectionRule) -> bool:
+    """Return whether a row is learned from, by its role and that role's reward."""
+    is_named = choice.roles is None or role in choice.roles
+    return is_named and (choice.min_score is None or score >= choice.min_score)
+
+
+def _refusal(
+    record: Mapping[str, Any],
+    reward: Reward,
+    of_rows: Sequence[tuple[str | None, float]],
+    choice: SelectionRule,
+) -> tuple[str, str]:
     """Return why a conversation is excluded, and its record's fault; "" and "" for one that can be used."""
     try:
         check(record)
@@ -228,10 +258,12 @@ def _refusal(record: Mapping[str, Any], score: float | None, choice: SelectionRu
         "of an endpoint, which proves no tokens": _is_unproven(record),
         "of another model": choice.models is not None and record["model"] not in choice.models,
         "invalid": not record["valid"],
-        "without a reward": score is None,
+        "without a reward": reward.score is None,
         "with a row of which no token was sampled": any(not row["logprobs"] for row in record["rows"]),
         "with images, which records do not hold": any(row["images"] for row in record["rows"]),
-        f"with a reward below {choice.min_score}": None not in (choice.min_score, score) and score < choice.min_score,  # type: ignore[operator]
+        f"of other roles than {list(choice.roles or ())}": choice.roles is not None
+        and not any(role in choice.roles for role, _ in of_rows),
+        f"with a reward below {choice.min_score}": not any(_is_learned(*each, choice) for each in of_rows),
         "too long": any(
             bound is not None and length > bound
             for prompt, response in lengths
@@ -259,8 +291,14 @@ def check(record: Mapping[str, Any]) -> None:
         raise CertificateError(f"{found[0]}{more}")
 
 
-def _chosen(placed: StoredRecord, score: float) -> SelectedRecord:
+def _chosen(
+    placed: StoredRecord, score: float, of_rows: tuple[tuple[str | None, float], ...], choice: SelectionRule
+) -> SelectedRecord:
     record = placed.record
+    learned = [_is_learned(*each, choice) for each in of_rows]
+    if choice.group is None:
+        score = max(reward for (_, reward), is_learned in zip(of_rows, learned, strict=True) if is_learned)
+    trained = [sum(count for count, mask, *_ in row["runs"] if mask) for row in record["rows"]]
     return SelectedRecord(
         str(placed.path.absolute()),
         placed.offset,
@@ -272,7 +310,8 @@ def _chosen(placed: StoredRecord, score: float) -> SelectedRecord:
         record["uid"],
         record["number"],
         record["step"],
-        tuple(sum(count for count, mask, *_ in row["runs"] if mask) for row in record["rows"]),
+        tuple(count if is_learned else 0 for count, is_learned in zip(trained, learned, strict=True)),
+        of_rows,
         record["sample"],
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +22,10 @@ from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.summaries import summary_of
 
 _OF_LINE = ("request_id", "uid", "number", "rerolled_from", "validation", "step")
-_COLUMNS = ["request_id", "row", "uid", "number", "validation", "score", "otc_factor", "advantages", "trained",
+_COLUMNS = ["request_id", "row", "uid", "number", "validation", "role", "score", "otc_factor", "advantages", "trained",
             "untrained"]  # fmt: skip
+_NEWER = {"role"}
+"""Columns that older joins do not have."""
 
 
 class _JoinEntry(NamedTuple):
@@ -33,6 +35,7 @@ class _JoinEntry(NamedTuple):
     uid: str
     number: int
     validation: bool
+    role: str | None
     score: float | None
     otc_factor: float | None
     sampled: int | None
@@ -53,9 +56,9 @@ class JoinCheck:
         self._rows: dict[str, list[_JoinEntry]] = defaultdict(list)
         records = Records(folder)
         for _, table in records.joins() if self.folder else []:
-            if not {*_COLUMNS} <= {*table.column_names}:
+            if not {*_COLUMNS} - _NEWER <= {*table.column_names}:
                 continue
-            table = table.select(_COLUMNS).filter(pc.is_valid(table["request_id"]))
+            table = joins.filled(table, _COLUMNS).filter(pc.is_valid(table["request_id"]))
             lengths = pc.list_value_length(table["advantages"])
             table = table.set_column(_COLUMNS.index("advantages"), "advantages", lengths)
             for request_id, *row in zip(*(column.to_pylist() for column in table.columns), strict=True):
@@ -77,11 +80,12 @@ class JoinCheck:
         rows = self._rows.get(record["request_id"], [])
         for row in rows:
             found += _of_join(record, row)
-        scores = [row.score for row in rows if row.score is not None and row.otc_factor in (None, 1.0)]
-        if score is not None and len(scores) == len(record["rows"]):
-            joined = math.fsum(scores)
-            if not are_close(joined, score):
+        scored = [row for row in rows if row.score is not None and row.otc_factor in (None, 1.0)]
+        if len(scored) == len(record["rows"]):
+            joined = math.fsum(row.score or 0.0 for row in scored)
+            if score is not None and not are_close(joined, score):
                 found.append(f"its line says that it scored {score}, the trainer's join {joined}")
+            found += _of_rewards(record, scored)
         return [Violation(record["request_id"], None, None, what) for what in found]
 
 
@@ -97,6 +101,28 @@ def _of_line(record: Mapping[str, Any], line: Mapping[str, Any]) -> Iterator[str
             yield f"its {name} is {show(summary[name], 60)}, by the line of its end {show(value, 60)}"
 
 
+def _of_rewards(record: Mapping[str, Any], rows: Sequence[_JoinEntry]) -> Iterator[str]:
+    """Yield how the rewards that a session's agent gave, of each role, differ from those of its rows in a join.
+
+    Args:
+        record: The record.
+        rows: All of its rows in the join.
+    """
+    session = record["session"]
+    if session is None or not record["valid"]:
+        return
+    for role in dict.fromkeys(row.role for row in rows):
+        given = session["rewards"].get(role) if session["rewards"] else session["reward"]
+        if given is None:  # the reward function's, or the row is of another role
+            continue
+        own = (each["reward"] for each in record["generations"] if each["role"] == role)
+        said = math.fsum([float(given), *(float(each) for each in own if each is not None)])
+        joined = math.fsum(row.score or 0.0 for row in rows if row.role == role)
+        if not are_close(said, joined):
+            whose = "its agent gave it" if role is None else f"its agent gave the role {show(role, 60)}"
+            yield f"{whose} {said:g}, the trainer's join has {joined:g}"
+
+
 def _of_join(record: Mapping[str, Any], row: _JoinEntry) -> Iterator[str]:
     where = f"row {row.row}"
     for name in ("uid", "number", "validation"):
@@ -104,7 +130,12 @@ def _of_join(record: Mapping[str, Any], row: _JoinEntry) -> Iterator[str]:
             yield f"its {name} is {show(record[name], 60)}, by the trainer's join {show(getattr(row, name), 60)}"
     if row.row >= len(record["rows"]):
         yield f"the trainer's join has its {where}; it has {len(record['rows'])} rows"
-    elif row.sampled is not None:
+        return
+    roles = {each["role"] for each in record["generations"] if each["row"] == row.row}
+    if roles and roles != {row.role}:
+        spoken = ", ".join(sorted(show(role, 60) for role in roles))
+        yield f"the role of {where} is {spoken}, by the trainer's join {show(row.role, 60)}"
+    if row.sampled is not None:
         sampled = sum(run[0] for run in record["rows"][row.row]["runs"] if run[4] == SAMPLED)
         if sampled != row.sampled:
             yield f"{where} has {sampled} sampled tokens, by the trainer's join {row.sampled}"

@@ -69,6 +69,8 @@ class CertifiedOutput(AgentLoopOutput):
     """Whether it is the last row of its role, which has the reward of the whole; None: the last row of all is."""
     outcomes: dict[str | None, float | None] = Field(default={None: None}, exclude=True)
     """Reward of the whole for each role that has a row; None: `reward_score`, as it is for all of them."""
+    earned: dict[str | None, float] = Field(default={}, exclude=True)
+    """Sum of the rewards that an agent gave to single completions, by their role."""
     void: bool = Field(default=False, exclude=True)
     """True for a conversation with a void turn; False also when void turns are not looked for."""
 
@@ -117,6 +119,8 @@ class CertifiedOutput(AgentLoopOutput):
             if self.reward_score is not None or "reward_extra_info" in self.extra_fields:  # then a manager has scored
                 self.reward_score = as_reward(self.reward_score)
             as_reward(self.total(), LARGEST_SCORE)
+            for role in self.outcomes:  # those of several may cancel out in the sum
+                as_reward(self._whole(role) + self.earned.get(role, 0.0), LARGEST_SCORE)
         except NoNumberError as error:
             raise RewardContractError(f"the reward function must return a number as score, {error}") from None
         except UnusableNumberError as error:
@@ -135,8 +139,12 @@ class CertifiedOutput(AgentLoopOutput):
 
     def total(self) -> float:
         """Return the sum of the conversation's rewards, those of all roles, once its reward is computed."""
-        whole = sum((self.reward_score or 0.0) if own is None else own for own in self.outcomes.values())
-        return float(whole + sum(self.stats.get(name, 0.0) for name in _ADDED))
+        return float(sum(map(self._whole, self.outcomes)) + sum(self.stats.get(name, 0.0) for name in _ADDED))
+
+    def _whole(self, role: str | None) -> float:
+        """Return the reward of the whole for a role that has a row."""
+        own = self.outcomes[role]
+        return (self.reward_score or 0.0) if own is None else own
 
 
 def joined_row(key: RowKey, stats: Stats | None, fields: Fields, step: int, validation: bool) -> JoinedRow:
@@ -321,7 +329,7 @@ def _add_session(outputs: list[CertifiedOutput], outcome: Outcome, session: Sess
         last = lasts[turn.role]
         output, position = ends.get(turn.number, (last, len(last.response_ids) - 1))
         output.turn_rewards = [*output.turn_rewards, (position, turn.reward or 0.0)]
-    own = sum(turn.reward or 0.0 for turn in rewarded)
+    earned = {role: sum(turn.reward or 0.0 for turn in rewarded if turn.role == role) for role in lasts}
     given = {role: session.rewards.get(role or "", 0.0) for role in lasts} if session.rewards else {}
     whole = sum(given.values()) if given else session.reward
     # The first trained role with a row is the one that is right or wrong: the rewards of a game's players add up to 0,
@@ -329,9 +337,9 @@ def _add_session(outputs: list[CertifiedOutput], outcome: Outcome, session: Sess
     first = next((role for role in session.trained if role in lasts), None)
     accuracy = session.rewards.get(first or "", 0.0) if given else session.reward
     if session.by_id:
-        accuracy = sum(turn.reward or 0.0 for turn in rewarded if turn.role == first)
+        accuracy = earned[first]
     for output in outputs:
-        output.stats["completion_score"] = own
+        output.stats["completion_score"], output.earned = sum(earned.values()), earned
         if whole is not None:
             output.outcomes = {**output.outcomes, **given}
             output.reward_score = whole  # verl calls compute_score where there is none

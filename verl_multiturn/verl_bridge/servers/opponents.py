@@ -27,14 +27,14 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from verl_multiturn.calls.limits import OutageLimits
-from verl_multiturn.clients.chat_endpoint import key_of
-from verl_multiturn.config import PATH, ProxySettings
+from verl_multiturn.config import ProxySettings
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import MultiTurnError, OutageError
 from verl_multiturn.models.checkpoints import POSITION, checkpoint_folder, is_complete
 from verl_multiturn.models.evaluation_model import EvaluatedModel, evaluated
 from verl_multiturn.models.hash import model_hash
 from verl_multiturn.models.location import find_model
+from verl_multiturn.proxy.opponents.addresses import OPENAI, SETTING, model_at
 from verl_multiturn.proxy.opponents.draw import OpponentName, Opponents, is_address, shown
 from verl_multiturn.proxy.opponents.remote_model import RemoteModel
 from verl_multiturn.proxy.sessions.roles import Roles
@@ -44,13 +44,10 @@ from verl_multiturn.verl_bridge.servers.sglang_child import READY_S, SglangChild
 
 logger = logging.getLogger(__name__)
 
-SETTING = f"{PATH}.proxy.opponents"
 _ACTOR = "verl_multiturn_opponents"
 _FOLDER = "opponents"
 """Folder of the run in which checkpoints are exported and the servers' logs lie."""
-_KEY = "OPENAI_API_KEY"
-_OPENAI = ("temperature", "top_p")
-_SGLANG = (*_OPENAI, "top_k", "min_p", "repetition_penalty")
+_SGLANG = (*OPENAI, "top_k", "min_p", "repetition_penalty")
 
 
 class OpponentServers:
@@ -171,7 +168,11 @@ class RayModels:
         self._actor: Any = None
 
     async def has(self, name: OpponentName, step: int) -> bool:
-        """Return whether a model is there for a session that a step has begun."""
+        """Return whether a model is there for a session that a step has begun, with the clock of the session stopped.
+
+        Raises:
+            OutageError: It cannot be found out.
+        """
         return bool(await self._ask("has", name, step))
 
     async def address(self, name: OpponentName) -> str:
@@ -180,15 +181,15 @@ class RayModels:
         Raises:
             OutageError: It cannot be started.
         """
-        with stopped():
-            return str(await self._ask("address", name))
+        return str(await self._ask("address", name))
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         for _ in range(2):  # an actor that has died is made anew, once
             try:
                 if self._actor is None:
                     self._actor = self._made()
-                return await getattr(self._actor, method).remote(*arguments)
+                with stopped():
+                    return await getattr(self._actor, method).remote(*arguments)
             except OutageError as error:  # Ray's own kind of it, with a trace of the other process
                 raise OutageError(str(getattr(error, "cause", error))) from None
             except RayError as error:
@@ -222,21 +223,17 @@ def build_opponents(config: Any, proxy: ProxySettings, outages: Any, timeout_s: 
     models = RayModels(config, proxy.opponent_devices or "")
 
     def make(name: OpponentName) -> RemoteModel:
-        where, _, model = str(name).partition("#") if is_address(name) else ("", "", "")
-
-        async def address() -> str:
-            return where or await models.address(name)
-
+        if is_address(name):
+            return model_at(str(name), outages, timeout_s, proxy.max_completions)
         return RemoteModel(
             shown(name),
-            address,
-            model=model,
-            key=key_of(_KEY if where and os.environ.get(_KEY) else None, SETTING),
-            sampled=_OPENAI if where else _SGLANG,
+            partial(models.address, name),
+            sampled=_SGLANG,
             timeout_s=timeout_s,
             connections=proxy.max_completions,
             watch=outages.of(f"opponent {shown(name)}", OutageLimits(timeouts="outage"), timeout_s + READY_S),
             setting=SETTING,
         )
 
-    return Opponents(proxy.opponents, int(config.data.get("seed") or 0), models, make, roles.trained)
+    watch = outages.of("opponent checkpoints", OutageLimits(timeouts="outage"), timeout_s)
+    return Opponents(proxy.opponents, int(config.data.get("seed") or 0), models, make, roles.trained, watch)

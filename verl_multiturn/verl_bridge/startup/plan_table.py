@@ -12,16 +12,20 @@ import json
 import math
 import os
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.verl_bridge.names import OUR_LOOPS
+from verl_multiturn.proxy.opponents.draw import shown
+from verl_multiturn.proxy.sessions.roles import Roles
+from verl_multiturn.verl_bridge.names import OUR_LOOPS, PROXY_LOOP
 from verl_multiturn.verl_bridge.settings import ADAPTER_RANKS
 from verl_multiturn.verl_bridge.startup.ray_cpus import required_ray_cpus
 from verl_multiturn.verl_bridge.startup.refusals.data_rows import is_elsewhere, rows_of
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+_FUNCTION = "custom_reward_function"
 _GIB = 1024**3
 _ROW_LIMIT = "no limit"
 _LARGEST_HEADER = 100_000_000
@@ -90,6 +94,9 @@ def facts_of(run: RunView) -> dict[str, Any]:
         "steps_from_rows": run.value("trainer.total_training_steps") is None,
         "lr": run.value(f"{_ACTOR}.optim.lr"),
         "estimator": run.estimator,
+        "advantage_options": dict(run.settings.advantage.options),
+        **_rewards(run),
+        **_roles(run),
         "kl": _kl(run),
         "lora_rank": next((rank for rank in map(run.value, ADAPTER_RANKS) if rank), 0),
         "cluster": run.cluster,
@@ -97,6 +104,25 @@ def facts_of(run: RunView) -> dict[str, Any]:
     }
     facts["steps"] = _steps(run, facts["rows"])
     return facts | _sizes(run, facts, devices)
+
+
+def _rewards(run: RunView) -> dict[str, Any]:
+    """Return the reward function, null for verl's own, and the names of its options."""
+    older = run.value(_FUNCTION) or {}
+    section = _FUNCTION if any(each is not None for each in older.values()) else f"reward.{_FUNCTION}"
+    path, options = run.value(f"{section}.path"), run.value(f"{section}.reward_kwargs") or {}
+    function = f"{path}:{run.value(f'{section}.name')}" if path else None
+    return {"reward_function": function, "reward_options": sorted(map(str, options))}
+
+
+def _roles(run: RunView) -> dict[str, Any]:
+    """Return the roles of an agent's sessions, those that are trained, and their opponents; null without roles."""
+    proxy = run.settings.proxy
+    roles = Roles.of(proxy) if PROXY_LOOP in run.loops else None
+    if roles is None:
+        return {"roles": None, "trained_roles": None, "opponents": None}
+    opponents = {role: list(map(shown, listed)) for role, listed in proxy.opponents.items()}
+    return {"roles": list(roles.names), "trained_roles": list(roles.trained), "opponents": opponents}
 
 
 def _sequence_parallel(run: RunView) -> int:
@@ -154,6 +180,21 @@ def _sizes(run: RunView, facts: dict[str, Any], devices: int) -> dict[str, Any]:
     return sizes
 
 
+def _given(options: Mapping[str, Any]) -> str:
+    return f" ({', '.join(f'{name}={value}' for name, value in options.items())})" if options else ""
+
+
+def _lines_of_roles(facts: dict[str, Any]) -> dict[str, str]:
+    """Return the table's lines about roles; none without roles."""
+    if not facts["roles"]:
+        return {}
+    trained = facts["trained_roles"]
+    lines = {"roles": ", ".join(role if role in trained else f"{role} (not trained)" for role in facts["roles"])}
+    for role, listed in facts["opponents"].items():
+        lines[f"opponents of {role}"] = ", ".join(listed)
+    return lines
+
+
 def lines_of(facts: dict[str, Any]) -> dict[str, str]:
     """Return the lines of the table, by their titles.
 
@@ -201,7 +242,10 @@ def lines_of(facts: dict[str, Any]) -> dict[str, str]:
         + (", before verl leaves out prompts that are too long" if is_filtered else ""),
         "steps": f"{most}{known(facts['steps'])}",
         "learning rate": known(facts["lr"]),
-        "estimator, KL": f"{facts['estimator']}, {facts['kl']}",
+        "estimator, KL": f"{facts['estimator']}{_given(facts['advantage_options'])}, {facts['kl']}",
+        "reward": (facts["reward_function"] or "verl's own, by data_source")
+        + (f" ({', '.join(facts['reward_options'])})" if facts["reward_options"] else ""),
+        **_lines_of_roles(facts),
         "disk of a checkpoint": known(facts["checkpoint_gib"], " GiB"),
         "logical CPUs in Ray": known(facts["ray_cpus"]),
         "memory of a GPU (estimate)": "none, on a CPU"

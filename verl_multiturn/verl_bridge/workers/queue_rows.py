@@ -10,25 +10,30 @@ columns then, and a column costs more than its content.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from verl_multiturn.advantages.estimators import counts_conversations
 from verl_multiturn.old_names import name_of_today
+from verl_multiturn.records.json_text import dumps, plain
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.compat.row_store import NewRow
 from verl_multiturn.verl_bridge.loops.rewards import share_score
-from verl_multiturn.verl_bridge.names import MANAGER, NUMBERED_ROWS, OUR_TRAINER
+from verl_multiturn.verl_bridge.names import MANAGER, NUMBERED_ROWS, OUR_TRAINER, STATS
 from verl_multiturn.verl_bridge.startup.verl_names import estimators, has_other_plugins
 
 READ_LATER = ("uid", "raw_prompt", "data_source", "reward_model")
 """Columns of a data row that verl reads once a conversation is rewarded: its advantages and dumps the uid, a reward
 model on the trainer's devices the prompt, its validation the others. Of our own code the advantages read the uid."""
 
+_CONTENT = ("raw_prompt", "data_source", "reward_model", "extra_info", "tools_kwargs")
+"""Columns of a data row that distinguish it from others of its index: verl's is 0 where a data set has none."""
 _TRAINERS = ("sync", "colocate_async", "separate_async")
 
 ModelInputs = Callable[[AgentLoopOutput, torch.Tensor], tuple[torch.Tensor, dict[str, Any]]]
@@ -54,11 +59,13 @@ def finished_rows(
     """
     share_score(outputs)
     own = {name: value for name, value in columns.items() if kept is None or name in kept}
-    rows = []
+    rows, place = [], place_of_sample(columns)
     for number, output in enumerate(outputs):
         input_ids = torch.tensor([*output.prompt_ids, *output.response_ids], dtype=torch.int64)
         position_ids, multi_modal_inputs = model_inputs(output, input_ids)
         row = {**output.as_dict(), **own}
+        if (stats := row["metrics"].get(STATS)) is not None:
+            stats["sample"] = place
         row.pop("multi_modal_data", None)  # images themselves; `multi_modal_inputs` has the model's inputs from them
         row |= {
             "input_ids": input_ids,
@@ -69,6 +76,20 @@ def finished_rows(
         key = RowKey(columns["uid"], str(columns["session_id"]), str(number))
         rows.append(NewRow(str(key), _tag(row, columns["global_steps"]), row))
     return rows
+
+
+def place_of_sample(columns: Mapping[str, Any]) -> tuple[int, int, str]:
+    """Return the place of a data row among those of a run, which is the same in every run of the same data.
+
+    It is the step that began it, its `index`, as far as that is a whole number, and a digest of its content.
+
+    Args:
+        columns: The data row, with `global_steps`.
+    """
+    index = columns.get("index")
+    content = dumps(plain([columns.get(name) for name in ("index", *_CONTENT)]))
+    number = int(index) if isinstance(index, int | np.integer) else -1
+    return int(columns["global_steps"]), number, hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def _tag(row: Mapping[str, Any], global_steps: int) -> dict[str, Any]:

@@ -66,6 +66,11 @@ def check_opponents(run: RunView) -> None:
                 check_address(str(name).partition("#")[0], where)
             elif isinstance(name, str) and name != POLICY:
                 find_model(Path(name))
+            elif name == 0 and (adapter := run.value("actor_rollout_ref.model.lora_adapter_path")):
+                raise ConfigError(
+                    f"{where}: 0 is the model of actor_rollout_ref.model.path, and the run begins with the adapter "
+                    f"{adapter!r} on it; merge the two with PEFT, and name the folder in the place of 0"
+                )
             elif isinstance(name, int) and name > 0 and (trainer.save_freq <= 0 or name % trainer.save_freq):
                 raise ConfigError(
                     f"{where}: step {name} has no checkpoint with trainer.save_freq={trainer.save_freq}; name steps "

@@ -18,6 +18,8 @@ _REWARDS = ("tool_reward", "interaction_reward")
 _OTC = f"{PATH}.otc.form"
 _NEAR = f"{PATH}.near_rewards"
 _MANAGER = "reward.reward_manager.name"
+_SECTIONS = ("reward.custom_reward_function", "custom_reward_function")
+"""Sections that name the reward function; where a value of the second one is set, verl takes that."""
 
 
 def _rows_of(name: str) -> list[RefusalRow]:
@@ -94,8 +96,7 @@ NEAR = [
 
 def _our_functions(run: RunView) -> list[str]:
     """Return the sections that name our `compute_score`; where verl's older one is set, verl takes it."""
-    sections = ("reward.custom_reward_function", "custom_reward_function")
-    return [section for section in sections if is_our_reward(run.config, section)]
+    return [section for section in _SECTIONS if is_our_reward(run.config, section)]
 
 
 def check_options(run: RunView) -> None:
@@ -119,8 +120,37 @@ def check_judge(run: RunView) -> None:
             check_address(url, key)
 
 
+def _without_function(section: str) -> RefusalRow:
+    return RefusalRow(
+        f"{section}.reward_kwargs",
+        when=lambda run: run.value(f"{section}.reward_kwargs") and not run.value(f"{section}.path"),
+        why=f"{section}.path is not set, and verl's own reward takes no options",
+        remedy=f"set it to pkg://verl_multiturn.rewards and {section}.name to compute_score for ours, or leave the "
+        "options out",
+    )
+
+
+def _routes_of_others(section: str) -> RefusalRow:
+    """Return the row about our option beside a function of one's own: it may be there for ours, of a recipe."""
+    return RefusalRow(
+        f"{section}.reward_kwargs.routes",
+        when=lambda run: (
+            (run.value(f"{section}.reward_kwargs") or {}).get("routes")
+            and run.value(f"{section}.path")
+            and not is_our_reward(run.config, section)
+            and f"{run.value(f'{section}.path')}:{run.value(f'{section}.name')}"
+        ),
+        why="it is an option of verl_multiturn.rewards.compute_score; {found} gets it as a keyword, and routes nothing "
+        "unless it does so itself",
+        remedy="leave it out where it does not",
+        is_refusal=False,
+    )
+
+
 REWARDS: list[Check] = [
     *NEAR,
+    *map(_without_function, _SECTIONS),
+    *map(_routes_of_others, _SECTIONS),
     check_options,
     check_judge,
     *(row for name in _REWARDS for row in _rows_of(name)),

@@ -14,8 +14,9 @@ Invariants:
   is not a turn's own (`GroupMember.outcome`);
 - a group is the conversations of one prompt in one role. A conversation is a member in each role of its rows, and
   invalid in all of them if it is in one;
-- groups, their members and the turns of a member have an order that the order of the batch does not change: that of
-  uids and roles, of the conversations' numbers, of the turns' numbers.
+- groups, their members and the turns of a member have an order that is the same in every run of the same data: that
+  of the data rows (the step that began them, their `index`, their content) and of roles, of the conversations' numbers,
+  of the turns' numbers. verl's uids are drawn anew in each run.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class _AdvantageRow(NamedTuple):
     """Its turns, each with the response tokens that belong to it. Those of the last one go on to the row's end."""
     role: str | None
     """The speaker of all its turns; None where there are no roles."""
+    sample: tuple[int, int, str] = (_REST, _REST, "")
+    """Place of its data row, as `queue_rows.py` gives it; those of other agent loops come last."""
     outcome: float | None = None
     """Reward of the whole session for the role, in its last row of a session; None in any other."""
     foreign: float = 0.0
@@ -98,6 +101,8 @@ def _known_row(key: RowKey, stats: dict[str, Any]) -> _AdvantageRow:
     session = key.session or ""
     place = (int(session) if session.isdecimal() else _REST, session)
     row = _AdvantageRow(key.uid, key.conversation, place, stats.get("valid", True), turns, turns[0].role)
+    if "sample" in stats:
+        row = row._replace(sample=tuple(stats["sample"]))
     return _with_session(row, stats["session"]) if "session" in stats else row
 
 
@@ -162,18 +167,22 @@ class _Participant(NamedTuple):
 
 
 def _groups(rows: Sequence[_AdvantageRow | None], rewards: torch.Tensor) -> Iterator[tuple[str, list[_Participant]]]:
-    """Yield the name and the conversations of each prompt and role, in an order that the batch's does not change.
+    """Yield the name and the conversations of each prompt and role, in the order of their data rows.
 
     Args:
         rows: The rows of the batch; None for padding.
         rewards: Reward of each response token, `(B, R)`.
     """
-    groups: dict[tuple[str, str], dict[_Place, list[tuple[int, _AdvantageRow]]]] = defaultdict(dict)
+    groups: dict[tuple[Any, str, str], dict[_Place, list[tuple[int, _AdvantageRow]]]] = defaultdict(dict)
     broken = {row.conversation for row in rows if row is not None and not row.valid}
+    samples: dict[str, Any] = {}
+    for row in rows:
+        if row is not None:  # one uid has one data row; a conversation of it without stats has no place
+            samples[row.uid] = min(row.sample, samples.get(row.uid, row.sample))
     for i, row in enumerate(rows):
         if row is not None:
-            groups[row.uid, row.role or ""].setdefault(row.place, []).append((i, row))
-    for (uid, role), members in sorted(groups.items()):
+            groups[samples[row.uid], row.uid, row.role or ""].setdefault(row.place, []).append((i, row))
+    for (_, uid, role), members in sorted(groups.items(), key=lambda each: each[0]):
         label = f"{uid} ({role})" if role else uid
         yield label, [_member(own, rewards, broken) for _, own in sorted(members.items())]
 
