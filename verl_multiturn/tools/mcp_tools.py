@@ -14,9 +14,7 @@ conversations share one connection (`tools/services/mcp_connection.py`), so all 
 from __future__ import annotations
 
 import asyncio
-import base64
 import difflib
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -28,12 +26,12 @@ from mcp.types import CallToolResult
 
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.config import read_model
-from verl_multiturn.describe import message_of
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.json_schema.validators import without_draft
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.services.mcp_connection import McpServer, McpSettings, check_settings, list_tools
+from verl_multiturn.tools.services.pictures import decode_pictures
 
 
 def mcp_tools(raw: Any, where: str) -> list[McpTool]:
@@ -190,19 +188,5 @@ async def read_result(result: CallToolResult) -> ToolResponse:
     if not texts and result.structured_content is not None:
         texts.append(json.dumps(result.structured_content, ensure_ascii=False))
     # Decode in a thread: it takes a while, and would block the event loop.
-    images = await asyncio.to_thread(_decode, pictures) if pictures else None
+    images = await asyncio.to_thread(decode_pictures, pictures) if pictures else None
     return ToolResponse("\n".join(texts), images)
-
-
-def _decode(pictures: Sequence[str]) -> list[Any]:
-    from PIL import Image  # a large import, and few tools send images
-
-    images = []
-    for picture in pictures:
-        try:
-            image = Image.open(io.BytesIO(base64.b64decode(picture)))
-            image.load()
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise RuntimeError(f"the tool server sent an image that cannot be read: {message_of(error)}") from None
-        images.append(image)
-    return images
