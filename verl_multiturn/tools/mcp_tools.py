@@ -14,11 +14,8 @@ conversations share one connection (`tools/services/mcp_connection.py`), so all 
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 import re
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from mcp import types
@@ -29,6 +26,7 @@ from verl_multiturn.config import read_model
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.json_schema.validators import without_draft
 from verl_multiturn.tools.base import BaseTool, ToolResponse
+from verl_multiturn.tools.loading.choice import chosen_names
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.services.mcp_connection import McpServer, McpSettings, check_settings, list_tools
 from verl_multiturn.tools.services.pictures import decode_pictures
@@ -52,7 +50,7 @@ def mcp_tools(raw: Any, where: str) -> list[McpTool]:
     check_settings(settings, where)
     server = McpServer(settings, where)
     listing = list_tools(settings, where)
-    chosen = _chosen(listing.names, settings, where)
+    chosen = chosen_names(listing.names, settings.include, settings.exclude, settings.label, where)
     tools: dict[str, McpTool] = {}
     problems = {name: f"it does not fit the protocol: {why}" for name, why in listing.refused.items() if name in chosen}
     for listed in listing.tools:
@@ -89,32 +87,6 @@ def _twins(one: str, other: str, name: str, settings: McpSettings) -> str:
     if one == other:
         return f"{settings.label} lists two tools called {one!r}; put {one!r} under 'exclude', or mend the server"
     return f"the server's tools {one!r} and {other!r} would both be called {name!r}; put one of them under 'exclude'"
-
-
-def _chosen(names: Sequence[str], settings: McpSettings, where: str) -> set[str]:
-    """Return the names of the tools that the settings choose."""
-    for key in ("include", "exclude"):
-        for pattern in getattr(settings, key):
-            if not any(_fits(name, pattern) for name in names):
-                near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:10]
-                raise ConfigError(
-                    f"{where}.{key}: {pattern!r} fits none of the {len(names)} tools of {settings.label}"
-                    + (f"; did you mean {' or '.join(map(repr, near))}?" if near else "")
-                )
-
-    chosen = {
-        name
-        for name in names
-        if any(_fits(name, pattern) for pattern in settings.include)
-        and not any(_fits(name, pattern) for pattern in settings.exclude)
-    }
-    if not chosen:
-        raise ConfigError(f"{where}: 'exclude' leaves none of the tools {names}; exclude fewer")
-    return chosen
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatchcase(name, pattern)  # a name may hold signs with a meaning in a pattern
 
 
 class McpTool(BaseTool):

@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -39,10 +40,12 @@ from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.processes import guard
 from verl_multiturn.tools.services.http_client import LateError, UnavailableError
 from verl_multiturn.tools.services.mcp_listing import ToolListing
-from verl_multiturn.tools.services.variables import expand, header, shown
 
 logger = logging.getLogger(__name__)
 
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_USER = re.compile(r"(?<=:)//[^/]*@")
+"""Part of an address before its host."""
 _MOST_PAGES = 100
 _LONGEST_EVENT = 256 * 1024 * 1024
 _BACKOFF_S = 0.25
@@ -89,7 +92,7 @@ class McpSettings(BaseModel):
     @property
     def label(self) -> str:
         """Name of the server in messages, without its arguments, user and password, which may hold secrets."""
-        return repr(self.command or shown(self.url or ""))
+        return repr(self.command or _USER.sub("//", (self.url or "").partition("?")[0]))
 
 
 def check_settings(settings: McpSettings, where: str) -> None:
@@ -112,10 +115,30 @@ def check_settings(settings: McpSettings, where: str) -> None:
         raise ConfigError(f"{where}.{wrong[0]}: means nothing to a server with {kind!r}; remove it")
     if settings.url:
         for name, value in settings.headers.items():
-            header(value, f"{where}.headers.{name}")
+            place = f"{where}.headers.{name}"
+            if not (text := expand(value, place)).isascii() or not text.isprintable() or text != text.strip():
+                raise ConfigError(
+                    f"{place}: it holds something that no header can hold: a line end, white space at an end or a "
+                    "character beyond ASCII; set it again, or the environment variable that it names"
+                )
         route_to(expand(settings.url, f"{where}.url"), f"{where}.url")
     else:
         _server_parameters(settings, where)
+
+
+def expand(value: str, where: str) -> str:
+    """Return a value in which each `${NAME}` is replaced by the environment variable.
+
+    Raises:
+        ConfigError: There is no such environment variable; the error begins with `where`.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise ConfigError(f"{where}: the environment variable {match[1]!r} is not set; export it before the run")
+        return os.environ[match[1]]
+
+    return _VARIABLE.sub(replace, value)
 
 
 def list_tools(settings: McpSettings, where: str) -> ToolListing:
