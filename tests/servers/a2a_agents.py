@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -22,7 +23,11 @@ from a2a.types import (
     TaskState,
     TaskStatus,
 )
+from google.protobuf.json_format import MessageToDict
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 Work = Callable[[RequestContext, TaskUpdater], Awaitable[None]]
@@ -115,3 +120,33 @@ def text_of(context: RequestContext) -> str:
 
 def parts(text: str) -> list[Part]:
     return [Part(text=text)]
+
+
+Answer = Callable[[dict[str, Any]], Any]
+
+
+@contextlib.asynccontextmanager
+async def scripted(answer: Answer, **fields: Any) -> AsyncIterator[str]:
+    """Serve a card, and an answer of one's own to each request of JSON-RPC: a response, or events that are streamed."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+    async def its_card(request: Request) -> Response:
+        return JSONResponse(MessageToDict(card(f"{url}/rpc", **fields)))
+
+    async def rpc(request: Request) -> Response:
+        said = answer(await request.json())
+        if isinstance(said, Response):
+            return said
+        if isinstance(said, dict):
+            return JSONResponse({"jsonrpc": "2.0", "id": 1, **said})
+        return StreamingResponse(_events(said), media_type="text/event-stream")
+
+    routes = [Route("/.well-known/agent-card.json", its_card), Route("/rpc", rpc, methods=["POST"])]
+    async with serving(Starlette(routes=routes), listening) as address:
+        yield address
+
+
+async def _events(said: Any) -> AsyncIterator[bytes]:
+    async for each in said:
+        yield each if isinstance(each, bytes) else b"data: %s\n\n" % json.dumps({"id": 1, "result": each}).encode()

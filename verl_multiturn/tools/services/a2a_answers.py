@@ -153,7 +153,8 @@ def _text(part: Part, kind: str | None) -> str:
     if kind == "text":
         return str(part.text)
     if kind == "data":
-        return json.dumps(_as_written(MessageToDict(part.data)), ensure_ascii=False)
+        # The order of keys is lost on the way.
+        return json.dumps(_as_written(MessageToDict(part.data)), ensure_ascii=False, sort_keys=True)
     named = f"file {part.filename!r}" if part.filename else "file"
     if kind == "url":
         return f"[{named}{part.media_type and f' ({part.media_type})'} at {part.url}]"

@@ -30,16 +30,16 @@ from a2a.types import (
     SendMessageRequest,
 )
 from a2a.utils.errors import A2AError, InternalError, InvalidAgentResponseError, TaskNotFoundError
-from google.protobuf.json_format import ParseError
 
 from verl_multiturn.calls.per_loop import PerLoop
 from verl_multiturn.clients.http_connections import Connections, Route, route_to, trusted
 from verl_multiturn.describe import describe
+from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.tools.base import ToolResponse
 from verl_multiturn.tools.services.a2a_answers import Progress
 from verl_multiturn.tools.services.a2a_card import BINDING, A2aSettings, message_address
 from verl_multiturn.tools.services.a2a_extension import END
-from verl_multiturn.tools.services.a2a_http import AgentClient
+from verl_multiturn.tools.services.a2a_http import AgentClient, RefusedError
 from verl_multiturn.tools.services.http_client import (
     MAX_CONNECTIONS,
     ServiceFailedError,
@@ -214,6 +214,8 @@ class Agent:
     async def _read(self, error: Exception) -> Exception:
         """Return the error of this package for one of the SDK."""
         cause = error.__cause__
+        if isinstance(error, RefusedError | MultiTurnError):
+            return error
         if isinstance(cause, httpx.ConnectError | httpx.ProxyError):
             return UnavailableError(self._say(f"cannot be reached{self._route.words}", cause))
         if isinstance(cause, httpx.RequestError):
@@ -223,13 +225,10 @@ class Agent:
             return ServiceFailedError(self._say("does not know its task any more; send the whole message again", error))
         if isinstance(error, InternalError | InvalidAgentResponseError):
             return ServiceFailedError(self._say(f"failed: {error.message}", error))
-        if isinstance(error, A2AClientError) and not error.message.startswith("JSON-RPC Error"):
-            return ServiceFailedError(self._say("gave an answer that cannot be read", error))
-        if isinstance(error, A2AError):
-            return ValueError(self._say(f"refuses the message: {error.message}", error))
-        if isinstance(error, ParseError):
-            return ServiceFailedError(self._say("gave an answer that cannot be read", error))
-        return error
+        is_said = not isinstance(error, A2AClientError) or error.message.startswith("JSON-RPC Error")
+        if isinstance(error, A2AError) and is_said:
+            return RefusedError(self._say(f"refuses the message: {error.message}", error))
+        return ServiceFailedError(self._say("gave an answer that cannot be read", error))
 
     def _say(self, problem: str, cause: object) -> str:
         logger.warning("agent %s %s: %.500r", self.settings.label, problem, cause)

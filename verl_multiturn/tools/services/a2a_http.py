@@ -15,6 +15,10 @@ MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """Bytes of one answer, also of one that is streamed; a larger one is an error."""
 
 
+class RefusedError(ValueError):
+    """An agent refuses a message, or its answer is too large. The model reads it."""
+
+
 class BoundedClient(httpx.AsyncClient):
     """A client that reads no more than `MAX_ANSWER_BYTES` of an answer."""
 
@@ -22,7 +26,7 @@ class BoundedClient(httpx.AsyncClient):
         """Send a request, and return its answer.
 
         Raises:
-            ValueError: The answer is too large; raised where it is read.
+            RefusedError: The answer is too large; raised where it is read.
         """
         response = await super().send(request, stream=True, **options)
         assert isinstance(response.stream, httpx.AsyncByteStream)
@@ -65,7 +69,7 @@ class AgentClient(BoundedClient):
         self._answers.append(response)
         status, kind = response.status_code, status_kind(response.status_code)
         if kind == "refused":
-            raise ValueError(f"the agent refused the message (HTTP {status})")
+            raise RefusedError(f"the agent refused the message (HTTP {status})")
         if kind in OUT:
             text = f"the agent {say_status(status, self._route_there, 'a2a.url', 'a2a.headers')}"
             error = (LateError if kind == "late" else UnavailableError)(text)
@@ -87,7 +91,7 @@ class _Bounded(httpx.AsyncByteStream):
         async for chunk in self._stream:
             left -= len(chunk)
             if left < 0:
-                raise ValueError(f"the agent's answer has more than {MAX_ANSWER_BYTES} bytes; ask for less")
+                raise RefusedError(f"the agent's answer has more than {MAX_ANSWER_BYTES} bytes; ask for less")
             yield chunk
 
     async def aclose(self) -> None:
