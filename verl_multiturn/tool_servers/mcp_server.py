@@ -19,15 +19,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import io
 import json
 import os
 import re
-import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import anyio
@@ -48,21 +46,16 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from verl_multiturn import __version__
-from verl_multiturn.chat.images import is_pil
-from verl_multiturn.describe import show
-from verl_multiturn.tool_servers.sessions import ToolHost, unmarked
+from verl_multiturn.tool_servers.serving import Uvicorn, answer_of, security_of, until_signal
+from verl_multiturn.tool_servers.sessions import ToolHost
 from verl_multiturn.tools.mcp_tools import SCHEMA_META
-from verl_multiturn.tools.running.results import CallResult, CallStatus
+from verl_multiturn.tools.running.results import CallResult
 
 PATH = "/mcp"
 _NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 _STDIO = "stdio"
 _ID = "mcp-session-id"
 _VERSION = "mcp-protocol-version"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_EVERYWHERE = ("0.0.0.0", "::", "")
-_END_S = 10.0
-"""Seconds after the release of all sessions for the rest of the process to end."""
 _PIECE = 1 << 16
 
 
@@ -115,24 +108,16 @@ async def mcp_result(result: CallResult, has_rewards: bool) -> types.CallToolRes
         result: The answer.
         has_rewards: Whether the client is shown status, reward and metrics.
     """
-    images, text, failed = [], unmarked(result), result.status is not CallStatus.OK
-    if given := [image for image in result.images if image is not None]:
-        if strange := [image for image in given if not is_pil(image)]:
-            text, failed = f"the tool returned {show(strange[0])} as an image; it must return PIL images", True
-        else:
-            images = await asyncio.to_thread(lambda: [_png(image) for image in given])
-    content: list[Any] = [types.ImageContent(type="image", data=image, mime_type="image/png") for image in images]
+    text, pictures, failed = await answer_of(result)
+    content: list[Any] = [
+        types.ImageContent(type="image", data=base64.b64encode(each).decode(), mime_type="image/png")
+        for each in pictures
+    ]
     if text or not content:
         content.insert(0, types.TextContent(type="text", text=text))
     shown = {"status": str(result.status), "reward": result.reward, "metrics": result.metrics}
     meta = {f"verl-multiturn/{key}": value for key, value in shown.items()} if has_rewards else None
     return types.CallToolResult(content=content, is_error=failed, _meta=meta)
-
-
-def _png(image: Any) -> str:
-    held = io.BytesIO()
-    image.save(held, "PNG")
-    return base64.b64encode(held.getvalue()).decode()
 
 
 def _key(request: Any) -> str:
@@ -202,57 +187,10 @@ async def serve_stdio(host: ToolHost, wire: Wire) -> int:
         async with stdio_server(cast(Any, wire.lines()), output) as (read, write):
             await server.run(read, write, server.create_initialization_options())
 
-    return await _until_signal(serve(), host)
-
-
-async def _until_signal(serving: Coroutine[Any, Any, None], host: ToolHost) -> int:
-    """Serve until the serving ends or a signal comes, release all sessions, and return the exit status."""
-    loop = asyncio.get_running_loop()
-    came: asyncio.Future[int] = loop.create_future()
-
-    def interrupt(number: int) -> None:
-        if not came.done():
-            came.set_result(130 if number == signal.SIGINT else 0)
-
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(each, interrupt, each)
-    task = asyncio.ensure_future(serving)
-    await asyncio.wait({task, came}, return_when=asyncio.FIRST_COMPLETED)
-    status = came.result() if came.done() else 0
-    await host.aclose()
-    # A tool's own thread, or a client that reads nothing, keeps no process alive that nobody speaks to.
-    last = threading.Timer(_END_S, os._exit, (status,))
-    last.daemon = True
-    last.start()
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, BrokenPipeError):
-        await task
-    return status
+    return await until_signal(serve(), host)
 
 
 # ---------------------------------------------------------------------------------------------------------- HTTP
-
-
-class _Uvicorn(uvicorn.Server):
-    """A server that leaves signals to us, since sessions are released before connections are closed."""
-
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:
-        """Do nothing."""
-        return contextlib.nullcontext()
-
-
-def security_of(address: str) -> TransportSecuritySettings | None:
-    """Return the checks of the headers Host and Origin against pages of other sites, for an address to listen on.
-
-    Args:
-        address: The address; one of this machine alone admits only its own names. None: no check, since an address of
-            all networks may be called anything.
-    """
-    if address in _EVERYWHERE:
-        return None
-    names = _LOOPBACK if address in _LOOPBACK else (address,)
-    hosts = [f"[{name}]:*" if ":" in name else f"{name}:*" for name in names]
-    return TransportSecuritySettings(allowed_hosts=hosts, allowed_origins=[f"http://{host}" for host in hosts])
 
 
 async def serve_http(host: ToolHost, listening: socket.socket, address: str) -> int:
@@ -277,9 +215,9 @@ async def serve_http(host: ToolHost, listening: socket.socket, address: str) -> 
 
     async def serve() -> None:
         async with manager.run():
-            await _Uvicorn(config).serve([listening])
+            await Uvicorn(config).serve([listening])
 
-    return await _until_signal(serve(), host)
+    return await until_signal(serve(), host)
 
 
 class _App:
