@@ -55,7 +55,7 @@ def mcp(
 
     wire = Wire() if http is None else None
     try:
-        report = _report if rewards else None
+        report = report_rewards if rewards else None
         served = ToolHost.load(tools, kwargs, report=report, most=most, idle_s=None if wire else idle_s)
         listening = None if http is None else listen(host, http, f"--host {host} --http {http}")
     except MultiTurnError as error:
@@ -70,6 +70,6 @@ def mcp(
     raise typer.Exit(status)
 
 
-def _report(session: str, rewards: Mapping[str, float]) -> None:
+def report_rewards(session: str, rewards: Mapping[str, float]) -> None:
     """Print the rewards of a session that has ended, as one line of JSON."""
     print(json.dumps({"session": session, "rewards": rewards}), file=sys.stderr, flush=True)
