@@ -45,7 +45,7 @@ async def until_signal(serving: Coroutine[Any, Any, None], host: ToolHost) -> in
     last.daemon = True
     last.start()
     task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, BrokenPipeError):
+    with contextlib.suppress(asyncio.CancelledError):
         await task
     return status
 
