@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections import OrderedDict
 from typing import Any
@@ -45,7 +46,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from verl_multiturn import __version__
 from verl_multiturn.tool_servers.serving import Uvicorn, answer_of, security_of, until_signal
@@ -54,6 +55,8 @@ from verl_multiturn.tools.services.a2a_extension import KEY, URI, call_text, rea
 
 PATH = "/a2a"
 _MOST_TASKS = 1024
+_SEPARATORS = re.compile("[\x85\u2028\u2029]")
+"""Characters at which Python ends a line, and which JSON may hold as they are."""
 
 
 def agent_card(host: ToolHost, name: str, url: str) -> AgentCard:
@@ -84,10 +87,11 @@ def agent_card(host: ToolHost, name: str, url: str) -> AgentCard:
 def _skill(function: dict[str, Any]) -> AgentSkill:
     name, parameters = function["name"], function.get("parameters", {})
     described = function.get("description") or name
+    known = json.dumps(parameters.get("properties", {}), ensure_ascii=False)
     return AgentSkill(
         id=name,
         name=name,
-        description=f"{described}\nArguments: {json.dumps(parameters.get('properties', {}), ensure_ascii=False)}",
+        description=_sendable(f"{described}\nArguments: {known}"),
         tags=["tool"],
         examples=[call_text(name, {})],
     )
@@ -154,7 +158,23 @@ class _Checked:
         """Answer a request."""
         request = Request(scope, receive)
         refusal = await self._security.validate_request(request, is_post=request.method == "POST")
-        await (refusal or self._app)(scope, receive, send)
+        await (refusal or self._app)(scope, receive, _escaping(send))
+
+
+def _escaping(send: Send) -> Send:
+    """Return a `send` that escapes separators in events, since the SDK's client takes them for ends of lines."""
+    is_stream = False
+
+    async def escape(message: Message) -> None:
+        nonlocal is_stream
+        if message["type"] == "http.response.start":
+            is_stream = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
+        elif is_stream and not message.get("body", b"").isascii():
+            text = message["body"].decode()  # each event is one body
+            message["body"] = _SEPARATORS.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
+        await send(message)
+
+    return escape
 
 
 class _Executor(AgentExecutor):
@@ -177,7 +197,7 @@ class _Executor(AgentExecutor):
         try:
             call = _call_of(context)
         except ValueError as error:
-            await task.reject(task.new_agent_message([Part(text=str(error))]))
+            await task.reject(task.new_agent_message([Part(text=_sendable(str(error)))]))
             return
         if call is None:
             rewards = await self._host.end(context.context_id)
@@ -188,7 +208,7 @@ class _Executor(AgentExecutor):
         text, pictures, failed = await answer_of(result)
         parts = [Part(raw=each, media_type="image/png") for each in pictures]
         if text or not parts:
-            parts.insert(0, Part(text=text))
+            parts.insert(0, Part(text=_sendable(text)))
         shown = {"status": str(result.status), "reward": result.reward, "metrics": result.metrics}
         metadata = _shown(shown if self._host.report is not None else {})
         if failed:
@@ -215,6 +235,11 @@ def _call_of(context: RequestContext) -> tuple[str, str] | None:
     if any(part.WhichOneof("content") != "text" for part in message.parts):
         raise ValueError("a call is JSON text; send it as a text part, since a data part turns 1 into 1.0")
     return read_call(get_message_text(message))
+
+
+def _sendable(text: str) -> str:
+    """Return a text without lone surrogates, which no message can hold."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _shown(values: dict[str, Any]) -> dict[str, Any] | None:

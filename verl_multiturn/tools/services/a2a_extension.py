@@ -23,8 +23,8 @@ _FORM = 'send JSON text such as {"tool": "NAME", "arguments": {}}'
 
 
 def schemas_text(schemas: Sequence[Mapping[str, Any]]) -> str:
-    """Return schemas as the card holds them: one text, in which no value and no order changes."""
-    return json.dumps(list(schemas), ensure_ascii=False)
+    """Return schemas as the card holds them: one text of ASCII, in which no value and no order changes."""
+    return json.dumps(list(schemas))
 
 
 def read_schemas(text: Any) -> list[Any]:
@@ -41,7 +41,7 @@ def read_schemas(text: Any) -> list[Any]:
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     """Return a call as the text of a message."""
-    return json.dumps({"tool": name, "arguments": arguments}, ensure_ascii=False)
+    return json.dumps({"tool": name, "arguments": arguments})
 
 
 def read_call(text: str) -> tuple[str, str] | None:
@@ -66,4 +66,4 @@ def read_call(text: str) -> tuple[str, str] | None:
         raise ValueError(f"{text!r:.100} names no tool; {_FORM}")
     if strange := sorted(set(said) - {"tool", "arguments"}):
         raise ValueError(f"{strange[0]!r:.100} is no part of a call; {_FORM}")
-    return said["tool"], json.dumps(said.get("arguments", {}), ensure_ascii=False)
+    return said["tool"], json.dumps(said.get("arguments", {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -31,6 +32,7 @@ class BoundedClient(httpx.AsyncClient):
         response = await super().send(request, stream=True, **options)
         assert isinstance(response.stream, httpx.AsyncByteStream)
         response.stream = _Bounded(response.stream)
+        response.aiter_lines = partial(_lines, response)  # type: ignore[method-assign]
         try:
             self._look_at(response)
             if not stream:
@@ -97,3 +99,15 @@ class _Bounded(httpx.AsyncByteStream):
     async def aclose(self) -> None:
         """Close the connection of an answer that was not read to its end."""
         await self._stream.aclose()
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+    """Yield the lines of a stream of events. Those of httpx also end at U+2028 and its like, which JSON may hold."""
+    begun: list[bytes] = []
+    async for chunk in response.aiter_bytes():
+        *ended, rest = chunk.split(b"\n")
+        for line in ended:
+            yield b"".join([*begun, line]).decode("utf-8", "replace")
+            begun = []
+        begun.append(rest)
+    yield b"".join(begun).decode("utf-8", "replace")
