@@ -68,7 +68,7 @@ setup(
         "typer>=0.12",
         "wrapt>=1.14",
     ],
-    extras_require={"gymnasium": ["gymnasium>=1.0"]},
+    extras_require={"a2a": ["a2a-sdk[http-server]>=1.3,<2"], "gymnasium": ["gymnasium>=1.0"]},
     entry_points={
         "verl.plugins": ["verl_multiturn = verl_multiturn.plugin"],
         "console_scripts": ["verl-multiturn = verl_multiturn.cli.main:main"],

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -469,6 +470,7 @@ NOT_A_CARD = [
     (JSONResponse({"name": 5}), "name"),
     (Response(status_code=401), r"HTTP 401; correct tools\.yaml: tools\[0\]\.a2a\.headers"),
     (Response(status_code=500), "HTTP 500"),
+    (Response(status_code=302, headers={"location": "http://127.0.0.1:9/"}), "HTTP 302"),
 ]
 
 
@@ -554,8 +556,22 @@ async def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "a2a", None)
     from verl_multiturn.tools.loading.registry import build_tools
 
-    with pytest.raises(ConfigError, match=r"needs the package a2a-sdk, .*pip install 'verl-multiturn\[a2a\]'$"):
+    with pytest.raises(
+        ConfigError, match=r"needs the package a2a-sdk, .*; install it: pip install 'a2a-sdk\[http-server\]"
+    ):
         build_tools({"a2a": {"url": "http://127.0.0.1:9"}}, "tools[0]")
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_an_agent_of_the_older_protocol(streaming: bool) -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}/rpc"
+    old = [AgentInterface(url=url, protocol_binding="JSONRPC", protocol_version="0.3")]
+    async with agent(ask_back, streaming, listening=listening, supported_interfaces=old) as (address, worker):
+        said = await one(address, "ü", "x")
+        assert [each.text for each in said] == ["ü, and then?", "x, and then?"]
+        assert len(set(worker.tasks)) == 1
+        assert worker.cancelled == worker.tasks[:1]
 
 
 # Reports of others.

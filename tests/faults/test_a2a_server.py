@@ -24,12 +24,14 @@ from a2a.helpers.proto_helpers import new_data_part
 from a2a.types import CancelTaskRequest, GetTaskRequest, Message, Part, Role, SendMessageRequest, Task, TaskState
 from a2a.utils.errors import TaskNotFoundError
 from google.protobuf.json_format import MessageToDict
+from typer.testing import CliRunner
 
 from tests.conftest import ROOT
 from tests.long.tools.a2a_schemas import a2a_schemas
 from tests.long.tools.out_tools import Listed, Till
 from tests.servers.a2a_agents import serving
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema
+from verl_multiturn.cli.main import app
 from verl_multiturn.tool_servers import a2a_server
 from verl_multiturn.tool_servers.a2a_server import build_app
 from verl_multiturn.tool_servers.sessions import ToolHost
@@ -61,10 +63,11 @@ async def load(url: str, **settings: Any) -> dict[str, A2aTool]:
 
 
 @contextlib.asynccontextmanager
-async def client_of(url: str, streaming: bool = True) -> AsyncIterator[Client]:
+async def client_of(url: str, streaming: bool = True, version: str = "1.0") -> AsyncIterator[Client]:
     """Connect as the official SDK does."""
     async with httpx.AsyncClient(timeout=60) as http:
         card = await A2ACardResolver(http, url).get_agent_card()
+        card.supported_interfaces[0].protocol_version = version
         yield ClientFactory(ClientConfig(httpx_client=http, streaming=streaming)).create(card)
 
 
@@ -242,6 +245,13 @@ async def test_the_official_client(streaming: bool, tmp_path: Path) -> None:
     assert ends_of(tmp_path) == {"create": 2, "release": 2, "sessions": 2}
 
 
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_client_of_the_older_protocol(streaming: bool, tmp_path: Path) -> None:
+    async with served(till(tmp_path)) as (url, _), client_of(url, streaming, version="0.3") as client:
+        said = [await ask(client, "one", call("till", amount=5)) for _ in range(2)]
+    assert text_of(said[1]) == "2 payments, 10 cents"
+
+
 async def test_rewards_are_hidden(tmp_path: Path) -> None:
     async with served(till(tmp_path)) as (url, _), client_of(url) as client:
         said = [await ask(client, "one", text) for text in (call("till", amount=5), call("none"), '{"end": true}')]
@@ -329,14 +339,20 @@ async def command(folder: Path, *options: str) -> AsyncIterator[tuple[str, async
 
 
 CLIENT = """
-import asyncio, sys
-sys.path.insert(0, {root!r})
-from tests.faults.test_a2a_server import ask, call, client_of
+import asyncio, json, sys
+import httpx
+from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
+from a2a.types import Message, Part, SendMessageRequest
 
 async def main():
-    async with client_of(sys.argv[1]) as client:
-        await ask(client, sys.argv[2], call("till", amount=3))
-        await ask(client, sys.argv[2], call("till", amount=3, wait_s=3600))
+    async with httpx.AsyncClient(timeout=60) as http:
+        card = await A2ACardResolver(http, sys.argv[1]).get_agent_card()
+        client = ClientFactory(ClientConfig(httpx_client=http)).create(card)
+        for arguments in ({"amount": 3}, {"amount": 3, "wait_s": 3600}):
+            text = json.dumps({"tool": "till", "arguments": arguments})
+            message = Message(message_id=text, role="ROLE_USER", parts=[Part(text=text)], context_id=sys.argv[2])
+            async for event in client.send_message(SendMessageRequest(message=message)):
+                pass
 
 asyncio.run(main())
 """
@@ -346,7 +362,7 @@ asyncio.run(main())
 async def test_sessions_of_killed_clients_are_released_once(tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT), *sys.path[1:]])
     async with command(tmp_path, "--idle-s", "600", "--rewards") as (url, _):
-        words = [sys.executable, "-c", CLIENT.format(root=str(ROOT)), url]
+        words = [sys.executable, "-c", CLIENT, url]
         clients = [
             await asyncio.create_subprocess_exec(*words, f"killed{number}", env={**os.environ, "PYTHONPATH": path})
             for number in range(2)
@@ -370,3 +386,31 @@ async def test_a_session_without_calls_is_released(tmp_path: Path) -> None:
         await until(lambda: ends_of(tmp_path) == {"create": 1, "release": 1, "sessions": 1})
         assert "it was not used for 0.05 s" in text_of(await ask(client, "one", call("till", amount=1)))
     assert ends_of(tmp_path) == {"create": 1, "release": 1, "sessions": 1}
+
+
+def test_a_missing_package_is_named_by_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delitem(sys.modules, "verl_multiturn.tool_servers.a2a_server")
+    monkeypatch.setitem(sys.modules, "a2a", None)
+    for name in [name for name in sys.modules if name.startswith("a2a.")]:
+        monkeypatch.delitem(sys.modules, name)
+    ran = CliRunner().invoke(app, ["a2a", str(tmp_path / "none.yaml")])
+    assert ran.exit_code == 2
+    assert "a2a needs the package a2a-sdk, 1.3 or newer; install it: pip install" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["none.yaml"], "none.yaml"),
+        (["tools.yaml", "--kwargs", "5"], "--kwargs '5': expected an object, got int"),
+        (["tools.yaml", "--port", "0", "--host", "nowhere.invalid"], "--host nowhere.invalid --port 0"),
+    ],
+)
+def test_a_wrong_command_is_refused(
+    options: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    entry = {"class_name": "tests.long.tools.out_tools.Till", "config": {"log": "log"}}
+    Path("tools.yaml").write_text(json.dumps({"tools": [entry]}))
+    ran = CliRunner().invoke(app, ["a2a", *options])
+    assert (ran.exit_code, text in ran.stderr) == (2, True)

@@ -98,10 +98,14 @@ async def serving(app: ASGIApp, listening: socket.socket | None = None) -> Async
 
 @contextlib.asynccontextmanager
 async def agent(
-    work: Work, streaming: bool = True, skills: Sequence[tuple[str, str]] = (), **fields: Any
+    work: Work,
+    streaming: bool = True,
+    skills: Sequence[tuple[str, str]] = (),
+    listening: socket.socket | None = None,
+    **fields: Any,
 ) -> AsyncIterator[tuple[str, Worker]]:
     """Serve an agent; yield its address and its worker."""
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = listening or socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     its = card(f"{url}/rpc", streaming, skills, **fields)
     worker = Worker(work)

@@ -12,6 +12,7 @@ from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.cli.mcp import report_rewards
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.proxy.http.listener import address_of, listen, raise_open_files
+from verl_multiturn.tools.services.a2a_extension import MISSING
 
 
 def a2a(
@@ -42,8 +43,8 @@ def a2a(
     """
     try:
         from verl_multiturn.tool_servers.a2a_server import serve_a2a
-    except ImportError as error:
-        fail(f"a2a needs a2a-sdk, 1.3 or newer ({error}); install it: pip install 'verl-multiturn[a2a]'", status=2)
+    except ImportError:
+        fail(MISSING, status=2)
     from verl_multiturn.tool_servers.sessions import ToolHost
 
     try:

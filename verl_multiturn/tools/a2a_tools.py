@@ -22,7 +22,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.loading.choice import chosen_names
 from verl_multiturn.tools.schema import ToolSchema
-from verl_multiturn.tools.services.a2a_extension import KEY, URI, call_text, read_schemas
+from verl_multiturn.tools.services.a2a_extension import KEY, MISSING, URI, call_text, read_schemas
 
 try:
     from google.protobuf.json_format import MessageToDict
@@ -30,9 +30,7 @@ try:
     from verl_multiturn.tools.services.a2a_card import A2aSettings, fetch_card
     from verl_multiturn.tools.services.a2a_client import Agent
 except ImportError as error:
-    raise ConfigError(
-        f"'a2a' needs the package a2a-sdk, 1.3 or newer ({error}); install it: pip install 'verl-multiturn[a2a]'"
-    ) from None
+    raise ConfigError(MISSING) from error
 
 
 def a2a_tools(raw: Any, where: str) -> list[A2aTool]:

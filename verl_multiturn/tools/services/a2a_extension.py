@@ -19,6 +19,7 @@ KEY = "tools"
 """Key of the schemas in the extension's `params`."""
 END = json.dumps({"end": True})
 """Text of the message that ends a session."""
+MISSING = "a2a needs the package a2a-sdk, 1.3 or newer; install it: pip install 'a2a-sdk[http-server]>=1.3,<2'"
 _FORM = 'send JSON text such as {"tool": "NAME", "arguments": {}}'
 
 
