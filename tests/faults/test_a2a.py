@@ -1,4 +1,4 @@
-"""A2A agents, most of them made with the official SDK, that hang, ask back for ever, flood, die and lie."""
+"""Agents of A2A, made with the official SDK or scripted: they hang, ask back without end, flood, die and lie."""
 
 import asyncio
 import contextlib
@@ -405,6 +405,25 @@ async def test_an_agent_that_lost_its_task_begins_anew() -> None:
             await tool.execute("r1", {"message": "y"})
         assert "needs more" in (await tool.execute("r1", {"message": "x and y"})).text
         await tool.release("r1")
+
+
+async def test_a_task_that_waits_outlives_an_outage() -> None:
+    heard: list[Said] = []
+
+    def answer(said: Said) -> Any:
+        heard.append(said)
+        return Response(status_code=503) if len(heard) == 2 else {"result": {"task": task("INPUT_REQUIRED")}}
+
+    async with scripted(answer, streaming=False) as url:
+        (tool,) = await load(url)
+        await tool.create("r1")
+        await tool.execute("r1", {"message": "x"})
+        with pytest.raises(UnavailableError):
+            await tool.execute("r1", {"message": "y"})
+        await tool.execute("r1", {"message": "y"})
+        assert [each["params"].get("message", {}).get("taskId") for each in heard] == [None, "t1", "t1"]
+        await tool.release("r1")
+    assert [each["method"] for each in heard[3:]] == ["CancelTask"]
 
 
 @pytest.mark.parametrize(

@@ -371,7 +371,7 @@ async def test_sessions_of_killed_clients_are_released_once(tmp_path: Path) -> N
         for each in clients:
             each.kill()
             await each.wait()
-        async with client_of(url) as client:  # nobody else is touched
+        async with client_of(url) as client:  # the other sessions go on
             assert text_of(await ask(client, "well", call("till", amount=1))) == "1 payments, 1 cents"
             await ask(client, "well", '{"end": true}')
     assert ends_of(tmp_path) == {"create": 3, "release": 3, "waits": 2, "sessions": 3}

@@ -28,7 +28,7 @@ try:
     from google.protobuf.json_format import MessageToDict
 
     from verl_multiturn.tools.services.a2a_card import A2aSettings, fetch_card
-    from verl_multiturn.tools.services.a2a_client import Agent
+    from verl_multiturn.tools.services.a2a_client import A2aAgent
 except ImportError as error:
     raise ConfigError(MISSING) from error
 
@@ -53,7 +53,7 @@ def a2a_tools(raw: Any, where: str) -> list[A2aTool]:
             f"{where}: the agent at {settings.label} demands the extension {strange[0]!r:.200}, which this client does "
             "not speak; name another agent"
         )
-    agent, label = Agent(settings, card, where), f"agent {settings.label}"
+    agent, label = A2aAgent(settings, card, where), f"agent {settings.label}"
     if URI in extensions:
         return _extended(agent, MessageToDict(extensions[URI].params), where)
     skills = {each.name or each.id: each for each in card.skills}
@@ -80,7 +80,7 @@ def _schema(name: str, description: str, parameters: Any, where: str) -> ToolSch
     return ToolSchema.read({"type": "function", "function": function}, where)
 
 
-def _extended(agent: Agent, params: dict[str, Any], where: str) -> list[A2aTool]:
+def _extended(agent: A2aAgent, params: dict[str, Any], where: str) -> list[A2aTool]:
     """Return the tools that a card lists by our extension."""
     settings = agent.settings
     try:
@@ -113,7 +113,7 @@ class A2aTool(BaseTool):
     schema_of_others = True
     """True: the schema's names come from the agent, so the author of the run cannot change them."""
 
-    def __init__(self, agent: Agent, schema: ToolSchema) -> None:
+    def __init__(self, agent: A2aAgent, schema: ToolSchema) -> None:
         super().__init__({}, schema)
         self.agent = agent
 
@@ -149,7 +149,7 @@ class _ExtendedTool(A2aTool):
         remote_name: Its name at the agent.
     """
 
-    def __init__(self, agent: Agent, schema: ToolSchema, remote_name: str) -> None:
+    def __init__(self, agent: A2aAgent, schema: ToolSchema, remote_name: str) -> None:
         super().__init__(agent, schema)
         self.remote_name = remote_name
 

@@ -56,6 +56,11 @@ class Progress:
         return self._message is not None or self.state in ENDED or self.state in _WAITS
 
     @property
+    def is_new(self) -> bool:
+        """Return whether the agent has not answered yet."""
+        return self.state == TaskState.TASK_STATE_UNSPECIFIED
+
+    @property
     def waits(self) -> bool:
         """Return whether the task goes on with the next message."""
         return self.state == TaskState.TASK_STATE_INPUT_REQUIRED and self._message is None

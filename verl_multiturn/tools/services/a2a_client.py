@@ -39,7 +39,7 @@ from verl_multiturn.tools.base import ToolResponse
 from verl_multiturn.tools.services.a2a_answers import Progress
 from verl_multiturn.tools.services.a2a_card import BINDING, A2aSettings, message_address
 from verl_multiturn.tools.services.a2a_extension import END
-from verl_multiturn.tools.services.a2a_http import AgentClient, RefusedError
+from verl_multiturn.tools.services.a2a_http import AgentClient, MessageRefusedError
 from verl_multiturn.tools.services.http_client import (
     MAX_CONNECTIONS,
     ServiceFailedError,
@@ -56,7 +56,7 @@ _END_S = 3.0
 """Seconds for the end of a conversation; `release` has five."""
 
 
-class Agent:
+class A2aAgent:
     """An agent that the tools of one entry call, with its conversations.
 
     Args:
@@ -79,7 +79,7 @@ class Agent:
             if interface.protocol_binding == BINDING:
                 interface.url = self._address
         self._connections = PerLoop(Connections.close, counted=True)
-        self._contexts: dict[str, _Context] = {}
+        self._contexts: dict[str, _AgentContext] = {}
 
     def enter(self, instance_id: str, tool: str, context_id: str = "") -> None:
         """Begin a conversation, or note that one more tool takes part in it.
@@ -90,7 +90,7 @@ class Agent:
             context_id: Its id at the agent; "": the agent names one.
         """
         self._connections.enter(instance_id)
-        self._contexts.setdefault(instance_id, _Context(context_id)).tools.add(tool)
+        self._contexts.setdefault(instance_id, _AgentContext(context_id)).tools.add(tool)
 
     async def leave(self, instance_id: str, tool: str, ends: bool = False) -> None:
         """Note that a tool has left a conversation. The last one ends it: unfinished tasks are cancelled.
@@ -118,6 +118,8 @@ class Agent:
         except Exception as error:  # an agent may be away by now
             logger.warning("agent %s: a conversation could not be ended: %s", self.settings.label, describe(error))
         finally:
+            for each in context.cancelling:
+                each.cancel()
             await self._connections.leave(instance_id)
 
     async def ask(self, instance_id: str, text: str) -> ToolResponse:
@@ -145,7 +147,7 @@ class Agent:
         """Close the connections of this event loop."""
         await self._connections.aclose()
 
-    async def _exchange(self, context: _Context, text: str, task_id: str) -> ToolResponse:
+    async def _exchange(self, context: _AgentContext, text: str, task_id: str) -> ToolResponse:
         message = Message(message_id=uuid4().hex, role=Role.ROLE_USER, parts=[Part(text=text)])
         message.context_id, message.task_id = context.context_id, task_id
         progress = Progress()
@@ -154,6 +156,12 @@ class Agent:
         try:
             await self._follow(message, progress)
             response = await progress.response()
+        except UnavailableError:
+            if progress.is_open and progress.is_new:
+                context.waiting = task_id  # the agent has not heard the message
+            elif progress.is_open:
+                self._cancel_later(context, progress.task_id)
+            raise
         except BaseException:
             if progress.is_open:
                 self._cancel_later(context, progress.task_id)
@@ -190,7 +198,7 @@ class Agent:
                 except Exception as error:
                     raise await self._read(error) from error
 
-    def _cancel_later(self, context: _Context, task_id: str) -> None:
+    def _cancel_later(self, context: _AgentContext, task_id: str) -> None:
         task = asyncio.get_running_loop().create_task(self._cancel(task_id))
         context.cancelling.add(task)
         task.add_done_callback(context.cancelling.discard)
@@ -214,7 +222,7 @@ class Agent:
     async def _read(self, error: Exception) -> Exception:
         """Return the error of this package for one of the SDK."""
         cause = error.__cause__
-        if isinstance(error, RefusedError | MultiTurnError):
+        if isinstance(error, MessageRefusedError | MultiTurnError):
             return error
         if isinstance(cause, httpx.ConnectError | httpx.ProxyError):
             return UnavailableError(self._say(f"cannot be reached{self._route.words}", cause))
@@ -227,7 +235,7 @@ class Agent:
             return ServiceFailedError(self._say(f"failed: {error.message}", error))
         is_said = not isinstance(error, A2AClientError) or error.message.startswith("JSON-RPC Error")
         if isinstance(error, A2AError) and is_said:
-            return RefusedError(self._say(f"refuses the message: {error.message}", error))
+            return MessageRefusedError(self._say(f"refuses the message: {error.message}", error))
         return ServiceFailedError(self._say("gave an answer that cannot be read", error))
 
     def _say(self, problem: str, cause: object) -> str:
@@ -243,7 +251,7 @@ class Agent:
         return trusted(self._address)
 
 
-class _Context:
+class _AgentContext:
     """A conversation with an agent.
 
     Args:

@@ -16,7 +16,7 @@ MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """Bytes of one answer, also of one that is streamed; a larger one is an error."""
 
 
-class RefusedError(ValueError):
+class MessageRefusedError(ValueError):
     """An agent refuses a message, or its answer is too large. The model reads it."""
 
 
@@ -27,11 +27,11 @@ class BoundedClient(httpx.AsyncClient):
         """Send a request, and return its answer.
 
         Raises:
-            RefusedError: The answer is too large; raised where it is read.
+            MessageRefusedError: The answer is too large; raised where it is read.
         """
         response = await super().send(request, stream=True, **options)
         assert isinstance(response.stream, httpx.AsyncByteStream)
-        response.stream = _Bounded(response.stream)
+        response.stream = _BoundedStream(response.stream)
         response.aiter_lines = partial(_lines, response)  # type: ignore[method-assign]
         try:
             self._look_at(response)
@@ -71,7 +71,7 @@ class AgentClient(BoundedClient):
         self._answers.append(response)
         status, kind = response.status_code, status_kind(response.status_code)
         if kind == "refused":
-            raise RefusedError(f"the agent refused the message (HTTP {status})")
+            raise MessageRefusedError(f"the agent refused the message (HTTP {status})")
         if kind in OUT:
             text = f"the agent {say_status(status, self._route_there, 'a2a.url', 'a2a.headers')}"
             error = (LateError if kind == "late" else UnavailableError)(text)
@@ -82,7 +82,7 @@ class AgentClient(BoundedClient):
         super()._look_at(response)
 
 
-class _Bounded(httpx.AsyncByteStream):
+class _BoundedStream(httpx.AsyncByteStream):
     """The bytes of an answer, up to `MAX_ANSWER_BYTES`."""
 
     def __init__(self, stream: httpx.AsyncByteStream) -> None:
@@ -93,7 +93,7 @@ class _Bounded(httpx.AsyncByteStream):
         async for chunk in self._stream:
             left -= len(chunk)
             if left < 0:
-                raise RefusedError(f"the agent's answer has more than {MAX_ANSWER_BYTES} bytes; ask for less")
+                raise MessageRefusedError(f"the agent's answer has more than {MAX_ANSWER_BYTES} bytes; ask for less")
             yield chunk
 
     async def aclose(self) -> None:
