@@ -51,6 +51,7 @@ GROUPS = {
             "serve",
             "Try an agent against the endpoint: a scripted model answers it, and what would be trained is shown.",
         ),
+        "mcp": CommandPlace("mcp", "mcp", "Serve the tools of a YAML to other programs over MCP, as they are here."),
         "index": CommandPlace("corpus", "index", "Build the BM25 index of a corpus, if it is not there yet."),
         "retrieval-server": CommandPlace(
             "corpus",

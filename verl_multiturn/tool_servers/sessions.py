@@ -14,17 +14,18 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from verl_multiturn.calls.closing import close_all
 from verl_multiturn.calls.slots import Gates
-from verl_multiturn.calls.tasks import ended, finish
+from verl_multiturn.calls.tasks import ended, finish, keep
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError, MultiTurnError
@@ -55,7 +56,7 @@ class ToolHost:
         kwargs: The kwargs of every session, as a data row's `tools_kwargs`.
         report: Takes each session's rewards at its end; None: rewards are neither computed nor shown.
         most: Largest number of sessions at once.
-        idle_s: Seconds without a call after which a session ends; None: it never does by itself.
+        idle_s: Seconds without a call, or another use, after which a session ends; None: it never does by itself.
         timeout_s: Seconds for a call of a tool whose `limits` have none.
         where: The place that errors about the kwargs name.
 
@@ -82,6 +83,7 @@ class ToolHost:
         self.idle_s = idle_s
         self._gates = Gates(Gate, timeout_s)
         self._sessions: dict[str, _Session] = {}
+        self._uses: Counter[str] = Counter()
         self._ends: OrderedDict[str, str] = OrderedDict()
         """Why sessions have ended, by key; the latest of them."""
         self._ending: set[asyncio.Future[Any]] = set()
@@ -123,14 +125,18 @@ class ToolHost:
         Raises:
             asyncio.CancelledError: The caller was cancelled; then the call has ended, too.
         """
+        with self.use(key):
+            return await self._call(key, name, arguments)
+
+    async def _call(self, key: str, name: str, arguments: str | Mapping[str, Any]) -> CallResult:
         session = self._session(key)
         if isinstance(session, CallResult):
             return session
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         run = asyncio.ensure_future(session.run(name, text))
-        session.begin(run)
+        session.running.add(run)
         cancelled = await ended(run, pass_on=True)
-        session.done(run)
+        session.running.discard(run)
         if cancelled is not None:
             if not run.cancelled():
                 run.exception()
@@ -141,6 +147,33 @@ class ToolHost:
         if self.report is None:
             result.reward, result.metrics = 0.0, {}
         return result
+
+    @contextlib.contextmanager
+    def use(self, key: str) -> Iterator[None]:
+        """Keep a session from being idle: a call runs, or its client is connected.
+
+        Args:
+            key: Key of the session, which need not have begun.
+        """
+        self._uses[key] += 1
+        if key in self._sessions:
+            self._sessions[key].wake()
+        try:
+            yield
+        finally:
+            self._uses[key] -= 1
+            if not self._uses[key]:
+                del self._uses[key]
+                if key in self._sessions:
+                    self._sessions[key].rest()
+
+    def has_ended(self, key: str) -> bool:
+        """Return whether a session has ended, so that a call of it would be refused.
+
+        Args:
+            key: Key of the session.
+        """
+        return key in self._ends
 
     async def end(self, key: str, reason: str = "its client has ended it") -> dict[str, float] | None:
         """End a session: its calls are cancelled, its tools released, and no call opens it again.
@@ -208,31 +241,25 @@ class _Session:
         self._key = key
         self._tools = tools
         self._opening: asyncio.Future[Any] | None = None
-        self._running: set[asyncio.Future[Any]] = set()
+        self.running: set[asyncio.Future[Any]] = set()
+        """Calls that run."""
         self._timer: asyncio.TimerHandle | None = None
         self._count = 0
         self._over = ""
 
-    def begin(self, run: asyncio.Future[Any]) -> None:
-        """Note that a call runs: the session is in use."""
-        self._running.add(run)
+    def wake(self) -> None:
+        """Note that the session is in use."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def done(self, run: asyncio.Future[Any]) -> None:
-        """Note that a call has ended; after the last one the session is idle."""
-        self._running.discard(run)
-        if not self._running and self._host.idle_s is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._host.idle_s, self._expire)
+    def rest(self) -> None:
+        """Note that the session is in use no more: it ends unless it is used again in time."""
+        if self._host.idle_s is not None:
+            self.wake()
+            self._timer = asyncio.get_running_loop().call_later(self._host.idle_s, self._expire)
 
     def _expire(self) -> None:
-        host = self._host
-        if not self._running and host._sessions.get(self._key) is self:
-            reason = f"nothing was called for {host.idle_s:g} s"
-            ending = asyncio.ensure_future(host.end(self._key, reason))
-            host._ending.add(ending)
-            ending.add_done_callback(host._ending.discard)
+        keep(asyncio.ensure_future(self._host.end(self._key, f"it was not used for {self._host.idle_s:g} s")))
 
     async def run(self, name: str, arguments: str) -> CallResult:
         """Run one call.
@@ -259,9 +286,8 @@ class _Session:
 
     async def end(self) -> dict[str, float] | None:
         """End the calls, and release the tools; return the rewards where they are wanted."""
-        if self._timer is not None:
-            self._timer.cancel()
-        waited = [*self._running, *([self._opening] if self._opening is not None else [])]
+        self.wake()
+        waited = [*self.running, *([self._opening] if self._opening is not None else [])]
         opened = self._opening is not None and self._opening.done() and _is_well(self._opening)
         for each in waited:
             each.cancel()

@@ -35,6 +35,9 @@ from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.services.mcp_connection import McpServer, McpSettings, check_settings, list_tools
 
+SCHEMA_META = "verl-multiturn/schema"
+"""Key in a tool's `_meta` under which a server of ours has its whole schema, where MCP has no place for some of it."""
+
 
 def mcp_tools(raw: Any, where: str) -> list[McpTool]:
     """Return the tools of the server that an entry names, after asking the server for them.
@@ -63,11 +66,11 @@ def mcp_tools(raw: Any, where: str) -> list[McpTool]:
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", settings.prefix + listed.name)[:64]
         if name in tools:
             raise ConfigError(f"{where}: {_twins(tools[name].remote_name, listed.name, name, settings)}")
-        function = {
-            "name": name,
+        function = _whole(listed) or {
             "description": listed.description or "",
             "parameters": without_draft(listed.input_schema),
         }
+        function["name"] = name
         try:
             schema = ToolSchema.read({"type": "function", "function": function}, "its schema")
         except ConfigError as error:
@@ -84,6 +87,18 @@ def mcp_tools(raw: Any, where: str) -> list[McpTool]:
             f"{', '.join(map(repr, problems))} under 'exclude', or mend the server"
         )
     return list(tools.values())
+
+
+def _whole(listed: types.Tool) -> dict[str, Any] | None:
+    """Return the function that a server of ours has in `_meta`; None where it says something else than the listing."""
+    schema = (listed.meta or {}).get(SCHEMA_META)
+    function = schema.get("function") if isinstance(schema, dict) else None
+    if not isinstance(function, dict):
+        return None
+    is_same = function.get("name") == listed.name and function.get("description") == listed.description
+    return (
+        dict(function) if is_same and function.get("parameters", listed.input_schema) == listed.input_schema else None
+    )
 
 
 def _twins(one: str, other: str, name: str, settings: McpSettings) -> str:
