@@ -30,7 +30,6 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, cast
 
-import anyio
 import uvicorn
 from mcp import types
 from mcp.server.lowlevel import Server
@@ -67,19 +66,20 @@ _PIECE = 1 << 16
 
 
 def mcp_tool(schema: dict[str, Any]) -> types.Tool:
-    """Return a tool's schema as MCP lists it; in `_meta` as a whole where MCP has no place for some of it.
+    """Return a tool's schema as MCP lists it, and as a whole in `_meta`, for our own client.
+
+    MCP has no place for some of it: the SDK reorders the keys of the parameters, which a prompt shows in their order,
+    drops those that are null, and knows no further keys of a function, such as `strict`.
 
     Args:
         schema: The schema in OpenAI's form.
     """
     function = schema["function"]
-    parameters = function.get("parameters", {"type": "object", "properties": {}})
-    is_whole = function.keys() == {"name", "description", "parameters"} and "$schema" not in parameters
     return types.Tool(
         name=function["name"],
         description=function.get("description"),
-        input_schema=parameters,
-        _meta=None if is_whole else {SCHEMA_META: schema},
+        input_schema=function.get("parameters", {"type": "object", "properties": {}}),
+        _meta={SCHEMA_META: schema},
     )
 
 
@@ -154,7 +154,7 @@ class Wire:
 
     def __init__(self) -> None:
         sys.stdout.flush()
-        self.input, self.output = os.dup(0), os.dup(1)
+        self._input, self._output = os.dup(0), os.dup(1)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -173,7 +173,7 @@ class Wire:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 while piece:
                     try:
-                        piece = os.read(self.input, _PIECE)
+                        piece = os.read(self._input, _PIECE)
                     except OSError:
                         piece = b""
                     loop.call_soon_threadsafe(pieces.put_nowait, piece)
@@ -187,6 +187,21 @@ class Wire:
                 begun = []
             begun.append(rest)
 
+    async def write(self, text: str) -> None:
+        """Write a text to standard output.
+
+        Raises:
+            BrokenPipeError: Nobody reads it any more.
+        """
+        await asyncio.to_thread(self._write, text.encode("utf-8", "replace"))
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._output, data) :]
+
+    async def flush(self) -> None:
+        """Do nothing: all is written."""
+
 
 async def serve_stdio(host: ToolHost, wire: Wire) -> int:
     """Serve one client until its standard input ends or a signal comes, and return the exit status.
@@ -198,9 +213,11 @@ async def serve_stdio(host: ToolHost, wire: Wire) -> int:
     server = build_server(host)
 
     async def serve() -> None:
-        output = anyio.wrap_file(os.fdopen(wire.output, "w", encoding="utf-8", newline="\n", closefd=False))
-        async with stdio_server(cast(Any, wire.lines()), output) as (read, write):
-            await server.run(read, write, server.create_initialization_options())
+        try:
+            async with stdio_server(cast(Any, wire.lines()), cast(Any, wire)) as (read, write):
+                await server.run(read, write, server.create_initialization_options())
+        except* BrokenPipeError:  # nobody reads answers any more
+            pass
 
     return await _until_signal(serve(), host)
 
@@ -225,7 +242,7 @@ async def _until_signal(serving: Coroutine[Any, Any, None], host: ToolHost) -> i
     last.daemon = True
     last.start()
     task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, BrokenPipeError):
+    with contextlib.suppress(asyncio.CancelledError):
         await task
     return status
 

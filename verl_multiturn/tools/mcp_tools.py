@@ -67,6 +67,7 @@ def mcp_tools(raw: Any, where: str) -> list[McpTool]:
         if name in tools:
             raise ConfigError(f"{where}: {_twins(tools[name].remote_name, listed.name, name, settings)}")
         function = _whole(listed) or {
+            "name": name,
             "description": listed.description or "",
             "parameters": without_draft(listed.input_schema),
         }
@@ -95,10 +96,10 @@ def _whole(listed: types.Tool) -> dict[str, Any] | None:
     function = schema.get("function") if isinstance(schema, dict) else None
     if not isinstance(function, dict):
         return None
-    is_same = function.get("name") == listed.name and function.get("description") == listed.description
-    return (
-        dict(function) if is_same and function.get("parameters", listed.input_schema) == listed.input_schema else None
-    )
+    own = function.get("parameters", listed.input_schema)
+    own = {key: value for key, value in own.items() if value is not None} if isinstance(own, dict) else own
+    said = [function.get("name"), function.get("description"), own]
+    return dict(function) if said == [listed.name, listed.description, listed.input_schema] else None
 
 
 def _twins(one: str, other: str, name: str, settings: McpSettings) -> str:
