@@ -47,6 +47,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from verl_multiturn import __version__
+from verl_multiturn.calls.tasks import finish
 from verl_multiturn.chat.images import is_pil
 from verl_multiturn.describe import show
 from verl_multiturn.tool_servers.sessions import ToolHost, unmarked
@@ -280,6 +281,17 @@ async def serve_http(host: ToolHost, listening: socket.socket, address: str) -> 
         listening: The socket.
         address: The address by which it was named.
     """
+    return await _until_signal(answer_http(host, listening, address), host)
+
+
+async def answer_http(host: ToolHost, listening: socket.socket, address: str) -> None:
+    """Serve clients until it is cancelled; called by `serve_http` and by tests.
+
+    Args:
+        host: The tools.
+        listening: The socket.
+        address: The address by which it was named.
+    """
     security = security_of(address)
     manager = StreamableHTTPSessionManager(
         build_server(host),
@@ -291,12 +303,14 @@ async def serve_http(host: ToolHost, listening: socket.socket, address: str) -> 
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
     )
-
-    async def serve() -> None:
-        async with manager.run():
-            await _Uvicorn(config).serve([listening])
-
-    return await _until_signal(serve(), host)
+    server = _Uvicorn(config)
+    async with manager.run():
+        serving = asyncio.ensure_future(server.serve([listening]))
+        try:
+            await asyncio.shield(serving)
+        finally:
+            server.should_exit = True
+            await finish(serving)
 
 
 class _App:
