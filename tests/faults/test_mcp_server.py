@@ -14,7 +14,6 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,8 @@ import yaml
 from mcp import Client
 from PIL import Image
 
-from tests.long.tools.out_tools import Till
-from tests.long.tools.tools_out import COMMAND, MODERN, TOOLS, environment, kwargs, text_of, till, unreleased
-from verl_multiturn.proxy.http.listener import address_of, listen
-from verl_multiturn.tool_servers.mcp_server import answer_http
-from verl_multiturn.tool_servers.sessions import ToolHost
+from tests.long.tools.out_server import Served, serve, until, words
+from tests.long.tools.tools_out import COMMAND, MODERN, TOOLS, environment, kill_clients, kwargs, text_of, till
 from verl_multiturn.tools.loading.registry import build_tools
 
 pytestmark = pytest.mark.slow
@@ -107,11 +103,6 @@ def waits_for(log: Path, word: str) -> None:
         time.sleep(0.05)
 
 
-def words(log: Path) -> list[str]:
-    """Return the events of a till's log."""
-    return [line.split()[0] for line in log.read_text().splitlines()]
-
-
 def test_over_stdio_nothing_but_the_protocol_is_written_whatever_is_printed(piped: Pipe, tmp_path: Path) -> None:
     """The most frequent report about servers over stdio: one line that a tool or its module prints ends the session."""
     entries = [
@@ -155,7 +146,15 @@ def test_over_stdio_nothing_but_the_protocol_is_written_whatever_is_printed(pipe
     assert [json.loads(line)["jsonrpc"] for line in server.lines] == ["2.0"] * 7
 
 
-@pytest.mark.parametrize("how", [None, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "how",
+    [
+        None,
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.long),
+    ],
+)
 def test_over_stdio_a_session_is_released_once_however_the_server_ends(
     how: signal.Signals | None, piped: Pipe, tmp_path: Path
 ) -> None:
@@ -231,52 +230,11 @@ def test_bad_options_are_refused_by_name(more: list[str], said: str, tmp_path: P
 # ---------------------------------------------------------------------------------------------------------- HTTP
 
 
-@dataclass
-class Served:
-    """A server over HTTP in this process, and its till."""
-
-    address: str
-    host: ToolHost
-    log: Path
-
-    def count(self, event: str) -> int:
-        """Return how often the till was created, or released."""
-        return words(self.log).count(event)
-
-
-@asynccontextmanager
-async def serve(folder: Path, **settings: Any) -> AsyncIterator[Served]:
-    """Serve a till over HTTP."""
-    tool = Till({"log": str(folder / "log")})
-    (folder / "log").touch()
-    host = ToolHost({"till": tool}, {"till": {"create_kwargs": {"budget": 1000}}}, **settings)
-    listening = listen("127.0.0.1", 0, "")
-    serving = asyncio.ensure_future(answer_http(host, listening, "127.0.0.1"))
-    try:
-        yield Served(f"http://{address_of(listening)}/mcp", host, folder / "log")
-    finally:
-        await host.aclose()
-        serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
-        listening.close()
-    released = [line for line in (folder / "log").read_text().splitlines() if line.startswith("release")]
-    assert len(released) == len(set(released))
-    assert not unreleased(folder / "log")
-
-
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
     """Serve a till whose sessions may be idle for long."""
     async with serve(tmp_path, most=8, idle_s=600.0) as server:
         yield server
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(_WAIT_S):
-        while not holds():  # noqa: ASYNC110  # no event of ours tells it
-            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
@@ -448,23 +406,15 @@ async def test_other_addresses_and_bodies_are_refused(served: Served) -> None:
 
 async def test_our_own_client_begins_another_session_after_a_restart(tmp_path: Path) -> None:
     """Reports name clients that stay broken; ours gets 404 and begins anew."""
-    path = till(tmp_path)
-
-    def start(port: str) -> tuple[subprocess.Popen[str], str]:
-        command = [*COMMAND, str(path), *kwargs(), "--http", port]
-        process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        return process, next(found[0] for line in process.stdout if (found := re.findall(r"http://\S+(?=;)", line)))
-
-    process, address = start("0")
-    (tool,) = await asyncio.to_thread(build_tools, {"mcp": {"url": address}}, "tools[0]")
-    try:
+    (tmp_path / "again").mkdir()
+    async with serve(tmp_path) as served:
+        (tool,) = await asyncio.to_thread(build_tools, {"mcp": {"url": served.address}}, "tools[0]")
+        assert served.count("create") == 0  # to list the tools begins no session of them
         assert (await tool.execute("a", {"amount": 1})).text == "1 payments, 1001 cents"
         with pytest.raises(ValueError, match=r'^"amount" is a required property$'):  # marked as an error once
             await tool.execute("a", {})
-        process.kill()
-        process.communicate()
-        process, _ = start(address.removesuffix("/mcp").rpartition(":")[2])
+    port = int(served.address.removesuffix("/mcp").rpartition(":")[2])
+    async with serve(tmp_path / "again", port):
         answered = ""
         for _ in range(5):
             try:
@@ -472,8 +422,13 @@ async def test_our_own_client_begins_another_session_after_a_restart(tmp_path: P
                 break
             except (ConnectionError, RuntimeError, ValueError):
                 await asyncio.sleep(0.5)
-        assert answered == "1 payments, 1001 cents"
-    finally:
         await tool.aclose()
-        process.terminate()
-        process.communicate()
+    assert answered == "1 payments, 1001 cents"
+
+
+async def test_sessions_whose_clients_are_killed_are_released_once(tmp_path: Path) -> None:
+    async with serve(tmp_path, idle_s=3.0) as served:
+        named = [f"{served.address}/killed-{number}" for number in range(2)]
+        assert await kill_clients([served.address, served.address, *named]) == 4
+        await until(lambda: served.count("release") == 4)
+        assert served.host.number == 0

@@ -156,15 +156,13 @@ async def sessions(count: int, seed: int) -> dict[str, int]:
         to_kill = max(1, count // 16)
         over_http, processes = count - 4 * to_kill, to_kill
         async with http_server(str(path), *kwargs(), "--idle-s", "3") as (address, _):
-            mixed = await asyncio.gather(*(_client(address, n, random.Random(draw.random())) for n in range(over_http)))
+            mixed = await asyncio.gather(*(play(address, n, random.Random(draw.random())) for n in range(over_http)))
             named = [f"{address}/killed-{number}" for number in range(to_kill)]
             killed = await kill_clients([*[address] * to_kill, *named, *[str(path)] * to_kill])
             mixed += await asyncio.gather(*(_process(path, random.Random(draw.random())) for _ in range(processes)))
             # Those whose client is gone end when they were not used for long enough.
             await _until(lambda: not unreleased(folder / "log"))
-            mixed += await asyncio.gather(
-                *(_client(address, 2 * n + 1, draw) for n in range(0, 6, 4))
-            )  # open at the end
+            mixed += await asyncio.gather(*(play(address, 2 * n + 1, draw) for n in range(0, 6, 4)))  # open at the end
         lines = (folder / "log").read_text(encoding="utf-8").split("\n")
         released = Counter(line.split()[1] for line in lines if line.startswith("release"))
         created = [line.split()[1] for line in lines if line.startswith("create")]
@@ -191,7 +189,7 @@ async def _until(holds: Any) -> None:
             await asyncio.sleep(0.1)
 
 
-async def _client(address: str, number: int, draw: random.Random) -> int:
+async def play(address: str, number: int, draw: random.Random) -> int:
     """Play one session over HTTP: every third by a name in the address, the others by the protocol; half end it."""
     named = number % 3 == 0
     transport = streamable_http_client(address + f"/till-{number}" * named, terminate_on_close=number % 2 == 0)
