@@ -207,6 +207,7 @@ def test_a_server_without_any_client_ends(tmp_path: Path) -> None:
         (["--kwargs", '{"tin": {}}'], "--kwargs: tools_kwargs names 'tin', which is no tool of the YAML"),
         (["--kwargs", '{"till": {"create_kwargs": {"x": 1}}}'], "--kwargs: tool 'till': create"),
         (["--kwargs", '{"till": {"shown": false}}'], "--kwargs: tools_kwargs\\['till'\\]\\['shown'\\] is False"),
+        (["--idle-s", "3"], "--idle-s 3.0: means nothing over stdio"),
         (["--http", "TAKEN"], r"--host 127.0.0.1 --http \d+: cannot listen there"),
         (["--http", "0", "--host", "203.0.113.1"], r"--host 203.0.113.1 --http 0: cannot listen there"),
     ],

@@ -25,7 +25,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, cast
@@ -50,6 +49,7 @@ from verl_multiturn import __version__
 from verl_multiturn.calls.tasks import finish
 from verl_multiturn.chat.images import is_pil
 from verl_multiturn.describe import show
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.tool_servers.sessions import ToolHost, unmarked
 from verl_multiturn.tools.mcp_tools import SCHEMA_META
 from verl_multiturn.tools.running.results import CallResult, CallStatus
@@ -59,7 +59,7 @@ _NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 _STDIO = "stdio"
 _ID = "mcp-session-id"
 _VERSION = "mcp-protocol-version"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _EVERYWHERE = ("0.0.0.0", "::", "")
 _END_S = 10.0
 """Seconds after the release of all sessions for the rest of the process to end."""
@@ -151,11 +151,16 @@ class Wire:
     """The standard streams of this process, taken from everybody else: what is printed goes to standard error.
 
     Make it before the tools are loaded, since their modules may print. A child process inherits neither stream.
+
+    Raises:
+        ConfigError: One of them is closed.
     """
 
     def __init__(self) -> None:
-        sys.stdout.flush()
-        self._input, self._output = os.dup(0), os.dup(1)
+        try:
+            self._input, self._output = os.dup(0), os.dup(1)
+        except OSError:
+            raise ConfigError("standard input or output is closed; the protocol needs both, or --http PORT") from None
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -268,7 +273,7 @@ def security_of(address: str) -> TransportSecuritySettings | None:
     """
     if address in _EVERYWHERE:
         return None
-    names = _LOOPBACK if address in _LOOPBACK else (address,)
+    names = LOOPBACK if address in LOOPBACK else (address,)
     hosts = [f"[{name}]:*" if ":" in name else f"{name}:*" for name in names]
     return TransportSecuritySettings(allowed_hosts=hosts, allowed_origins=[f"http://{host}" for host in hosts])
 
