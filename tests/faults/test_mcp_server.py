@@ -409,7 +409,9 @@ async def test_our_own_client_begins_another_session_after_a_restart(tmp_path: P
     """Reports name clients that stay broken; ours gets 404 and begins anew."""
     (tmp_path / "again").mkdir()
     async with serve(tmp_path) as served:
-        (tool,) = await asyncio.to_thread(build_tools, {"mcp": {"url": served.address}}, "tools[0]")
+        (tool,) = await asyncio.to_thread(
+            build_tools, {"mcp": {"url": served.address, "start_timeout_s": 10 * _WAIT_S}}, "tools[0]"
+        )
         assert served.count("create") == 0  # to list the tools begins no session of them
         assert (await tool.execute("a", {"amount": 1})).text == "1 payments, 1001 cents"
         with pytest.raises(ValueError, match=r'^"amount" is a required property$'):  # marked as an error once

@@ -48,7 +48,7 @@ TOOLS = "tests.long.tools.out_tools"
 BUDGET = 1000
 _BATCH = 1000
 _PAYMENTS = 10
-_WAIT_S = 60.0
+_WAIT_S = 120.0
 MODERN = "2026-07-28"
 
 
@@ -125,7 +125,8 @@ async def _over_http(path: Path, name: str) -> list[dict[str, Any]]:
 
 
 def _listed(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    return [tool.tool_schema.as_dict() for tool in build_tools({"mcp": settings}, "tools[0]")]
+    patient = {**settings, "start_timeout_s": 10 * _WAIT_S}  # a busy machine is no fault
+    return [tool.tool_schema.as_dict() for tool in build_tools({"mcp": patient}, "tools[0]")]
 
 
 # ------------------------------------------------------------------------------------------------------ sessions
