@@ -52,9 +52,11 @@ def mcp(
     Each session has state, limits and kwargs of its own. It has no authentication: listen on an address that only
     trusted programs reach.
     """
-    from verl_multiturn.tool_servers.mcp_server import LOOPBACK, PATH, Wire, serve_http, serve_stdio  # with the SDK
-    from verl_multiturn.tool_servers.sessions import IDLE_S, MOST_SESSIONS, ToolHost
-
+    try:
+        from verl_multiturn.tool_servers.mcp_server import LOOPBACK, PATH, Wire, serve_http, serve_stdio  # with the SDK
+        from verl_multiturn.tool_servers.sessions import IDLE_S, MOST_SESSIONS, ToolHost
+    except ImportError as error:
+        fail(f"a server needs mcp 2.3 ({error}); pip install 'mcp>=2.3'", status=2)
     if http is None:
         for option, value in {"--host": host, "--most": most, "--idle-s": idle_s}.items():
             if value is not None:
