@@ -23,7 +23,6 @@ import json
 import os
 import re
 import socket
-import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
@@ -45,6 +44,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from verl_multiturn import __version__
+from verl_multiturn.calls.tasks import finish
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.tool_servers.serving import Uvicorn, answer_of, security_of, until_signal
 from verl_multiturn.tool_servers.sessions import ToolHost
 from verl_multiturn.tools.mcp_tools import SCHEMA_META
@@ -135,11 +136,16 @@ class Wire:
     """The standard streams of this process, taken from everybody else: what is printed goes to standard error.
 
     Make it before the tools are loaded, since their modules may print. A child process inherits neither stream.
+
+    Raises:
+        ConfigError: One of them is closed.
     """
 
     def __init__(self) -> None:
-        sys.stdout.flush()
-        self._input, self._output = os.dup(0), os.dup(1)
+        try:
+            self._input, self._output = os.dup(0), os.dup(1)
+        except OSError:
+            raise ConfigError("standard input or output is closed; the protocol needs both, or --http PORT") from None
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -218,6 +224,17 @@ async def serve_http(host: ToolHost, listening: socket.socket, address: str) -> 
         listening: The socket.
         address: The address by which it was named.
     """
+    return await until_signal(answer_http(host, listening, address), host)
+
+
+async def answer_http(host: ToolHost, listening: socket.socket, address: str) -> None:
+    """Serve clients until it is cancelled; called by `serve_http` and by tests.
+
+    Args:
+        host: The tools.
+        listening: The socket.
+        address: The address by which it was named.
+    """
     security = security_of(address)
     manager = StreamableHTTPSessionManager(
         build_server(host),
@@ -229,12 +246,14 @@ async def serve_http(host: ToolHost, listening: socket.socket, address: str) -> 
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
     )
-
-    async def serve() -> None:
-        async with manager.run():
-            await Uvicorn(config).serve([listening])
-
-    return await until_signal(serve(), host)
+    server = Uvicorn(config)
+    async with manager.run():
+        serving = asyncio.ensure_future(server.serve([listening]))
+        try:
+            await asyncio.shield(serving)
+        finally:
+            server.should_exit = True
+            await finish(serving)
 
 
 class _App:

@@ -19,7 +19,7 @@ from verl_multiturn.describe import show
 from verl_multiturn.tool_servers.sessions import ToolHost, unmarked
 from verl_multiturn.tools.running.results import CallResult, CallStatus
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _EVERYWHERE = ("0.0.0.0", "::", "")
 _END_S = 10.0
 """Seconds after the release of all sessions for the rest of the process to end."""
@@ -67,7 +67,7 @@ def security_of(address: str) -> TransportSecuritySettings | None:
     """
     if address in _EVERYWHERE:
         return None
-    names = _LOOPBACK if address in _LOOPBACK else (address,)
+    names = LOOPBACK if address in LOOPBACK else (address,)
     hosts = [f"[{name}]:*" if ":" in name else f"{name}:*" for name in names]
     return TransportSecuritySettings(allowed_hosts=hosts, allowed_origins=[f"http://{host}" for host in hosts])
 

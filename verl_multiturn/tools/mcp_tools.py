@@ -34,6 +34,9 @@ from verl_multiturn.tools.services.pictures import decode_pictures
 SCHEMA_META = "verl-multiturn/schema"
 """Key in a tool's `_meta` under which a server of ours has its whole schema, where MCP has no place for some of it."""
 
+SCHEMA_META = "verl-multiturn/schema"
+"""Key in a tool's `_meta` under which a server of ours has its whole schema, where MCP has no place for some of it."""
+
 
 def mcp_tools(raw: Any, where: str) -> list[McpTool]:
     """Return the tools of the server that an entry names, after asking the server for them.

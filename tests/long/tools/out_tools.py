@@ -45,8 +45,9 @@ class Till(BaseTool):
             self.log("waits", instance_id)
             await asyncio.sleep(wait_s)
         amounts.append(parameters["amount"])
+        said = f"{len(amounts) - 1} payments, {sum(amounts)} cents"
         await asyncio.sleep(0)
-        return ToolResponse(f"{len(amounts) - 1} payments, {sum(amounts)} cents"), 0.25, {"payments": len(amounts) - 1}
+        return ToolResponse(said), 0.25, {"payments": len(amounts) - 1}
 
     async def calc_reward(self, instance_id: str) -> float:  # type: ignore[override]
         """Return the balance."""
@@ -107,9 +108,16 @@ def hang() -> str:
         time.sleep(1)
 
 
-def broken() -> Any:
-    """Return what no tool may."""
-    return {1, 2}
+class Broken(BaseTool):
+    """A tool that returns what no tool may."""
+
+    def get_schema(self) -> dict[str, Any]:
+        """Return the schema."""
+        return {"type": "function", "function": {"name": "broken"}}
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        """Return a set."""
+        return {1, 2}
 
 
 print("a module that prints when it is imported")
