@@ -6,6 +6,6 @@
 #   --sglang VERSION   asks only for the names, of another SGLang than the set's
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bash scripts/environment.sh --set next --with docs --with traces --with browser --with tasks # as in test.sh
+bash scripts/environment.sh --set next --with docs --with traces --with browser --with tasks --with a2a # as in test.sh
 export VERL_PLATFORM=cpu PYTHON="$PWD/.venv-next/bin/python"
 exec "$PYTHON" -m scripts.next_set "$@"

@@ -8,8 +8,8 @@
 #            tests/faults and tests/unit/recipes: some 2 minutes
 set -euo pipefail
 cd "$(dirname "$0")/.."
-# The tests build the docs, write traces, drive Chromium and play task sets.
-bash scripts/environment.sh --with docs --with traces --with browser --with tasks
+# The tests build the docs, write traces, drive Chromium, play task sets and speak A2A.
+bash scripts/environment.sh --with docs --with traces --with browser --with tasks --with a2a
 # Many containers set it. Every process would then compile torch, verl and SGLang anew: half of the CPU time of its imports.
 unset PYTHONDONTWRITEBYTECODE
 export VERL_PLATFORM="${VERL_PLATFORM:-cpu}"

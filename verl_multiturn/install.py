@@ -65,6 +65,7 @@ ENVIRONMENTS = {
 EXTRAS = {
     "tasks": "packages with task sets",
     "traces": "backends of traces",
+    "a2a": "the SDK of A2A",
     "docs": "what builds the site",
     "browser": "what drives a browser in tests",
     "templates": "chat templates for tests",  # of a package that must not be importable: its lock has the reason

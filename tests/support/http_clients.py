@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -62,6 +63,23 @@ async def mcp(address: str) -> str:
         await tools["add"].aclose()
 
 
+async def a2a(address: str) -> str:
+    from verl_multiturn.tools.a2a_tools import a2a_tools
+
+    entry = {"url": address, "address": f"{address}/rpc"}
+    (agent,) = await asyncio.to_thread(a2a_tools, entry, "tools[0].a2a")
+    await agent.create("a")
+    try:
+        return (await agent.execute("a", {"message": "x"})).text
+    finally:
+        await agent.release("a")
+
+
+async def card(request: web.Request) -> web.Response:
+    interface = {"url": "http://elsewhere/rpc", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
+    return web.json_response({"name": "agent", "supportedInterfaces": [interface]})
+
+
 CLIENTS: dict[str, tuple[Asks, str]] = {
     "tool": (tool, "fine"),
     "endpoint": (endpoint, "fine"),
@@ -69,6 +87,8 @@ CLIENTS: dict[str, tuple[Asks, str]] = {
     "openenv": (openenv, "fine"),
     "mcp": (mcp, "3"),
 }
+if importlib.util.find_spec("a2a") is not None:
+    CLIENTS["a2a"] = (a2a, "fine")
 GENERATION = {
     "output_ids": [5],
     "meta_info": {
@@ -103,5 +123,7 @@ async def service(name: str, workshop: HttpServer) -> AsyncIterator[int]:
         generate=answering(GENERATION),
         health_generate=answering({}),
         ws=environment,
+        rpc=answering({"result": {"message": {"messageId": "1", "parts": [{"text": "fine"}]}}}),
+        **{".well-known__agent-card.json": card},
     ) as address:
         yield urlsplit(address).port or 0

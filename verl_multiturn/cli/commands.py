@@ -51,6 +51,10 @@ GROUPS = {
             "serve",
             "Try an agent against the endpoint: a scripted model answers it, and what would be trained is shown.",
         ),
+        "mcp": CommandPlace("mcp", "mcp", "Serve the tools of a YAML to other programs over MCP, as they are here."),
+        "a2a": CommandPlace(
+            "a2a", "a2a", "Serve the tools of a YAML to other programs as the skills of an A2A agent, as they are here."
+        ),
         "index": CommandPlace("corpus", "index", "Build the BM25 index of a corpus, if it is not there yet."),
         "retrieval-server": CommandPlace(
             "corpus",

@@ -12,13 +12,12 @@ from typing import Annotated, NoReturn
 import typer
 from aiohttp import web
 
-from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.cli.ends import refuse
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.proxy.http.listener import Listener, raise_open_files
+from verl_multiturn.proxy.http.listener import Listener, address_of, listen, raise_open_files
 from verl_multiturn.tools.bm25 import Bm25Index
 from verl_multiturn.tools.retrieval_server import build_server
 
-_BACKLOG = 1024
 Corpus = Annotated[Path, typer.Option(help="Folder of .txt, .md and .jsonl files.")]
 IndexDir = Annotated[Path | None, typer.Option(help="Where indices are kept.")]
 
@@ -43,14 +42,9 @@ def retrieval_server(
     """
     server = build_server(_open(corpus, index_dir), top_k)
     try:
-        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
-    except OSError as error:
-        fail(
-            f"--host {host} --port {port}: cannot listen there ({error}); name an address of this machine and a free "
-            "port, or --port 0",
-            status=2,
-        )
+        listening = listen(host, port, f"--host {host} --port {port}")
+    except ConfigError as error:
+        refuse(error)
     asyncio.run(_serve(server, listening))
 
 
@@ -70,9 +64,8 @@ async def _serve(server: web.AppRunner, listening: socket.socket) -> NoReturn:
     raise_open_files()
     await server.setup()
     assert server.server is not None
-    host, port = listening.getsockname()[:2]
     listener = Listener(listening, server.server, make_room=lambda: False)
-    print(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}; Ctrl-C ends it", flush=True)
+    print(f"serving on http://{address_of(listening)}; Ctrl-C ends it", flush=True)
     number = await came.get()
     await listener.aclose()
     await server.cleanup()

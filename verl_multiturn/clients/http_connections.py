@@ -184,9 +184,17 @@ class Connections:
         most: Largest number of connections.
         tls: The certificates that are trusted.
         route: The way that all requests take.
+        client: Class of the clients.
     """
 
-    def __init__(self, most: int, tls: ssl.SSLContext, route: Route) -> None:
+    def __init__(
+        self,
+        most: int,
+        tls: ssl.SSLContext,
+        route: Route,
+        client: Callable[..., httpx.AsyncClient] = httpx.AsyncClient,
+    ) -> None:
+        self._client = client
         self._slots = asyncio.Semaphore(most)
         self._tls = tls
         self._route = route
@@ -213,7 +221,7 @@ class Connections:
 
     def _open(self) -> httpx.AsyncClient:
         return open_client(
-            httpx.AsyncClient,
+            self._client,
             self._route,
             headers={"accept": "application/json", "accept-encoding": "identity", "content-type": "application/json"},
             limits=httpx.Limits(max_connections=1, keepalive_expiry=30.0),

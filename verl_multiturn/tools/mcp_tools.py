@@ -14,13 +14,8 @@ conversations share one connection (`tools/services/mcp_connection.py`), so all 
 from __future__ import annotations
 
 import asyncio
-import base64
-import difflib
-import io
 import json
 import re
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from mcp import types
@@ -28,12 +23,19 @@ from mcp.types import CallToolResult
 
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.config import read_model
-from verl_multiturn.describe import message_of
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.json_schema.validators import without_draft
 from verl_multiturn.tools.base import BaseTool, ToolResponse
+from verl_multiturn.tools.loading.choice import chosen_names
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.services.mcp_connection import McpServer, McpSettings, check_settings, list_tools
+from verl_multiturn.tools.services.pictures import decode_pictures
+
+SCHEMA_META = "verl-multiturn/schema"
+"""Key in a tool's `_meta` under which a server of ours has its whole schema, where MCP has no place for some of it."""
+
+SCHEMA_META = "verl-multiturn/schema"
+"""Key in a tool's `_meta` under which a server of ours has its whole schema, where MCP has no place for some of it."""
 
 
 def mcp_tools(raw: Any, where: str) -> list[McpTool]:
@@ -54,7 +56,7 @@ def mcp_tools(raw: Any, where: str) -> list[McpTool]:
     check_settings(settings, where)
     server = McpServer(settings, where)
     listing = list_tools(settings, where)
-    chosen = _chosen(listing.names, settings, where)
+    chosen = chosen_names(listing.names, settings.include, settings.exclude, settings.label, where)
     tools: dict[str, McpTool] = {}
     problems = {name: f"it does not fit the protocol: {why}" for name, why in listing.refused.items() if name in chosen}
     for listed in listing.tools:
@@ -63,11 +65,12 @@ def mcp_tools(raw: Any, where: str) -> list[McpTool]:
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", settings.prefix + listed.name)[:64]
         if name in tools:
             raise ConfigError(f"{where}: {_twins(tools[name].remote_name, listed.name, name, settings)}")
-        function = {
+        function = _whole(listed) or {
             "name": name,
             "description": listed.description or "",
             "parameters": without_draft(listed.input_schema),
         }
+        function["name"] = name
         try:
             schema = ToolSchema.read({"type": "function", "function": function}, "its schema")
         except ConfigError as error:
@@ -86,37 +89,23 @@ def mcp_tools(raw: Any, where: str) -> list[McpTool]:
     return list(tools.values())
 
 
+def _whole(listed: types.Tool) -> dict[str, Any] | None:
+    """Return the function that a server of ours has in `_meta`; None where it says something else than the listing."""
+    schema = (listed.meta or {}).get(SCHEMA_META)
+    function = schema.get("function") if isinstance(schema, dict) else None
+    if not isinstance(function, dict):
+        return None
+    own = function.get("parameters", listed.input_schema)
+    own = {key: value for key, value in own.items() if value is not None} if isinstance(own, dict) else own
+    said = [function.get("name"), function.get("description"), own]
+    return dict(function) if said == [listed.name, listed.description, listed.input_schema] else None
+
+
 def _twins(one: str, other: str, name: str, settings: McpSettings) -> str:
     """Report which tools of a server would have one name, and the remedy."""
     if one == other:
         return f"{settings.label} lists two tools called {one!r}; put {one!r} under 'exclude', or mend the server"
     return f"the server's tools {one!r} and {other!r} would both be called {name!r}; put one of them under 'exclude'"
-
-
-def _chosen(names: Sequence[str], settings: McpSettings, where: str) -> set[str]:
-    """Return the names of the tools that the settings choose."""
-    for key in ("include", "exclude"):
-        for pattern in getattr(settings, key):
-            if not any(_fits(name, pattern) for name in names):
-                near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:10]
-                raise ConfigError(
-                    f"{where}.{key}: {pattern!r} fits none of the {len(names)} tools of {settings.label}"
-                    + (f"; did you mean {' or '.join(map(repr, near))}?" if near else "")
-                )
-
-    chosen = {
-        name
-        for name in names
-        if any(_fits(name, pattern) for pattern in settings.include)
-        and not any(_fits(name, pattern) for pattern in settings.exclude)
-    }
-    if not chosen:
-        raise ConfigError(f"{where}: 'exclude' leaves none of the tools {names}; exclude fewer")
-    return chosen
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatchcase(name, pattern)  # a name may hold signs with a meaning in a pattern
 
 
 class McpTool(BaseTool):
@@ -190,19 +179,5 @@ async def read_result(result: CallToolResult) -> ToolResponse:
     if not texts and result.structured_content is not None:
         texts.append(json.dumps(result.structured_content, ensure_ascii=False))
     # Decode in a thread: it takes a while, and would block the event loop.
-    images = await asyncio.to_thread(_decode, pictures) if pictures else None
+    images = await asyncio.to_thread(decode_pictures, pictures) if pictures else None
     return ToolResponse("\n".join(texts), images)
-
-
-def _decode(pictures: Sequence[str]) -> list[Any]:
-    from PIL import Image  # a large import, and few tools send images
-
-    images = []
-    for picture in pictures:
-        try:
-            image = Image.open(io.BytesIO(base64.b64decode(picture)))
-            image.load()
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise RuntimeError(f"the tool server sent an image that cannot be read: {message_of(error)}") from None
-        images.append(image)
-    return images

@@ -110,6 +110,7 @@ def test_the_help_groups_the_commands_by_when_one_needs_them() -> None:
             "check-advantage",
             "validate",
             "serve",
+            "mcp",
             "index",
             "retrieval-server",
         ],

@@ -19,6 +19,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from verl_multiturn.errors import ConfigError
+
 logger = logging.getLogger(__name__)
 
 _MOST_FILES = 65_536
@@ -39,6 +41,33 @@ def raise_open_files() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
             soft = most
     return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+
+
+def listen(host: str, port: int, options: str, backlog: int = 1024) -> socket.socket:
+    """Return a socket that listens on an address of this machine, for a command.
+
+    Args:
+        host: The address, or its name.
+        port: The port; 0: any that is free.
+        options: The options that named them, for errors, such as `--host ::1 --port 80`.
+        backlog: Number of connections that may wait to be accepted.
+
+    Raises:
+        ConfigError: It cannot listen there.
+    """
+    try:
+        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(place[:2], family=family, backlog=backlog)
+    except OSError as error:
+        raise ConfigError(
+            f"{options}: cannot listen there ({error}); name an address of this machine and a free port, or port 0"
+        ) from None
+
+
+def address_of(listening: socket.socket) -> str:
+    """Return the address of a listening socket as it stands in a URL, `HOST:PORT`."""
+    host, port = listening.getsockname()[:2]
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class Listener:

@@ -1,12 +1,13 @@
 """Loading of tools from a YAML file.
 
-Each entry of the file has one of five keys, which gives its kind:
+Each entry of the file has one of six keys, which gives its kind:
 
 - `tool`: a class or a typed function of an installed package, by its reference (`calls/entry_points.py`);
 - `class_name`: a class with the four methods of `BaseTool`, ours or verl's, with `config` and `tool_schema`;
 - `function`: a typed function (`tools/loading/functions.py`);
 - `toolset`: a function that returns many tools, with `config` for its arguments;
-- `mcp`: an MCP server, which may have many tools (`tools/mcp_tools.py`).
+- `mcp`: an MCP server, which may have many tools (`tools/mcp_tools.py`);
+- `a2a`: an agent, to which the model sends messages (`tools/a2a_tools.py`).
 
 `class_name`, `function` and `toolset` take a dotted name, and a reference, too. An entry of any kind may also have
 `limits` for the calls of its tools (`tools/loading/call_limits.py`).
@@ -47,6 +48,7 @@ _ENTRY_KEYS = {
     "function": {"function", "tool_schema", "limits"},
     "toolset": {"toolset", "config", "limits"},
     "mcp": {"mcp", "limits"},
+    "a2a": {"a2a", "limits"},
 }
 KINDS = tuple(_ENTRY_KEYS)
 """Keys of an entry of which each names code, a command or an address; an interaction has `class_name`."""
@@ -103,6 +105,10 @@ def _build_entry(entry: Mapping[str, Any], kind: str, where: str) -> list[Any]:
         from verl_multiturn.tools.mcp_tools import mcp_tools  # this import takes a second, and few runs need it
 
         return list(mcp_tools(entry["mcp"], f"{where}.mcp"))
+    if kind == "a2a":
+        from verl_multiturn.tools.a2a_tools import a2a_tools  # so does this one, and its package is an extra
+
+        return list(a2a_tools(entry["a2a"], f"{where}.a2a"))
     if kind == "toolset":
         return _build_toolset(entry, where)
     if kind == "tool":

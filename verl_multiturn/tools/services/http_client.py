@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.causes import OUT, retry_after_s, status_kind
 from verl_multiturn.calls.per_loop import PerLoop
-from verl_multiturn.clients.http_connections import Connections, open_client, route_to, say_status, trusted
+from verl_multiturn.clients.http_connections import Connections, Route, open_client, route_to, say_status, trusted
 from verl_multiturn.config import fixed
 from verl_multiturn.errors import MultiTurnError, OutageError
 from verl_multiturn.tools.base import BaseTool
@@ -161,31 +161,13 @@ class HttpTool(BaseTool):
             raise UnavailableError(self._say(f"cannot be reached{self._route.words}: {error}", error)) from error
         except httpx.HTTPError as error:
             text = self._say("broke off", error)
-            raise (ServiceFailedError if await self._is_there() else UnavailableError)(text) from error
+            raise (ServiceFailedError if await is_there(self._address, self._route, timeout_s) else UnavailableError)(
+                text
+            ) from error
         try:
             return answer.model_validate_json(body)
         except ValidationError as error:
             raise self._unreadable(error) from error
-
-    async def _is_there(self) -> bool:
-        """Return whether the service still takes connections: then it was this request alone that broke off."""
-        limit_s = min(_THERE_S, self._http.timeout_s)
-        if self._route.proxy is not None:  # which always takes connections
-            try:
-                async with asyncio.timeout(limit_s), open_client(httpx.AsyncClient, self._route) as client:
-                    return status_kind((await client.head(self._address)).status_code) not in ("away", "late")
-            except (httpx.HTTPError, TimeoutError):
-                return False
-        url = httpx.URL(self._address)
-        try:
-            async with asyncio.timeout(limit_s):
-                _, writer = await asyncio.open_connection(url.host, url.port or (443 if url.scheme == "https" else 80))
-        except OSError:  # a TimeoutError is one, too
-            return False
-        writer.transport.abort()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-        return True
 
     async def _read(self, response: httpx.Response) -> bytes:
         status, kind = response.status_code, status_kind(response.status_code)
@@ -238,3 +220,30 @@ class HttpTool(BaseTool):
     @cached_property
     def _tls(self) -> ssl.SSLContext:
         return trusted(self._address)  # once for each tool: loading certificates takes a dozen milliseconds
+
+
+async def is_there(address: str, route: Route, timeout_s: float = _THERE_S) -> bool:
+    """Return whether a service still takes connections: then it was one request alone that broke off.
+
+    Args:
+        address: Its address.
+        route: The way to it.
+        timeout_s: Most seconds to wait; never more than five.
+    """
+    limit_s = min(_THERE_S, timeout_s)
+    if route.proxy is not None:  # which always takes connections
+        try:
+            async with asyncio.timeout(limit_s), open_client(httpx.AsyncClient, route) as client:
+                return status_kind((await client.head(address)).status_code) not in ("away", "late")
+        except (httpx.HTTPError, TimeoutError):
+            return False
+    url = httpx.URL(address)
+    try:
+        async with asyncio.timeout(limit_s):
+            _, writer = await asyncio.open_connection(url.host, url.port or (443 if url.scheme == "https" else 80))
+    except OSError:  # a TimeoutError is one, too
+        return False
+    writer.transport.abort()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True

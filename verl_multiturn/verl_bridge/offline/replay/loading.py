@@ -133,7 +133,7 @@ def recorded_tools(yaml_file: Any, schemas: Sequence[Any]) -> dict[str, Any]:
     """Return the tools of a recorded run, none of which is called.
 
     Those of classes and functions are built as a run builds them, from today's code. Tools that cannot be built
-    here, such as those of an MCP server, are known by their recorded schemas and limits.
+    here, such as those of an MCP server or an A2A agent, are known by their recorded schemas and limits.
 
     Args:
         yaml_file: Content of the tools' YAML; None: there was none.
@@ -146,7 +146,7 @@ def recorded_tools(yaml_file: Any, schemas: Sequence[Any]) -> dict[str, Any]:
     unbuilt: list[Any] = []
     for index, entry in enumerate((yaml_file or {}).get("tools", [])):
         entry, where = _of_today(entry), f"the record's tools[{index}]"
-        if "mcp" in entry:
+        if "mcp" in entry or "a2a" in entry:
             unbuilt.append(entry.get("limits"))
             continue
         try:
