@@ -64,7 +64,7 @@ def finished_rows(
         input_ids = torch.tensor([*output.prompt_ids, *output.response_ids], dtype=torch.int64)
         position_ids, multi_modal_inputs = model_inputs(output, input_ids)
         row = {**output.as_dict(), **own}
-        if (stats := row["metrics"].get(STATS)) is not None:
+        if (stats := (row.get("metrics") or {}).get(STATS)) is not None:
             stats["sample"] = place
         row.pop("multi_modal_data", None)  # images themselves; `multi_modal_inputs` has the model's inputs from them
         row |= {

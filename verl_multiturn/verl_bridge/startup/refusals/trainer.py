@@ -152,34 +152,21 @@ def _uneven_batch(run: RunView) -> dict[str, int] | None:
     return {"rows": rows, "devices": devices} if rows % devices else None
 
 
-def _of_micro_batch(section: str, name: str, is_read: Callable[[RunView], Any], counts: str = _ACTOR) -> list[Check]:
-    """Return the rows of a micro-batch that is given both for all GPUs, verl's older form, and for each; or for none.
+def _two_micro_batches(section: str, name: str, is_read: Callable[[RunView], Any]) -> RefusalRow:
+    """Return the row of a micro-batch that is given for all GPUs, verl's older form, and for each.
 
     Args:
         section: Section of the model that computes the micro-batches.
         name: The older setting's name.
         is_read: Returns whether a run has these micro-batches.
-        counts: Section whose `use_dynamic_bsz` says that tokens are counted instead.
     """
     keys = (f"{section}.{name}", f"{section}.{name}_per_gpu")
-
-    def given(run: RunView) -> int | None:
-        """Return how many of the two are set; None where they are not read."""
-        if not is_read(run) or run.value(f"{counts}.use_dynamic_bsz"):
-            return None
-        return sum(run.value(key) is not None for key in keys)
-
-    return [
-        RefusalRow(
-            keys, when=lambda run: given(run) == 2, why="verl takes one of the two", remedy="leave out the first"
-        ),
-        RefusalRow(
-            keys[1],
-            when=lambda run: given(run) == 0,
-            why="verl needs the rows of a micro-batch where it does not count tokens",
-            remedy=f"set it, to 1 say, or set {counts}.use_dynamic_bsz=True",
-        ),
-    ]
+    return RefusalRow(
+        keys,
+        when=lambda run: is_read(run) and not run.value(_ACTOR).use_dynamic_bsz and None not in map(run.value, keys),
+        why="verl takes one of the two",
+        remedy="leave out the first",
+    )
 
 
 def _devices(run: RunView) -> int:
@@ -305,10 +292,9 @@ BATCH_SIZES = [
         "{found[devices]} devices, where micro-batches count rows",
         remedy=f"change one of the two, or set {_ACTOR}.use_dynamic_bsz=True",
     ),
-    *_of_micro_batch(_ACTOR, "ppo_micro_batch_size", lambda run: True),
-    *_of_micro_batch(_ROLLOUT, "log_prob_micro_batch_size", lambda run: True),
-    *_of_micro_batch(_REF, "log_prob_micro_batch_size", lambda run: run.has_reference),
-    *_of_micro_batch("critic", "ppo_micro_batch_size", lambda run: run.has_critic, counts="critic"),
+    _two_micro_batches(_ACTOR, "ppo_micro_batch_size", lambda run: True),
+    _two_micro_batches(_ROLLOUT, "log_prob_micro_batch_size", lambda run: True),
+    _two_micro_batches(_REF, "log_prob_micro_batch_size", lambda run: run.has_reference),
     *(row for section in (_ACTOR, "critic") for row in _rows_of_mini_batch(section)),
     *map(_parallel_misfit, (_ACTOR, "critic")),
     RefusalRow(
