@@ -333,6 +333,8 @@ class _App:
         self._host = host
         self._manager = manager
         self._security = TransportSecurityMiddleware(security)
+        self._running: set[tuple[str, str]] = set()
+        """Session and id of each request of a protocol session that runs."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -355,26 +357,30 @@ class _App:
             return await self._other_version(request, version, bool(name))
         if name or _ID not in request.headers:
             return None
-        return self._in_session(_key(request), request.method == "DELETE")
+        return await self._in_session(request, _key(request))
 
-    def _in_session(self, key: str, is_end: bool) -> ASGIApp:
+    async def _in_session(self, request: Request, key: str) -> ASGIApp:
         """Return the answer to a request of a protocol session, whose tools end with it if that is its order."""
         if self._host.has_ended(key):
-            body = {"jsonrpc": "2.0", "id": None, "error": {"code": types.INVALID_REQUEST, "message": _GONE}}
-            return JSONResponse(body, 404)
+            return _refusal(404, None, "Session not found: it has ended; begin another one")
+        is_end, number = request.method == "DELETE", await _request_id(request)
+        if number is not None and (key, str(number)) in self._running:
+            # The SDK would give both answers to the later of the two, and none to the other.
+            text = f"the id {number!r} belongs to a request of this session that still runs; take another one"
+            return _refusal(400, number, text)
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            status = 0
-
             async def watch(message: Message) -> None:
-                nonlocal status
-                status = message.get("status", status)
+                if is_end and 200 <= message.get("status", 500) < 300:
+                    await self._host.end(key)
                 await send(message)
 
-            with self._host.use(key):
-                await self._manager.handle_request(scope, receive, watch)
-                if is_end and 200 <= status < 300:
-                    await self._host.end(key)
+            self._running.add((key, str(number)))
+            try:
+                with self._host.use(key):
+                    await self._manager.handle_request(scope, _again(await request.body(), receive), watch)
+            finally:
+                self._running.discard((key, str(number)))
 
         return answer
 
@@ -394,18 +400,29 @@ class _App:
         other = PATH if is_named else f"{PATH}/NAME, where NAME is the session"
         text = f"this address serves MCP {' and '.join(served)}; for other versions use {other}"
         data = {"supported": list(served), "requested": version or "none"}
-        error = {"code": UNSUPPORTED_PROTOCOL_VERSION, "message": text, "data": data}
-        return JSONResponse({"jsonrpc": "2.0", "id": await _request_id(request), "error": error}, 400)
+        return _refusal(400, await _request_id(request), text, UNSUPPORTED_PROTOCOL_VERSION, data)
 
 
-_GONE = "Session not found: it has ended; begin another one"
+def _refusal(status: int, number: Any, text: str, code: int = types.INVALID_REQUEST, data: Any = None) -> Response:
+    error = {"code": code, "message": text, **({} if data is None else {"data": data})}
+    return JSONResponse({"jsonrpc": "2.0", "id": number, "error": error}, status)
 
 
 async def _request_id(request: Request) -> Any:
-    """Return the id of a request's message; None where it has none."""
+    """Return the id of a request of the protocol; None where a message is none, or has none."""
     try:
         message = json.loads(await request.body())
     except (ValueError, RecursionError):
         return None
-    found = message.get("id") if isinstance(message, dict) else None
+    found = message.get("id") if isinstance(message, dict) and "method" in message else None
     return found if isinstance(found, int | str) else None
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return the receiving end of a request whose body was read, from its beginning."""
+    begun: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return begun.pop() if begun else await receive()
+
+    return next_message
