@@ -11,7 +11,7 @@ import contextlib
 import json
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import uvicorn
@@ -41,9 +41,10 @@ _VERSION = "mcp-protocol-version"
 class _Uvicorn(uvicorn.Server):
     """A server that leaves signals to us, since sessions are released before connections are closed."""
 
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
         """Do nothing."""
-        return contextlib.nullcontext()
+        yield
 
 
 def security_of(address: str) -> TransportSecuritySettings | None:
