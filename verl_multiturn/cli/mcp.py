@@ -53,7 +53,8 @@ def mcp(
     trusted programs reach.
     """
     try:
-        from verl_multiturn.tool_servers.mcp_server import PATH, Wire, serve_http, serve_stdio  # with the SDK
+        from verl_multiturn.tool_servers.mcp_http import serve_http  # with the SDK
+        from verl_multiturn.tool_servers.mcp_server import PATH, Wire, serve_stdio
         from verl_multiturn.tool_servers.serving import LOOPBACK
         from verl_multiturn.tool_servers.sessions import IDLE_S, MOST_SESSIONS, ToolHost
     except ImportError as error:

@@ -37,7 +37,8 @@ async def until_signal(serving: Coroutine[Any, Any, None], host: ToolHost) -> in
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(each, interrupt, each)
     task = asyncio.ensure_future(serving)
-    await asyncio.wait({task, came}, return_when=asyncio.FIRST_COMPLETED)
+    ends: set[asyncio.Future[Any]] = {task, came}
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     status = came.result() if came.done() else 0
     await host.aclose()
     # A tool's own thread, or a client that reads nothing, keeps no process alive that nobody speaks to.

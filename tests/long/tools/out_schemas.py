@@ -118,7 +118,12 @@ def _any(draw: random.Random, depth: int) -> Any:
         more = [{"format": draw.choice(_FORMATS)}, {"minLength": 0, "maxLength": 9}, {"pattern": r"^[a-zä-ü]+\d*$"}, {}]
         schema |= draw.choice(more)
     elif kind in ("integer", "number"):
-        schema |= draw.choice([{"minimum": -1, "maximum": 2**40}, {"exclusiveMinimum": 0.5}, {"multipleOf": 0.01}, {}])
+        bounds: list[dict[str, Any]] = [
+            {"minimum": -1, "maximum": 2**40},
+            {"exclusiveMinimum": 0.5},
+            {"multipleOf": 0.01},
+        ]
+        schema |= draw.choice([*bounds, {}])
     elif kind == "enum":
         schema = {"enum": draw.sample(["a", "ß", "名", 1.5, 2, None, True, ["x"]], 3)}
     elif kind == "const":

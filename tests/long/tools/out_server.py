@@ -13,7 +13,7 @@ from typing import Any
 from tests.long.tools.out_tools import Till
 from tests.long.tools.tools_out import unreleased
 from verl_multiturn.proxy.http.listener import address_of, listen
-from verl_multiturn.tool_servers.mcp_server import answer_http
+from verl_multiturn.tool_servers.mcp_http import answer_http
 from verl_multiturn.tool_servers.sessions import ToolHost
 
 _WAIT_S = 120.0

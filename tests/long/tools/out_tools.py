@@ -62,7 +62,7 @@ class Till(BaseTool):
 class Listed(BaseTool):
     """A tool with a schema from a file."""
 
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> str:
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         """Return the arguments as they came."""
         return json.dumps(parameters, ensure_ascii=False)
 

@@ -156,7 +156,7 @@ async def sessions(count: int, seed: int) -> dict[str, int]:
         path = till(folder)
         to_kill = max(1, count // 16)
         over_http, processes = count - 4 * to_kill, to_kill
-        async with http_server(str(path), *kwargs(), "--idle-s", "3") as (address, _):
+        async with http_server(str(path), *kwargs(), "--idle-s", "20") as (address, _):
             mixed = await asyncio.gather(*(play(address, n, random.Random(draw.random())) for n in range(over_http)))
             named = [f"{address}/killed-{number}" for number in range(to_kill)]
             killed = await kill_clients([*[address] * to_kill, *named, *[str(path)] * to_kill])
