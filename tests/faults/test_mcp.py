@@ -118,7 +118,7 @@ async def test_a_result_reaches_the_conversation(tools: Tools) -> None:
     results = await in_session(tools, ("add", {"a": 2, "b": 3}), ("fail", {"text": "no"}), ("add", {"a": "x", "b": 1}))
     assert [result.status for result in results] == [CallStatus.OK, CallStatus.ERROR, CallStatus.BAD_ARGUMENTS]
     assert results[0].text == "5"
-    assert results[1].text.startswith("Error: ")
+    assert results[1].text == "Error executing tool fail: no"  # the SDK marks it
 
 
 @one_loop
@@ -321,6 +321,7 @@ async def test_an_address_without_a_server_is_an_outage() -> None:
     server = OlderHttpServer()
     tools = by_name(mcp_tools({"url": server.url}, "here"))
     try:
+        await tools["session"].aclose()
         server.refusal = 404, {}
         with pytest.raises(ConnectionError, match=r"not at this address \(HTTP 404\); correct mcp\.url") as caught:
             await text(tools, "session")
@@ -334,6 +335,7 @@ async def test_a_server_that_does_not_start_again_and_then_does(tmp_path: Path) 
     lock = tmp_path / "lock"
     program = f"test -e {lock} && exit 1; exec {sys.executable} {PLAIN} asks"
     tools = by_name(mcp_tools({"command": "sh", "args": ["-c", program]}, "here"))
+    await tools["ask"].aclose()
     lock.touch()
     for _ in range(3):
         with pytest.raises(ConnectionError, match="the tool server is not available") as caught:
@@ -400,6 +402,7 @@ async def test_aclose_before_the_server_has_started(tmp_path: Path) -> None:
     before, lock = children(), tmp_path / "lock"
     program = f"test -e {lock} && sleep 600; exec {sys.executable} {PLAIN} asks"
     tools = by_name(mcp_tools({"command": "sh", "args": ["-c", program]}, "here"))
+    await tools["ask"].aclose()
     lock.touch()
     first = asyncio.create_task(text(tools, "ask"))
     while children() == before:  # noqa: ASYNC110 a process sets no asyncio.Event

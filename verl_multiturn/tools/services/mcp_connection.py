@@ -185,8 +185,8 @@ class ServerConnection:
                 lost = ServerAwayError(f"the tool server is not available ({reason})")
                 lost.__cause__ = None if self.failure is None else outage_of(self.failure)
                 self.opened.set_exception(lost)
-            if own is not None and own.folder:
-                await asyncio.shield(asyncio.to_thread(shutil.rmtree, own.folder, ignore_errors=True))
+            if own is not None and own.folder:  # the guard has removed it, where there is one and it was not killed
+                shutil.rmtree(own.folder, ignore_errors=True)
 
     def _compare(self, listing: ToolListing) -> None:
         """Name the tools that differ from those of the first list; refuse a server without one that was chosen.

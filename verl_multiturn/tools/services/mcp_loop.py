@@ -58,7 +58,7 @@ class _Thread:
         await asyncio.gather(*(each.close() for each in list(self.open)))
 
 
-_lock = threading.RLock()  # the garbage collector may call `soon` while it is held
+_lock = threading.RLock()  # the garbage collector may call `let_go` while it is held
 _thread: _Thread | None = None
 
 
@@ -86,6 +86,11 @@ def from_outside(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def soon(function: Any, *arguments: Any) -> None:
-    """Call a function on the loop, after all that was sent there before; nothing can stop it any more."""
-    if _thread is not None and _thread.process == os.getpid():  # otherwise nothing is open here
-        _thread.loop.call_soon_threadsafe(function, *arguments)
+    """Call a function on the loop, after the functions that were sent there before; nothing can stop it any more."""
+    _running().loop.call_soon_threadsafe(function, *arguments)
+
+
+def let_go(function: Any) -> None:
+    """Call a function on the loop that closes something, if there is the loop: otherwise nothing is open."""
+    if _thread is not None and _thread.process == os.getpid():
+        _thread.loop.call_soon_threadsafe(function)

@@ -26,7 +26,7 @@ from verl_multiturn.calls.invocation import BusyError
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.services.mcp_connection import ServerAwayError, ServerConnection, backoff_s
 from verl_multiturn.tools.services.mcp_listing import ToolListing
-from verl_multiturn.tools.services.mcp_loop import from_outside, note_open, on_loop, soon
+from verl_multiturn.tools.services.mcp_loop import from_outside, let_go, note_open, on_loop, soon
 from verl_multiturn.tools.services.mcp_settings import McpSettings
 from verl_multiturn.tools.services.mcp_transport import LastWords, reason_of
 
@@ -103,12 +103,20 @@ class _Servers:
         if self._alive:
             await asyncio.wait([connection.owner for connection in self._alive])
 
-    async def enter(self, conversation: str, user: str | None, wait_s: float | None) -> None:
-        """Let a conversation have its server; does nothing where all share one.
+    def enter(self, conversation: str, user: str | None) -> None:
+        """Let a conversation have its server, or come into the line for one; does nothing where all share one.
 
         Args:
             conversation: Its id.
             user: The tool that uses it from now on; None to have the place alone.
+        """
+
+    async def wait(self, conversation: str, user: str | None, wait_s: float | None) -> None:
+        """Wait until a conversation that entered has its server.
+
+        Args:
+            conversation: Its id.
+            user: As for `enter`.
             wait_s: Seconds to wait for a place; None for no limit.
         """
 
@@ -168,13 +176,8 @@ class _ServerPool(_Servers):
         else:
             connection.stop()
 
-    async def enter(self, conversation: str, user: str | None, wait_s: float | None) -> None:
-        """Let a conversation have a server of its own, and wait until it has started where a tool uses it.
-
-        Raises:
-            BusyError: No place was free within `wait_s`.
-            ServerAwayError: The server does not start.
-        """
+    def enter(self, conversation: str, user: str | None) -> None:
+        """Let a conversation have a server of its own, or come into the line for one."""
         self._refills = True
         seat = self._seats.get(conversation)
         if seat is None:
@@ -183,6 +186,17 @@ class _ServerPool(_Servers):
             self._serve()
         if user is not None:
             seat.users.add(user)
+
+    async def wait(self, conversation: str, user: str | None, wait_s: float | None) -> None:
+        """Wait for the place, and until the server has started where a tool uses it.
+
+        Raises:
+            BusyError: No place was free within `wait_s`.
+            ServerAwayError: The server does not start.
+        """
+        seat = self._seats.get(conversation)
+        if seat is None:
+            return  # it has left, and its waiter was cancelled
         try:
             async with asyncio.timeout(wait_s):
                 server = await asyncio.shield(seat.server)
@@ -192,10 +206,6 @@ class _ServerPool(_Servers):
                 f"no place was free within {wait_s:g} s: all {self.settings.most} servers of 'mcp.most' serve other "
                 "conversations; raise it, or limits.queue_timeout_s"
             ) from None
-        except asyncio.CancelledError:
-            if self._seats.get(conversation) is seat:
-                self.leave(conversation, user)
-            raise
         if user is not None:
             await asyncio.shield(server.opened)
 
@@ -292,7 +302,7 @@ class McpServer:
         self._chosen: frozenset[str] = frozenset()
         self._made = self._servers
         # Not at the exit of the interpreter: `mcp_loop.py` closes what is open then, and waits for it.
-        weakref.finalize(self, soon, self._made.stop).atexit = False
+        weakref.finalize(self, let_go, self._made.stop).atexit = False
 
     @property
     def _servers(self) -> _Servers:
@@ -345,7 +355,8 @@ class McpServer:
         Raises:
             BusyError: None was free in time.
         """
-        await on_loop(self._servers.enter(conversation, None, wait_s))
+        soon(self._servers.enter, conversation, None)
+        await on_loop(self._servers.wait(conversation, None, wait_s))
 
     async def enter(self, conversation: str, user: str) -> None:
         """Let a tool of a conversation use its server, once that has started.
@@ -357,7 +368,8 @@ class McpServer:
         Raises:
             ServerAwayError: The server does not start.
         """
-        await on_loop(self._servers.enter(conversation, user, None))
+        soon(self._servers.enter, conversation, user)
+        await on_loop(self._servers.wait(conversation, user, None))
 
     def leave(self, conversation: str, user: str | None = None) -> None:
         """Take a server back that no tool of its conversation uses any more; its process ends in the background.

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from verl_multiturn.calls.outages.causes import OUT, retry_after_s, status_kind
 from verl_multiturn.clients.http_connections import open_client, route_to, say_status, trusted
 from verl_multiturn.describe import describe
-from verl_multiturn.errors import ConfigError
+from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.processes import guard
 from verl_multiturn.tools.services.http_client import LateError, UnavailableError
 from verl_multiturn.tools.services.mcp_listing import ToolListing
@@ -261,4 +261,4 @@ def reason_of(error: BaseException, settings: McpSettings) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         return f"its answer does not fit the protocol: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(error) if isinstance(error, MCPError) else describe(error)
+    return str(error) if isinstance(error, MCPError | ConfigError | OutageError) else describe(error)
