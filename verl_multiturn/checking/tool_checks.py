@@ -26,6 +26,7 @@ from verl_multiturn.checking.probe import (
     own_id,
     text_of,
 )
+from verl_multiturn.checking.server_state import ServerState
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.rows.reward_numbers import USABLE
@@ -201,8 +202,14 @@ class ToolExamination(Examination):
 
     async def _isolation(self, check: str) -> None:
         """Compare two conversations at once with each of them alone, and look for words of one in the other."""
+        advice = self.advice[check]
+        if hasattr(self._probe.tool, "siblings"):  # a tool of an MCP server
+            advice = self.advice[f"state per {self._probe.tool.server.settings.per}"]
+            if seen := await ServerState(self._probe, self._arguments).run():
+                self.note(check, Grade.PROBLEM, seen, advice)
+                return
         grade, found = await Isolation(self._probe, self._arguments, self._other).run()
-        self.note(check, grade, found, self.advice[check] if grade in (Grade.PROBLEM, Grade.WARNING) else "")
+        self.note(check, grade, found, advice if grade in (Grade.PROBLEM, Grade.WARNING) else "")
 
     async def _given_data(self, check: str) -> None:
         """Check whether a conversation changes its row's kwargs or a call's arguments."""
