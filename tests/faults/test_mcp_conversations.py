@@ -338,9 +338,7 @@ async def test_a_cancelled_conversation_leaves_nothing(tmp_path: Path, moment_s:
     await closed(tools)
 
 
-@pytest.mark.parametrize(
-    ("how", "refused"), [("missing", True), ("changed", False), ("more", False)]
-)
+@pytest.mark.parametrize(("how", "refused"), [("missing", True), ("changed", False), ("more", False)])
 async def test_a_server_that_lists_other_tools_later_is_named(
     tmp_path: Path, how: str, refused: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -425,7 +423,10 @@ asyncio.run(main())
 """
     (folders := tmp_path / "folders").mkdir()
     worker = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**environment(), "TMPDIR": str(folders)}
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**environment(), "TMPDIR": str(folders)},
     )
     assert worker.stdout is not None
     worker.stdout.readline()
@@ -475,7 +476,10 @@ def test_the_limits_of_a_call_apply(tmp_path: Path) -> None:
         ({"per": "turn"}, "per: Input should be 'worker' or 'conversation', got 'turn'"),
         ({"ready": 2}, "ready: means nothing with 'per: worker'; remove it, or set per: conversation"),
         ({"most": 2}, "most: means nothing with 'per: worker'"),
-        ({"per": "conversation", "ready": 3, "most": 2}, "ready: 3 processes cannot be ready where there are at most 2"),
+        (
+            {"per": "conversation", "ready": 3, "most": 2},
+            "ready: 3 processes cannot be ready where there are at most 2",
+        ),
         ({"per": "conversation", "most": 0}, "most: Input should be greater than or equal to 1"),
         ({"per": "conversation", "ready": -1}, "ready: Input should be greater than or equal to 0"),
         ({"args": ["${conversation.folder}"]}, r"args[0]: '${conversation.folder}' is of one conversation"),

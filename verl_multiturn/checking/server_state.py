@@ -103,8 +103,8 @@ class ServerState:
             found = [
                 StateLeak(
                     frozenset({name}),
-                    f"a server that was started anew answers {name!r} with {runs[0][0][name]!r:.100}, and the same calls "
-                    f"of the next conversation with {runs[0][1][name]!r:.100}",
+                    f"a server that was started anew answers {name!r} with {runs[0][0][name]!r:.100}, and the same "
+                    f"calls of the next conversation with {runs[0][1][name]!r:.100}",
                 )
                 for name in self._arguments
                 if all(first[name] == runs[0][0][name] and second[name] == runs[0][1][name] for first, second in runs)

@@ -14,6 +14,7 @@ import contextlib
 import json
 import logging
 import shutil
+import time
 from typing import Any
 
 from mcp import Client, MCPError
@@ -58,6 +59,7 @@ class ServerConnection:
     Attributes:
         answered: True once a call was answered, or the tools were listed for the first time.
         opened: The client and its list of tools, once the server has started; or the error with which it failed.
+        started_at: When the server had started (`time.monotonic`); None before.
         failure: The transport's error; None without one.
         owner: The task that opens and closes it; done when the server process has ended.
     """
@@ -73,6 +75,7 @@ class ServerConnection:
     ) -> None:
         self.failures = failures
         self.answered = expected is None
+        self.started_at: float | None = None
         self.failure: Exception | None = None
         self._retired = False
         self._settings = settings
@@ -171,6 +174,7 @@ class ServerConnection:
                 async with asyncio.timeout(self._settings.start_timeout_s):
                     opened = await open_server(stack, self._settings, self._where, self._errors, self._over, own)
                 self._compare(opened[1])
+                self.started_at = time.monotonic()
                 self.opened.set_result(opened)
                 await self._over.wait()
         except Exception as error:  # the transport may raise anything

@@ -55,8 +55,7 @@ class ToolListing:
         changed = [
             name
             for name, tool in before.items()
-            if name in now
-            and (tool.description, tool.input_schema) != (now[name].description, now[name].input_schema)
+            if name in now and (tool.description, tool.input_schema) != (now[name].description, now[name].input_schema)
         ]
         return [name for name in before if name not in now], changed
 

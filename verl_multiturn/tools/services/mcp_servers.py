@@ -128,6 +128,10 @@ class _Servers:
             user: The tool that used it; None: only a place that no tool uses is taken back.
         """
 
+    def connection_of(self, conversation: str) -> ServerConnection | None:
+        """Return the connection of a conversation that has one of its own."""
+        return None
+
     async def call(self, conversation: str, name: str, arguments: dict[str, Any]) -> CallToolResult:
         """Call a tool, as `ServerConnection.call` does, on the server of a conversation."""
         raise NotImplementedError
@@ -225,11 +229,15 @@ class _ServerPool(_Servers):
         elif seat.server.exception() is None:
             seat.server.result().stop()
 
-    async def call(self, conversation: str, name: str, arguments: dict[str, Any]) -> CallToolResult:
+    def connection_of(self, conversation: str) -> ServerConnection | None:
+        """Return the connection of a conversation that has a place; None without one."""
         seat = self._seats.get(conversation)
-        if seat is None or not seat.server.done():
+        return seat.server.result() if seat is not None and seat.server.done() else None
+
+    async def call(self, conversation: str, name: str, arguments: dict[str, Any]) -> CallToolResult:
+        if (connection := self.connection_of(conversation)) is None:
             raise RuntimeError("the conversation has no tool server: call it between `create` and `release`")
-        return await seat.server.result().call(name, arguments)
+        return await connection.call(name, arguments)
 
     def stop(self) -> None:
         """Close all connections; conversations that wait for one get none."""
@@ -344,6 +352,14 @@ class McpServer:
         other.list_tools()
         other.choose(self._chosen)
         return other
+
+    def connection_of(self, conversation: str) -> ServerConnection | None:
+        """Return the connection of a conversation that has a server of its own, for measurements; None without one.
+
+        Args:
+            conversation: Its id.
+        """
+        return self._servers.connection_of(conversation)
 
     async def reserve(self, conversation: str, wait_s: float) -> None:
         """Wait for a place for a conversation's server.
