@@ -426,7 +426,7 @@ asyncio.run(main())
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
         text=True,
-        env={**environment(), "TMPDIR": str(folders)},
+        env={**os.environ, "TMPDIR": str(folders)},
     )
     assert worker.stdout is not None
     worker.stdout.readline()
