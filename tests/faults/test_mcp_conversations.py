@@ -93,6 +93,8 @@ async def test_the_servers_of_the_sdk_over_both_transports() -> None:
         )
         async with session("r1", stdio) as one, session("r2", stdio) as two:
             pids = [(await ask(each, ("pid", {})))[0].text for each in (one, two)]
+            beside = await ask(one, *[("beside", {})] * 3)
+            assert [each.text for each in beside] == ["1"] * 3, "calls of a turn run one after the other"
         assert len(set(pids)) == 2
         await closed(stdio)
         http = by_name(mcp_tools({"url": server.url, "per": "conversation"}, "here"))

@@ -7,7 +7,8 @@ Invariants:
 - no server of `per: conversation` serves two conversations, and each ends when the last tool of its conversation left;
 - at most `most` of them are there at once, also counting those that start, wait or end; further conversations get
   one in the order in which they came;
-- a server of `per: conversation` that has ended is not replaced, since its state is lost;
+- a server of `per: conversation` that has ended is not replaced, since its state is lost; its calls run one after the
+  other, in their order, since one may need what the one before has done;
 - what nobody holds any more ends: the handle of an entry that is garbage closes its connections.
 """
 
@@ -157,6 +158,7 @@ class _Seat:
 
     def __init__(self) -> None:
         self.users: set[str] = set()
+        self.turn = asyncio.Lock()
         self.server: asyncio.Future[ServerConnection] = asyncio.get_running_loop().create_future()
 
 
@@ -237,7 +239,8 @@ class _ServerPool(_Servers):
     async def call(self, conversation: str, name: str, arguments: dict[str, Any]) -> CallToolResult:
         if (connection := self.connection_of(conversation)) is None:
             raise RuntimeError("the conversation has no tool server: call it between `create` and `release`")
-        return await connection.call(name, arguments)
+        async with self._seats[conversation].turn:
+            return await connection.call(name, arguments)
 
     def stop(self) -> None:
         """Close all connections; conversations that wait for one get none."""
