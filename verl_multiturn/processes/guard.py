@@ -32,7 +32,7 @@ _folders: list[str] = []
 """The folder that ends with the program, if it has one."""
 
 
-def watched(worker: int, folder: str = "") -> str:
+def worker_argument(worker: int, folder: str = "") -> str:
     """Return the first argument of a guard.
 
     Args:

@@ -42,7 +42,7 @@ class Places(Protocol):
         """Give back a place that no tool of the conversation uses."""
 
 
-class PlacesTaken:
+class ConversationPlaces:
     """Places of one conversation.
 
     Args:

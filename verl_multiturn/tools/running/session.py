@@ -39,7 +39,7 @@ from verl_multiturn.tools.loading.kwargs import bind_kwargs, copy_kwargs, hidden
 from verl_multiturn.tools.loading.registry import METHODS
 from verl_multiturn.tools.running.answers import read_answer, read_failure, read_reward
 from verl_multiturn.tools.running.gate import Gate
-from verl_multiturn.tools.running.places import PlacesTaken
+from verl_multiturn.tools.running.places import ConversationPlaces
 from verl_multiturn.tools.running.results import CallResult, CallStatus
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class ToolSession:
         self._given = tools_kwargs
         self._shown = {name: gate for name, gate in self._gates.items() if name not in hidden_tools(tools_kwargs)}
         self._calls: dict[str, Calls] = {}
-        self._places = PlacesTaken(instance_id, self._gates.values())
+        self._places = ConversationPlaces(instance_id, self._gates.values())
         self._max_parallel_calls = max_parallel_calls
         self._max_calls = max_calls
         self._executed = 0

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from verl_multiturn.calls.metrics import warn_once
 from verl_multiturn.errors import OutageError
 from verl_multiturn.tools.services.mcp_listing import ToolListing
-from verl_multiturn.tools.services.mcp_settings import McpSettings, Own
+from verl_multiturn.tools.services.mcp_settings import McpSettings
 from verl_multiturn.tools.services.mcp_transport import LastWords, open_server, outage_of, reason_of
 
 logger = logging.getLogger(__name__)
@@ -166,10 +166,10 @@ class ServerConnection:
         return RuntimeError(f"the tool server {what}; {remedy}")
 
     async def _own(self) -> None:
-        own: Own | None = None
+        own: ConversationValues | None = None
         try:
             await asyncio.sleep(backoff_s(self.failures))
-            own = Own(self._settings)
+            own = ConversationValues(self._settings)
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(self._settings.start_timeout_s):
                     opened = await open_server(stack, self._settings, self._where, self._errors, self._over, own)

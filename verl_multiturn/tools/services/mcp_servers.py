@@ -63,9 +63,12 @@ class _Servers:
         except ServerAwayError as error:
             await asyncio.wait({connection.owner})
             failure = connection.failure or error
+            words = ""
+            if errors is not None:
+                words = errors.read()
+                errors.close()
             if isinstance(failure, ConfigError):
                 raise failure from None
-            words = errors.read() if errors is not None else ""
             said = f"its last words:\n{words}" if words else "it wrote no error"
             raise ConfigError(
                 f"{self._where}: the MCP server {self.settings.label} did not list its tools "

@@ -151,7 +151,7 @@ def expand(value: str, where: str) -> str:
     return _VARIABLE.sub(replace, value)
 
 
-class Own:
+class ConversationValues:
     """Values of the placeholders of one server: the name of its conversation, and the folder where it has one.
 
     Args:
@@ -172,7 +172,9 @@ class Own:
         return value.replace(FOLDER, self.folder).replace(ID, self.id)
 
 
-def check_program(settings: McpSettings, where: str, own: Own | None = None) -> tuple[str, Path, dict[str, str]]:
+def check_program(
+    settings: McpSettings, where: str, own: ConversationValues | None = None
+) -> tuple[str, Path, dict[str, str]]:
     """Return the program of a server, the folder in which it runs and its environment.
 
     Args:

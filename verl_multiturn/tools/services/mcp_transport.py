@@ -30,7 +30,7 @@ from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.processes import guard
 from verl_multiturn.tools.services.http_client import LateError, UnavailableError
 from verl_multiturn.tools.services.mcp_listing import ToolListing
-from verl_multiturn.tools.services.mcp_settings import McpSettings, Own, check_program, expand
+from verl_multiturn.tools.services.mcp_settings import ConversationValues, McpSettings, check_program, expand
 
 _MOST_PAGES = 100
 _LONGEST_EVENT = 256 * 1024 * 1024
@@ -130,6 +130,7 @@ class LastWords:
         self._read, write = os.pipe()
         self.file: TextIO = os.fdopen(write, "w")
         self._kept: bytes | None = b""
+        self._is_over = False
         os.set_blocking(self._read, False)
         self._loop.add_reader(self._read, self._take)
 
@@ -141,12 +142,21 @@ class LastWords:
                 else:
                     with contextlib.suppress(OSError):
                         os.write(2, words)
-            self._loop.remove_reader(self._read)
-            os.close(self._read)
+            self.close()
 
     def read(self) -> str:
         """Return the last lines so far."""
+        if not self._is_over:
+            self._take()
         return "\n".join((self._kept or b"").decode(errors="replace").splitlines()[-10:])
+
+    def close(self) -> None:
+        """Read no more."""
+        self.file.close()
+        if not self._is_over:
+            self._is_over = True
+            self._loop.remove_reader(self._read)
+            os.close(self._read)
 
     def pass_on(self) -> None:
         """Pass on what follows to the worker's standard error, as that of every other server."""
@@ -159,7 +169,7 @@ async def open_server(
     where: str,
     errors: LastWords | None,
     ended: asyncio.Event,
-    own: Own,
+    own: ConversationValues,
 ) -> tuple[Client, ToolListing]:
     """Start or reach a server, and read the list of its tools.
 
@@ -206,7 +216,7 @@ async def _transport(
     errors: LastWords | None,
     ended: asyncio.Event,
     listing: ToolListing,
-    own: Own,
+    own: ConversationValues,
 ) -> AsyncIterator[tuple[Any, Any]]:
     async with contextlib.AsyncExitStack() as stack:
         if settings.url is not None:
@@ -241,11 +251,11 @@ async def _transport(
         yield _Watched(read, ended, listing), write
 
 
-def _program(settings: McpSettings, where: str, own: Own) -> StdioServerParameters:
+def _program(settings: McpSettings, where: str, own: ConversationValues) -> StdioServerParameters:
     command, there, env = check_program(settings, where, own)
     arguments = [own.fill(argument) for argument in settings.args]
     if sys.platform == "linux":
-        arguments = [*guard.ARGUMENTS, guard.watched(os.getpid(), own.folder), command, *arguments]
+        arguments = [*guard.ARGUMENTS, guard.worker_argument(os.getpid(), own.folder), command, *arguments]
         command = sys.executable
     return StdioServerParameters(command=command, args=arguments, env=env, cwd=there)
 
