@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from verl_multiturn.calls.metrics import warn_once
 from verl_multiturn.errors import OutageError
 from verl_multiturn.tools.services.mcp_listing import ToolListing
-from verl_multiturn.tools.services.mcp_settings import McpSettings
+from verl_multiturn.tools.services.mcp_settings import ConversationValues, McpSettings
 from verl_multiturn.tools.services.mcp_transport import LastWords, open_server, outage_of, reason_of
 
 logger = logging.getLogger(__name__)
