@@ -109,7 +109,8 @@ def as_error(text: str) -> str:
     as `Error executing tool f: …` stays as it is.
     """
     bare = _MARKS.sub("", text)
-    return text if bare == text and _BEGINS_AS_ERROR.match(text) else f"Error: {bare or text}"
+    is_marked = _BEGINS_AS_ERROR.match(text) if bare == text else not bare
+    return text if is_marked else f"Error: {bare}"
 
 
 def _with_text(result: CallResult, text: str, most_characters: int) -> CallResult:
