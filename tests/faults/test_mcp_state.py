@@ -69,5 +69,6 @@ def test_check_tool_says_what_to_set(tmp_path: Path) -> None:
 
 
 def test_a_server_for_each_conversation_passes() -> None:
-    findings = check_tool(tools_of("file=${conversation.folder}/n", per="conversation", ready=2)["add"])
+    tool = tools_of("file=${conversation.folder}/n", per="conversation", ready=2, most=12)["add"]
+    findings = check_tool(tool, timeout_s=120)
     assert {finding.check: finding for finding in findings if finding.verdict is Grade.PROBLEM} == {}
