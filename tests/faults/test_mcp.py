@@ -1,6 +1,7 @@
 """MCP tools with real servers, over stdio and HTTP, that die, hang, freeze, flood and lie."""
 
 import asyncio
+import gc
 import json
 import os
 import shlex
@@ -117,7 +118,7 @@ async def test_a_result_reaches_the_conversation(tools: Tools) -> None:
     results = await in_session(tools, ("add", {"a": 2, "b": 3}), ("fail", {"text": "no"}), ("add", {"a": "x", "b": 1}))
     assert [result.status for result in results] == [CallStatus.OK, CallStatus.ERROR, CallStatus.BAD_ARGUMENTS]
     assert results[0].text == "5"
-    assert results[1].text.startswith("Error: ")
+    assert results[1].text == "Error executing tool fail: no"  # the SDK marks it
 
 
 @one_loop
@@ -209,7 +210,7 @@ async def test_a_server_that_dies_answers_every_call_and_the_next_one_finds_a_ne
 async def test_a_server_that_dies_between_two_calls_is_not_noticed(stdio: Tools) -> None:
     before = int(await text(stdio, "pid"))
     os.kill(before, 9)
-    (connection,) = stdio["pid"].server._connections.values()
+    connection = stdio["pid"].server._servers._connection
 
     async def has_ended() -> bool:
         return not connection.takes_calls
@@ -320,6 +321,7 @@ async def test_an_address_without_a_server_is_an_outage() -> None:
     server = OlderHttpServer()
     tools = by_name(mcp_tools({"url": server.url}, "here"))
     try:
+        await tools["session"].aclose()
         server.refusal = 404, {}
         with pytest.raises(ConnectionError, match=r"not at this address \(HTTP 404\); correct mcp\.url") as caught:
             await text(tools, "session")
@@ -333,6 +335,7 @@ async def test_a_server_that_does_not_start_again_and_then_does(tmp_path: Path) 
     lock = tmp_path / "lock"
     program = f"test -e {lock} && exit 1; exec {sys.executable} {PLAIN} asks"
     tools = by_name(mcp_tools({"command": "sh", "args": ["-c", program]}, "here"))
+    await tools["ask"].aclose()
     lock.touch()
     for _ in range(3):
         with pytest.raises(ConnectionError, match="the tool server is not available") as caught:
@@ -399,6 +402,7 @@ async def test_aclose_before_the_server_has_started(tmp_path: Path) -> None:
     before, lock = children(), tmp_path / "lock"
     program = f"test -e {lock} && sleep 600; exec {sys.executable} {PLAIN} asks"
     tools = by_name(mcp_tools({"command": "sh", "args": ["-c", program]}, "here"))
+    await tools["ask"].aclose()
     lock.touch()
     first = asyncio.create_task(text(tools, "ask"))
     while children() == before:  # noqa: ASYNC110 a process sets no asyncio.Event
@@ -410,21 +414,33 @@ async def test_aclose_before_the_server_has_started(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_the_end_of_the_loop_ends_the_server(stdio_workshop: Tools, new_loop: Any) -> None:
+def test_the_end_of_a_loop_leaves_the_server_to_the_next_one(stdio_workshop: Tools, new_loop: Any) -> None:
+    async def main(name: str) -> tuple[int, list[str]]:
+        hanging = asyncio.create_task(text(stdio_workshop, "hang", name=name))
+        answers = await text(stdio_workshop, "pid"), await text(stdio_workshop, "cancellations")
+        assert not hanging.done()
+        return int(answers[0]), answers[1].split()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        first, _ = runner.run(main("of the first loop"))
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(main("of the second loop"))[0] == first
+        runner.run(stdio_workshop["add"].aclose())
+    assert first not in children()
+
+
+async def test_the_server_that_listed_the_tools_serves_them_and_ends_with_them() -> None:
     before = children()
-
-    async def main() -> int:
-        pid = int(await text(stdio_workshop, "pid"))
-        asyncio.create_task(text(stdio_workshop, "hang"))  # noqa: RUF006 left behind on purpose
-        await asyncio.sleep(0.05)
-        assert pid in children()
-        return pid
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        first = runner.run(main())
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        assert runner.run(main()) != first
-    assert children() == before
+    tools = by_name(mcp_tools({"command": "python", "args": [WORKSHOP, "stdio"]}, "here"))
+    # The guard and the program.
+    assert len(started := children() - before) == 2
+    pid = int(await text(tools, "pid"))
+    assert pid in started
+    assert children() - before == started
+    del tools
+    gc.collect()
+    await gone(pid)
+    assert not children() & started
 
 
 @pytest.mark.parametrize("started_by", ["itself", "a shell"])

@@ -15,7 +15,7 @@ from mcp.types import CallToolResult, ImageContent, ResourceLink, TextContent, T
 
 server = MCPServer("workshop", log_level="CRITICAL")
 cancelled: list[str] = []
-present = 0
+present = running = 0
 everybody = asyncio.Event()
 
 
@@ -41,6 +41,19 @@ async def meet(count: int) -> str:
         everybody.set()
     await everybody.wait()
     return "met"
+
+
+@server.tool()
+async def beside() -> str:
+    """Return the most calls of this tool that ran beside this one, itself included."""
+    global running
+    running += 1
+    most = running
+    for _ in range(10):
+        await asyncio.sleep(0.01)
+        most = max(most, running)
+    running -= 1
+    return str(most)
 
 
 @server.tool()

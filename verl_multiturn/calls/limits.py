@@ -87,7 +87,8 @@ class CallLimits(BaseModel):
     queue_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
     """Seconds that a call may wait for its turn.
 
-    Then the model reads that the tool is busy; a conversation whose interaction is busy ends.
+    Then the model reads that the tool is busy; a conversation whose interaction is busy ends. So does one that waited
+    as long for an MCP server of its own: it is not trained on.
     """
 
     concurrency: int = Field(1024, gt=0)

@@ -38,6 +38,10 @@ CLASS = _FOR_ALL | {
     "release after a failed create": "release is called whenever create began: look the conversation up with "
     "pop(instance_id, None)",
     "isolation": "keep what belongs to a conversation under its instance_id, as in self.goals[instance_id]",
+    "state per worker": "set `per: conversation` in the entry of the server; where it keeps a file, put "
+    "${conversation.folder} into its args, env or cwd",
+    "state per conversation": "the servers share a file or a service: put ${conversation.folder} or ${conversation.id} "
+    "into the setting that names it",
     "bad arguments": "let the schema refuse them (required, type), or raise ValueError with a word for the model",
 }
 """Advice for a class with the four methods."""

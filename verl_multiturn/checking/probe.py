@@ -20,7 +20,7 @@ from verl_multiturn.tools.agent_data import AgentData
 from verl_multiturn.tools.base import is_foreign
 from verl_multiturn.tools.loading.kwargs import bind_kwargs, copy_kwargs
 from verl_multiturn.tools.loading.registry import METHODS, schema_of
-from verl_multiturn.tools.running.answers import read_answer, read_reward
+from verl_multiturn.tools.running.answers import as_error, read_answer, read_reward
 from verl_multiturn.tools.running.gate import tool_owner
 from verl_multiturn.tools.running.results import CallResult
 
@@ -46,7 +46,7 @@ def text_of(outcome: ProbeResult, name: str) -> str:
         ToolContractError: The value is not a result of a tool.
     """
     if outcome.error is not None:
-        return f"Error: {message_of(outcome.error)}"
+        return as_error(message_of(outcome.error))
     return read_answer(CallResult("", name), outcome.value, _ENOUGH, foreign=True).text
 
 

@@ -26,6 +26,7 @@ from verl_multiturn.checking.probe import (
     own_id,
     text_of,
 )
+from verl_multiturn.checking.server_state import ServerState
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.rows.reward_numbers import USABLE
@@ -33,6 +34,7 @@ from verl_multiturn.tools.base import is_foreign
 from verl_multiturn.tools.loading.functions import FunctionTool
 from verl_multiturn.tools.running.answers import read_reward
 
+_SERVERS_AT_ONCE = 8
 _LONG_ANSWER = 20_000
 _LONG_ERROR = 2_000
 
@@ -201,8 +203,14 @@ class ToolExamination(Examination):
 
     async def _isolation(self, check: str) -> None:
         """Compare two conversations at once with each of them alone, and look for words of one in the other."""
+        advice = self.advice[check]
+        if hasattr(self._probe.tool, "siblings"):  # a tool of an MCP server
+            advice = self.advice[f"state per {self._probe.tool.server.settings.per}"]
+            if seen := await ServerState(self._probe, self._arguments).run():
+                self.note(check, Grade.PROBLEM, seen, advice)
+                return
         grade, found = await Isolation(self._probe, self._arguments, self._other).run()
-        self.note(check, grade, found, self.advice[check] if grade in (Grade.PROBLEM, Grade.WARNING) else "")
+        self.note(check, grade, found, advice if grade in (Grade.PROBLEM, Grade.WARNING) else "")
 
     async def _given_data(self, check: str) -> None:
         """Check whether a conversation changes its row's kwargs or a call's arguments."""
@@ -221,24 +229,26 @@ class ToolExamination(Examination):
     async def _concurrency(self, check: str) -> None:
         """Run many conversations that have all begun before the first one ends."""
         probe = self._probe
+        places = getattr(probe.tool, "places", None)  # each conversation starts a process then
+        count = AT_ONCE if places is None else min(_SERVERS_AT_ONCE, places.settings.most)
         loop = asyncio.get_running_loop()
         started = loop.time()
-        begun = await asyncio.gather(*(probe.begin() for _ in range(AT_ONCE)))
+        begun = await asyncio.gather(*(probe.begin() for _ in range(count)))
         called = await asyncio.gather(*(probe.call("execute", given, dict(self._arguments)) for given, _ in begun))
         ended = await asyncio.gather(*(probe.call("release", given) for given, _ in begun))
         seconds = loop.time() - started
         for method, outcomes in (("create", [of for _, of in begun]), ("execute", called), ("release", ended)):
             failed = [failure for outcome in outcomes if (failure := outcome.failure(refusals=False))]
             if failed:
-                found = f"{method} failed in {len(failed)} of {AT_ONCE} conversations at once: {failed[0]}"
+                found = f"{method} failed in {len(failed)} of {count} conversations at once: {failed[0]}"
                 self.note(check, Grade.PROBLEM, found, self.advice["seats"])
                 return
         one = self.seconds["execute"]
-        if one > 0.02 and seconds > AT_ONCE / 2 * one:
-            found = f"{AT_ONCE} conversations took {seconds:.1f} s, one call takes {one:.2f} s"
+        if places is None and one > 0.02 and seconds > count / 2 * one:
+            found = f"{count} conversations took {seconds:.1f} s, one call takes {one:.2f} s"
             self.note(check, Grade.WARNING, found, self.advice[check])
         else:
-            self.note(check, Grade.OK, f"{AT_ONCE} at once in {seconds:.2f} s")
+            self.note(check, Grade.OK, f"{count} at once in {seconds:.2f} s")
 
     async def _bad_arguments(self, check: str) -> None:
         probe, name = self._probe, self._probe.tool.name

@@ -72,6 +72,7 @@ def stats_of(outcome: Outcome) -> Stats:
         "waited": (outcome.cache.held_s, outcome.cache.led_s),
         "tools_s": outcome.tools_s,
         "interaction_s": outcome.interaction_s,
+        **({} if outcome.place_s is None else {"place_s": outcome.place_s}),
         "opening": None if outcome.opening is None else outcome.opening.text,
         "replies": [(reply.reward, numbers_of(reply.metrics)) for reply in outcome.replies],
         "conversation_score": outcome.score,
@@ -202,6 +203,7 @@ def _of_conversations(stats: Sequence[Stats]) -> dict[str, float]:
         **{f"stop/{reason}": stopped[reason] / len(stats) for reason in StopReason},
         **_percentiles("generate_s", [each["generate_s"] for each in stats]),
         **_percentiles("tools_s", [each["tools_s"] for each in stats]),
+        **_percentiles("place_s", [each["place_s"] for each in stats if "place_s" in each]),
         **_of_cache([each["cache"] for each in stats if "cache" in each]),
         **_of_prefill([(*each["cache"], *each["prefill"], *each["waited"]) for each in stats if "prefill" in each]),
     }

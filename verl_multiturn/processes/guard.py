@@ -1,6 +1,6 @@
 """Guard of a program that a worker starts (an MCP server, the SGLang of an evaluation): all of it ends with the worker.
 
-    python *ARGUMENTS WORKER_PID COMMAND [ARGUMENT ...]
+    python *ARGUMENTS WORKER_PID[:FOLDER] COMMAND [ARGUMENT ...]
 
 Why: a worker that is killed closes nothing. A server may hang in a call and never see that its input has ended. The
 processes that it started (`npx` starts a shell that starts node; SGLang's detokenizer takes seconds until it watches
@@ -8,7 +8,8 @@ its parent) know nothing of the worker.
 
 So the guard stays beside the program. It adopts the program's descendants that lose their parent, also those outside
 its process group, and kills all of them when the worker or the program has ended. It ends as the program did. If the
-guard itself is killed, the kernel kills the program; the program's descendants may then stay.
+guard itself is killed, the kernel kills the program; the program's descendants may then stay. A folder that is the
+program's own is removed when all have ended.
 
 The guard imports this file and `system.py` without the rest of the package, which takes long to import.
 """
@@ -27,6 +28,18 @@ ARGUMENTS = ("-I", "-S", "-c", _START, os.path.dirname(os.path.dirname(os.path.a
 _LOOK_MS = 500
 # The MCP client asks the group to end, and kills it two seconds later. By then nothing may remain outside the group.
 _GRACE_S = 1
+_folders: list[str] = []
+"""The folder that ends with the program, if it has one."""
+
+
+def worker_argument(worker: int, folder: str = "") -> str:
+    """Return the first argument of a guard.
+
+    Args:
+        worker: Process id of the worker.
+        folder: Folder that is removed when the program has ended; "" for none.
+    """
+    return f"{worker}:{folder}" if folder else str(worker)
 
 
 def end(status: int | None = None) -> None:
@@ -37,7 +50,12 @@ def end(status: int | None = None) -> None:
             it, as where the program was killed.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if end_children() and status is not None:
+    have_ended = end_children()
+    if _folders:
+        import shutil  # a slow import, for the few programs that have a folder
+
+        shutil.rmtree(_folders[0], ignore_errors=True)
+    if have_ended and status is not None:
         os._exit(status)
     os.killpg(0, signal.SIGKILL)
 
@@ -102,4 +120,6 @@ def main(worker: int, command: list[str]) -> None:
 
 def run() -> None:
     """Be the guard: the program of the process that the worker starts."""
-    main(int(sys.argv[1]), sys.argv[2:])
+    worker, _, folder = sys.argv[1].partition(":")
+    _folders.extend([folder] if folder else [])
+    main(int(worker), sys.argv[2:])

@@ -25,11 +25,12 @@ _ERROR = "Error: "
 
 
 class RecordedGate(Gate):
-    """A gate without a cache: the record shows whether an answer came from it."""
+    """A gate without a cache and places: the record shows whether an answer came from it, and no tool is created."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.limits = self.limits.model_copy(update={"cache": 0})
+        self.places = None
 
 
 class RecordedToolSession(ToolSession):

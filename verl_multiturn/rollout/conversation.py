@@ -160,6 +160,7 @@ class Conversation:
         for row in outcome.rows:
             row.trajectory.seal(reason or StopReason.WALL_CLOCK)
         outcome.interaction_s = user.seconds if user is not None else 0.0
+        outcome.place_s = session.place_s
         outcome.outages = [*session.outages, *(user.outages if user is not None else ())]
         self._compare(outcome, shown)
         _finish_rows(outcome)

@@ -168,6 +168,8 @@ class Outcome:
     """Seconds spent executing tool calls."""
     interaction_s: float = 0.0
     """Seconds spent waiting for the interaction."""
+    place_s: float | None = None
+    """Seconds that it waited for a server of its own, before its first turn; None: it needs none."""
 
     @classmethod
     def begun(cls, request_id: str) -> Outcome:

@@ -7,8 +7,10 @@ One entry of the YAML file covers all tools of the server:
         args: [-y, some-mcp-server]
         include: [search_*]
 
-The server lists its tools once, when the YAML is read. Tools that it lists later are ignored. The calls of all
-conversations share one connection (`tools/services/mcp_connection.py`), so all conversations share the server's state.
+The server lists its tools once, when the YAML is read, and goes on for its use. Tools that it lists later are ignored.
+By default the calls of all conversations share one connection, and so the server's state; with `per: conversation` each
+conversation has a server of its own (`tools/services/mcp_servers.py`), from the first `create` of its tools to the last
+`release`.
 """
 
 from __future__ import annotations
@@ -28,11 +30,10 @@ from verl_multiturn.json_schema.validators import without_draft
 from verl_multiturn.tools.base import BaseTool, ToolResponse
 from verl_multiturn.tools.loading.choice import chosen_names
 from verl_multiturn.tools.schema import ToolSchema
-from verl_multiturn.tools.services.mcp_connection import McpServer, McpSettings, check_settings, list_tools
+from verl_multiturn.tools.services.mcp_listing import ToolListing
+from verl_multiturn.tools.services.mcp_servers import McpServer
+from verl_multiturn.tools.services.mcp_settings import McpSettings, check_settings
 from verl_multiturn.tools.services.pictures import decode_pictures
-
-SCHEMA_META = "verl-multiturn/schema"
-"""Key in a tool's `_meta` under which a server of ours has its whole schema, where MCP has no place for some of it."""
 
 SCHEMA_META = "verl-multiturn/schema"
 """Key in a tool's `_meta` under which a server of ours has its whole schema, where MCP has no place for some of it."""
@@ -55,7 +56,19 @@ def mcp_tools(raw: Any, where: str) -> list[McpTool]:
     settings = read_model(McpSettings, raw, where)
     check_settings(settings, where)
     server = McpServer(settings, where)
-    listing = list_tools(settings, where)
+    try:
+        tools = _tools_of(server, server.list_tools(), settings, where)
+    except BaseException:
+        server.close()  # the error may be kept, and what it holds
+        raise
+    server.choose([tool.remote_name for tool in tools])
+    for tool in tools:
+        tool.siblings = tuple(tools)
+    return tools
+
+
+def _tools_of(server: McpServer, listing: ToolListing, settings: McpSettings, where: str) -> list[McpTool]:
+    """Return the chosen tools of a list."""
     chosen = chosen_names(listing.names, settings.include, settings.exclude, settings.label, where)
     tools: dict[str, McpTool] = {}
     problems = {name: f"it does not fit the protocol: {why}" for name, why in listing.refused.items() if name in chosen}
@@ -109,12 +122,15 @@ def _twins(one: str, other: str, name: str, settings: McpSettings) -> str:
 
 
 class McpTool(BaseTool):
-    """One tool of an MCP server. It has no state for a conversation, and takes no kwargs of a row.
+    """One tool of an MCP server. It takes no kwargs of a row.
 
     Args:
-        server: The server.
+        server: The server, or the servers of all conversations.
         remote_name: The tool's name on the server.
         schema: The schema of the tool, with the name that the model uses.
+
+    Attributes:
+        siblings: All tools of the entry, this one too.
     """
 
     outage_limits = OutageLimits(addresses="service")
@@ -125,9 +141,21 @@ class McpTool(BaseTool):
         super().__init__({}, schema)
         self.server = server
         self.remote_name = remote_name
+        self.siblings: tuple[McpTool, ...] = (self,)
+
+    @property
+    def places(self) -> McpServer | None:
+        """Return the places of which a conversation needs one; None where all conversations share one server."""
+        return None if self.server.settings.per == "worker" else self.server
 
     async def create(self, instance_id: str) -> None:  # type: ignore[override]
-        """Do nothing: a conversation has no state here."""
+        """Let the conversation have a server, where each has its own.
+
+        Raises:
+            ServerAwayError: It does not start.
+        """
+        if self.places is not None:
+            await self.server.enter(instance_id, self.name)
 
     async def execute(self, instance_id: str, parameters: dict[str, Any]) -> ToolResponse:  # type: ignore[override]
         """Call the server's tool.
@@ -137,10 +165,15 @@ class McpTool(BaseTool):
             ServerAwayError: There is no connection.
             RuntimeError: The connection ended during the call, or the answer cannot be read.
         """
-        return await read_result(await self.server.call(self.remote_name, parameters))
+        return await read_result(await self.server.call(instance_id, self.remote_name, parameters))
+
+    async def release(self, instance_id: str) -> None:  # type: ignore[override]
+        """End the conversation's server once its last tool is released; nothing waits for the end of the process."""
+        if self.places is not None:
+            self.server.leave(instance_id, self.name)
 
     async def aclose(self) -> None:
-        """Close the connection of this event loop, which the server's other tools use, too."""
+        """Close the connections, which the server's other tools use, too."""
         await self.server.aclose()
 
 

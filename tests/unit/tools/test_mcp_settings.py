@@ -3,7 +3,7 @@
 import pytest
 
 from verl_multiturn import ConfigError
-from verl_multiturn.tools.services.mcp_connection import McpSettings, check_settings
+from verl_multiturn.tools.services.mcp_settings import McpSettings, check_settings
 
 
 @pytest.mark.parametrize(

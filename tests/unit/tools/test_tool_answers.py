@@ -21,6 +21,7 @@ from verl_multiturn import ToolContractError
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.loading.call_limits import attach_limits
+from verl_multiturn.tools.running.answers import as_error
 from verl_multiturn.tools.running.gate import Gate
 from verl_multiturn.tools.running.results import CallStatus
 from verl_multiturn.tools.running.session import ToolSession
@@ -209,3 +210,33 @@ async def test_images_are_handed_on_and_videos_refused() -> None:
         async with session(EchoTool({"returns": returned})) as opened:
             with pytest.raises(ToolContractError, match="images"):
                 await opened.execute([HI])
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ("no such file", "Error: no such file"),
+        ("Error: no such file", "Error: no such file"),
+        ("error: Error: no such file", "Error: no such file"),
+        ("[ERROR] no such file", "Error: no such file"),
+        ("**Error:** no such file", "Error: no such file"),
+        ("Error executing tool f: no such file", "Error executing tool f: no such file"),
+        ("ERROR", "ERROR"),
+        ("Error:", "Error:"),
+        ("", "Error: "),
+        ("errors: 3", "Error: errors: 3"),
+        ("an error: it hurts", "Error: an error: it hurts"),
+        ("ValueError: no such file", "Error: ValueError: no such file"),
+        ("Error::new failed", "Error::new failed"),
+    ],
+)
+async def test_a_failure_is_marked_once(said: str, read: str) -> None:
+    assert as_error(said) == read
+
+    class Failing(EchoTool):
+        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> str:
+            raise ValueError(said)
+
+    async with session(Failing(), timeout_s=60) as tools:
+        (result,) = await tools.execute([HI])
+    assert result.text == (read if said else "Error: ValueError")

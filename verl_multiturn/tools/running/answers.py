@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from verl_multiturn.rows.reward_numbers import USABLE, NoNumberError, UnusableNu
 from verl_multiturn.tools.base import ToolResponse
 from verl_multiturn.tools.running.results import CallResult, CallStatus
 
+_MARKS = re.compile(r"\A(?:[\s*#>`_]*(?:\[error\]:?|\berror[*_`]*:(?!:))[*_`]*\s*)+", re.IGNORECASE)
+_BEGINS_AS_ERROR = re.compile(r"\s*error\b", re.IGNORECASE)
 LONGEST_WHOLE = 1_000_000
 """Characters of an answer that a record keeps."""
 
@@ -94,9 +97,20 @@ def read_failure(result: CallResult, error: Exception, timeout_s: float, most_ch
         result.status, said = CallStatus.TIMEOUT, f"the tool did not answer within {timeout_s:g} s"
     elif isinstance(error, ValueError):
         said = message_of(error) or said
-    _with_text(result, f"Error: {said}", most_characters)
+    _with_text(result, as_error(said), most_characters)
     result.truncated = False  # it applies only to answers
     return result
+
+
+def as_error(text: str) -> str:
+    """Return the text of a failure as the model reads it: marked as an error once, also where the text marks itself.
+
+    Example: `no such file`, `error: no such file` and `[ERROR] no such file` become `Error: no such file`. A text such
+    as `Error executing tool f: …` stays as it is.
+    """
+    bare = _MARKS.sub("", text)
+    is_marked = _BEGINS_AS_ERROR.match(text) if bare == text else not bare
+    return text if is_marked else f"Error: {bare}"
 
 
 def _with_text(result: CallResult, text: str, most_characters: int) -> CallResult:

@@ -42,6 +42,8 @@ class Gate(Slots):
         self.schema = schema_of(tool)
         self.ends_conversation = bool(getattr(tool, "ends_conversation", False))
         self.is_foreign = is_foreign(tool)
+        self.places: Any = getattr(tool, "places", None) if isinstance(tool, BaseTool) else None
+        """Places of which each conversation needs one, `places.Places`; None: it needs none."""
         self._answers: OrderedDict[str, CallResult] = OrderedDict()
 
     def cache_key(self, arguments: Mapping[str, Any], kwargs: Sequence[Mapping[str, Any]]) -> str | None:

@@ -39,6 +39,7 @@ from verl_multiturn.tools.loading.kwargs import bind_kwargs, copy_kwargs, hidden
 from verl_multiturn.tools.loading.registry import METHODS
 from verl_multiturn.tools.running.answers import read_answer, read_failure, read_reward
 from verl_multiturn.tools.running.gate import Gate
+from verl_multiturn.tools.running.places import ConversationPlaces
 from verl_multiturn.tools.running.results import CallResult, CallStatus
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class ToolSession:
         self._given = tools_kwargs
         self._shown = {name: gate for name, gate in self._gates.items() if name not in hidden_tools(tools_kwargs)}
         self._calls: dict[str, Calls] = {}
+        self._places = ConversationPlaces(instance_id, self._gates.values())
         self._max_parallel_calls = max_parallel_calls
         self._max_calls = max_calls
         self._executed = 0
@@ -151,14 +153,26 @@ class ToolSession:
         try:
             for gate in self._gates.values():
                 await gate.admit()
+            await self._places.take()
             await gather([self._create(gate) for gate in self._gates.values()])
         except BaseException:  # whatever happened, release first
-            await Calls.end(self._calls.values())
+            await self._end()
             raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await Calls.end(self._calls.values())
+        await self._end()
+
+    async def _end(self) -> None:
+        try:
+            await Calls.end(self._calls.values())
+        finally:
+            self._places.give_back()
+
+    @property
+    def place_s(self) -> float | None:
+        """Return the seconds for which the conversation waited for places (`places.py`); None: it needs none."""
+        return self._places.waited_s
 
     def _calls_of(self, gate: Gate) -> Calls:
         given, kwargs = self._given.get(gate.name, {}), {}

@@ -1,12 +1,10 @@
-"""Connections to an MCP server.
+"""One connection to an MCP server, on the loop of `mcp_loop.py`.
 
 Invariants:
-- each event loop has at most one connection that takes new calls, opened by the first call and shared by all others;
 - a connection is opened and closed by a task of its own, so that no cancelled call can take it down;
-- a call is answered, or fails as soon as its connection has ended; the next call opens another connection;
-- a status of HTTP by which a server reports that it is not there, or does not take the key or the address, is an
-  outage;
-- the server process of a connection ends with the connection, with its event loop, or at the latest with the worker.
+- a call is answered, or fails as soon as its connection has ended;
+- the server process of a connection, and its folder, end with the connection, or at the latest with the worker;
+- a server that lists other tools than when the YAML was read is named; without a tool that was chosen it is not used.
 """
 
 from __future__ import annotations
@@ -15,39 +13,22 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
-import re
 import shutil
-import sys
-import tempfile
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, TextIO, cast
-from uuid import uuid4
+import time
+from typing import Any
 
-import httpx2
-from mcp import Client, MCPError, StdioServerParameters, stdio_client
-from mcp.client.stdio import get_default_environment
-from mcp.client.streamable_http import streamable_http_client
-from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST, CallToolResult
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from mcp import Client, MCPError
+from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, CallToolResult
+from pydantic import ValidationError
 
-from verl_multiturn.calls.outages.causes import OUT, retry_after_s, status_kind
-from verl_multiturn.clients.http_connections import open_client, route_to, say_status, trusted
-from verl_multiturn.describe import describe
-from verl_multiturn.errors import ConfigError, OutageError
-from verl_multiturn.processes import guard
-from verl_multiturn.tools.services.http_client import LateError, UnavailableError
+from verl_multiturn.calls.metrics import warn_once
+from verl_multiturn.errors import OutageError
 from verl_multiturn.tools.services.mcp_listing import ToolListing
+from verl_multiturn.tools.services.mcp_settings import ConversationValues, McpSettings
+from verl_multiturn.tools.services.mcp_transport import LastWords, open_server, outage_of, reason_of
 
 logger = logging.getLogger(__name__)
 
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
-_USER = re.compile(r"(?<=:)//[^/]*@")
-"""Part of an address before its host."""
-_MOST_PAGES = 100
-_LONGEST_EVENT = 256 * 1024 * 1024
 _BACKOFF_S = 0.25
 _LONGEST_BACKOFF_S = 10.0
 # A server counts as dead after so many calls in a row that were each given up after more than so many seconds.
@@ -55,126 +36,69 @@ _GIVEN_UP = 8
 _PATIENCE_S = 1.0
 
 
-_OURS = uuid4().hex
-"""Marks the errors that `_HttpClient` puts in the place of an answer."""
-
-
 class ServerAwayError(OutageError, ConnectionError):
     """A server is not there, or cannot be started. No argument of a call is the reason."""
 
 
-class McpSettings(BaseModel):
-    """Settings under `mcp`. Values of `env`, `headers` and `url` may hold `${NAME}`, an environment variable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    command: str | None = None
-    """Program that speaks MCP over its standard input and output; `python` is the interpreter of this process."""
-    args: list[str] = Field(default=[])
-    env: dict[str, str] = Field(default={})
-    """Environment of the program, beside HOME, LOGNAME, PATH, SHELL, TERM and USER; it gets no other variable."""
-    cwd: str | None = None
-    """Folder in which the program runs; null: the worker's."""
-
-    url: str | None = None
-    """Address of a server that speaks MCP over streamable HTTP."""
-    headers: dict[str, str] = Field(default={})
-
-    include: list[str] = Field(default=["*"])
-    """Patterns (`fnmatch`) of the server's tools that the model gets."""
-    exclude: list[str] = Field(default=[])
-    """Patterns of the server's tools that the model does not get, although `include` names them."""
-    prefix: str = ""
-    """Text put before each tool's name."""
-    start_timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """Seconds that the server may take to start and to list its tools."""
-
-    @property
-    def label(self) -> str:
-        """Name of the server in messages, without its arguments, user and password, which may hold secrets."""
-        return repr(self.command or _USER.sub("//", (self.url or "").partition("?")[0]))
+def backoff_s(failures: int) -> float:
+    """Return the seconds to wait before a server is started that failed so many times in a row."""
+    return min(_BACKOFF_S * 2 ** (failures - 1), _LONGEST_BACKOFF_S) if failures else 0.0
 
 
-def check_settings(settings: McpSettings, where: str) -> None:
-    """Check rules that pydantic cannot.
+class ServerConnection:
+    """One connection, from its opening to its end.
 
     Args:
         settings: The settings of the server.
-        where: The place that errors name, for example `tools.yaml: tools[0].mcp`.
+        where: The place that errors name.
+        expected: The tools that were listed when the YAML was read; None: they are listed now.
+        chosen: Names of those of them that are used.
+        failures: Connections in a row before this one that failed; each doubles the wait before opening.
+        errors: Takes the standard error of the program; None: it is the worker's.
 
-    Raises:
-        ConfigError: `command` and `url` are both given or both missing, a setting belongs to the other kind of server,
-            an environment variable is not set, a header cannot hold its value, there is no such program or folder, or
-            the network's proxy, by which the server is reached, cannot be used.
-    """
-    if (settings.command is None) == (settings.url is None):
-        raise ConfigError(f"{where}: expected either 'command' or 'url'; give one of them")
-    foreign = {"args", "env", "cwd"} if settings.url else {"headers"}
-    if wrong := sorted(foreign & settings.model_fields_set):
-        kind = "url" if settings.url else "command"
-        raise ConfigError(f"{where}.{wrong[0]}: means nothing to a server with {kind!r}; remove it")
-    if settings.url:
-        for name, value in settings.headers.items():
-            place = f"{where}.headers.{name}"
-            if not (text := expand(value, place)).isascii() or not text.isprintable() or text != text.strip():
-                raise ConfigError(
-                    f"{place}: it holds something that no header can hold: a line end, white space at an end or a "
-                    "character beyond ASCII; set it again, or the environment variable that it names"
-                )
-        route_to(expand(settings.url, f"{where}.url"), f"{where}.url")
-    else:
-        _server_parameters(settings, where)
-
-
-def expand(value: str, where: str) -> str:
-    """Return a value in which each `${NAME}` is replaced by the environment variable.
-
-    Raises:
-        ConfigError: There is no such environment variable; the error begins with `where`.
+    Attributes:
+        answered: True once a call was answered, or the tools were listed for the first time.
+        opened: The client and its list of tools, once the server has started; or the error with which it failed.
+        started_at: When the server had started (`time.monotonic`); None before.
+        failure: The transport's error; None without one.
+        owner: The task that opens and closes it; done when the server process has ended.
     """
 
-    def replace(match: re.Match[str]) -> str:
-        if match[1] not in os.environ:
-            raise ConfigError(f"{where}: the environment variable {match[1]!r} is not set; export it before the run")
-        return os.environ[match[1]]
-
-    return _VARIABLE.sub(replace, value)
-
-
-def list_tools(settings: McpSettings, where: str) -> ToolListing:
-    """Start a server, ask it for its tools and stop it again; may be called while an event loop runs.
-
-    Raises:
-        ConfigError: The server does not start, or does not answer; the error begins with `where`.
-    """
-
-    async def ask(errors: TextIO) -> ToolListing:
-        async with contextlib.AsyncExitStack() as stack:
-            async with asyncio.timeout(settings.start_timeout_s):
-                return (await _open(stack, settings, where, errors, asyncio.Event()))[1]
-
-    with tempfile.TemporaryFile("w+", errors="replace", encoding="utf-8") as errors, ThreadPoolExecutor(1) as thread:
-        try:
-            return thread.submit(asyncio.run, ask(errors)).result()
-        except ConfigError:
-            raise
-        except Exception as error:  # the transport may raise anything
-            errors.seek(0)
-            words = "\n".join(errors.read().splitlines()[-10:])
-            said = f"its last words:\n{words}" if words else "it wrote no error"
-            raise ConfigError(
-                f"{where}: the MCP server {settings.label} did not list its tools ({_reason(error, settings)}); {said}"
-            ) from error
-
-
-class McpServer:
-    """A server that all conversations of one worker share, with a connection for each event loop."""
-
-    def __init__(self, settings: McpSettings, where: str) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        settings: McpSettings,
+        where: str,
+        expected: ToolListing | None,
+        chosen: frozenset[str] = frozenset(),
+        failures: int = 0,
+        errors: LastWords | None = None,
+    ) -> None:
+        self.failures = failures
+        self.answered = expected is None
+        self.started_at: float | None = None
+        self.failure: Exception | None = None
+        self._retired = False
+        self._settings = settings
         self._where = where
-        self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
-        self._not_ended: set[_Connection] = set()
+        self._expected = expected
+        self._chosen = chosen
+        self._errors = errors
+        self._calls = 0
+        self._given_up = 0
+        self._over = asyncio.Event()
+        self.opened: asyncio.Future[tuple[Client, ToolListing]] = asyncio.get_running_loop().create_future()
+        self.opened.add_done_callback(lambda opened: opened.exception())  # mark it as retrieved: perhaps no call waits
+        self.owner = asyncio.create_task(self._own(), name=f"MCP server {settings.label}")
+
+    @property
+    def takes_calls(self) -> bool:
+        """True while new calls may use the connection. A retired one closes when its last call has ended."""
+        return not self._retired and not self._over.is_set()
+
+    @property
+    def is_ready(self) -> bool:
+        """True while the server has started and takes calls."""
+        return self.opened.done() and self.takes_calls
 
     async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
         """Call a tool. If this is cancelled, the server is notified.
@@ -189,66 +113,11 @@ class McpServer:
             ValueError: The server refuses the call.
             RuntimeError: The connection ended during the call, or the answer is not a result of a tool.
         """
-        return await self._connection().call(name, arguments)
-
-    async def aclose(self) -> None:
-        """Close this event loop's connections, and wait until their server processes have ended."""
-        loop = asyncio.get_running_loop()
-        here = [connection for connection in self._not_ended if connection.owner.get_loop() is loop]
-        for connection in here:
-            connection.stop()
-        if here:
-            await asyncio.wait([connection.owner for connection in here])
-
-    def _connection(self) -> _Connection:
-        loop = asyncio.get_running_loop()
-        last = self._connections.get(loop)
-        if last is not None and last.takes_calls:
-            return last
-        failures = 0 if last is None or last.answered else last.failures + 1
-        connection = _Connection(self.settings, self._where, failures)
-        self._connections = {other: kept for other, kept in self._connections.items() if not other.is_closed()}
-        self._connections[loop] = connection
-        self._not_ended.add(connection)
-        connection.owner.add_done_callback(lambda _: self._not_ended.discard(connection))
-        return connection
-
-
-class _Connection:
-    """One connection, from its opening to its end.
-
-    Args:
-        failures: Connections in a row before this one that answered no call; each doubles the wait before opening.
-
-    Attributes:
-        answered: True once a call was answered.
-    """
-
-    def __init__(self, settings: McpSettings, where: str, failures: int) -> None:
-        self.failures = failures
-        self._retired = False
-        self.answered = False
-        self._settings = settings
-        self._where = where
-        self._calls = 0
-        self._given_up = 0
-        self._over = asyncio.Event()
-        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._client.add_done_callback(lambda client: client.exception())  # mark it as retrieved: perhaps no call waits
-        self.owner = asyncio.create_task(self._own(), name=f"MCP server {settings.label}")
-
-    @property
-    def takes_calls(self) -> bool:
-        """True while new calls may use the connection. A retired one closes when its last call has ended."""
-        return not self._retired and not self._over.is_set()
-
-    async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """Call a tool, as `McpServer.call` does."""
         self._calls += 1
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
-            client = await asyncio.shield(self._client)
+            client, _ = await asyncio.shield(self.opened)
             if self._over.is_set():
                 raise self._lost("has ended")
             result = await client.call_tool(name, _sendable(arguments))
@@ -258,7 +127,7 @@ class _Connection:
                 self._retire("it answered none of its last calls")
             raise
         except MCPError as error:
-            if (outage := _outage(error)) is not None:
+            if (outage := outage_of(error)) is not None:
                 raise outage from None
             if error.code != CONNECTION_CLOSED and not _is_session_gone(error):
                 self._note_answer()
@@ -275,10 +144,12 @@ class _Connection:
         return result
 
     def stop(self) -> None:
-        """Close the connection at once, even if calls are running."""
-        self._retired = True
-        if not self._over.is_set():  # otherwise it is closing already, which must not be interrupted
+        """Close the connection at once, even if calls are running; they fail."""
+        if not self.opened.done() and not self._retired:  # once, since the end of a server must not be interrupted
             self.owner.cancel()
+        self._retired = True
+        if self.opened.done():
+            self._over.set()
 
     def _note_answer(self) -> None:
         self.answered = True
@@ -286,177 +157,61 @@ class _Connection:
 
     def _retire(self, reason: str) -> None:
         if not self._retired:
-            logger.warning("MCP server %s: a new connection is made: %s", self._settings.label, reason)
+            logger.warning("MCP server %s: the connection is given up: %s", self._settings.label, reason)
         self._retired = True
 
     def _lost(self, what: str) -> RuntimeError:
         # No error of a connection, which would be an outage: the model's request may have ended the server.
-        return RuntimeError(f"the tool server {what}; call it again")
+        remedy = "call it again" if self._settings.per == "worker" else "it does not come back, and its state is lost"
+        return RuntimeError(f"the tool server {what}; {remedy}")
 
     async def _own(self) -> None:
-        failure: Exception | None = None
+        own: ConversationValues | None = None
         try:
-            if self.failures:
-                await asyncio.sleep(min(_BACKOFF_S * 2 ** (self.failures - 1), _LONGEST_BACKOFF_S))
+            await asyncio.sleep(backoff_s(self.failures))
+            own = ConversationValues(self._settings)
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(self._settings.start_timeout_s):
-                    client, _ = await _open(stack, self._settings, self._where, None, self._over)
-                self._client.set_result(client)
+                    opened = await open_server(stack, self._settings, self._where, self._errors, self._over, own)
+                self._compare(opened[1])
+                self.started_at = time.monotonic()
+                self.opened.set_result(opened)
                 await self._over.wait()
         except Exception as error:  # the transport may raise anything
-            failure = error
-            logger.warning("MCP server %s: %s", self._settings.label, _reason(error, self._settings))
+            self.failure = error
+            if self._expected is not None:  # otherwise the caller raises it
+                logger.warning("MCP server %s: %s", self._settings.label, reason_of(error, self._settings))
         finally:
             self._retired = True
             self._over.set()
-            if not self._client.done():
-                reason = "it was closed" if failure is None else _reason(failure, self._settings)
+            if not self.opened.done():
+                reason = "it was closed" if self.failure is None else reason_of(self.failure, self._settings)
                 lost = ServerAwayError(f"the tool server is not available ({reason})")
-                lost.__cause__ = None if failure is None else _outage(failure)
-                self._client.set_exception(lost)
+                lost.__cause__ = None if self.failure is None else outage_of(self.failure)
+                self.opened.set_exception(lost)
+            if own is not None and own.folder:  # the guard has removed it, where there is one and it was not killed
+                shutil.rmtree(own.folder, ignore_errors=True)
 
+    def _compare(self, listing: ToolListing) -> None:
+        """Name the tools that differ from those of the first list; refuse a server without one that was chosen.
 
-class _HttpClient(httpx2.AsyncClient):
-    """A client whose server can answer a message with a status that is an outage.
-
-    The SDK hides the status of an answer, and calls most of them errors of the tool. So such an answer is replaced by
-    an error of the protocol that has it.
-    """
-
-    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request, and return its answer, or the error in the place of one."""
-        response = await super().send(request, **options)
-        status = response.status_code
-        if request.method != "POST" or (kind := status_kind(status)) not in OUT or _is_protocols(request, response):
-            return response
-        await response.aclose()
-        # The proxy of the client is that of its one address.
-        text = say_status(status, route_to(str(request.url)), "mcp.url", "mcp.headers")
-        next_try_s = retry_after_s(response.headers.get("retry-after"))
-        data = {"ours": _OURS, "late": kind == "late", "next_try_s": next_try_s}
-        error = {"code": INTERNAL_ERROR, "message": f"the tool server {text}", "data": data}
-        answer = {"jsonrpc": "2.0", "id": None, "error": error}
-        return httpx2.Response(max(status, 400), json=answer, request=request)
-
-
-def _is_protocols(request: httpx2.Request, response: httpx2.Response) -> bool:
-    """Return whether a status belongs to the protocol: a session's end, a redirect that the SDK follows, a probe."""
-    if response.next_request is not None:
-        sent, following = request.url, response.next_request.url
-        same = (sent.scheme, sent.port) == (following.scheme, following.port)
-        safer = (sent.scheme, sent.port, following.scheme, following.port) == ("http", None, "https", None)
-        return response.next_request.method == "POST" and sent.host == following.host and (same or safer)
-    if response.status_code == 404 and "mcp-session-id" in request.headers:
-        return True
-    return status_kind(response.status_code) == "address" and b'"server/discover"' in request.content
-
-
-def _outage(error: BaseException) -> UnavailableError | None:
-    """Return the outage that `_HttpClient` put in the place of an answer; None where the error is another one."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if not isinstance(error, MCPError) or not isinstance(error.data, dict) or error.data.get("ours") != _OURS:
-        return None
-    outage = (LateError if error.data["late"] else UnavailableError)(error.message)
-    outage.next_try_s = error.data["next_try_s"]
-    return outage
-
-
-class _Watched:
-    """A stream of messages that sets an event when it has ended, and sifts the pages of tools."""
-
-    def __init__(self, stream: Any, ended: asyncio.Event, listing: ToolListing) -> None:
-        self._stream = stream
-        self._ended = ended
-        self._listing = listing
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    async def __aenter__(self) -> _Watched:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc_info: Any) -> Any:
-        return await self._stream.__aexit__(*exc_info)
-
-    def __aiter__(self) -> _Watched:
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            item = await self._stream.__anext__()
-        except BaseException:  # the stream's end, an error or a cancellation: in each case it has ended
-            self._ended.set()
-            raise
-        self._listing.sift(item)
-        return item
-
-
-async def _open(
-    stack: contextlib.AsyncExitStack, settings: McpSettings, where: str, errors: TextIO | None, ended: asyncio.Event
-) -> tuple[Client, ToolListing]:
-    listing = ToolListing()
-    # Without callbacks the client refuses sampling, elicitation and roots, so the server gets none of them.
-    client = Client(_transport(settings, where, errors, ended, listing), cache=None)
-    await stack.enter_async_context(client)
-    listing.version = client.protocol_version
-    cursor: str | None = None
-    # List the tools also at run time: the client checks answers against the schemas that it has seen.
-    for _ in range(_MOST_PAGES):
-        page = await client.list_tools(cursor=cursor)
-        listing.tools += page.tools
-        cursor = page.next_cursor
-        if cursor is None:
-            return client, listing
-    raise ConfigError(f"{where}: the MCP server {settings.label} lists its tools without end; mend the server")
-
-
-@contextlib.asynccontextmanager
-async def _transport(
-    settings: McpSettings, where: str, errors: TextIO | None, ended: asyncio.Event, listing: ToolListing
-) -> AsyncIterator[tuple[Any, Any]]:
-    async with contextlib.AsyncExitStack() as stack:
-        if settings.url is not None:
-            headers = {name: expand(value, f"{where}.headers.{name}") for name, value in settings.headers.items()}
-            # No time limit on an answer: calls have deadlines of their own. No limit on connections either: if a call
-            # stopped waiting for one, it would take all others down.
-            timeout = httpx2.Timeout(settings.start_timeout_s, read=None, pool=None)
-            url = expand(settings.url, f"{where}.url")
-            http = await stack.enter_async_context(
-                open_client(
-                    _HttpClient,
-                    route_to(url, f"{where}.url"),
-                    headers=headers,
-                    timeout=timeout,
-                    limits=httpx2.Limits(max_connections=None),
-                    verify=trusted("https:"),
-                )
+        Raises:
+            ServerAwayError: A chosen tool is missing.
+        """
+        if self._expected is None:
+            return
+        missing, changed = self._expected.differences(listing, self._chosen)
+        if missing:
+            raise ServerAwayError(
+                f"it no longer lists the tool {missing[0]!r} that it listed when {self._where} was read; mend the "
+                "server, or put the tool under 'exclude'"
             )
-            opened: Any = streamable_http_client(url, http_client=http, max_sse_event_size=_LONGEST_EVENT)
-        else:
-            # Without a file of ours (`errors` is None) the server's errors go where the worker's go.
-            opened = stdio_client(_server_parameters(settings, where), errlog=cast(TextIO, errors))
-        read, write = await stack.enter_async_context(opened)
-        yield _Watched(read, ended, listing), write
-
-
-def _server_parameters(settings: McpSettings, where: str) -> StdioServerParameters:
-    env = {name: expand(value, f"{where}.env.{name}") for name, value in settings.env.items()}
-    command = str(settings.command)
-    if command in ("python", "python3"):
-        command = sys.executable
-    there = Path(settings.cwd or ".").expanduser()
-    if not there.is_dir():
-        raise ConfigError(f"{where}.cwd: {settings.cwd!r} is no folder")
-    path = (get_default_environment() | env).get("PATH", os.defpath)
-    if shutil.which(str(there / command) if os.sep in command else command, path=path) is None:
-        raise ConfigError(f"{where}.command: there is no program {command!r}; install it, or give its full path")
-    arguments: list[str] = list(settings.args)
-    if sys.platform == "linux":
-        arguments = [*guard.ARGUMENTS, str(os.getpid()), command, *arguments]
-        command = sys.executable
-    return StdioServerParameters(command=command, args=arguments, env=env, cwd=there)
+        for name in changed:
+            warn_once(
+                f"MCP server {self._settings.label}",
+                f"its tool {name!r} has another description or schema than when the YAML was read",
+                ", which the model does not see; let the server list its tools the same at each start",
+            )
 
 
 def _sendable(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -469,17 +224,3 @@ def _sendable(arguments: dict[str, Any]) -> dict[str, Any]:
 def _is_session_gone(error: MCPError) -> bool:
     """Return whether a server does not know the session any more, for example because it was restarted."""
     return error.code == INVALID_REQUEST and "session" in error.message.lower()
-
-
-def _reason(error: BaseException, settings: McpSettings) -> str:
-    """Return the first cause in an error, which may be a task group's, as one line."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, TimeoutError):
-        return f"no answer within {settings.start_timeout_s:g} s"
-    if settings.url and isinstance(error, httpx2.TransportError):
-        return f"{describe(error)}{route_to(expand(settings.url, 'mcp.url')).words}"
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        return f"its answer does not fit the protocol: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(error) if isinstance(error, MCPError) else describe(error)

@@ -6,6 +6,7 @@ with it. Here such a tool is taken out of the page before the client reads it, a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 from mcp.types import Tool
@@ -25,17 +26,38 @@ class ToolListing:
         tools: The tools that the protocol allows.
         refused: Why the protocol or the client refuses each other tool, by its name, or by `#` and its place on its
             page where it has none.
+        has_session: Whether a server over HTTP has opened a session of the protocol.
     """
 
     def __init__(self) -> None:
         self.version: str | None = None
         self.tools: list[Tool] = []
         self.refused: dict[str, str] = {}
+        self.has_session: Callable[[], bool] = lambda: False
 
     @property
     def names(self) -> list[str]:
         """Return the names of all tools."""
         return [tool.name for tool in self.tools] + list(self.refused)
+
+    def differences(self, later: ToolListing, chosen: Collection[str]) -> tuple[list[str], list[str]]:
+        """Compare this list with a later one of the same server.
+
+        Args:
+            later: The later list.
+            chosen: Names of the tools that are compared.
+
+        Returns:
+            The tools that the later list does not have, and those that have another description or schema there.
+        """
+        now = {tool.name: tool for tool in later.tools}
+        before = {tool.name: tool for tool in self.tools if tool.name in chosen}
+        changed = [
+            name
+            for name, tool in before.items()
+            if name in now and (tool.description, tool.input_schema) != (now[name].description, now[name].input_schema)
+        ]
+        return [name for name in before if name not in now], changed
 
     def sift(self, item: Any) -> None:
         """Take the tools that the protocol refuses out of a server's message, if it is a page of tools.
