@@ -13,6 +13,8 @@ import pytest
 
 from tests.integration.test_start_up_paths import alone, composed, refused, rows, started
 from tests.support.own_registrations import write_files
+from tests.support.warm_python import stack_python
+from verl_multiturn.runs import imports
 
 __all__ = ["alone", "rows"]  # fixtures
 
@@ -26,9 +28,14 @@ LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 
 
 @pytest.fixture(autouse=True)
-def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the files of the current folder be imported, as in a run that is started there."""
+def importable(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the files of the current folder be imported, as in a run that is started there.
+
+    The process that imports them is a fork, since each file imports verl; in one test it is Python itself.
+    """
     monkeypatch.syspath_prepend(str(tmp_path))
+    if "[my_loss]" not in request.node.name:
+        monkeypatch.setattr(imports, "_COMMAND", [stack_python(), *imports._COMMAND[1:]])
 
 
 def settings(words: list[str]) -> dict[str, str]:
