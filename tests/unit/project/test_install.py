@@ -142,7 +142,7 @@ def lock(site: Path, text: str) -> None:
 def test_an_environment_is_made_kept_and_made_again(
     site: Path, packages: Path, tmp_path: Path, template: Path, fast: list[str]
 ) -> None:
-    """pip installs uv, and uv the rest; `test_environments.py` has a Python that makes an environment with pip."""
+    """Install uv with real pip and the rest with real uv; `test_environments.py` has Python make an environment."""
     env, place = variables(packages), tmp_path / "a folder" / "env"
     (tmp_path / "a folder").mkdir()
     assert made(site, NAME, "env", "--python", copying(template, place.parent), env=env, cwd=place.parent)
