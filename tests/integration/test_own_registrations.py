@@ -13,8 +13,6 @@ import pytest
 
 from tests.integration.test_start_up_paths import alone, composed, refused, rows, started
 from tests.support.own_registrations import write_files
-from tests.support.warm_python import stack_python
-from verl_multiturn.runs import imports
 
 __all__ = ["alone", "rows"]  # fixtures
 
@@ -28,14 +26,9 @@ LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 
 
 @pytest.fixture(autouse=True)
-def importable(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the files of the current folder be imported, as in a run that is started there.
-
-    The process that imports them is a fork, since each file imports verl; in one test it is Python itself.
-    """
+def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the files of the current folder be imported, as in a run that is started there."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    if "[my_loss]" not in request.node.name:
-        monkeypatch.setattr(imports, "_COMMAND", [stack_python(), *imports._COMMAND[1:]])
 
 
 def settings(words: list[str]) -> dict[str, str]:
@@ -46,14 +39,21 @@ def test_the_page_has_four_files(tmp_path: Path) -> None:
     assert list(write_files(tmp_path)) == ["my_loss", "my_rows", "my_sampler", "my_filter"]
 
 
-@pytest.mark.parametrize("name", ["my_loss", "my_rows", "my_sampler", "my_filter"])
-def test_each_file_of_the_page_starts(rows: str, tmp_path: Path, name: str) -> None:
+def test_the_loss_of_the_page_starts(rows: str, tmp_path: Path) -> None:
+    started(composed(rows, **settings(write_files(tmp_path)["my_loss"])))
+    assert "my_loss" not in sys.modules, "imported in a process of its own"
+
+
+@pytest.mark.usefixtures("imports_in_a_fork")
+@pytest.mark.parametrize("name", ["my_rows", "my_sampler", "my_filter"])
+def test_the_other_files_of_the_page_start(rows: str, tmp_path: Path, name: str) -> None:
     words = write_files(tmp_path)[name]
     assert words
     started(composed(rows, **settings(words)))
     assert name not in sys.modules, "imported in a process of its own"
 
 
+@pytest.mark.usefixtures("imports_in_a_fork")
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -76,6 +76,7 @@ def test_a_loss_that_the_actor_would_not_find(
     assert said in refused(composed(rows, **changes), capsys)
 
 
+@pytest.mark.usefixtures("imports_in_a_fork")
 def test_a_loss_may_have_a_name_near_to_one_of_verls(rows: str, tmp_path: Path) -> None:
     write_files(tmp_path)
     code = (tmp_path / "my_loss.py").read_text().replace("my_reinforce", "vanilla2")
@@ -85,6 +86,7 @@ def test_a_loss_may_have_a_name_near_to_one_of_verls(rows: str, tmp_path: Path) 
         started(composed(rows, **{LIBRARY: library, LOSS: "vanilla2"}))
 
 
+@pytest.mark.usefixtures("imports_in_a_fork")
 def test_an_old_name_of_our_data_set_is_ours(rows: str, capsys: pytest.CaptureFixture[str]) -> None:
     old: dict[str, Any] = {
         "data.custom_cls.path": "'pkg://verl_multiturn.verl_bridge.trainer.numbered_rows'",
