@@ -1,4 +1,4 @@
-"""Fixtures of several files of tests: models that take images, and a Ray cluster."""
+"""Fixtures of several files of tests: a store, imports in a fork, models that take images, and a Ray cluster."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.integration.trainer_rows import WritableStore, put_in_place
 from tests.support.config_files import read_once
-from tests.support.warm_python import start_ray, stop_ray
+from tests.support.warm_python import stack_python, start_ray, stop_ray
 
 read_once()
 
@@ -30,6 +31,22 @@ class _Made(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         self[name] = made = self._make(name)
         return made
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
+    """Put a store into the place of TransferQueue, and return it; some files have one of their own, with rows."""
+    made = WritableStore()
+    put_in_place(made, monkeypatch)
+    return made
+
+
+@pytest.fixture
+def imports_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the start-up check import an author's code in a fork: a new Python takes up to 8 s of CPU for verl."""
+    from verl_multiturn.runs import imports
+
+    monkeypatch.setattr(imports, "_COMMAND", [stack_python(), *imports._COMMAND[1:]])
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from tests.integration.trainer_rows import CALL, WritableStore, make_output, make_trainer, put_in_place, step
+from tests.integration.trainer_rows import CALL, WritableStore, make_output, make_trainer, step
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
@@ -15,13 +15,6 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
 MODES = ["sync", "colocate_async", "separate_async"]
 ANSWER = "2<|im_end|>"
 EPSILON = 1e-6
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
-    store = WritableStore()
-    put_in_place(store, monkeypatch)
-    return store
 
 
 def add(store: WritableStore, uid: str, scores: list[float | None], broken: float = 0.0) -> None:

@@ -22,13 +22,6 @@ OURS = "actor_rollout_ref__rollout__custom__multiturn"
 ANSWER = "2<|im_end|>"
 
 
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
-    made = WritableStore()
-    put_in_place(made, monkeypatch)
-    return made
-
-
 def add(store: WritableStore, uid: str, scores: list[float | None]) -> None:
     """Add a group of conversations; with None the engine fails after a turn."""
     for session, score in enumerate(scores):

@@ -5,20 +5,13 @@ from typing import Any
 import pytest
 
 from tests.integration import trainer_rows
-from tests.integration.trainer_rows import CALL, Store, WritableStore, make_output, put_in_place
+from tests.integration.trainer_rows import CALL, Store, WritableStore, make_output
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 HALF_ROOT_3 = 0.8660254
 BAD_CALL = '<tool_call>\n{"name": "calculator", "arguments": {"wrong": 1}}\n</tool_call><|im_end|>'
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
-    store = WritableStore()
-    put_in_place(store, monkeypatch)
-    return store
 
 
 def add(store: Store, uid: str, session: int, calls: int | list[str], score: float, **reported: float) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration import test_session_rows as sessions
 from tests.integration.test_several_rows import SETTINGS, add, advantages, trainer_of, updating
-from tests.integration.trainer_rows import CALL, WritableStore, make_output, put_in_place, step
+from tests.integration.trainer_rows import CALL, WritableStore, make_output, step
 from verl_multiturn.verl_bridge.names import STATS
 
 # Importing verl's trainers warns about optional engines that are not installed.
@@ -100,13 +100,6 @@ class Mean:
     def load_state_dict(self, state):
         self.rewards = list(state["rewards"])
 '''
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
-    store = WritableStore()
-    put_in_place(store, monkeypatch)
-    return store
 
 
 @pytest.fixture

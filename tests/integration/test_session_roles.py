@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.agent_sessions import Agent, echo, make_run, turns, user
-from tests.integration.trainer_rows import WritableStore, make_trainer, put_in_place, step
+from tests.integration.trainer_rows import WritableStore, make_trainer, step
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.errors import CertificateError, ConfigError, RewardContractError
 from verl_multiturn.proxy.agents.end import AgentEnd, read_result
@@ -23,13 +23,6 @@ pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is 
 SETTINGS = "actor_rollout_ref__rollout__custom__multiturn__"
 PROXY = {"actor_rollout_ref__rollout__agent__default_agent_loop": "proxy_agent", "algorithm__adv_estimator": "mt_grpo"}
 NAMES = ["white", "black"]
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
-    store = WritableStore()
-    put_in_place(store, monkeypatch)
-    return store
 
 
 @dataclass

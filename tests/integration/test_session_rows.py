@@ -9,20 +9,13 @@ from typing import Any
 import pytest
 
 from tests.agent_sessions import Agent, echo, make_run, tiny_tokenizer, user
-from tests.integration.trainer_rows import WritableStore, make_trainer, put_in_place, step
+from tests.integration.trainer_rows import WritableStore, make_trainer, step
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 SETTINGS = "actor_rollout_ref__rollout__custom__multiturn__"
 PROXY = {"actor_rollout_ref__rollout__agent__default_agent_loop": "proxy_agent", "algorithm__adv_estimator": "mt_grpo"}
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
-    store = WritableStore()
-    put_in_place(store, monkeypatch)
-    return store
 
 
 @dataclass

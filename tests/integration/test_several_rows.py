@@ -5,20 +5,13 @@ from typing import Any
 
 import pytest
 
-from tests.integration.trainer_rows import CALL, WritableStore, make_output, make_trainer, put_in_place, step
+from tests.integration.trainer_rows import CALL, WritableStore, make_output, make_trainer, step
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 SETTINGS = "actor_rollout_ref__rollout__custom__multiturn__"
 WINDOW = {f"{SETTINGS}context__mode": "window"}
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
-    store = WritableStore()
-    put_in_place(store, monkeypatch)
-    return store
 
 
 def add(

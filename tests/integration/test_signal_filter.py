@@ -8,19 +8,12 @@ from typing import Any
 import pytest
 
 from tests.integration.test_invalid import add
-from tests.integration.trainer_rows import WritableStore, make_trainer, put_in_place, step
+from tests.integration.trainer_rows import WritableStore, make_trainer, step
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 OURS = "actor_rollout_ref__rollout__custom__multiturn"
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> WritableStore:
-    made = WritableStore()
-    put_in_place(made, monkeypatch)
-    return made
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def test_a_function_in_a_file(rows: str, tmp_path: Path, capfd: pytest.CaptureFi
     assert "imported" not in capfd.readouterr().out  # the file was, in a process of its own
 
 
+@pytest.mark.usefixtures("imports_in_a_fork")
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

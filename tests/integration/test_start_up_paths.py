@@ -263,6 +263,7 @@ CODE = {
 }
 
 
+@pytest.mark.usefixtures("imports_in_a_fork")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

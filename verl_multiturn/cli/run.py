@@ -14,7 +14,6 @@ from rich.table import Table
 from verl_multiturn.cli.ends import refuse, wide_console
 from verl_multiturn.cli.recipe import recipe_names
 from verl_multiturn.errors import ConfigError, MultiTurnError
-from verl_multiturn.runs.compose import resolved
 from verl_multiturn.runs.environment import environment_of
 from verl_multiturn.runs.plan import RunPlan, plan_run, run_name
 from verl_multiturn.runs.progress import say
@@ -144,5 +143,5 @@ def refuse_early(plan: RunPlan, config: Any, own_files: OwnFiles, is_here: bool 
     """
     from verl_multiturn.verl_bridge.startup.configuration import check_early
 
-    is_on_cpu = environment_of(plan, resolved(config)).get("VERL_PLATFORM", "").strip().lower() == "cpu"
+    is_on_cpu = environment_of(plan, config).get("VERL_PLATFORM", "").strip().lower() == "cpu"
     check_early(config, is_on_cpu=is_on_cpu, is_here=is_here, own_files=own_files)

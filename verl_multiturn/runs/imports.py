@@ -40,7 +40,7 @@ _OF_VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 ADVANTAGES = "advantages"
 """The kind of a function of advantages."""
 _FILE = "file://"
-_CHILD = "from verl_multiturn.runs.imports import answer; answer()"
+_COMMAND = [sys.executable, "-c", "from verl_multiturn.runs.imports import answer; answer()"]
 _REMEDY = "install what it imports, set PYTHONPATH, or mend the file"
 
 
@@ -88,7 +88,7 @@ def import_problem(codes: Sequence[Code], variables: Mapping[str, str]) -> str:
         json.dump({"path": path, "codes": [astuple(code) for code in codes]}, asked)
         asked.seek(0)
         child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD],
+            _COMMAND,
             stdin=asked,
             stdout=told,
             stderr=log,

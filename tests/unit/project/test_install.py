@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,13 @@ def site(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an environment as Python makes it, which takes seconds."""
+    """Return an environment with this one's pip: Python takes seconds to install its own."""
     folder = tmp_path_factory.mktemp("template") / "venv"
-    subprocess.run([sys.executable, "-I", "-m", "venv", str(folder)], check=True)
+    subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", str(folder)], check=True)
+    into = next(folder.glob("lib/python3*/site-packages"))
+    for each in Path(str(distribution("pip").locate_file(""))).glob("pip*"):
+        if each.name == "pip" or each.name.endswith(".dist-info"):
+            shutil.copytree(each, into / each.name)
     return folder
 
 
@@ -135,11 +140,12 @@ def lock(site: Path, text: str) -> None:
 
 
 def test_an_environment_is_made_kept_and_made_again(
-    site: Path, packages: Path, tmp_path: Path, fast: list[str]
+    site: Path, packages: Path, tmp_path: Path, template: Path, fast: list[str]
 ) -> None:
+    """Install uv with real pip and the rest with real uv; `test_environments.py` has Python make an environment."""
     env, place = variables(packages), tmp_path / "a folder" / "env"
     (tmp_path / "a folder").mkdir()
-    assert made(site, NAME, "env", env=env, cwd=place.parent)
+    assert made(site, NAME, "env", "--python", copying(template, place.parent), env=env, cwd=place.parent)
     assert version_in(place) == "1.0"
     assert (place / ".stamp").read_text().startswith(f"{NAME} ")
     assert not (place / ".unfinished").exists()

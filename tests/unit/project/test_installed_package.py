@@ -1,4 +1,4 @@
-"""A package that pip builds and installs: its references in commands, each in a process of its own."""
+"""A package that pip builds and installs: its references in commands, each in a fork that finds the package."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.support.warm_python import light_python
 from verl_multiturn.recipes import make_recipe
 
 pytestmark = pytest.mark.slow
@@ -71,7 +72,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def said(site: Path, folder: Path, *words: str, fails: bool = False) -> str:
     """Run a command in a process that finds the package, and return all that it printed."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{site}", "COLUMNS": "200"}
-    command = [sys.executable, "-m", "verl_multiturn.cli", *words]
+    command = [light_python(), "-m", "verl_multiturn.cli", *words]
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
     assert (done.returncode != 0) is fails, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from tests.agent_sessions import Agent, make_run, said, turns, user
+from tests.support.served import served
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.timeline import Timeline, kept
@@ -28,6 +29,7 @@ from verl_multiturn.records.verify.record import verify_record
 from verl_multiturn.records.write.encode import record_of
 from verl_multiturn.rollout.life import Life, running
 from verl_multiturn.rollout.limits import StopReason
+from verl_multiturn.rollout.outcome import Outcome
 
 ROLES = Roles(("white", "black"), ("white", "black"))
 HELLO = [user("x")]
@@ -68,16 +70,8 @@ async def server(*answers: Any) -> AsyncIterator[tuple[str, list[dict[str, Any]]
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return web.json_response({"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 2}})
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1", bodies
-    finally:
-        await runner.cleanup()
+    async with served(v1__chat__completions=answer) as address:
+        yield f"{address}/v1", bodies
 
 
 def opponents(
@@ -320,16 +314,21 @@ async def test_the_trained_model_is_validated_in_its_roles() -> None:
     assert await drawn(opponents(Models(there=[0]), [0], trained=["white"]), validation) == ["step 0"]
 
 
+async def whole_session(made: Opponents, agent: str, *completions: str) -> tuple[Outcome, list[Any]]:
+    """Run a session of an agent of `tests/endpoint_agents.py`; return its end and its generations."""
+    run = make_run(turns(*completions), roles=ROLES, opponents=made)
+    runner = build_runner(ProxySettings(agent=f"tests.endpoint_agents:{agent}"))
+    endpoint = Endpoint(run, runner, ProxyServer(), 30.0, -1.0)
+    try:
+        return await endpoint.run("r", {"raw_prompt": HELLO}, {"temperature": 1.0})
+    finally:
+        await endpoint.aclose()
+
+
 @pytest.mark.parametrize("mode", ["mask", "off"])
 async def test_a_whole_session_whose_opponent_is_lost_is_invalid_and_names_the_outage(mode: str) -> None:
     watch = Outages(OutageSettings(mode=mode)).of("opponent step 0", OutageLimits(), 60.0)  # type: ignore[arg-type]
-    run = make_run(turns("w"), roles=ROLES, opponents=opponents(Models("", [0]), [0], watch=watch))
-    runner = build_runner(ProxySettings(agent="tests.endpoint_agents:both_roles"))
-    endpoint = Endpoint(run, runner, ProxyServer(), 30.0, -1.0)
-    try:
-        outcome, _ = await endpoint.run("r", {"raw_prompt": HELLO}, {"temperature": 1.0})
-    finally:
-        await endpoint.aclose()
+    outcome, _ = await whole_session(opponents(Models("", [0]), [0], watch=watch), "both_roles", "w")
     reason = StopReason.OUTAGE if mode == "mask" else StopReason.ENGINE_ERROR
     assert (outcome.stop_reason, outcome.valid) == (reason, False)
     assert outcome.outages == (["opponent step 0"] if mode == "mask" else [])
@@ -381,14 +380,7 @@ async def test_an_opponent_that_never_answers_is_an_outage_and_not_the_agents_la
 
 async def test_a_session_in_which_only_opponents_spoke_says_so() -> None:
     async with server("b") as (address, _):
-        run = make_run(turns(), roles=ROLES, opponents=opponents(Models(address, [0]), [0]))
-        endpoint = Endpoint(
-            run, build_runner(ProxySettings(agent="tests.endpoint_agents:black_alone")), ProxyServer(), 30.0, -1.0
-        )
-        try:
-            outcome, _ = await endpoint.run("r", {"raw_prompt": HELLO}, {"temperature": 1.0})
-        finally:
-            await endpoint.aclose()
+        outcome, _ = await whole_session(opponents(Models(address, [0]), [0]), "black_alone")
     assert (outcome.stop_reason, outcome.valid) == (StopReason.NO_COMPLETION, False)
     said = "the trained model was not asked, and only opponents spoke: step 0; if many sessions end so, let a trained"
     assert outcome.error == f"{said} role begin"
@@ -398,13 +390,7 @@ async def test_a_session_in_which_only_opponents_spoke_says_so() -> None:
 
 async def test_rewards_for_completions_of_an_opponent_are_taken_and_its_record_is_right() -> None:
     async with server("b") as (address, _):
-        run = make_run(turns("w"), roles=ROLES, opponents=opponents(Models(address, [0]), [0]))
-        runner = build_runner(ProxySettings(agent="tests.endpoint_agents:both_roles"))
-        endpoint = Endpoint(run, runner, ProxyServer(), 30.0, -1.0)
-        try:
-            outcome, generations = await endpoint.run("r", {"raw_prompt": HELLO}, {"temperature": 1.0})
-        finally:
-            await endpoint.aclose()
+        outcome, generations = await whole_session(opponents(Models(address, [0]), [0]), "both_roles", "w")
     assert [(turn.role, turn.reward) for turn in outcome.turns] == [("white", 0.5)]
     record = json.loads(line_of(record_of(Life("r", "u", row={}, outcome=outcome, generations=generations))))
     assert verify_record(record).violations == []

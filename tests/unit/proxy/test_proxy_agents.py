@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from tests.proxy_clients import until
+from tests.support.served import served
 from verl_multiturn.config import ProxySettings
 from verl_multiturn.errors import AgentContractError, ConfigError
 from verl_multiturn.harnesses.runners import build_runner, check_agent
@@ -279,17 +280,10 @@ async def test_a_blocking_client_talks_to_a_server_on_the_same_loop() -> None:
         await everybody.wait()
         return web.json_response({"x": (await request.json())["x"]})
 
-    application = web.Application()
-    application.router.add_post("/v1/chat/completions", answer)
-    serving = web.AppRunner(application)
-    await serving.setup()
-    site = web.TCPSite(serving, "127.0.0.1", 0)
-    await site.start()
-    port = serving.addresses[0][1]
-    address = SessionAddress(f"http://127.0.0.1:{port}/v1", "key", f"http://127.0.0.1:{port}", "s")
     runner = thread_runner("ask")
-    ends = await asyncio.gather(*[runner.run({"x": i}, address, asyncio.Event()) for i in range(64)])
-    await serving.cleanup()
+    async with served(v1__chat__completions=answer) as server:
+        address = SessionAddress(f"{server}/v1", "key", server, "s")
+        ends = await asyncio.gather(*[runner.run({"x": i}, address, asyncio.Event()) for i in range(64)])
     assert [end.result.reward for end in ends] == list(range(64))
     assert sorted(asked) == list(range(64))
     async with asyncio.timeout(60):
