@@ -111,6 +111,7 @@ def test_the_help_groups_the_commands_by_when_one_needs_them() -> None:
             "validate",
             "serve",
             "mcp",
+            "a2a",
             "index",
             "retrieval-server",
         ],
