@@ -8,7 +8,7 @@ import io
 import os
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import uvicorn
@@ -37,8 +37,8 @@ async def until_signal(serving: Coroutine[Any, Any, None], host: ToolHost) -> in
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(each, interrupt, each)
     task = asyncio.ensure_future(serving)
-    ends: set[asyncio.Future[Any]] = {task, came}
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    either: set[asyncio.Future[Any]] = {task, came}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     status = came.result() if came.done() else 0
     await host.aclose()
     # A tool's own thread, or a client that reads nothing, keeps no process alive that nobody speaks to.
@@ -54,9 +54,10 @@ async def until_signal(serving: Coroutine[Any, Any, None], host: ToolHost) -> in
 class Uvicorn(uvicorn.Server):
     """A server that leaves signals to us, since sessions are released before connections are closed."""
 
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
         """Do nothing."""
-        return contextlib.nullcontext()
+        yield
 
 
 def security_of(address: str) -> TransportSecuritySettings | None:

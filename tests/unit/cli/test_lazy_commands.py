@@ -94,7 +94,7 @@ def test_the_list_says_what_a_command_says_of_itself(name: str) -> None:
 
 def test_the_help_groups_the_commands_by_when_one_needs_them() -> None:
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
-    panels = re.findall(r"(?m)^╭─ (\w+) ─|^│ ([a-z][a-z-]*) ", shown)
+    panels = re.findall(r"(?m)^╭─ (\w+) ─|^│ ([a-z][a-z0-9-]*) ", shown)
     found: dict[str, list[str]] = {}
     for title, command in panels:
         if title:
@@ -111,6 +111,7 @@ def test_the_help_groups_the_commands_by_when_one_needs_them() -> None:
             "validate",
             "serve",
             "mcp",
+            "a2a",
             "index",
             "retrieval-server",
         ],

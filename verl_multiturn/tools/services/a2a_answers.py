@@ -68,7 +68,7 @@ class Progress:
     @property
     def is_open(self) -> bool:
         """Return whether the agent has a task that has not ended."""
-        return bool(self.task_id) and self.state not in ENDED and self._message is None
+        return bool(self.task_id and self.state not in ENDED and self._message is None)
 
     def add(self, event: StreamResponse) -> None:
         """Read one event."""
