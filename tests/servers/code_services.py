@@ -47,7 +47,8 @@ class FirstBatch(BaseModel):
 
 
 def _run(code: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout_s, check=False)
+    program = [sys.executable, "-"]  # an argument may not have a million characters
+    return subprocess.run(program, input=code, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
 def _app() -> FastAPI:
@@ -110,10 +111,10 @@ def e2b_router() -> FastAPI:
             ran = _run(script, timeout_s)
         except subprocess.TimeoutExpired:
             return {"execution": None, "exception_str": ""}  # the text of a TimeoutError
-        error = None
+        error: dict[str, str] | None = None
         if ran.returncode:
-            name, _, value = ran.stderr.strip().splitlines()[-1].partition(": ")
-            error = {"name": name, "value": value, "traceback": f"{RED}Traceback{PLAIN}\n{name}: {value}"}
+            name, _, why = ran.stderr.strip().splitlines()[-1].partition(": ")
+            error = {"name": name, "value": why, "traceback": f"{RED}Traceback{PLAIN}\n{name}: {why}"}
         value = [{"text": "the value", "html": None, "png": None, "is_main_result": True}] if "value" in script else []
         logs = {"stdout": ran.stdout.splitlines(keepends=True), "stderr": [] if error else [ran.stderr]}
         execution = {"results": value, "logs": logs, "error": error, "execution_count": 1}
