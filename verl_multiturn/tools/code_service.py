@@ -118,7 +118,7 @@ def _read_settings(config: Mapping[str, Any]) -> CodeSettings:
     name = config.get("service")
     protocol = PROTOCOLS.get(name) if isinstance(name, str) else None
     if protocol is None:
-        # Without a service no default is known; only the errors of what is written count.
+        # No default is known without a service; this raises, and an error of another setting comes first.
         least = {"run_timeout_s": 1.0, "timeout_s": 1.0}
         return read_model(CodeSettings, {**least, **config}, "config")
     settings = read_model(CodeSettings, {**protocol.defaults, **config}, "config")
@@ -144,7 +144,7 @@ def _read_settings(config: Mapping[str, Any]) -> CodeSettings:
 
 
 class _NameOfBefore(CodeServiceTool):
-    """Has a service by its class: what `verl_multiturn.tools.sandbox_fusion` and `e2b_router` had until 0.1."""
+    """Has a service by its class: a class that `tools.sandbox_fusion` or `tools.e2b_router` had in version 0.1."""
 
     only: ClassVar[str]
 

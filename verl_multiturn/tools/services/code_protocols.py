@@ -64,7 +64,7 @@ class CodeSettings(HttpSettings):
 
 @dataclass(frozen=True)
 class CodeOutcome:
-    """What a service reports of a program that ran."""
+    """A service's report of a program that ran."""
 
     parts: tuple[str, ...]
     """Texts in their order, such as the output, the errors, and how it ended; some may be empty."""
@@ -76,7 +76,7 @@ class NoOutcomeError(MultiTurnError):
     """An answer has no outcome: the service failed, or it cannot be read.
 
     Args:
-        problem: What the service did, which follows its name in the text for the model.
+        problem: The service's failure, which follows its name in the text for the model.
         cause: The cause, for the log.
     """
 
