@@ -25,27 +25,31 @@ from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.tools.browse_service import BrowseServiceTool
-from verl_multiturn.tools.e2b_router import E2bRouterTool
+from verl_multiturn.tools.code_service import CodeServiceTool
 from verl_multiturn.tools.loading.call_limits import attach_limits
 from verl_multiturn.tools.retrieval import RetrievalTool
 from verl_multiturn.tools.running.gate import Gate
 from verl_multiturn.tools.running.results import CallStatus
 from verl_multiturn.tools.running.session import ToolSession
-from verl_multiturn.tools.sandbox_fusion import SandboxFusionTool
-from verl_multiturn.tools.services.code_service import CodeServiceTool
 from verl_multiturn.tools.services.http_client import HttpTool, ServiceFailedError, UnavailableError
 
 GOOD = {
     "/retrieve": {"result": [[{"document": {"id": "1", "contents": "fine"}, "score": 1.0}]]},
     "/browse": {"title": "A", "text": "fine", "parts": 1},
     "/run_code": {"status": "Success", "run_result": {"status": "Finished", "return_code": 0, "stdout": "fine"}},
-    "/execute_batch": [{"execution": {"logs": {"stdout": ["fine"], "stderr": []}}, "exception_str": None}],
+    # One result for both routers.
+    "/execute_batch": [{"execution": {"logs": {"stdout": ["fine"]}}, "text": "fine", "exception_str": None}],
 }
 TOOLS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
     "retrieval": (RetrievalTool, {}, {"query": "a"}),
     "browse": (BrowseServiceTool, {}, {"page": "a"}),
-    "sandbox_fusion": (SandboxFusionTool, {"compile_timeout_s": 0.1, "run_timeout_s": 0.1}, {"code": "a"}),
-    "e2b_router": (E2bRouterTool, {"run_timeout_s": 1, "request_timeout_s": 1}, {"code": "a"}),
+    "sandbox_fusion": (
+        CodeServiceTool,
+        {"service": "sandbox_fusion", "compile_timeout_s": 0.1, "run_timeout_s": 0.1},
+        {"code": "a"},
+    ),
+    "e2b": (CodeServiceTool, {"service": "e2b", "run_timeout_s": 1, "request_timeout_s": 1}, {"code": "a"}),
+    "morph": (CodeServiceTool, {"service": "morph", "run_timeout_s": 1}, {"code": "a"}),
 }
 
 

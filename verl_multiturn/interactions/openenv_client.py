@@ -139,11 +139,11 @@ class OpenEnvClient(Interaction):
         session = self._sessions[instance_id]
         said = spoken(messages[-1])
         try:
-            action = self._action(said)
+            found = await self._ask(session, "step", self._action(said))
         except ValueError as error:
             text = asking(message_of(error), None, own=self._settings.to_action is not None)
             return Reply(text=text, state=session.seen, metrics={"unreadable_actions": 1.0})
-        return self._reply(session, await self._ask(session, "step", action))
+        return self._reply(session, found)
 
     def score(self, instance_id: str) -> float:
         """Return the sum of the rewards, or the last one; 0 without any."""
@@ -187,6 +187,9 @@ class OpenEnvClient(Interaction):
         """Send a request, and return the data of the observation that answers it.
 
         A step may be late, break off or fail by the model's action in it; a reset cannot.
+
+        Raises:
+            ValueError: The server does not take the action of a step; the text is for the model.
         """
         failed = self._out if kind == "reset" else self._failed
         assert session.socket is not None
@@ -208,6 +211,8 @@ class OpenEnvClient(Interaction):
             answer = None
         if isinstance(answer, dict) and answer.get("type") == "error":
             told = answer.get("data")
+            if kind == "step" and isinstance(told, dict) and told.get("code") == "VALIDATION_ERROR":
+                raise ValueError(_mistakes(told))
             raise failed(f"answered {kind!r} with an error: {show(told)}{_advice(told)}")
         found = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(found, dict) or not isinstance(found.get("observation"), dict):
@@ -265,6 +270,17 @@ def _function(name: str | None, where: str) -> Callable[[Any], Any] | None:
 def _text(observation: Mapping[str, Any]) -> str:
     texts = [value for value in observation.values() if isinstance(value, str)]
     return texts[0] if len(texts) == 1 else json.dumps(observation, ensure_ascii=False)
+
+
+def _mistakes(told: Mapping[str, Any]) -> str:
+    """Return the mistakes that a server has found in an action, such as `add: Field required`."""
+    errors = told.get("errors")
+    found = [each for each in (errors if isinstance(errors, list) else []) if isinstance(each, dict)]
+    loc = [".".join(map(str, each["loc"])) if isinstance(each.get("loc"), list) else "" for each in found]
+    said = [
+        f"{place}: {each.get('msg')}" if place else str(each.get("msg")) for place, each in zip(loc, found, strict=True)
+    ]
+    return show("; ".join(said) or told.get("message"), 300)
 
 
 def _advice(problem: Any) -> str:

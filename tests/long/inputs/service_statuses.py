@@ -20,17 +20,17 @@ from verl_multiturn.interactions.llm_user import LlmUser
 from verl_multiturn.rewards import aclose
 from verl_multiturn.rewards.router import compute_score
 from verl_multiturn.tools.browse_service import BrowseServiceTool
-from verl_multiturn.tools.e2b_router import E2bRouterTool
+from verl_multiturn.tools.code_service import CodeServiceTool
 from verl_multiturn.tools.retrieval import RetrievalTool
-from verl_multiturn.tools.sandbox_fusion import SandboxFusionTool
 
 NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 UNSET: dict[str, str | None] = dict.fromkeys([*NAMES, *(name.lower() for name in NAMES)])
 TOOLS: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any], str]] = {
     "retrieval": (RetrievalTool, {}, {"query": "a"}, "retrieve"),
     "browse": (BrowseServiceTool, {}, {"page": "a"}, "browse"),
-    "sandbox_fusion": (SandboxFusionTool, {"compile_timeout_s": 0.1, "run_timeout_s": 0.1}, {"code": "a"}, "run_code"),
-    "e2b_router": (E2bRouterTool, {"run_timeout_s": 1, "request_timeout_s": 1}, {"code": "a"}, "execute_batch"),
+    "sandbox_fusion": (CodeServiceTool, {"service": "sandbox_fusion"}, {"code": "a"}, "run_code"),
+    "e2b": (CodeServiceTool, {"service": "e2b"}, {"code": "a"}, "execute_batch"),
+    "morph": (CodeServiceTool, {"service": "morph"}, {"code": "a"}, "execute_batch"),
 }
 Door = Callable[[], Awaitable[Seen]]
 
@@ -271,9 +271,7 @@ def _statuses() -> list[Case]:
                 outage(f"next try {seconds}"),
             )
         )
-    found.append(
-        Case("statuses", "a 401 with Retry-After", call_tool("e2b_router", (401, "9")), outage("401", "next try 9"))
-    )
+    found.append(Case("statuses", "a 401 with Retry-After", call_tool("e2b", (401, "9")), outage("401", "next try 9")))
     for status, right in {
         401: outage(),
         403: outage(),

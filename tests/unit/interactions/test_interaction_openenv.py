@@ -237,3 +237,18 @@ async def test_one_that_is_not_there() -> None:
 def test_settings(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         OpenEnvClient(config)
+
+
+async def test_an_action_that_the_server_does_not_take_is_the_models_mistake() -> None:
+    errors: list[Any] = [{"loc": ["add"], "msg": "Field required"}, {"loc": [], "msg": "odd"}, {"msg": "no place"}, 3]
+    told = {"message": "Invalid message", "code": "VALIDATION_ERROR"}
+    for answer, words in ((told | {"errors": errors}, "add: Field required; odd; no place"), (told, "Invalid message")):
+
+        async def refuse(socket: web.WebSocketResponse, answer: Any = answer) -> None:
+            await socket.send_str(json.dumps({"type": "error", "data": answer}))
+
+        async with playing(refuse) as (env, _):
+            await env.start("a", seed=7)
+            asked = await env.reply("a", said("x"))
+            assert words in asked.text
+            assert (asked.state, asked.reward, asked.metrics) == ("seed 7", None, {"unreadable_actions": 1.0})

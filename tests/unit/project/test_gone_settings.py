@@ -48,7 +48,13 @@ def test_a_near_miss_of_a_gone_setting_is_told_what_became_of_it(tmp_path: Path)
             "max_connections: 64",
             "connections=64: it is fixed at 64 ",
         ),
-        ("sandbox_fusion", "SandboxFusionTool", "url: 'http://h'", "max_connections: 9", "connections=9: it is fixed"),
+        (
+            "code_service",
+            "CodeServiceTool",
+            "service: e2b, url: 'http://h'",
+            "max_connections: 9",
+            "connections=9: it is",
+        ),
         (
             "browse_service",
             "BrowseServiceTool",

@@ -10,6 +10,7 @@ from verl_multiturn.harnesses.verifiers.sorting import EpisodeEvents, Fault, Sea
 
 SPOKEN = SeatTrace("agent", reward=0.5, turns=2)
 SILENT = SeatTrace("agent")
+_REFUSED = "OpenEnvEnv.run(): RuntimeError: Server error: it has a word: x (code: {})"
 
 
 def failed(kind: str, text: str, trace: SeatTrace = SPOKEN) -> EpisodeEvents:
@@ -42,6 +43,18 @@ def failed(kind: str, text: str, trace: SeatTrace = SPOKEN) -> EpisodeEvents:
         (failed("ToolsetError", "its process ended before it had a port", SILENT), "unjudged"),
         (EpisodeEvents(False, [SPOKEN], [Fault("EnvError", "OpenEnvEnv.run(): RuntimeError: x")]), "unjudged"),
         (EpisodeEvents(False, [SPOKEN], [Fault("EnvError", "OpenEnvEnv.run(): ValueError: non-object")]), "failed"),
+        (EpisodeEvents(False, [SPOKEN], [Fault("EnvError", _REFUSED.format("VALIDATION_ERROR"))]), "failed"),
+        (EpisodeEvents(False, [SILENT], [Fault("EnvError", _REFUSED.format("VALIDATION_ERROR"))]), "unjudged"),
+        (EpisodeEvents(False, [SPOKEN], [Fault("EnvError", _REFUSED.format("EXECUTION_ERROR"))]), "unjudged"),
+        (EpisodeEvents(False, [SPOKEN], [Fault("EnvError", _REFUSED.format("CAPACITY_REACHED"))]), "unjudged"),
+        (EpisodeEvents(False, [], [Fault("EnvError", _REFUSED.format("CAPACITY_REACHED"))]), "outage"),
+        # the model may have ended the server, once it has spoken
+        *(
+            (EpisodeEvents(False, traces, [Fault("EnvError", f"OpenEnvEnv.run(): {each}: it failed")]), kind)
+            for each in ("ConnectionError", "ConnectionRefusedError", "ConnectError", "ConnectTimeout")
+            for traces, kind in (([SPOKEN], "unjudged"), ([SILENT], "outage"), ([], "outage"))
+        ),
+        (failed("ConnectionError", "nobody listens", SILENT), "outage"),
         # an outage is the cause of what comes after it
         (EpisodeEvents(False, [SPOKEN], [Fault("EnvError", "x"), Fault("SandboxError", "gone")]), "outage"),
         (EpisodeEvents(False, [SPOKEN], [Fault("HarnessError", "x"), Fault("TaskError", "y")]), "unjudged"),

@@ -4,11 +4,13 @@ In this order:
 1. an episode that its environment calls complete has its **reward**: the mean over the traces of its trainable seats,
    and one for each of these seats. A limit of turns, or a stop of the task's own, is such an end;
 2. a sandbox, a tunnel or the interception that failed is an **outage**. But a file that a sandbox could not read after
-   the model has spoken is one that the model did not write: the agent has **failed**;
+   the model has spoken is one that the model did not write: the agent has **failed**. Before the model has spoken, a
+   connection that failed is an outage, too, and so is an OpenEnv server that is full;
 3. a harness that failed before the model has spoken could not be set up: **unjudged**. After that, it has **failed**;
    so has an agent that the endpoint refused, and the endpoint decides the effect;
 4. a task, a tool set or an environment that failed, or was late, is **unjudged**. But a `ValueError` in one of them
-   after the model has spoken is about the model's text (`calls/outages/causes.py` has the same rule): **failed**;
+   after the model has spoken is about the model's text (`calls/outages/causes.py` has the same rule): **failed**. So is
+   an action that an OpenEnv server does not take;
 5. anything else is **unjudged**.
 
 Imports the standard library only.
@@ -27,6 +29,9 @@ _OUT = ("SandboxError", "TunnelError", "InterceptionError")
 _AGENTS = ("ProviderError",)
 _TEXTS = ("ValueError", "JSONDecodeError", "ValidationError", "UnicodeDecodeError", "UnicodeEncodeError")
 """Names of errors about a text, as verifiers reports them within its own: `scoring: ValueError: …`."""
+_CONNECTIONS = ("ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "ConnectError", "ConnectTimeout")
+_CODE = re.compile(r"\(code: (\w+)\)$")
+"""The end of an error that an OpenEnv server answers with (`openenv.core.env_client`)."""
 _MOST = 2_000
 
 
@@ -133,8 +138,13 @@ def _kind(fault: Fault, has_spoken: bool) -> str:
         return "failed" if is_models else "outage"
     if fault.kind in _AGENTS or (fault.kind == "HarnessError" and has_spoken):
         return "failed"
-    inner = re.findall(r"\b(\w+): ", fault.text.partition("\n")[0])
-    return "failed" if has_spoken and any(each in _TEXTS for each in (fault.kind, *inner)) else "unjudged"
+    kinds = [fault.kind, *re.findall(r"\b(\w+): ", fault.text.partition("\n")[0])]
+    code = _CODE.search(fault.text.rstrip())
+    if has_spoken:
+        is_models = any(each in _TEXTS for each in kinds) or (code is not None and code[1] == "VALIDATION_ERROR")
+        return "failed" if is_models else "unjudged"
+    is_out = any(each in _CONNECTIONS for each in kinds) or (code is not None and code[1] == "CAPACITY_REACHED")
+    return "outage" if is_out else "unjudged"
 
 
 def _stops(story: EpisodeEvents) -> str:

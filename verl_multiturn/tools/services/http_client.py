@@ -101,7 +101,7 @@ class HttpTool(BaseTool):
 
     Attributes:
         service: Name of the service in messages to the model; a subclass sets it.
-        path: Path to which requests are posted; a subclass sets it.
+        path: Path to which requests are posted; a subclass sets it before it calls this class's `__init__`.
         not_found: Statuses by which the service reports that the model's name is unknown. They are the model's mistake,
             and not an outage.
     """
@@ -109,7 +109,7 @@ class HttpTool(BaseTool):
     repeatable = True
     outage_limits = OutageLimits(timeouts="outage", addresses="service")
     service: ClassVar[str]
-    path: ClassVar[str]
+    path: str
     not_found: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, settings: HttpSettings, config: dict[str, Any], tool_schema: ToolSchema | None = None) -> None:
