@@ -82,7 +82,7 @@ class ToolHost:
         self.most = most
         self.idle_s = idle_s
         self._gates = Gates(Gate, timeout_s)
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, _ClientSession] = {}
         self._uses: Counter[str] = Counter()
         self._ends: OrderedDict[str, str] = OrderedDict()
         """Why sessions have ended, by key; the latest of them."""
@@ -208,7 +208,7 @@ class ToolHost:
             await asyncio.wait(set(self._ending))
         await close_all(self.tools.values())
 
-    def _session(self, key: str) -> _Session | CallResult:
+    def _session(self, key: str) -> _ClientSession | CallResult:
         """Return the session of a key, a new one for a new key; or the answer that refuses it."""
         if key in self._sessions:
             return self._sessions[key]
@@ -220,14 +220,14 @@ class ToolHost:
             )
         # Its own id: tools name files by it, and a key may be any text.
         tools = ToolSession(uuid4().hex, self.tools, self._kwargs, self._gates, _MANY)
-        session = self._sessions[key] = _Session(self, key, tools)
+        session = self._sessions[key] = _ClientSession(self, key, tools)
         return session
 
     def _end_of(self, key: str) -> str:
         return f"the session has ended: {self._ends.get(key, 'the server ends')}"
 
 
-class _Session:
+class _ClientSession:
     """The tools of one session, opened by its first call.
 
     Args:

@@ -53,7 +53,7 @@ class Progress:
     @property
     def is_over(self) -> bool:
         """Return whether nothing more comes before the next message."""
-        return self._message is not None or self.state in ENDED or self.state in _WAITS
+        return bool(self._message is not None or self.state in ENDED or self.state in _WAITS)
 
     @property
     def is_new(self) -> bool:

@@ -16,15 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from verl_multiturn.clients.http_connections import route_to
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.tools.services.variables import expand, header, shown
 
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
 _OWN = re.compile(r"\$\{(conversation\.[^}]*)\}")
 FOLDER = "${conversation.folder}"
 """In `args`, `env` and `cwd`: a new, empty folder of the server's one conversation, which ends with the server."""
 ID = "${conversation.id}"
 """In `args`, `env`, `url` and `headers`: a random name of the server's one conversation."""
-_USER = re.compile(r"(?<=:)//[^/]*@")
-"""Part of an address before its host."""
 
 
 class McpSettings(BaseModel):
@@ -75,7 +73,7 @@ class McpSettings(BaseModel):
     @property
     def label(self) -> str:
         """Name of the server in messages, without its arguments, user and password, which may hold secrets."""
-        return repr(self.command or _USER.sub("//", (self.url or "").partition("?")[0]))
+        return repr(self.command or shown(self.url or ""))
 
 
 def check_settings(settings: McpSettings, where: str) -> None:
@@ -105,12 +103,7 @@ def check_settings(settings: McpSettings, where: str) -> None:
     _check_placeholders(settings, where)
     if settings.url:
         for name, value in settings.headers.items():
-            place = f"{where}.headers.{name}"
-            if not (text := expand(value, place)).isascii() or not text.isprintable() or text != text.strip():
-                raise ConfigError(
-                    f"{place}: it holds something that no header can hold: a line end, white space at an end or a "
-                    "character beyond ASCII; set it again, or the environment variable that it names"
-                )
+            header(value, f"{where}.headers.{name}")
         route_to(expand(settings.url, f"{where}.url"), f"{where}.url")
     else:
         check_program(settings, where)
@@ -134,21 +127,6 @@ def _check_placeholders(settings: McpSettings, where: str) -> None:
                 )
     if settings.cwd is not None and _OWN.search(settings.cwd) and settings.cwd != FOLDER:
         raise ConfigError(f"{where}.cwd: expected {FOLDER!r} alone, got {settings.cwd!r}; remove the rest")
-
-
-def expand(value: str, where: str) -> str:
-    """Return a value in which each `${NAME}` is replaced by the environment variable.
-
-    Raises:
-        ConfigError: There is no such environment variable; the error begins with `where`.
-    """
-
-    def replace(match: re.Match[str]) -> str:
-        if match[1] not in os.environ:
-            raise ConfigError(f"{where}: the environment variable {match[1]!r} is not set; export it before the run")
-        return os.environ[match[1]]
-
-    return _VARIABLE.sub(replace, value)
 
 
 class ConversationValues:
