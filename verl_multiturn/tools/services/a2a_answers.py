@@ -53,12 +53,12 @@ class Progress:
     @property
     def is_over(self) -> bool:
         """Return whether nothing more comes before the next message."""
-        return bool(self._message is not None or self.state in ENDED or self.state in _WAITS)
+        return self._message is not None or self.state in ENDED or self.state in _WAITS
 
     @property
     def is_new(self) -> bool:
         """Return whether the agent has not answered yet."""
-        return self.state == TaskState.TASK_STATE_UNSPECIFIED
+        return bool(self.state == TaskState.TASK_STATE_UNSPECIFIED)
 
     @property
     def waits(self) -> bool:
