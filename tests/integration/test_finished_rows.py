@@ -181,7 +181,7 @@ async def test_the_rows_are_verls(
             columns.get("metrics", {}).pop("compute_score", None)  # seconds
             verls_columns.get("metrics", {}).pop("compute_score", None)
             if (stats := columns.get("metrics", {}).get("rollout")) is not None:  # of our loops
-                assert stats.pop("sample")[:2] == (5, 4 * int(key[1 : key.index("_")]) + int(key.split("_")[1]))
+                assert stats.pop("sample")[:2] == [5, 4 * int(key[1 : key.index("_")]) + int(key.split("_")[1])]
             assert plain(columns) == {
                 name: plain(value) for name, value in verls_columns.items() if not (kept and name in DROPPED)
             }

@@ -143,9 +143,9 @@ def padding_row(row: CertificateRow) -> CertificateRow:
     """Make a padding row like verl's, tagged with the weight versions of `row`, the first row of the batch."""
     zero = np.zeros(1, np.float32)
     made = rebuilt(np.full(127, 7), np.array([7]), np.array([0]), zero, np.array([-1]))
-    tags = {"min_version": row.min_version, "max_version": row.max_version}
     uid = f"pad{0:032x}"
-    return replace(made, **tags, uid=uid, key=f"{uid}_0_0", padding=True)
+    made = replace(made, min_version=row.min_version, max_version=row.max_version)
+    return replace(made, uid=uid, key=f"{uid}_0_0", padding=True)
 
 
 def spliced(

@@ -362,7 +362,7 @@ def test_functions_in_the_yaml(tmp_path: Path) -> None:
         ({"function": f"{__name__}.search", "config": {}}, "unknown key 'config'"),
         (
             {"function": f"{__name__}.search", "class_name": "x.Y"},
-            "one of ['tool', 'class_name', 'function', 'toolset', 'mcp']",
+            "one of ['tool', 'class_name', 'function', 'toolset', 'mcp', 'a2a']",
         ),
         ({"function": f"{__name__}.search", "limits": {"cache": 3}}, "does not declare"),
         ({"mcp": "npx"}, "tools[0].mcp: expected a mapping"),

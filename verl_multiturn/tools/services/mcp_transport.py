@@ -129,7 +129,7 @@ class LastWords:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._read, write = os.pipe()
-        self.file: TextIO = os.fdopen(write, "w")
+        self.file: TextIO = os.fdopen(write, "w", encoding="utf-8")
         self._kept: bytes | None = b""
         self._is_over = False
         os.set_blocking(self._read, False)
