@@ -21,8 +21,18 @@ pytest.importorskip("a2a.client", reason="needs a2a-sdk: bash scripts/test.sh in
 
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.helpers.proto_helpers import new_data_part
-from a2a.types import CancelTaskRequest, GetTaskRequest, Message, Part, Role, SendMessageRequest, Task, TaskState
-from a2a.utils.errors import TaskNotFoundError
+from a2a.types import (
+    CancelTaskRequest,
+    GetTaskRequest,
+    ListTasksRequest,
+    Message,
+    Part,
+    Role,
+    SendMessageRequest,
+    Task,
+    TaskState,
+)
+from a2a.utils.errors import InvalidParamsError, TaskNotFoundError
 from google.protobuf.json_format import MessageToDict
 from typer.testing import CliRunner
 
@@ -292,6 +302,14 @@ async def test_a_task_that_is_cancelled_ends_its_call(tmp_path: Path) -> None:
         assert [each.status_update.status.state async for each in events] == [TaskState.TASK_STATE_CANCELED]
         assert text_of(await ask(other, "one", call("till", amount=1))) == "1 payments, 1 cents"
         assert host.number == 1
+
+
+async def test_a_client_lists_no_sessions_of_others(tmp_path: Path) -> None:
+    async with served(till(tmp_path)) as (url, _), client_of(url) as client, client_of(url) as other:
+        mine = await ask(client, "one", call("till", amount=1))
+        with pytest.raises(InvalidParamsError, match="name the context"):
+            await other.list_tasks(ListTasksRequest())
+        assert [task.id for task in (await client.list_tasks(ListTasksRequest(context_id="one"))).tasks] == [mine.id]
 
 
 async def test_only_the_latest_tasks_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

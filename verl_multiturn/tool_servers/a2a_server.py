@@ -8,6 +8,7 @@ Invariants:
 - an argument is read from JSON text alone: a `data` part turns 1 into 1.0, and is refused by name;
 - a task that is cancelled ends its call; a client that goes away ends none;
 - a session ends once: by `{"end": true}`, by a signal, or when it was not used for too long;
+- no client lists the contexts of others;
 - no more than `_MOST_TASKS` tasks are kept for clients that ask for them later.
 """
 
@@ -34,12 +35,15 @@ from a2a.types import (
     AgentExtension,
     AgentInterface,
     AgentSkill,
+    ListTasksRequest,
+    ListTasksResponse,
     Part,
     Task,
     TaskState,
     TaskStatus,
 )
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH
+from a2a.utils.errors import InvalidParamsError
 from mcp.server.streamable_http_manager import RequestBodyLimitMiddleware
 from mcp.server.transport_security import DEFAULT_MAX_REQUEST_BODY_SIZE, TransportSecurityMiddleware
 from starlette.applications import Starlette
@@ -260,3 +264,13 @@ class _Tasks(InMemoryTaskStore):
         self._order.move_to_end(task.id)
         if len(self._order) > _MOST_TASKS:
             await super().delete(*self._order.popitem(last=False))
+
+    async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
+        """Return the tasks of a context that the client names: who knows a context may use its session.
+
+        Raises:
+            InvalidParamsError: It names none.
+        """
+        if not params.context_id:
+            raise InvalidParamsError("name the context whose tasks you want; those of all clients are not listed")
+        return await super().list(params, context)

@@ -89,6 +89,7 @@ class ServerConnection:
         self.opened: asyncio.Future[tuple[Client, ToolListing]] = asyncio.get_running_loop().create_future()
         self.opened.add_done_callback(lambda opened: opened.exception())  # mark it as retrieved: perhaps no call waits
         self.owner = asyncio.create_task(self._own(), name=f"MCP server {settings.label}")
+        self.owner.add_done_callback(lambda _: self._end())  # also where it was cancelled before its first step
 
     @property
     def takes_calls(self) -> bool:
@@ -171,9 +172,13 @@ class ServerConnection:
             await asyncio.sleep(backoff_s(self.failures))
             own = ConversationValues(self._settings)
             async with contextlib.AsyncExitStack() as stack:
-                async with asyncio.timeout(self._settings.start_timeout_s):
-                    opened = await open_server(stack, self._settings, self._where, self._errors, self._over, own)
-                self._compare(opened[1])
+                try:
+                    async with asyncio.timeout(self._settings.start_timeout_s):
+                        opened = await open_server(stack, self._settings, self._where, self._errors, self._over, own)
+                    self._compare(opened[1])
+                except BaseException:
+                    self._retired = True  # the server ends now, which `stop` must not interrupt
+                    raise
                 self.started_at = time.monotonic()
                 self.opened.set_result(opened)
                 await self._over.wait()
@@ -182,15 +187,17 @@ class ServerConnection:
             if self._expected is not None:  # otherwise the caller raises it
                 logger.warning("MCP server %s: %s", self._settings.label, reason_of(error, self._settings))
         finally:
-            self._retired = True
-            self._over.set()
-            if not self.opened.done():
-                reason = "it was closed" if self.failure is None else reason_of(self.failure, self._settings)
-                lost = ServerAwayError(f"the tool server is not available ({reason})")
-                lost.__cause__ = None if self.failure is None else outage_of(self.failure)
-                self.opened.set_exception(lost)
             if own is not None and own.folder:  # the guard has removed it, where there is one and it was not killed
                 shutil.rmtree(own.folder, ignore_errors=True)
+
+    def _end(self) -> None:
+        self._retired = True
+        self._over.set()
+        if not self.opened.done():
+            reason = "it was closed" if self.failure is None else reason_of(self.failure, self._settings)
+            lost = ServerAwayError(f"the tool server is not available ({reason})")
+            lost.__cause__ = None if self.failure is None else outage_of(self.failure)
+            self.opened.set_exception(lost)
 
     def _compare(self, listing: ToolListing) -> None:
         """Name the tools that differ from those of the first list; refuse a server without one that was chosen.

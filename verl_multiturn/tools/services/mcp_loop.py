@@ -65,9 +65,18 @@ _thread: _Thread | None = None
 def _running() -> _Thread:
     global _thread
     with _lock:
-        if _thread is None or _thread.process != os.getpid():
+        if _thread is None:
             _thread = _Thread()
         return _thread
+
+
+def _forget() -> None:
+    """Forget the parent's thread, in a process that was forked, and the lock, which it may have held."""
+    global _lock, _thread
+    _lock, _thread = threading.RLock(), None
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def note_open(opened: _Closes, is_open: bool) -> None:
@@ -92,5 +101,5 @@ def soon(function: Any, *arguments: Any) -> None:
 
 def let_go(function: Any) -> None:
     """Call a function on the loop that closes something, if there is the loop: otherwise nothing is open."""
-    if _thread is not None and _thread.process == os.getpid():
+    if _thread is not None:
         _thread.loop.call_soon_threadsafe(function)

@@ -314,9 +314,8 @@ class McpServer:
         self.order = next(_numbers)
         self._process = 0
         self._chosen: frozenset[str] = frozenset()
+        self._garbage: weakref.finalize[Any, McpServer] | None = None
         self._made = self._servers
-        # Not at the exit of the interpreter: `mcp_loop.py` closes what is open then, and waits for it.
-        weakref.finalize(self, let_go, self._made.stop).atexit = False
 
     @property
     def _servers(self) -> _Servers:
@@ -326,6 +325,11 @@ class McpServer:
             kind = _SharedServer if self.settings.per == "worker" else _ServerPool
             self._made = kind(self.settings, self.where)
             self._made.chosen = self._chosen
+            if self._garbage is not None:
+                self._garbage.detach()
+            self._garbage = weakref.finalize(self, let_go, self._made.stop)
+            # Not at the exit of the interpreter: `mcp_loop.py` closes what is open then, and waits for it.
+            self._garbage.atexit = False
         return self._made
 
     def list_tools(self) -> ToolListing:

@@ -190,8 +190,9 @@ async def open_server(
     # A session of the protocol needs its handshake, which its newest version does not have.
     needs_session = settings.url is not None and settings.per == "conversation" and not settings.names_conversation
     # Without callbacks the client refuses sampling, elicitation and roots, so the server gets none of them.
-    transport = _transport(settings, where, errors, ended, listing, own)
-    client = Client(transport, cache=None, mode="legacy" if needs_session else "auto")
+    # Of the stack and not of the client, which would end the server where the time to start, once over, interrupts it.
+    streams = await stack.enter_async_context(_transport(settings, where, errors, ended, listing, own))
+    client = Client(contextlib.nullcontext(streams), cache=None, mode="legacy" if needs_session else "auto")
     await stack.enter_async_context(client)
     if needs_session and not listing.has_session():
         raise ConfigError(
