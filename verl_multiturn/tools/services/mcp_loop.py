@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import os
 import threading
@@ -85,8 +86,32 @@ def note_open(opened: _Closes, is_open: bool) -> None:
 
 
 async def on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the loop of the connections, and return its result to the running one."""
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, _running().loop))
+    """Run a coroutine on the loop of the connections, and return its result to the running one.
+
+    If this is cancelled, so is the coroutine, and this waits for its end: the next call finds what it left.
+    """
+    here, loop = asyncio.get_running_loop(), _running().loop
+    ended: asyncio.Future[asyncio.Task[T]] = here.create_future()
+    begun: list[asyncio.Task[T]] = []
+
+    def begin() -> None:
+        begun.append(loop.create_task(coroutine))
+        begun[0].add_done_callback(report)
+
+    def report(task: asyncio.Task[T]) -> None:
+        if not task.cancelled():
+            task.exception()  # mark it as retrieved: perhaps nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the caller's loop has ended
+            here.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(task))
+
+    loop.call_soon_threadsafe(begin)
+    try:
+        return (await asyncio.shield(ended)).result()
+    except asyncio.CancelledError:
+        if not ended.done():
+            loop.call_soon_threadsafe(lambda: begun[0].cancel())
+            await ended
+        raise
 
 
 def from_outside(coroutine: Coroutine[Any, Any, T]) -> T:
