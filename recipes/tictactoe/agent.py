@@ -1,8 +1,8 @@
 """An agent that plays tic-tac-toe: a plain program around OpenAI's client, which asks for each side's moves.
 
 It would run in the same way against any other server that has two models, `white` and `black`. Each side has a
-conversation of its own, in which it reads the board whenever it has to move. In some rows one side moves at random, and
-is not asked.
+conversation of its own, in which it reads the board whenever it has to move. In some rows a program plays one side,
+which is not asked.
 
 A side that names no free field loses. Nothing here knows that a model is being trained.
 """
@@ -15,10 +15,10 @@ from typing import Any
 from openai import DefaultHttpxClient, OpenAI
 
 from recipes.tictactoe.game import (
+    PLAYERS,
     ROLES,
     after,
     board_of,
-    free_fields,
     is_over,
     read_move,
     role_of,
@@ -35,13 +35,13 @@ def run(data: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
     """Play a game from a row's opening, and return the reward of each side: 1 it won, -1 it lost, 0 nobody did.
 
     Args:
-        data: The row: `messages` with the system's, and in `extra_info` the moves of the `opening`, the role whose
-            moves are `random` ("": none's) and their `seed`.
+        data: The row: `messages` with the system's, and in `extra_info` the moves of the `opening`, the role that a
+            `program` plays ("": none), which `player` that is, and its `seed`.
         base_url: Address of the endpoint.
         api_key: The session's key.
     """
     info = data["extra_info"]
-    at_random, rng = info.get("random") or "", random.Random(info.get("seed"))
+    rng = random.Random(info["seed"])
     board = board_of([int(field) for field in info["opening"]])
     said: dict[str, list[Any]] = {role: list(data["messages"]) for role in ROLES}
     # Sessions share no client, see recipes/proxy_quickstart/agent.py.
@@ -49,8 +49,8 @@ def run(data: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
         while not is_over(board):
             side = side_to_move(board)
             role = role_of(side)
-            if role == at_random:
-                board = after(board, rng.choice(free_fields(board)))
+            if role == info["program"]:
+                board = after(board, PLAYERS[info["player"]](board, rng))
                 continue
             messages = said[role]
             messages.append({"role": "user", "content": show(board)})

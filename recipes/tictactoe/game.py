@@ -2,14 +2,17 @@
 
 Only this module defines the game. The warm start, the rows, the agent and the report all use it.
 
-Fields are numbered from 0, row by row, and named `a` to `i`. A board is a tuple of nine numbers: 0 is free, 1 is
-white's, -1 is black's. White moves first.
+Fields are numbered from 0, row by row. A board is a tuple of nine numbers: 0 is free, 1 is white's, -1 is black's.
+White moves first.
+
+A player reads the board turned and mirrored so that boards that are equal up to that look the same. The names `a` to
+`i` are those of the fields as it reads them. So an eighth of the boards are all that a model has to learn.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 Board = tuple[int, ...]
@@ -21,6 +24,13 @@ SYSTEM_PROMPT = "Tic-tac-toe: name a free field. X is yours."
 EMPTY: Board = (0,) * 9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 _SIDES = {1: "white", -1: "black"}
+_ROTATIONS = (
+    (0, 1, 2, 3, 4, 5, 6, 7, 8),
+    (6, 3, 0, 7, 4, 1, 8, 5, 2),
+    (8, 7, 6, 5, 4, 3, 2, 1, 0),
+    (2, 5, 8, 1, 4, 7, 0, 3, 6),
+)
+_VIEWS = _ROTATIONS + tuple(tuple(each[place] for place in (2, 1, 0, 5, 4, 3, 8, 7, 6)) for each in _ROTATIONS)
 
 
 def side_to_move(board: Board) -> int:
@@ -67,13 +77,27 @@ def board_of(moves: Sequence[int]) -> Board:
     return board
 
 
+@cache
+def view(board: Board) -> Board:
+    """Return the fields of a board in the order in which the side that moves reads them.
+
+    It is the same for all boards that are equal up to turns and mirrors, as far as the player sees.
+    """
+    side = side_to_move(board)
+    return max(_VIEWS, key=lambda fields: [board[field] * side for field in fields])
+
+
 def show(board: Board) -> str:
     """Return the board as the side that moves reads it: its own fields with X, the other's with O, free ones bare."""
     side = side_to_move(board)
     signs = {0: "", side: "X", -side: "O"}
-    return "\n".join(
-        " ".join(FIELDS[field] + signs[board[field]] for field in range(row, row + 3)) for row in range(0, 9, 3)
-    )
+    words = [name + signs[board[field]] for name, field in zip(FIELDS, view(board), strict=True)]
+    return "\n".join(" ".join(words[row : row + 3]) for row in range(0, 9, 3))
+
+
+def name_of(field: int, board: Board) -> str:
+    """Return the name that a field has to the side that moves."""
+    return FIELDS[view(board).index(field)]
 
 
 def read_move(text: str, board: Board) -> int | None:
@@ -81,34 +105,23 @@ def read_move(text: str, board: Board) -> int | None:
     name = text.strip()
     if len(name) != 1 or name not in FIELDS:
         return None
-    field = FIELDS.index(name)
+    field = view(board)[FIELDS.index(name)]
     return field if board[field] == 0 else None
 
 
-@cache
-def value(board: Board) -> int:
-    """Return how a game ends with best play, for the side that moves: 1 it wins, -1 it loses, 0 nobody does."""
-    if winner(board):
-        return -1  # the side that moved last has won
-    return max((-value(after(board, field)) for field in free_fields(board)), default=0)
+def random_move(board: Board, rng: random.Random) -> int:
+    """Return any free field."""
+    return rng.choice(free_fields(board))
 
 
-@cache
-def best_fields(board: Board) -> tuple[int, ...]:
-    """Return the fields of all best moves."""
-    values = {field: -value(after(board, field)) for field in free_fields(board)}
-    return tuple(field for field, each in values.items() if each == max(values.values()))
+def finisher_move(board: Board, rng: random.Random) -> int:
+    """Return a field that wins at once, if there is one, else any free field."""
+    fields = free_fields(board)
+    return rng.choice([field for field in fields if winner(after(board, field))] or fields)
 
 
-def weak_move(board: Board, best_share: float, rng: random.Random) -> int:
-    """Return a move of a weak player: a best one with some probability, else any.
-
-    Args:
-        board: The board.
-        best_share: The probability.
-        rng: Random numbers.
-    """
-    return rng.choice(best_fields(board) if rng.random() < best_share else free_fields(board))
+PLAYERS: dict[str, Callable[[Board, random.Random], int]] = {"random": random_move, "finisher": finisher_move}
+"""The programs that play one side, by the names that rows have for them."""
 
 
 def draw_opening(moves: int, rng: random.Random) -> list[int]:

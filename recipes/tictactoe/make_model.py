@@ -37,19 +37,17 @@ from recipes.tictactoe.game import (  # noqa: E402
     after,
     board_of,
     draw_opening,
-    free_fields,
     is_over,
+    name_of,
+    random_move,
     read_move,
     role_of,
     show,
     side_to_move,
-    weak_move,
     winner,
 )
 
 MODEL_DIR = HERE / "model"
-BEST_SHARE = 0.0
-"""Share of the moves that are best ones; the others are random."""
 
 
 def system() -> dict[str, Any]:
@@ -57,15 +55,15 @@ def system() -> dict[str, Any]:
     return {"role": "system", "content": SYSTEM_PROMPT}
 
 
-def game(best_share: float, rng: random.Random) -> list[list[dict[str, Any]]]:
-    """Return the conversations of both sides in a game of the weak player, those without a move left out."""
+def game(rng: random.Random) -> list[list[dict[str, Any]]]:
+    """Return the conversations of both sides in a game of the random player, those without a move left out."""
     board = board_of(draw_opening(rng.randrange(6), rng))
     said: dict[str, list[dict[str, Any]]] = {role: [system()] for role in ROLES}
     while not is_over(board):
-        move = weak_move(board, best_share, rng)
+        move = random_move(board, rng)
         said[role_of(side_to_move(board))] += [
             {"role": "user", "content": show(board)},
-            {"role": "assistant", "content": FIELDS[move]},
+            {"role": "assistant", "content": name_of(move, board)},
         ]
         board = after(board, move)
     return [messages for messages in said.values() if len(messages) > 1]
@@ -122,7 +120,7 @@ def against_random(
         asked = []
         for board, messages in playing:
             if side_to_move(board) != side:
-                board = after(board, rng.choice(free_fields(board)))
+                board = after(board, random_move(board, rng))
             if is_over(board):
                 lost += winner(board) == -side
                 continue
@@ -157,7 +155,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=16, help="games")
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--best-share", type=float, default=BEST_SHARE)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=MODEL_DIR)
     args = parser.parse_args()
@@ -166,7 +163,7 @@ def main() -> None:
     rng = random.Random(args.seed)
 
     template = (MODEL_DIR / "chat_template.jinja").read_text(encoding="utf-8")
-    texts = ["\n".join(m["content"] for m in side) for _ in range(500) for side in game(args.best_share, rng)]
+    texts = ["\n".join(m["content"] for m in side) for _ in range(500) for side in game(rng)]
     texts += ["<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n"] * 500
     tokenizer = make_tokenizer(texts, template, 360)
     assert all(len(tokenizer.encode(name, add_special_tokens=False)) == 1 for name in FIELDS)
@@ -174,11 +171,11 @@ def main() -> None:
     model = Qwen2ForCausalLM(tiny_config(tokenizer, 64, 2, 512, 0.1))
     print(f"{sum(p.numel() for p in model.parameters())} parameters, vocabulary {len(tokenizer)}", flush=True)
     encoder = Encoder(tokenizer)
-    assert all(encoder.encode(side) == encode(tokenizer, side) for _ in range(9) for side in game(0.0, rng))
+    assert all(encoder.encode(side) == encode(tokenizer, side) for _ in range(9) for side in game(rng))
     learner = Learner(model, args.lr, args.steps, 50)
     started = time.time()
     for step in range(args.steps):
-        rows = [encoder.encode(side) for _ in range(args.batch_size) for side in game(args.best_share, rng)]
+        rows = [encoder.encode(side) for _ in range(args.batch_size) for side in game(rng)]
         ids_BT, labels_BT = batch_of(rows, tokenizer.convert_tokens_to_ids("<|endoftext|>"))
         # Attention is causal and padding on the right, so no attention mask is needed.
         hidden_BTH = model.model(input_ids=ids_BT).last_hidden_state[:, :-1]

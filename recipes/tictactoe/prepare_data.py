@@ -1,7 +1,8 @@
 """Write the rows as verl's parquet: `python recipes/tictactoe/prepare_data.py --out DIR [--seed 0]`.
 
 A row for training is an opening: some random moves, after which the game goes on. In a third of the rows the model
-plays both sides, in the others the random player is one of them (`--random`).
+plays both sides, in the others the finisher is one of them (`--program`): it completes a line if it can, and moves at
+random otherwise.
 
 A row of the evaluation is a game from the empty board against the random player, half of them as each side, the same
 for every seed.
@@ -35,14 +36,14 @@ def row_of(opening: Sequence[int], **more: Any) -> Row:
     )
 
 
-def opening_for(at_random: str, rng: random.Random) -> list[int]:
+def opening_for(program: str, rng: random.Random) -> list[int]:
     """Return an opening after which the model moves, so that it is asked in each game.
 
     Args:
-        at_random: The side that moves at random; "": none.
+        program: The side that a program plays; "": none.
         rng: Random numbers.
     """
-    lengths = [moves for moves in range(MOST_OPENING + 1) if ROLES[moves % 2] != at_random]
+    lengths = [moves for moves in range(MOST_OPENING + 1) if ROLES[moves % 2] != program]
     return draw_opening(rng.choice(lengths), rng)
 
 
@@ -52,16 +53,19 @@ def main() -> None:
     parser.add_argument("--train-size", type=int, default=2048)
     parser.add_argument("--test-size", type=int, default=EVALUATED)
     sides = [*ROLES, "none"]
-    parser.add_argument("--random", nargs="+", choices=sides, default=ROLES, help="sides that the random player takes")
+    parser.add_argument("--program", nargs="+", choices=sides, default=ROLES, help="sides that the finisher takes")
     args = parser.parse_args()
     rng = random.Random(args.seed)
-    players = ["", *(role for role in ROLES if role in args.random)]
-    train = [
-        row_of(opening_for(players[number % len(players)], rng), random=players[number % len(players)], seed=number)
-        for number in range(args.train_size)
-    ]
+    programs = ["", *(role for role in ROLES if role in args.program)]
+    train = []
+    for number in range(args.train_size):
+        program = programs[number % len(programs)]
+        train.append(row_of(opening_for(program, rng), program=program, player="finisher", seed=number))
     # The sides take turns, so that the first rows are half of each, too.
-    test = [row_of([], random=ROLES[number % 2], seed=_EVALUATION_SEED + number) for number in range(args.test_size)]
+    test = [
+        row_of([], program=ROLES[number % 2], player="random", seed=_EVALUATION_SEED + number)
+        for number in range(args.test_size)
+    ]
     write_rows(args.out, {"train": train, "test": test})
 
 
