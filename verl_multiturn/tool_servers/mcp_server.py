@@ -19,7 +19,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import io
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -132,6 +134,8 @@ class Wire:
         os.dup2(nothing, 0)
         os.close(nothing)
         os.dup2(2, 1)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)  # each line in its place among those of standard error
 
     async def lines(self) -> AsyncIterator[str]:
         """Yield the lines of standard input.

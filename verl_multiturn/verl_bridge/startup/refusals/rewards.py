@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -120,6 +121,11 @@ def check_judge(run: RunView) -> None:
             check_address(url, key)
 
 
+def _options_of(run: RunView, section: str) -> Mapping[str, Any]:
+    given = run.value(f"{section}.reward_kwargs")
+    return given if isinstance(given, Mapping) or OmegaConf.is_dict(given) else {}  # `check_options` refuses others
+
+
 def _without_function(section: str) -> RefusalRow:
     return RefusalRow(
         f"{section}.reward_kwargs",
@@ -135,7 +141,7 @@ def _routes_of_others(section: str) -> RefusalRow:
     return RefusalRow(
         f"{section}.reward_kwargs.routes",
         when=lambda run: (
-            (run.value(f"{section}.reward_kwargs") or {}).get("routes")
+            "routes" in _options_of(run, section)
             and run.value(f"{section}.path")
             and not is_our_reward(run.config, section)
             and f"{run.value(f'{section}.path')}:{run.value(f'{section}.name')}"
