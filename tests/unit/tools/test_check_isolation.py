@@ -293,4 +293,7 @@ def test_advice_for_a_tool_that_raises_names_the_two_errors(tool: Any) -> None:
     )
     assert check(Unborn())["create"].remedy.startswith("raise ValueError for a wrong row, OutageError for a service")
     assert check(NoJudge())["calc_reward"].remedy.startswith("raise UnjudgedError where it cannot judge")
-    assert check(Away())["execute"].remedy == "what it asks does not answer: start it, and check again"
+    assert (
+        check(Away())["execute"].remedy
+        == "do what the error names; start the service where it is down, and check again"
+    )
