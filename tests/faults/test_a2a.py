@@ -362,6 +362,21 @@ async def test_an_agent_that_ends_in_the_middle_is_an_outage() -> None:
     await tool.release("r1")
 
 
+async def test_conversations_that_cannot_be_ended_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    def answer(said: Said) -> Any:
+        is_end = "end" in said["params"]["message"]["parts"][0]["text"]
+        return Response(status_code=503) if is_end else {"result": {"task": task("COMPLETED")}}
+
+    async with scripted(answer, streaming=False) as url:
+        (tool,) = await load(url)
+        for instance_id in ("r1", "r2"):
+            await tool.create(instance_id)
+            await tool.execute(instance_id, {"message": "x"})
+            await tool.agent.leave(instance_id, tool.name, ends=True)
+    (line,) = [each for each in caplog.messages if "a conversation could not be ended" in each]
+    assert line.endswith("the agent keeps it until it ends it by itself (said once)")
+
+
 async def test_an_agent_whose_stream_breaks_off_is_read_on() -> None:
     asked: list[str] = []
 

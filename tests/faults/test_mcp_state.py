@@ -1,5 +1,6 @@
 """`check-tool` and the state of MCP servers: it names a server whose state leaks, and no other one."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,31 @@ def test_check_tool_says_what_to_set(tmp_path: Path) -> None:
     file = isolation(check_tool(tools_of(f"file={tmp_path / 'notes'}", per="conversation")["read"]))
     assert file.verdict is Grade.PROBLEM
     assert file.remedy.startswith("the servers share a file or a service: put ${conversation.folder}")
+
+
+def test_check_tool_sends_an_author_to_the_server_for_a_description() -> None:
+    (finding,) = [each for each in check_tool(tools_of()["add"]) if each.check == "descriptions"]
+    assert (finding.found, finding.remedy) == (
+        "none of text",
+        "describe them in the server: the model reads nothing else",
+    )
+
+
+def test_a_server_has_its_own_time_to_start() -> None:
+    shared, own = tools_of()["add"], tools_of(per="conversation", start_timeout_s=45)["add"]
+    assert [ToolProbe(tool, {}, None).timeout_s for tool in (shared, own)] == [10, 55]
+    assert ToolProbe(own, {}, 3).timeout_s == 3
+
+
+def test_a_server_that_does_not_start_is_no_fault_of_the_conversations(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    script = f'if [ -e "$1" ]; then exit 1; fi; exec {sys.executable} {NOTES}'
+    given = {"command": "sh", "args": ["-c", script, "sh", str(mark)], "per": "conversation", "ready": 0}
+    tool = by_name(mcp_tools(given, "here"))["count"]
+    mark.touch()
+    findings = {each.check: each for each in check_tool(tool)}
+    assert "an outage in a run" in findings["create"].found
+    assert findings["create"].remedy.startswith("do what the error names; start the service where it is down")
 
 
 def test_a_server_for_each_conversation_passes() -> None:

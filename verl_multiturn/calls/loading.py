@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.calls.entry_points import is_reference, load_entry
-from verl_multiturn.describe import describe, did_you_mean, show
+from verl_multiturn.describe import describe, did_you_mean, message_of, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.paths import at_home
 from verl_multiturn.rows.files import read_text
@@ -155,7 +156,10 @@ def construct(entry: Mapping[str, Any], key: str, where: str, make: Callable[[di
     except (Exception, SystemExit) as error:  # an author's code may raise anything
         # The keys alone: a value may be a password.
         keys = ", ".join(map(str, config)) or "none"
-        raise ConfigError(f"{where}: {entry[key]} (config keys: {keys}) raised {describe(error)}") from error
+        # Classes are called by keywords, as in verl.
+        found = re.search(r"__init__\(\) got an unexpected keyword argument '(config|tool_schema)'", message_of(error))
+        remedy = f"; let its __init__ take an argument with the name {found[1]}" if found else ""
+        raise ConfigError(f"{where}: {entry[key]} (config keys: {keys}) raised {describe(error)}{remedy}") from error
 
 
 def resolve_class(name: Any, where: str, group: str = "") -> Any:

@@ -53,6 +53,8 @@ ADVICE = {
     "load_state_dict put it back",
 }
 """Advice to the author, by the name of the check."""
+RAISED = "let it raise nothing; where it knows certain roles alone, give them: --role NAME"
+"""Advice where it raised for ordinary groups, whose role is None unless roles were given."""
 
 
 def check_advantage(
@@ -128,7 +130,8 @@ class AdvantageExamination:
                 try:
                     self._note(Grade.OK, check())
                 except (AdvantageContractError, ConfigError) as error:
-                    self._note(Grade.PROBLEM, str(error), ADVICE[name])
+                    is_raised = name == "values" and error.__cause__ is not None
+                    self._note(Grade.PROBLEM, str(error), RAISED if is_raised else ADVICE[name])
                 except _FaultError as fault:
                     self._note(fault.grade, str(fault), ADVICE[name])
         except BaseException as error:  # raised again in the caller's thread

@@ -16,7 +16,7 @@ _FOR_ALL = {
     "that line",
     "calc_reward raised": "raise UnjudgedError where it cannot judge, for a cause of yours; else mend that line",
     "cancel": "let CancelledError pass, and clean up in `finally` or with `async with`",
-    "outage": "what it asks does not answer: start it, and check again",
+    "outage": "do what the error names; start the service where it is down, and check again",
     "seats": "wait for nothing that another conversation holds",
     "concurrency": "calls wait for each other; let them run side by side",
     "addresses": "write `limits: {outage: {addresses: model}}` into the YAML where the tool opens this address: a "
@@ -28,6 +28,7 @@ CLASS = _FOR_ALL | {
     "schema": "describe it in the tool_schema, or drop it",
     "name": "use letters, digits, _ and -",
     "descriptions": "describe them in the tool_schema: the model reads nothing else",
+    "descriptions of a server": "describe them in the server: the model reads nothing else",
     "create": "return None, the id, or (id, response); kwargs of a row: --create-kwargs",
     "execute": "return a ToolResponse, text, or (response, reward, metrics)",
     "calc_reward": "return a finite number",

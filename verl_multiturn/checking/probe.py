@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from verl_multiturn.checking.method_calls import CallProbe, ProbeResult
+from verl_multiturn.checking.method_calls import DEFAULT_TIMEOUT_S, CallProbe, ProbeResult
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.rows.reward_numbers import USABLE
@@ -92,6 +92,9 @@ class ToolProbe(CallProbe):
         world: ProbeWorld | None = None,
     ) -> None:
         super().__init__(tool_owner(tool), timeout_s)
+        if timeout_s is None and (places := getattr(tool, "places", None)) is not None:
+            # `create` starts a server then; where that fails, its own error comes first.
+            self.timeout_s = max(self.timeout_s, places.settings.start_timeout_s + DEFAULT_TIMEOUT_S)
         self.tool = tool
         self.row = kwargs
         self.world = world

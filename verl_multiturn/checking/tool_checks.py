@@ -135,7 +135,9 @@ class ToolExamination(Examination):
         missing = ([] if function.description else ["the tool"]) + silent
         if missing:
             found = f"none of {', '.join(missing)}"
-            self.note("descriptions", Grade.WARNING, found, self.advice["descriptions"])
+            of_server = hasattr(self._probe.tool, "siblings")  # a tool of an MCP server, whose entry has no tool_schema
+            advice = self.advice["descriptions of a server" if of_server else "descriptions"]
+            self.note("descriptions", Grade.WARNING, found, advice)
         else:
             self.note("descriptions", Grade.OK, "all there")
         rules, chosen = self._probe.outage, address_parameters(function.parameters)
@@ -238,10 +240,12 @@ class ToolExamination(Examination):
         ended = await asyncio.gather(*(probe.call("release", given) for given, _ in begun))
         seconds = loop.time() - started
         for method, outcomes in (("create", [of for _, of in begun]), ("execute", called), ("release", ended)):
-            failed = [failure for outcome in outcomes if (failure := outcome.failure(refusals=False))]
+            failed = [outcome for outcome in outcomes if outcome.failure(refusals=False)]
             if failed:
-                found = f"{method} failed in {len(failed)} of {count} conversations at once: {failed[0]}"
-                self.note(check, Grade.PROBLEM, found, self.advice["seats"])
+                first = failed[0].failure(refusals=False)
+                found = f"{method} failed in {len(failed)} of {count} conversations at once: {first}"
+                advice = self.advice["outage" if failed[0].cause == "outage" else "seats"]
+                self.note(check, Grade.PROBLEM, found, advice)
                 return
         one = self.seconds["execute"]
         if places is None and one > 0.02 and seconds > count / 2 * one:

@@ -284,6 +284,31 @@ class Away(Quick):
         raise OutageError("database is down")
 
 
+class FewServers(Quick):
+    """A tool whose service takes eight conversations at once, and refuses more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside: set[str] = set()
+
+    async def create(self, instance_id: str, **kwargs: Any) -> Any:
+        if len(self.inside) == 8:
+            raise OutageError("the server did not start")
+        self.inside.add(instance_id)
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        return "done"
+
+    async def release(self, instance_id: str, **kwargs: Any) -> Any:
+        self.inside.discard(instance_id)
+
+
+def test_a_service_that_fails_under_many_conversations_is_advised_as_one() -> None:
+    finding = check(FewServers())["concurrency"]
+    assert finding.found.startswith("create failed in 56 of 64 conversations at once: raised OutageError")
+    assert finding.remedy.startswith("do what the error names; start the service")
+
+
 @pytest.mark.parametrize("tool", [down, Down()])
 def test_advice_for_a_tool_that_raises_names_the_two_errors(tool: Any) -> None:
     finding = check(tool)["execute"]
@@ -293,4 +318,7 @@ def test_advice_for_a_tool_that_raises_names_the_two_errors(tool: Any) -> None:
     )
     assert check(Unborn())["create"].remedy.startswith("raise ValueError for a wrong row, OutageError for a service")
     assert check(NoJudge())["calc_reward"].remedy.startswith("raise UnjudgedError where it cannot judge")
-    assert check(Away())["execute"].remedy == "what it asks does not answer: start it, and check again"
+    assert (
+        check(Away())["execute"].remedy
+        == "do what the error names; start the service where it is down, and check again"
+    )

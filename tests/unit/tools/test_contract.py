@@ -354,7 +354,7 @@ def numberless(text: str) -> Any:
 def test_where_the_service_is_down_the_advice_is_to_start_it() -> None:
     finding = check(broken_tools.WithoutItsService())["execute"]
     assert ", an outage in a run" in finding.found
-    assert finding.remedy == "what it asks does not answer: start it, and check again"
+    assert finding.remedy == "do what the error names; start the service where it is down, and check again"
 
 
 @pytest.mark.usefixtures("strict")

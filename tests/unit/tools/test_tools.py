@@ -58,6 +58,11 @@ def function(**changes: Any) -> dict[str, Any]:
     }
 
 
+class OtherNames(BaseTool):
+    def __init__(self, config: Any, schema: Any) -> None:
+        super().__init__(config, schema)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -68,6 +73,7 @@ def function(**changes: Any) -> dict[str, Any]:
         ({"class_name": "pathlib.Path"}, "has no method 'create'"),
         ({"class": "x"}, "unknown key 'class'"),
         ({"config": [1]}, "expected a mapping"),
+        ({"class_name": f"{__name__}.OtherNames"}, "; let its __init__ take an argument with the name tool_schema"),
         ({"tool_schema": {"type": "function"}}, "function: Field required"),
         ({"tool_schema": function(name="two words")}, "'two words'"),
         ({"tool_schema": function(parameters={"type": "objekt"})}, "no valid JSON Schema"),

@@ -21,7 +21,7 @@ from verl_multiturn.advantages.turns import (
     of_states,
     of_turns,
 )
-from verl_multiturn.checking.advantage_contract import ADVICE, check_advantage
+from verl_multiturn.checking.advantage_contract import ADVICE, RAISED, check_advantage
 from verl_multiturn.checking.examination import CheckResult, Grade
 from verl_multiturn.checking.made_groups import GroupMaker, chain, in_rows
 from verl_multiturn.cli.main import app
@@ -175,7 +175,8 @@ def test_other_faults(found: Callable[[Group], Any], expected: list[str], says: 
     assert [name for name, each in findings.items() if each.verdict is Grade.PROBLEM] == expected
     for name in expected:
         assert says in findings[name].found
-        assert findings[name].remedy == ADVICE[name]
+        is_raised = " raised " in findings[name].found and name == "values"
+        assert findings[name].remedy == (RAISED if is_raised else ADVICE[name])
 
 
 class Leaky(AdvantageFunction):
@@ -209,6 +210,12 @@ def test_after_a_problem_with_values_the_other_checks_are_skipped() -> None:
 def test_a_function_may_know_certain_roles_alone() -> None:
     findings = check_advantage(function_of(knows_two_roles, {}, "my:f"), roles=("white", "black"))
     assert {each.verdict for each in findings} == {Grade.OK}
+
+
+def test_without_a_role_the_advice_names_the_option() -> None:
+    assert checked(knows_two_roles)["values"].remedy.endswith(
+        "where it knows certain roles alone, give them: --role NAME"
+    )
 
 
 def test_a_state_may_make_the_order_count() -> None:

@@ -80,6 +80,7 @@ class A2aAgent:
                 interface.url = self._address
         self._connections = PerLoop(Connections.close, counted=True)
         self._contexts: dict[str, _AgentContext] = {}
+        self._is_end_reported = False
 
     def enter(self, instance_id: str, tool: str, context_id: str = "") -> None:
         """Begin a conversation, or note that one more tool takes part in it.
@@ -116,7 +117,14 @@ class A2aAgent:
                 if ends and context.is_used:
                     await self._exchange(context, END, "")
         except Exception as error:  # an agent may be away by now
-            logger.warning("agent %s: a conversation could not be ended: %s", self.settings.label, describe(error))
+            if not self._is_end_reported:  # a slow agent would otherwise have a line for each conversation
+                self._is_end_reported = True
+                logger.warning(
+                    "agent %s: a conversation could not be ended: %s; the agent keeps it until it ends it by itself "
+                    "(said once)",
+                    self.settings.label,
+                    describe(error),
+                )
         finally:
             for each in context.cancelling:
                 each.cancel()
