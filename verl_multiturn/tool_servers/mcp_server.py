@@ -41,6 +41,8 @@ PATH = "/mcp"
 _STDIO = "stdio"
 SESSION_ID = "mcp-session-id"
 _PIECE = 1 << 16
+_LAST_S = 5.0
+"""Seconds for a piece of an answer, once standard input has ended: its client may be there and read nothing."""
 
 
 def mcp_tool(schema: dict[str, Any]) -> types.Tool:
@@ -123,6 +125,9 @@ class Wire:
 
     Raises:
         ConfigError: One of them is closed.
+
+    Attributes:
+        unread: Set when standard input has ended, and nobody reads standard output.
     """
 
     def __init__(self) -> None:
@@ -136,6 +141,8 @@ class Wire:
         os.dup2(2, 1)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)  # each line in its place among those of standard error
+        self.unread = asyncio.Event()
+        self._begun = self._written = 0
 
     async def lines(self) -> AsyncIterator[str]:
         """Yield the lines of standard input.
@@ -154,6 +161,7 @@ class Wire:
                     except OSError:
                         piece = b""
                     loop.call_soon_threadsafe(pieces.put_nowait, piece)
+                loop.call_soon_threadsafe(self._look, -1)
 
         threading.Thread(target=read, daemon=True, name="standard input").start()
         begun: list[bytes] = []
@@ -173,8 +181,18 @@ class Wire:
         await asyncio.to_thread(self._write, text.encode("utf-8", "replace"))
 
     def _write(self, data: bytes) -> None:
-        while data:
-            data = data[os.write(self._output, data) :]
+        rest = memoryview(data)
+        while rest:
+            self._begun += 1
+            rest = rest[os.write(self._output, rest[:_PIECE]) :]
+            self._written += 1
+
+    def _look(self, before: int) -> None:
+        """Note, once standard input has ended, whether a piece of an answer waits too long for its reader."""
+        if self._begun > self._written == before:
+            self.unread.set()
+        else:
+            asyncio.get_running_loop().call_later(_LAST_S, self._look, self._written)
 
     async def flush(self) -> None:
         """Do nothing: all is written."""
@@ -189,11 +207,23 @@ async def serve_stdio(host: ToolHost, wire: Wire) -> int:
     """
     server = build_server(host)
 
-    async def serve() -> None:
+    async def speak() -> None:
         try:
             async with stdio_server(cast(Any, wire.lines()), cast(Any, wire)) as (read, write):
                 await server.run(read, write, server.create_initialization_options())
         except* BrokenPipeError:  # nobody reads answers any more
             pass
+
+    async def serve() -> None:
+        # The SDK would wait for the end of a write.
+        speaking, unread = asyncio.ensure_future(speak()), asyncio.ensure_future(wire.unread.wait())
+        either: set[asyncio.Future[Any]] = {speaking, unread}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if speaking.done():
+                speaking.result()
+        finally:
+            for each in either:
+                each.cancel()
 
     return await until_signal(serve(), host)
