@@ -72,9 +72,14 @@ class ServerState:
     async def _words(self) -> list[StateLeak]:
         """Look for words that one conversation wrote in the answers to another one."""
         words = [{name: f"word{uuid.uuid4().hex[:12]}" for name in self._arguments} for _ in range(2)]
-        await self._converse(self._tools, {name: self._marked(name, word) for name, word in words[0].items()}, 1)
-        marked = {name: self._marked(name, word) for name, word in words[1].items()}
-        answers = await self._converse(self._tools, marked, 1)
+        given = [{name: self._marked(name, word) for name, word in own.items()} for own in words]
+        if self._server.settings.per == "worker":
+            _, answers = [await self._converse(self._tools, own, 1) for own in given]
+        else:
+            try:
+                answers = await self._started_between(given)
+            except ConfigError:  # it does not start a second time, which other checks report
+                return []
         return [
             StateLeak(
                 frozenset({reader, writer}),
@@ -113,6 +118,16 @@ class ServerState:
             if not found:
                 break
         return found
+
+    async def _started_between(self, given: Sequence[Mapping[str, dict[str, Any]]]) -> _Answers:
+        """Return the answers to a conversation whose server was started after another one's: it may read its file."""
+        server = await asyncio.to_thread(self._server.another)
+        try:
+            tools = [type(tool)(server, tool.remote_name, tool.tool_schema) for tool in self._tools]
+            _, answers = [await self._converse(tools, own, 1) for own in given]
+            return answers
+        finally:
+            await server.aclose()
 
     async def _anew(self) -> tuple[_Answers, _Answers]:
         """Start a server, and return its answers to two conversations, one after the other."""

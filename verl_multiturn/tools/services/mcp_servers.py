@@ -357,8 +357,8 @@ class McpServer:
         await on_loop(self._servers.close())
 
     def another(self) -> McpServer:
-        """Return a handle with servers of its own, and the same tools, for a comparison."""
-        other = McpServer(self.settings, self.where)
+        """Return a handle with servers of its own, none started before it is needed, and the same tools."""
+        other = McpServer(self.settings.model_copy(update={"ready": 0}), self.where)
         other.list_tools()
         other.choose(self._chosen)
         return other
