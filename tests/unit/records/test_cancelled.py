@@ -18,12 +18,16 @@ from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.observe.show.documents import ShowDocuments
 from verl_multiturn.records.index.index import Index
+from verl_multiturn.records.json_text import plain
 from verl_multiturn.records.read.fates import fates_of
 from verl_multiturn.records.read.learning import SelectionRule, choose
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.verify.folder import verify_files
 from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.records.write.encode import record_of
 from verl_multiturn.records.write.records import RecordWriter
+from verl_multiturn.rollout.life import Life
+from verl_multiturn.rollout.outcome import Outcome
 
 NAMES = ["t-gone", "u-gone"]
 
@@ -170,6 +174,14 @@ def test_a_trained_one_cannot_pass_as_cancelled(tmp_path: Path) -> None:
     forged = {**cancelled(trained["request_id"]), "uid": trained["uid"]}
     found = JoinCheck(tmp_path).violations(forged, None, None)
     assert any("the trainer's join has its row 0; it has 0 rows" in str(each) for each in found)
+
+
+def test_one_that_was_cancelled_after_its_score_has_none_and_agrees_with_the_check() -> None:
+    outcome = Outcome.begun("r")
+    outcome.score = 1.0  # it was cancelled in the `close` of its interaction
+    record = record_of(Life("r", "gone", outcome=outcome))
+    assert (record["status"], record["score"]) == ("cancelled", 0.0)
+    assert verify_record(plain(record)).violations == []
 
 
 @pytest.mark.parametrize("event", ["cancel", "end"])

@@ -68,7 +68,7 @@ def record_of(life: Life) -> dict[str, Any]:
         "messages": outcome.messages,
         "asked": outcome.asked,
         "calc_rewards": outcome.calc_rewards,
-        "score": outcome.score,
+        "score": outcome.score if is_whole else 0.0,
         "differences": [str(difference) for difference in outcome.differences],
         "time_up": outcome.time_up,
         "generate_s": _time(outcome.generate_s),
