@@ -58,7 +58,7 @@ def mcp_tools(raw: Any, where: str) -> list[McpTool]:
     server = McpServer(settings, where)
     try:
         tools = _tools_of(server, server.list_tools(), settings, where)
-    except BaseException:
+    except BaseException:  # cancelled, too: nobody else closes it
         server.close()  # the error may be kept, and what it holds
         raise
     server.choose([tool.remote_name for tool in tools])

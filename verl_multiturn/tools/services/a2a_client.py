@@ -170,7 +170,7 @@ class A2aAgent:
             elif progress.is_open:
                 self._cancel_later(context, progress.task_id)
             raise
-        except BaseException:
+        except BaseException:  # cancelled, too: the agent goes on otherwise
             if progress.is_open:
                 self._cancel_later(context, progress.task_id)
             raise
@@ -191,7 +191,7 @@ class A2aAgent:
                         progress.add(event)
                         if progress.is_over:  # some agents leave the stream open
                             return
-            except Exception as error:
+            except Exception as error:  # the SDK may raise anything
                 if not (progress.is_open and isinstance(error.__cause__, httpx.TransportError)):
                     raise await self._read(error) from error
         wait_s = _FIRST_POLL_S
@@ -203,7 +203,7 @@ class A2aAgent:
             async with self._client() as client:
                 try:
                     progress.set(await client.get_task(GetTaskRequest(id=progress.task_id)))
-                except Exception as error:
+                except Exception as error:  # the SDK may raise anything
                     raise await self._read(error) from error
 
     def _cancel_later(self, context: _AgentContext, task_id: str) -> None:

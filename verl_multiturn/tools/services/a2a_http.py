@@ -37,7 +37,7 @@ class BoundedClient(httpx.AsyncClient):
             self._look_at(response)
             if not stream:
                 await response.aread()
-        except BaseException:
+        except BaseException:  # cancelled, too: the connection stays open otherwise
             await response.aclose()
             raise
         return response

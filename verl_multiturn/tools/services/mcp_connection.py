@@ -176,7 +176,7 @@ class ServerConnection:
                     async with asyncio.timeout(self._settings.start_timeout_s):
                         opened = await open_server(stack, self._settings, self._where, self._errors, self._over, own)
                     self._compare(opened[1])
-                except BaseException:
+                except BaseException:  # cancelled, too
                     self._retired = True  # the server ends now, which `stop` must not interrupt
                     raise
                 self.started_at = time.monotonic()
