@@ -4,6 +4,7 @@
     <start>-<host>-<pid>-<random>.jsonl.gz         Record        a JSON object for each conversation that ended
     <start>-<host>-<pid>-<random>.lines.jsonl      Line          a conversation began, ended, was cancelled, raised
     <start>-<host>-<pid>-<random>.open.json        Snapshot      what runs now; written anew every 2 s
+    <start>-<host>-<pid>-<random>.sessions.jsonl   SessionLine   of a gateway: a session began, ended, got a reward
     steps.jsonl                                    StepLine      a line for each step and validation of the trainer
     join/step-<step>-<start>.parquet               JOINED        what the trainer made of each row
     join/validation-<step>-<start>.parquet         JOINED        what the validation scored of each row
@@ -111,6 +112,9 @@ class Generation(_SchemaModel):
     """Why it ended, in the engine's word: `stop`, `length`, `abort`; "" where it is not known."""
     digest: str
     """Digest (blake2b-128) of the receipt: lengths, budget, ids, logprobs and versions, as the engine returned them."""
+    completion: str | None = None
+    """Of an agent's session: id of its completion, as clients got it behind `chatcmpl-`, `msg_` or `resp_`; null: it
+    became none."""
     row: Int64 | None = None
     """Row that holds it; null: none does."""
     start: Int64 | None = None
@@ -246,6 +250,10 @@ class SessionRequest(_SchemaModel):
 class Session(_SchemaModel):
     """The part of a record that only an agent's session has."""
 
+    task: str | None = None
+    """Of a gateway's session: `task_id` of its start, which is the record's `uid`; null: it is of none."""
+    user: str | None = None
+    """Of a gateway's session: `user` of its start; null: none was named."""
     requests: list[SessionRequest] = []
     """Its requests."""
     events: list[tuple[Literal["request", "samples", "delivered", "left"], int, int]] = []
@@ -321,9 +329,10 @@ class Record(_SchemaModel):
     row: EvaluationRow | None = None
     """Which row of the file of rows it was made of; null: it was begun by a trainer. `rows` are other rows: those that
     it gives."""
-    model: str | None = None
+    model: str | list[str] | None = None
     """Digest (16 hexadecimal digits) of the weights that sampled it, or name and address of a model behind chat
-    completions; null: weights of a trainer, which change."""
+    completions; null: weights of a trainer, which change. A list: digests of a gateway's deployments in their order, of
+    which a token's weight version is the place."""
     sample: Sample
     """The data set's entries."""
     sampling: dict[str, Any]
@@ -424,6 +433,39 @@ class Summary(_SchemaModel):
     generate_s: float = 0.0
     tools_s: float = 0.0
     interaction_s: float = 0.0
+
+
+class SessionLine(_SchemaModel):
+    """A line about a session of a gateway, on disk before its client is answered: its beginning, its end or a reward.
+
+    The reward of a session is the value of the whole plus those of its generations. A value is the last reward without
+    `id`, and the first of each `id` (`records.read.scores`). An entry that has its default may be omitted.
+    """
+
+    event: Literal["start", "end", "reward"]
+    at: Time
+    """When it happened."""
+    session_id: str
+    """Id of the session, the `request_id` of its record."""
+    task_id: str | None = None
+    """Of `start`: the task, which is the record's `uid`."""
+    user: str | None = None
+    """Of `start`: the user; null: none was named."""
+    number: Int64 = 0
+    """Of `start`: how many sessions of the task began before it in the folder."""
+    key: str | None = None
+    """Of `start`: SHA-256 (hexadecimal) of the session's key."""
+    completions: list[str] = []
+    """Of `end`: ids of its completions, in the order of the record's generations; "" for one that became none."""
+    why: str = ""
+    """Of `end`: `ended` by its client, `idle` for too long, `closed` with the gateway, or `dropped: ` and why it has no
+    record."""
+    generation: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    """Of `reward`: number of the generation that earned it; null: the whole session did."""
+    reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """Of `reward`: its value."""
+    id: str | None = None
+    """Of `reward`: name under which it counts once; null: it replaces the one before."""
 
 
 class OpenConversation(_SchemaModel):

@@ -27,6 +27,7 @@ _FILES = {
     "Record": "`….jsonl.gz`",
     "ConversationLine": "`….lines.jsonl`",
     "Snapshot": "`….open.json`",
+    "SessionLine": "`….sessions.jsonl`",
     "StepLine": "`steps.jsonl`",
 }
 _COLUMN = re.compile(r'^ {8}\("(\w+)", (.+?)\),(?:  # (.+))?$', re.MULTILINE)

@@ -56,8 +56,13 @@ class Life:
     """verl's row: `raw_prompt`, `data_source`, `reward_model`, `extra_info`, `index`."""
     data_row: tuple[int, str] | None = None
     """Number and digest of the row of an evaluation's file of rows (`schema.DataRow`); None: a trainer began it."""
-    model: str | None = None
-    """Digest of the weights; None: those of a trainer."""
+    model: str | Sequence[str] | None = None
+    """Digest of the weights; None: those of a trainer. A gateway's session has the digests of all its deployments, of
+    which a token's weight version is the place."""
+    task: str | None = None
+    """Of a gateway's session: `task_id` of its start; None: it is of none."""
+    user: str | None = None
+    """Of a gateway's session: the user that its start names; None: none."""
     began: float = 0.0
     """Time (`time.time`) at which it began: the earlier, the sooner a full cache lets its turns in."""
 

@@ -49,6 +49,8 @@ class Turn:
     """The interaction's answer. That to the last turn may not have been shown to the model."""
     lane: int | None = None
     """Number of the engine's lane in which a session sampled it; for records alone."""
+    completion: str | None = None
+    """Id of the completion that a session made of it; None where it became none. For records alone."""
     given: Sequence[Message] = ()
     """Messages that a session's agent sent for it, after those of its parent; empty in a conversation."""
     at: float = field(default_factory=time.time, compare=False)

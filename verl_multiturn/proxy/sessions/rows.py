@@ -233,6 +233,7 @@ def _turn(
     turn.finish, turn.cached = entry.finish, entry.cached
     if node is None:
         return turn
+    turn.completion = node.completion.id
     if not node.delivered:
         turn.place = "undelivered"
         return turn

@@ -1,4 +1,4 @@
-"""Whether a model's tokenizer and template, and a list of tools, are those of a recorded run.
+"""Which weights sampled a record, and whether a model's tokenizer, template and tools are those of a recorded run.
 
 An evaluation of a run's model, a replay, and a training on records call `refuse_other`, so that their errors are the
 same.
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_multiturn.describe import show
-from verl_multiturn.errors import ConfigError
+from verl_multiturn.errors import CertificateError, ConfigError
 from verl_multiturn.records.write.run_file import digest, digest_of_vocabulary
 
 
@@ -66,6 +66,38 @@ def _of_tools(run: Mapping[str, Any], schemas: Sequence[Mapping[str, Any]] | Non
         return f"the tools are {show(now, 200)}, the run's {show(then, 200)}"
     name = next(name for name, new, old in zip(now, schemas, known, strict=True) if new != old)
     return f"the schema of tool {name!r} is another than the run's"
+
+
+def models_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the digests of the weights that sampled the trained tokens of a record, in the order of first use.
+
+    Training on records, `lineage.jsonl`, `sessions forget` and the pages of a conversation call it. A record of one
+    model has that one; one of a gateway has those of its deployments that a trained token's weight version names.
+
+    Args:
+        record: The record (`schema.Record`).
+
+    Returns:
+        The digests; [] where a trainer's changing weights sampled it, or no token is trained.
+
+    Raises:
+        CertificateError: A version names none of the record's models.
+    """
+    model = record["model"]
+    if model is None or isinstance(model, str):
+        return [] if model is None else [model]
+    found: dict[str, None] = {}
+    for row in record["rows"]:
+        for _, mask, version, *_ in row["runs"]:
+            if not mask:
+                continue
+            if not 0 <= version < len(model):
+                raise CertificateError(
+                    f"a trained token of record {record['request_id']!r} is of weight version {version}, and the "
+                    f"record names {len(model)} models; take the file that the gateway wrote"
+                )
+            found[model[version]] = None
+    return list(found)
 
 
 def names_of(schemas: Sequence[Any]) -> list[str]:

@@ -50,7 +50,7 @@ def record_of(life: Life) -> dict[str, Any]:
         "began": _time(life.began),
         "ended": _time(life.ended),
         "row": None if life.data_row is None else dict(zip(("number", "digest"), life.data_row, strict=True)),
-        "model": life.model,
+        "model": life.model if life.model is None or isinstance(life.model, str) else list(life.model),
         "sample": _sample(life),
         "sampling": life.sampling,
         "stop_reason": str(outcome.stop_reason) if is_whole else "",
@@ -74,7 +74,7 @@ def record_of(life: Life) -> dict[str, Any]:
         "generate_s": _time(outcome.generate_s),
         "tools_s": _time(outcome.tools_s),
         "interaction_s": _time(outcome.interaction_s),
-        "session": None if outcome.session is None else _session(outcome.session),
+        "session": None if outcome.session is None else _session(outcome.session, life),
         "timeline": [
             {"kind": kind, "name": name, "turn": turn, "start": _time(start), "end": _time(end)}
             for kind, name, turn, start, end in ([] if life.timeline is None else life.timeline.spans)
@@ -163,6 +163,7 @@ def _generation(turn: Turn, receipt: Receipt | None, outcome: Outcome) -> dict[s
         "tokens": turn.end - turn.start if receipt is None else len(receipt.ids),
         "finish": turn.finish,
         "digest": receipt and receipt.digest,
+        "completion": turn.completion,
         "row": row,
         "start": None if row is None else outcome.rows[row].trajectory.prompt_length + turn.start,
         "cause": cause if row is None else None,
@@ -250,7 +251,7 @@ def _reply(turn: int | None, reply: CheckedReply) -> dict[str, Any]:
     }
 
 
-def _session(session: SessionReport) -> dict[str, Any]:
+def _session(session: SessionReport, life: Life) -> dict[str, Any]:
     """Return the part that only an agent's session has."""
     known: list[int] = []
     requests: list[dict[str, Any]] = []
@@ -279,6 +280,8 @@ def _session(session: SessionReport) -> dict[str, Any]:
             }
         )
     return {
+        "task": life.task,
+        "user": life.user,
         "requests": requests,
         "events": session.events,
         "roots": session.roots,
