@@ -9,6 +9,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.paths import FileKindError
 
 PACKED, PLAIN, LINES, OPEN = ".jsonl.gz", ".jsonl", ".lines.jsonl", ".open.json"
+SESSIONS = ".sessions.jsonl"
 STEPS = "steps.jsonl"
 
 
@@ -37,6 +38,11 @@ class RecordFile(NamedTuple):
         """File of its lines, which need not exist."""
         return self.path.with_name(self.stem + LINES)
 
+    @property
+    def sessions(self) -> Path:
+        """File of a gateway's sessions, which need not exist."""
+        return self.path.with_name(self.stem + SESSIONS)
+
 
 def record_files(path: Path) -> list[Path]:
     """Return the files of records in a folder, or the file itself.
@@ -54,7 +60,7 @@ def record_files(path: Path) -> list[Path]:
         plain = [
             each
             for each in path.glob(f"*{PLAIN}")
-            if not each.name.endswith(LINES) and each.name != STEPS and not each.name.startswith("metrics")
+            if not each.name.endswith((LINES, SESSIONS)) and each.name != STEPS and not each.name.startswith("metrics")
         ]
         return sorted([*path.glob(f"*{PACKED}"), *plain])
     except OSError as error:
@@ -83,9 +89,9 @@ def folder_of(path: Path) -> Path:
 
 
 def beside(file: RecordFile) -> list[Path]:
-    """Return the companions of a single file of records: its lines, and the file of its run."""
+    """Return the companions of a single file of records: its lines, its sessions, and the file of its run."""
     runs = [path for path in file.path.parent.glob("run-*.json") if file.stem.startswith(f"{path.stem[4:]}-")]
-    return [*runs, *([file.lines] if file.lines.exists() else [])]
+    return [*runs, *(path for path in (file.lines, file.sessions) if path.exists())]
 
 
 def names_in(folder: Path) -> set[str]:

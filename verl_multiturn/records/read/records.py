@@ -29,16 +29,27 @@ from verl_multiturn.paths import read_regular
 from verl_multiturn.records import schema
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.read import joins
-from verl_multiturn.records.read.files import LINES, OPEN, STEPS, RecordFile, beside, folder_of, names_in, record_files
+from verl_multiturn.records.read.files import (
+    LINES,
+    OPEN,
+    SESSIONS,
+    STEPS,
+    RecordFile,
+    beside,
+    folder_of,
+    names_in,
+    record_files,
+)
 from verl_multiturn.records.read.lines import fitted, read_lines, read_object, require_schema
 from verl_multiturn.records.read.members import Member, member_at, read_members
 from verl_multiturn.records.read.oddities import are_close, score_fault
 from verl_multiturn.records.read.repeats import Repeats
+from verl_multiturn.records.read.sessions import LiveSession, SessionIndex
 from verl_multiturn.records.rows import checked
 from verl_multiturn.records.summaries import HAS_RECORD, ends_of, summary_of
 
 _LOG = logging.getLogger(__name__)
-_OF_A_RUN = ("run-*.json", f"*{LINES}", STEPS, "join/*.parquet")
+_OF_A_RUN = ("run-*.json", f"*{LINES}", f"*{SESSIONS}", STEPS, "join/*.parquet")
 """Files of a run that a folder may hold beside files of records."""
 
 
@@ -77,6 +88,7 @@ class Records:
     def forget(self) -> None:
         """Forget all data read: the files were replaced, and faults of the old ones do not apply to them."""
         self._faults: dict[str, None] = {}
+        self._sessions = SessionIndex(*self.folders)
         self._repeats = Repeats()
         self._places: dict[str, tuple[str, int, int]] = {}
 
@@ -102,7 +114,7 @@ class Records:
     @property
     def faults(self) -> list[str]:
         """Unreadable or odd parts so far: one sentence each, with the file and the offset."""
-        return [*self._faults, *map(one_line, self._repeats.faults)]
+        return [*self._faults, *self._sessions.faults, *map(one_line, self._repeats.faults)]
 
     @property
     def runs(self) -> list[dict[str, Any]]:
@@ -110,8 +122,8 @@ class Records:
         found = list(self._run_files())
         fresh: dict[Path, list[str]] = {}
         for path, value in found:
-            # A start that goes on from a checkpoint is ordinary, and so is one that adds to an evaluation.
-            if value["resumed_from"] is None and "evaluation" not in value["settings"]:
+            # A start that goes on from a checkpoint is ordinary, and so is one that adds to those before.
+            if value["resumed_from"] is None and not _adds(value):
                 fresh.setdefault(path.parent, []).append(value["start"])
         for folder, names in fresh.items():
             if len(names) > 1:
@@ -121,8 +133,8 @@ class Records:
 
     @property
     def evaluations(self) -> set[str]:
-        """The starts of an evaluation. Each of them adds to those before, and does nothing again."""
-        return {str(run["start"]) for _, run in self._run_files() if "evaluation" in run["settings"]}
+        """The starts of an evaluation or a gateway. Each of them adds to those before, and does nothing again."""
+        return {str(run["start"]) for _, run in self._run_files() if _adds(run)}
 
     def _run_files(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         for path in self._files("run-*.json"):
@@ -218,6 +230,16 @@ class Records:
                 found = [placed for placed in self._at(each, offset) if placed.place == place]
                 return found[0].record if found else None
         return None
+
+    def sessions(self) -> dict[str, LiveSession]:
+        """Return a gateway's sessions by id, as far as they have a start; {} where no gateway wrote."""
+        self._sessions.refresh()
+        return {name: each for name, each in self._sessions.sessions.items() if each.file}
+
+    @property
+    def session_files(self) -> list[Path]:
+        """The files of a gateway's sessions, in the order of their names."""
+        return self._sessions.files
 
     @property
     def line_files(self) -> list[Path]:
@@ -422,6 +444,11 @@ class Records:
             self._fault(path, offset, f"record {place} is left out: {error}")
         else:
             yield StoredRecord(record, path, offset, place)
+
+
+def _adds(run: Mapping[str, Any]) -> bool:
+    """Return whether a start adds to those before it: one of an evaluation, or of a gateway."""
+    return "evaluation" in run["settings"] or "gateway" in run["settings"]
 
 
 def read_back(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Add up the rewards of the conversations in a run's folder: one rule for all who read it.
 
+    a gateway's reward lines ────────────────┐
     join that counts ──▶ rewards_in ──▶ joined_rewards ──┐
     lines ──▶ scores of conversations without a join ────┴─▶ rewards_of
 
@@ -10,6 +11,8 @@
 - Where rows have roles, a role's reward is the sum over its rows.
 - Of several joins that have a conversation the last one counts (`joins.order`).
 - Where no join has it, the score of its line counts.
+- The reward of a gateway's session is that of its reward lines (`sessions.reward_of_session`), whatever else has one: a
+  join of it was made of the lines that were there by then.
 
 Invariant: nothing else of the package adds scores of a join up to the reward of a conversation.
 """
@@ -30,13 +33,14 @@ import pyarrow.compute as pc
 from verl_multiturn.records.read import joins
 from verl_multiturn.records.read.joins import JoinName
 from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.read.sessions import LARGEST_REWARD
 from verl_multiturn.rows.reward_numbers import RIGHT_ACC, RoleRewards, ScoreRange
 
 NO_SCORE = ("invalid", "outage", "reward_outage", "failed")
 """Causes in the join's column `untrained` that void the score of a row."""
 COLUMNS = ("request_id", "uid", "number", "row", "role", "score", "parts", "trained", "untrained")
 """Columns of a join that `rewards_in` reads."""
-LARGEST = 2.0**970
+LARGEST = LARGEST_REWARD
 """The largest size of a row's score: sums of 2^53 of these stay finite, and with them means."""
 _KEY = ["request_id", "place"]
 """Columns that name a conversation as `key_of` does: its request id, or without one its place, `uid` and `number`."""
@@ -228,7 +232,10 @@ def each_once(rows: pa.Table) -> pa.Table:
 
 
 def joined_rewards(records: Records) -> dict[str, Reward]:
-    """Return the reward of each conversation of a run by the join that counts, by its key (`key_of`)."""
+    """Return the reward of each conversation of a run by its key (`key_of`): by the join that counts, or by lines.
+
+    The lines are those of a gateway's rewards, which are the truth where a join has the session, too.
+    """
     found: dict[str, Reward] = {}
     tables = sorted(records.joins(COLUMNS), key=lambda joined: joins.order(joined[0]))
     counting = joins.counting((name for name, _ in tables), records.evaluations)
@@ -245,6 +252,10 @@ def joined_rewards(records: Records) -> dict[str, Reward]:
                 row["trained"] or 0,
                 row["roles"],
             )
+    for name, session in records.sessions().items():
+        if (earned := session.earned) is not None:
+            known = found.get(name, Reward(uid=session.task or "", number=session.number))
+            found[name] = known._replace(score=earned.score, parts_text=earned.parts_text, roles_text=None)
     return found
 
 
@@ -260,12 +271,15 @@ def rewards_of(records: Records) -> dict[str, Reward]:
     A conversation that neither a join nor the line of a score knows is not there.
     """
     found = joined_rewards(records)
+    by_lines = {name for name, session in records.sessions().items() if session.rewards}
     invalid: set[str] = set()
     for line in records.lines():
         request_id, summary = line["request_id"], line.get("summary")
         if summary is not None and not summary["valid"]:
             invalid.add(request_id)
-        if line["event"] == "score" and ((known := found.get(request_id)) is None or known.join is None):
+        if request_id in by_lines or line["event"] != "score":
+            continue
+        if (known := found.get(request_id)) is None or known.join is None:
             score = line["score"] if isinstance(line.get("score"), float) else None
             found[request_id] = Reward(sum_of_rows([score]), bool(line.get("validation")))
     return {key: each._replace(score=None) if key in invalid else each for key, each in found.items()}
