@@ -584,10 +584,11 @@ SPARED = ("no_signal", "zero_advantage")
 or the row's own advantages are all 0."""
 UNTRAINED = (
     "void", "too_old", "invalid", "outage", "reward_outage", "rejected", "skipped_update", *SPARED, "unsampled",
+    "collected",
 )  # fmt: skip
 """Causes in the join's column `untrained`: of a whole row, or (`too_old`, `rejected`) of some of its tokens.
-`skipped_update`: the actor was not updated (critic warm-up); `unsampled`: the row has no sampled token. verl's rows of
-padding are not in the file."""
+`skipped_update`: the actor was not updated (critic warm-up); `unsampled`: the row has no sampled token; `collected`: a
+gateway's session, which no trainer had. verl's rows of padding are not in the file."""
 
 _FLOATS = pa.list_(pa.float32())
 JOINED = pa.schema(

@@ -32,6 +32,7 @@ from verl_multiturn.records.index.rows import (
     Row,
     enter,
     enter_record,
+    enter_session,
     fate_of,
     fate_row,
     file_of,
@@ -48,8 +49,9 @@ from verl_multiturn.records.read.oddities import score_fault
 from verl_multiturn.records.read.records import Records, StoredRecord
 from verl_multiturn.records.read.repeats import repeat_fault
 from verl_multiturn.records.read.scores import each_once
+from verl_multiturn.records.read.sessions import LiveSession
 
-_VERSION = "8"
+_VERSION = "9"
 _SLICE = 100_000
 """Lines that are read at a time."""
 _UIDS = 4_000
@@ -102,6 +104,9 @@ class Index:
         """Facts that decide the fates of groups without new lines; see `_teller`."""
         self._touched: set[str] = set()
         """Groups with new lines."""
+        self._sessions: dict[str, LiveSession] = {}
+        """A gateway's sessions, by request id, and what was known of each."""
+        self._states: dict[str, tuple[Any, ...]] = {}
         self._looked: dict[str, Any] = {}
         self._seen: set[str] = set()
 
@@ -162,7 +167,8 @@ class Index:
         before = self.version
         starts = self._starts_now()
         taken = [parse_name(name) for name in self._joins]
-        if self._sources.has_changed() or not all(name and is_of(name, starts) for name in taken):
+        gone = self._sessions.keys() - self._records.sessions().keys()
+        if gone or self._sources.has_changed() or not all(name and is_of(name, starts) for name in taken):
             self._clear()
             self._of_files.clear()
             self._records.forget()
@@ -177,6 +183,7 @@ class Index:
         with contextlib.suppress(ConfigError):  # a file that went away meanwhile
             self._read_alone()
         self._read_joins(starts)
+        self._read_sessions()
         told = self._teller()
         if self.version != before or told != self._told:
             steps, runs = [*self._records.steps(), *self._records.ends()], self._records.runs
@@ -203,6 +210,7 @@ class Index:
             len(self._joins),
             sorted({start_of(stem, runs) for stem in self._files}),
             runs,
+            sorted(self._records.held()),
         ]
 
     def save(self) -> str:
@@ -359,6 +367,7 @@ class Index:
             return
         of_joins = [name.start for name in self._names()]
         others: dict[str, Any] = {"other_starts": [*starts, *of_joins], "has_joins": bool(self._joins)}
+        others["held"] = self._records.held()
         for first in range(0, len(uids), _UIDS):
             some = uids.slice(first, _UIDS)
             rows = [
@@ -369,6 +378,8 @@ class Index:
             joined = [joined_row(row, of_joins[row["join"]]) for row in rows if row["join"] is not None]
             lines = (line for row in rows for line in self._lines_again(row))
             before = {row["request_id"]: row for row in rows if row["join"] is None}
+            own = {row["request_id"] for row in rows}
+            others["sessions"] = {name: self._sessions[name] for name in own & self._sessions.keys()}
             changed = {}
             for fate in fates(lines, steps, joined, runs, **others):
                 row = before.get(fate.request_id)
@@ -407,6 +418,22 @@ class Index:
         path = self._place / f"{stem}{next(ends, '')}"
         named = str(path if home == other else self._place / self._files[home])
         self._again.setdefault((path, named), {})[request_id] = None
+
+    def _read_sessions(self) -> None:
+        """Enter a gateway's sessions and their rewards, which count before those of joins."""
+        before, self._sessions = self._sessions, self._records.sessions()
+        known = {name: each.state for name, each in self._sessions.items()}
+        if new := [name for name, state in known.items() if name not in before or self._states.get(name) != state]:
+            self._touched.update(self._sessions[name].task or "" for name in new)
+            self.version += 1
+        self._states = known
+        changed: dict[str, Row] = {}
+        for name in self._parts.missing(new):
+            enter_session(changed, self._sessions[name])
+        self._put(changed)
+        rewards = {name: each.reward for name, each in self._sessions.items()}
+        if self._parts.put_scores({name: reward for name, reward in rewards.items() if reward is not None}):
+            self.version += 1
 
     def _read_joins(self, starts: frozenset[str]) -> None:
         """Enter the trainer's results for the conversations; where two joins have one, the later start's counts."""

@@ -95,11 +95,11 @@ def _fates(found: pa.Table) -> dict[str, Any]:
     fate = pc.if_else(trained, "trained", pc.if_else(spared, "spared", "untrained"))
     of_trained = pc.if_else(partly, pc.fill_null(found["other_first"], ""), "")
     of_untrained = pc.coalesce(found["spared_first"], found["cause_first"], pa.scalar("unsampled"))
+    collected = pc.fill_null(pc.equal(found["cause_first"], "collected"), False)
+    why = pc.if_else(trained, of_trained, pc.if_else(collected, "", of_untrained))
     return {
-        "fate": pc.if_else(validated, "validated", fate),
-        "why": pc.if_else(
-            validated, pc.fill_null(found["cause_first"], ""), pc.if_else(trained, of_trained, of_untrained)
-        ),
+        "fate": pc.if_else(validated, "validated", pc.if_else(collected, "collected", fate)),
+        "why": pc.if_else(validated, pc.fill_null(found["cause_first"], ""), why),
         "partly": partly,
     }
 
@@ -163,11 +163,15 @@ def oddities(table: pa.Table, path_of: Callable[[int], Path]) -> list[str]:
     return found
 
 
+_DECIDED = ["raised", "cut", "evicted", "filtered", "discarded", "failed", "collected", "dropped"]
+"""Fates that no other group, step or end of a run changes."""
+
+
 def undecided(part: pa.Table, everywhere: bool, touched: pa.Array) -> pa.ChunkedArray:
     """Return which rows have a fate that their group's new lines, or another group, a step or the run's end decide."""
     found = pc.is_in(part["uid"], touched)
     if everywhere:
-        decided = pc.is_in(part["fate"], pa.array(["raised", "cut", "evicted", "filtered", "discarded", "failed"]))
+        decided = pc.is_in(part["fate"], pa.array(_DECIDED))
         found = pc.or_(found, pc.invert(decided))
     return pc.and_(pc.is_null(part["join"]), found)
 

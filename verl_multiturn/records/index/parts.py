@@ -84,6 +84,29 @@ class RowParts:
             self._append(widened(alone))
         return otherwise
 
+    def put_scores(self, scores: Mapping[str, float]) -> bool:
+        """Put the rewards of a gateway's lines among the parts, also where a join gave one; return whether any changed.
+
+        Args:
+            scores: The reward of each session that has one, by request id.
+        """
+        ids, values = pa.array(scores, pa.string()), pa.array(scores.values(), pa.float64())
+        changed = False
+        for place, part in enumerate(self.tables):
+            at = pc.index_in(part["request_id"], ids)
+            given = pc.if_else(pc.is_valid(at), values.take(at.combine_chunks()), part["score"]).combine_chunks()
+            new = without_invalid(part.set_column(part.schema.get_field_index("score"), SCHEMA.field("score"), given))
+            if not new["score"].equals(part["score"]):
+                self.tables[place], changed = new, True
+        return changed
+
+    def missing(self, request_ids: Collection[str]) -> list[str]:
+        """Return those of some request ids that have no row."""
+        rest = pa.array(request_ids, pa.string())
+        for part in self.tables:
+            rest = rest.filter(pc.invert(pc.is_in(rest, part["request_id"].combine_chunks())))
+        return rest.to_pylist()  # type: ignore[no-any-return]
+
     def mark_undone(self, numbers: Collection[int]) -> None:
         """Mark the conversations whose step a later start undid.
 

@@ -18,6 +18,7 @@ from verl_multiturn.records.read.fates import Fate
 from verl_multiturn.records.read.lines import defaults
 from verl_multiturn.records.read.records import StoredRecord
 from verl_multiturn.records.read.scores import LARGEST
+from verl_multiturn.records.read.sessions import LiveSession
 from verl_multiturn.records.summaries import summary_of
 
 Row = list[Any]
@@ -169,6 +170,16 @@ def enter(changed: dict[str, Row], line: dict[str, Any], file: int) -> str:
     elif row[_EVENT] == event:
         return AGAIN
     return ""
+
+
+def enter_session(changed: dict[str, Row], session: LiveSession) -> None:
+    """Enter a gateway's session that has no line among changed conversations: a kill came first, or it is written yet.
+
+    It names no file, so that a line that follows is not taken for one of another file.
+    """
+    row = changed[session.session_id] = [None] * _WIDTH
+    row[: len(_NAMES)] = [session.session_id, session.task or "", session.number, False, 0, None]
+    row[_BEGAN], row[_EVENT] = session.began, "begin"
 
 
 def summarize(row: Row, record: Mapping[str, Any]) -> None:

@@ -12,11 +12,14 @@
     cut          enough siblings had ended                                                  its line
     cancelled    the trainer no longer wanted it                                            its line
     raised       an author's code made a mistake                                            its line
+    collected    a gateway's session ended, and has a record                                its sessions line
+    dropped      a gateway's session ended, and its record was not kept; why                its sessions line
     lost         its process ended, or its worker died and the group was begun again        other lines
     open         it is running, or waits to be trained                                      nothing says otherwise
     unknown      files that would show it are missing                                       nothing can be known
 
-The most specific source goes first: a join before a line, a line before facts about the group.
+The most specific source goes first: a join before a line, a line before facts about the group. Of a gateway's session
+its own lines go first: no trainer had it, and a session that runs is `lost` once its gateway does not run any more.
 
 Invariants:
 - every conversation that has a line, or a row in a join, has one fate, and no other has one;
@@ -26,18 +29,20 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from verl_multiturn.records.read.joins import JoinName
 from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.read.sessions import DROPPED, LiveSession
 from verl_multiturn.records.schema import SPARED
 
 FATES = (
     "trained", "spared", "untrained", "validated", "evicted", "filtered", "discarded", "failed", "rerolled", "cut",
-    "cancelled", "raised", "lost", "open", "unknown",
+    "cancelled", "raised", "collected", "dropped", "lost", "open", "unknown",
 )  # fmt: skip
 UNDONE = "undone"
 """Under this name conversations are counted whose step a later start undid, whatever their fate was."""
@@ -84,6 +89,8 @@ class _ConversationEvents:
     """Its lines, by event."""
     rows: list[Mapping[str, Any]] = field(default_factory=list)
     """Its rows of the join that counts."""
+    session: LiveSession | None = None
+    """Its lines as a gateway's session; None: it is none."""
 
     @property
     def is_over(self) -> bool:
@@ -117,6 +124,8 @@ def fates(
     *,
     other_starts: Iterable[str] = (),
     has_joins: bool = False,
+    sessions: Mapping[str, LiveSession] = MappingProxyType({}),
+    held: Collection[str] = (),
 ) -> list[Fate]:
     """Return the fate of every conversation that began, in the order of their beginnings.
 
@@ -127,10 +136,13 @@ def fates(
         runs: The runs' files.
         other_starts: Starts that are known of the conversations of other groups.
         has_joins: Whether there are joins of other groups.
+        sessions: A gateway's sessions, by request id.
+        held: Stems of the files whose gateway runs.
     """
     steps, runs = list(steps), list(runs)
     named = {str(each.get("start", "")) for each in [*steps, *runs]}
     known = _conversations(lines, named)
+    _enter_sessions(known, sessions, named)
     starts = _starts(steps, [*other_starts, *(each.start for each in known.values())], runs)
     _join(known, joined, starts)
     groups = {each.uid: int(each.rows[0]["step"]) for each in known.values() if each.rows}
@@ -140,6 +152,9 @@ def fates(
     found = []
     for each in sorted(known.values(), key=lambda each: (each.at, each.request_id)):
         again = max(begun[each.uid, each.number], key=lambda other: (other.at, other.request_id)) if each.uid else each
+        if each.session is not None:
+            found.append(_of_session(each, each.session, starts, each.session.file in held))
+            continue
         found.append(_fate(each, again, starts, groups, has_joins or bool(groups)))
     return found
 
@@ -168,7 +183,8 @@ def fates_of(records: Records) -> list[Fate]:
     scores: dict[str, tuple[float | None, int]] = {}
     lines = chain(_noted(records.lines(), scores), _lines_of_records(records))
     joined = list(_joined_rows(records))
-    found = fates(lines, [*records.steps(), *records.ends()], joined, records.runs)
+    steps = [*records.steps(), *records.ends()]
+    found = fates(lines, steps, joined, records.runs, sessions=records.sessions(), held=records.held())
     records.compare_scores(scores, joined)
     return found
 
@@ -225,6 +241,48 @@ def _conversations(lines: Iterable[Mapping[str, Any]], named: Iterable[str]) -> 
         if line.get("event") == "begin" or not each.at:
             each.at = float(line.get("at") or 0.0)
     return known
+
+
+def _enter_sessions(
+    known: dict[str, _ConversationEvents], sessions: Mapping[str, LiveSession], named: Iterable[str]
+) -> None:
+    """Enter a gateway's sessions, also those that began and have no other line: a kill came before it."""
+    for name, session in sessions.items():
+        each = known.setdefault(name, _ConversationEvents(name))
+        each.session, each.start = session, start_of(session.file, named)
+        each.uid, each.number = each.uid or session.task or "", each.number or session.number
+        each.at = each.at or session.began
+
+
+def _of_session(
+    each: _ConversationEvents, session: LiveSession, starts: Mapping[str, _Start], is_held: bool
+) -> Fate:
+    """Return the fate of a gateway's session.
+
+    Args:
+        each: The session.
+        session: Its lines as a session.
+        starts: The known data of the starts.
+        is_held: Whether the gateway that wrote its start runs.
+    """
+
+    def fate(name: str, why: str = "") -> Fate:
+        return Fate(each.request_id, each.uid, each.number, each.validation, each.step, name, None, why)
+
+    if session.is_dropped:
+        return fate("dropped", session.why.removeprefix(DROPPED))
+    if session.ended is not None:
+        return fate("collected")
+    for event, name in (("raise", "raised"), ("cancel", "cancelled"), ("drop", "dropped")):
+        if (line := each.events.get(event)) is not None:
+            return fate(name, str(line.get("why") or ""))
+    if "end" in each.events:
+        return fate("collected")  # a kill came before its end was noted
+    start = starts.get(each.start, _Start())
+    later = any(other.order > start.order for other in starts.values())
+    if not is_held and (start.ended or later):
+        return fate("lost", "it was running at its gateway's end")
+    return fate("open", "it is running")
 
 
 def _starts(
@@ -329,6 +387,8 @@ def _fate(
 def _joined(each: _ConversationEvents, starts: Mapping[str, _Start], fate: Any) -> Fate:
     first = each.rows[0]
     step, causes = int(first["step"]), [row.get("untrained") for row in each.rows]
+    if "collected" in causes:  # its sessions line is not there, as in an export of the joins
+        return fate("collected")  # type: ignore[no-any-return]
     named = next((str(cause) for cause in causes if cause), "")
     if first["validation"]:
         return fate("validated", step, named)  # type: ignore[no-any-return]

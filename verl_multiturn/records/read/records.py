@@ -47,6 +47,7 @@ from verl_multiturn.records.read.repeats import Repeats
 from verl_multiturn.records.read.sessions import LiveSession, SessionIndex
 from verl_multiturn.records.rows import checked
 from verl_multiturn.records.summaries import HAS_RECORD, ends_of, summary_of
+from verl_multiturn.records.write.locks import is_held
 
 _LOG = logging.getLogger(__name__)
 _OF_A_RUN = ("run-*.json", f"*{LINES}", f"*{SESSIONS}", STEPS, "join/*.parquet")
@@ -235,6 +236,10 @@ class Records:
         """Return a gateway's sessions by id, as far as they have a start; {} where no gateway wrote."""
         self._sessions.refresh()
         return {name: each for name, each in self._sessions.sessions.items() if each.file}
+
+    def held(self) -> set[str]:
+        """Return the stems of the files of sessions whose gateway runs."""
+        return {path.name.removesuffix(SESSIONS) for path in self._sessions.files if is_held(path)}
 
     @property
     def session_files(self) -> list[Path]:

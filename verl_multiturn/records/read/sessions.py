@@ -85,6 +85,11 @@ class LiveSession:
     rewards: list[RewardLine] = field(default_factory=list)
 
     @property
+    def state(self) -> tuple[float | None, str, int]:
+        """Return what changes of it: its end, and how many rewards it has."""
+        return self.ended, self.why, len(self.rewards)
+
+    @property
     def is_dropped(self) -> bool:
         """Return whether it ended, and has no record."""
         return self.ended is not None and self.why.startswith(DROPPED)
