@@ -254,9 +254,7 @@ def _enter_sessions(
         each.at = each.at or session.began
 
 
-def _of_session(
-    each: _ConversationEvents, session: LiveSession, starts: Mapping[str, _Start], is_held: bool
-) -> Fate:
+def _of_session(each: _ConversationEvents, session: LiveSession, starts: Mapping[str, _Start], is_held: bool) -> Fate:
     """Return the fate of a gateway's session.
 
     Args:

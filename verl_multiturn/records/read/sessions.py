@@ -143,6 +143,10 @@ class SessionIndex:
         """By session id. One without a `file` has no start: its file was removed, or is another's."""
         self.faults: dict[str, None] = {}
         """Lines that were skipped: a sentence each."""
+        self.files_of: dict[str, set[str]] = {}
+        """Stems of the files that have a line about a session, by its id."""
+        self.newest: dict[str, float] = {}
+        """The latest time of a file's lines, by its stem."""
         self._keys: dict[str, str] = {}
         self._read: dict[Path, tuple[int, int, int]] = {}
         """Of each file its device, inode, and the position up to which it was read."""
@@ -210,6 +214,8 @@ class SessionIndex:
     def _enter(self, line: dict[str, Any], stem: str, path: Path, position: int) -> str:
         name = str(line["session_id"])
         session = self.sessions.setdefault(name, LiveSession(name))
+        self.files_of.setdefault(name, set()).add(stem)
+        self.newest[stem] = max(self.newest.get(stem, 0.0), line["at"])
         event = line["event"]
         if event == "start":
             if session.file:

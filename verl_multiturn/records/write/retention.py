@@ -1,0 +1,137 @@
+"""`remove_old`: the oldest files of a gateway's records, removed whole.
+
+Invariants:
+- what belongs together goes together. Files of which one has a line about a session of another are one group: it goes
+  when all of it is old, so that no session loses its reward, and no reward its session;
+- a file whose gateway runs stays, and so does its group;
+- the sessions' lines go last, so that what a kill interrupts is found again and finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from verl_multiturn.records.read import joins
+from verl_multiturn.records.read.fates import start_of
+from verl_multiturn.records.read.files import LINES, OPEN, PACKED, SESSIONS
+from verl_multiturn.records.read.sessions import SessionIndex
+from verl_multiturn.records.write.locks import is_held
+from verl_multiturn.records.write.run_file import path_of
+
+
+class Removed(NamedTuple):
+    """What `remove_old` removed."""
+
+    files: list[str]
+    """Names of the files."""
+    sessions: frozenset[str]
+    """Ids of the sessions that are gone."""
+
+
+def remove_old(folder: Path, before: float) -> Removed:
+    """Remove the files of a gateway's records in which nothing happened since a time; a gateway calls it in a thread.
+
+    Args:
+        folder: Folder of the records.
+        before: The time (`time.time`), in seconds since 1970.
+
+    Raises:
+        OSError: A file cannot be removed; a later call goes on.
+    """
+    index = SessionIndex(folder)
+    index.refresh()
+    stems = {path.name.removesuffix(SESSIONS): path for path in index.files}
+    files: list[str] = []
+    gone: set[str] = set()
+    for group in _groups(index, stems):
+        newest = max((_newest(index, stem, stems[stem]) for stem in group), default=0.0)
+        if newest >= before or any(is_held(stems[stem]) for stem in group):
+            continue
+        own = {name for name, files_of in index.files_of.items() if files_of & group}
+        files += remove_joined(folder, own)[1]
+        for stem in sorted(group):
+            for ending in (PACKED, LINES, OPEN, SESSIONS):
+                path = folder / f"{stem}{ending}"
+                if path.exists():
+                    path.unlink(missing_ok=True)
+                    files.append(path.name)
+        files += _remove_runs(folder, {start_of(stem, _starts(folder)) for stem in group})
+        gone |= own
+    return Removed(files, frozenset(gone))
+
+
+def remove_joined(folder: Path, request_ids: Collection[str]) -> tuple[int, list[str]]:
+    """Remove the rows of conversations from the joins of a folder; a join without a row is removed itself.
+
+    Args:
+        folder: Folder of the records.
+        request_ids: Ids of the conversations.
+
+    Returns:
+        How many rows were removed, and the names of the joins that went.
+
+    Raises:
+        OSError: A join cannot be read or written; it stays as it was.
+    """
+    count, files = 0, []
+    wanted = pa.array(request_ids, pa.string())
+    for path in sorted((folder / joins.FOLDER).glob("*.parquet")):
+        name = joins.parse_name(path.name)
+        if name is None:
+            continue
+        try:
+            with joins.open_join(path) as file:
+                table = pq.read_table(file)
+            found = pc.is_in(table["request_id"].cast(pa.string()), wanted)
+        except (ValueError, KeyError, pa.ArrowException):  # no join of ours, which readers refuse by name
+            continue
+        many = pc.sum(found).as_py() or 0
+        if not many:
+            continue
+        count += many
+        kept = table.filter(pc.invert(found))
+        if len(kept):
+            joins.write(folder, path.name, kept)
+        else:
+            path.unlink()
+            files.append(f"{joins.FOLDER}/{path.name}")
+    return count, files
+
+
+def _groups(index: SessionIndex, stems: Collection[str]) -> list[set[str]]:
+    """Return the stems in groups that share a session."""
+    groups: dict[str, set[str]] = {stem: {stem} for stem in stems}
+    for files in index.files_of.values():
+        shared = [groups[stem] for stem in files]
+        if len(shared) > 1 and any(each is not shared[0] for each in shared):
+            whole = set().union(*shared)
+            groups |= dict.fromkeys(whole, whole)
+    return list({id(group): group for group in groups.values()}.values())
+
+
+def _newest(index: SessionIndex, stem: str, path: Path) -> float:
+    """Return when something happened last that a file of sessions tells; of one without a line, when it was written."""
+    return index.newest.get(stem) or path.stat().st_mtime
+
+
+def _starts(folder: Path) -> list[str]:
+    return [path.stem.removeprefix("run-") for path in folder.glob("run-*.json")]
+
+
+def _remove_runs(folder: Path, starts: set[str]) -> list[str]:
+    """Remove the files of starts of which no other file is there any more; return their names."""
+    joined = {name.start for path in (folder / joins.FOLDER).glob("*") if (name := joins.parse_name(path.name))}
+    written = {path.name.partition("-")[0] for path in folder.iterdir()}
+    removed = []
+    for start in sorted(starts - joined - written):
+        path = path_of(folder, start)
+        if path.exists():
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+    return removed
