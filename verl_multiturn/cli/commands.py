@@ -107,6 +107,9 @@ GROUPS = {
             "field, token.",
         ),
         "convert": CommandPlace("convert", "convert", "Convert a run's records into what other programs read."),
+        "sessions": CommandPlace(
+            "sessions", "sessions_app", "Sessions that a gateway recorded: forget those of a user."
+        ),
     },
     "Evaluate": {
         "probe": CommandPlace(

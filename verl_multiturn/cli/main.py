@@ -21,7 +21,7 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(cls=Commands, no_args_is_help=True, context_settings=_HELP)
 _READING = frozenset({
     "show", "view", "compare", "explain", "convert", "verify", "export", "rows", "index", "doctor", "recipe",
-    "install", "retrieval-server", "",
+    "install", "retrieval-server", "sessions", "",
 })  # fmt: skip
 """Commands that import nothing that a user names; `--tools` does."""
 _TRUSTING = frozenset({"replay", "eval", "probe"})
