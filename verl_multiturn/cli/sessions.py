@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.describe import one_line
 from verl_multiturn.errors import ConfigError, MultiTurnError
+from verl_multiturn.models.hash import model_hash
 from verl_multiturn.records.read.files import folder_of
 from verl_multiturn.records.read.lineage import LearnedModel, models_that_learned
 from verl_multiturn.records.write.forgetting import Forgotten, forget_user
@@ -54,6 +56,8 @@ def forget(
         fail(f"a file cannot be read or written: {error}; repeat the command, which goes on")
     for each in learned:
         print(one_line(f"{each.folder} learned from {each.sessions} of these sessions ({each.rows} rows)"))
+        for place, name in _weights(each.folder).items():
+            print(one_line(f"  its weights {name}: {place}"))
     for name in found.elsewhere:
         print(one_line(f"{folder / name} names a session, and is no file of a gateway; remove it yourself"))
     print(json.dumps(_told(found, learned)))
@@ -61,10 +65,19 @@ def forget(
         raise typer.Exit(1)
 
 
+def _weights(folder: Path) -> dict[str, str]:
+    """Return the hashes of the models that lie in the folder of a training, by their folders."""
+    found = {}
+    for place in sorted({path.parent for path in folder.rglob("*.safetensors")}):
+        with suppress(ConfigError):  # half of a model, as a training under way leaves it
+            found[str(place)] = model_hash(place)
+    return found
+
+
 def _told(found: Forgotten, learned: list[LearnedModel]) -> dict[str, Any]:
     counts = ("records", "lines", "session_lines", "rewards", "join_rows", "running", "indices", "unreadable")
     models = [
-        {"folder": str(each.folder), "rows": each.rows, "sessions": each.sessions, "sampled_by": each.sampled_by}
+        {"folder": str(each.folder), "rows": each.rows, "sessions": each.sessions, "weights": _weights(each.folder)}
         for each in learned
     ]
     told = {"sessions": len(found.sessions)} | {name: getattr(found, name) for name in counts}

@@ -23,8 +23,6 @@ class LearnedModel(NamedTuple):
     """Rows of its training file that came from them."""
     sessions: int
     """How many of the conversations it learned from."""
-    sampled_by: list[str]
-    """Digests of the weights that sampled them, as far as the lines say."""
 
     @property
     def folder(self) -> Path:
@@ -51,8 +49,7 @@ def models_that_learned(folders: Iterable[Path], request_ids: Collection[str]) -
             own = [line for line in _lines(path) if _named(line) & set(request_ids)]
             if own:
                 names = set().union(*map(_named, own)) & set(request_ids)
-                models = [each for line in own for each in _texts(line.get("model"))]
-                found[path.resolve()] = LearnedModel(path, len(own), len(names), list(dict.fromkeys(models)))
+                found[path.resolve()] = LearnedModel(path, len(own), len(names))
     return list(found.values())
 
 

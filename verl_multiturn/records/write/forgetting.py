@@ -5,8 +5,8 @@
 Invariants:
 - each file is replaced whole, or not at all; the records of others stay byte by byte where their gzip member holds none
   of the user's;
-- the ids lie in the lock file until all is done, so that a repeated command finishes what a kill cut off, and no gateway
-  begins before (`locks.hold`);
+- the ids lie in the lock file until all is done, so that a repeated command finishes what a kill cut off, and no
+  gateway begins before (`locks.hold`);
 - stretches that cannot be read go from a file that has traces of the user: they may hold more of them;
 - a file that is not ours is never changed. If it names a session, the result says so.
 """
@@ -30,6 +30,7 @@ from verl_multiturn.records.index import cache
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.read import joins
 from verl_multiturn.records.read.files import LINES, OPEN, PACKED, SESSIONS, RecordFile, record_files
+from verl_multiturn.records.read.lineage import LINEAGE
 from verl_multiturn.records.read.lines import LONGEST_LINE, read_object
 from verl_multiturn.records.read.members import Member, read_members
 from verl_multiturn.records.read.sessions import SessionIndex
@@ -83,6 +84,7 @@ def forget_user(folder: Path, user: str) -> Forgotten:
         ids = _pending(lock) | _sessions_of(folder, user)
         found = Forgotten(frozenset(ids))
         if not ids:
+            lock.truncate(0)
             return found
         _note(lock, ids)
         for path in [*folder.iterdir(), *(folder / joins.FOLDER).glob(".*")]:
@@ -162,11 +164,14 @@ def _forget_stem(folder: Path, stem: str, ids: Collection[str], found: Forgotten
     """Remove sessions from the records, the lines and the snapshot of one stem; its sessions' lines stay."""
     records, lines = folder / f"{stem}{PACKED}", folder / f"{stem}{LINES}"
     plain, snapshot = folder / stem, folder / f"{stem}{OPEN}"
-    has_lines = lines.exists() and any(_id_of(line) in ids for line in _lines(lines))
-    has_records = records.exists() and any(text is not None and _id_of(text) in ids for text in _texts(records))
-    if has_records:
+    names = [None if text is None else _id_of(text) for text in _texts(records)] if records.exists() else []
+    others = (path for path in (lines, folder / f"{stem}{SESSIONS}") if path.exists())
+    is_touched = any(name in ids for name in names) or any(
+        _id_of(line) in ids for each in others for line in _lines(each)
+    )
+    if is_touched and any(name is None or name in ids for name in names):
         _rewrite_records(records, ids, found)
-    if has_records or has_lines:
+    if is_touched and lines.exists():
         _forget_lines(lines, _places(records) if records.exists() else {}, ids, found)
     if plain.is_file() and not RecordFile(plain).is_packed:
         found.records += _rewrite(plain, lambda line: b"" if _id_of(line) in ids else line)
@@ -202,8 +207,10 @@ def _rewrite_records(path: Path, ids: Collection[str], found: Forgotten) -> None
                 found.unreadable += 1
                 continue
             texts = list(filter(None, member.text.split(b"\n")))
-            kept = [text for text in texts if _id_of(text) not in ids]
-            found.records += len(texts) - len(kept)
+            names = [_id_of(text) for text in texts]
+            kept = [text for text, name in zip(texts, names, strict=True) if name is not None and name not in ids]
+            found.records += sum(name is not None and name in ids for name in names)
+            found.unreadable += names.count(None)
             if len(kept) == len(texts):
                 file.seek(member.offset)
                 new.write(file.read(member.end - member.offset))
@@ -243,9 +250,8 @@ def _forget_lines(path: Path, places: dict[str, tuple[int, int]], ids: Collectio
         line = {key: value for key, value in line.items() if key not in ("offset", "place")}
         return line_of(line if place is None else {**line, "offset": place[0], "place": place[1]})
 
-    if path.exists():
-        before = found.unreadable
-        found.lines += _rewrite(path, kept) - (found.unreadable - before)
+    before = found.unreadable
+    found.lines += _rewrite(path, kept) - (found.unreadable - before)
 
 
 def _forget_session_lines(path: Path, ids: Collection[str], found: Forgotten) -> None:
@@ -303,7 +309,7 @@ def _elsewhere(folder: Path, ids: Collection[str]) -> list[str]:
     found = []
     for path in sorted(folder.rglob("*")):
         is_ours = path.parent == folder and (path.name.endswith((PACKED, LINES, OPEN, SESSIONS)) or path.name == LOCK)
-        if is_ours or path.is_symlink() or not path.is_file():
+        if is_ours or path.name == LINEAGE or path.is_symlink() or not path.is_file():
             continue
         with open_regular(path, within=folder) as file:
             rest = b""
