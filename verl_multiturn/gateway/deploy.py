@@ -7,7 +7,7 @@
 Invariants:
 - before the server is touched, the folder is whole, its weights have the named hash, and its vocabulary, template,
   architecture and tensors are those of the model that serves; and the weights that serve can be loaded again;
-- no token is delivered of weights that did not pass their trial;
+- no token is delivered of weights that did not pass their trial, or whose files changed since their hash was computed;
 - after a failure the former weights serve again; if they cannot be loaded either, the engine has a `fault`.
 """
 
@@ -27,7 +27,7 @@ from typing import Any, Literal
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
 from verl_multiturn.gateway.engine import DeployedEngine
-from verl_multiturn.models.hash import model_hash, tensor_shapes
+from verl_multiturn.models.hash import model_hash, tensor_shapes, weight_files
 from verl_multiturn.models.location import find_model
 from verl_multiturn.records.write.run_file import digest_of_vocabulary
 from verl_multiturn.rollout.engines.protocol import Ask, Generation
@@ -43,6 +43,8 @@ _CONFIG = ("architectures", "model_type", "vocab_size", "tie_word_embeddings", "
 """Entries of `config.json` that both models need alike, beside their tensors."""
 _FIELDS = ("path", "hash", "mode", "drain_s")
 
+Files = tuple[tuple[str, int, int, int, int], ...]
+"""Name, inode, size and times of the files of weights, which tell whether they were written since."""
 State = Literal["idle", "checking", "draining", "loading", "trial", "done", "failed"]
 
 
@@ -93,6 +95,8 @@ class _Served:
     weights: str
     ids: Sequence[int] = field(repr=False)
     """The trial's prompt."""
+    files: Files | None = None
+    """Its files when its hash was computed; None: at its start, by whoever started the server."""
 
 
 class Deployer:
@@ -147,11 +151,12 @@ class Deployer:
 
     async def _deploy(self, order: _Order, now: Deployment) -> None:
         try:
-            await asyncio.to_thread(_check, order, self._served)
+            files, self._served.files = await asyncio.to_thread(_check, order, self._served)
+            new = _Served(order.path, order.weights, self._served.ids, files)
             now.state = "draining"
             async with self._engine.paused(order.drain_s) as now.interrupted:
-                await self._swap(order, now)
-            self._served = _Served(order.path, order.weights, self._served.ids)
+                await self._swap(new, now)
+            self._served = new
             now.state = "done"
         except asyncio.CancelledError:
             now.state, now.error = "failed", "the gateway was closed"
@@ -164,7 +169,7 @@ class Deployer:
         finally:
             now.ended = time.time()
 
-    async def _swap(self, order: _Order, now: Deployment) -> None:
+    async def _swap(self, new: _Served, now: Deployment) -> None:
         """Load the weights and try them; on a failure load the former ones.
 
         Raises:
@@ -172,33 +177,35 @@ class Deployer:
         """
         engine, former, known = self._engine, self._served, list(self._engine.models)
         try:
-            await self._serve(order.path, order.weights, now)
-        except (EngineError, asyncio.CancelledError) as error:
+            await self._serve(new, now)
+        except BaseException as error:  # whatever it is, weights that were not tried must not serve
             engine.models[:] = known
             engine.expect(former.weights)
             await self._take_back(former, error)
             raise
 
-    async def _serve(self, path: Path, weights: str, now: Deployment | None = None) -> None:
+    async def _serve(self, model: _Served, now: Deployment | None = None) -> None:
         engine = self._engine
         if now is not None:
             now.state = "loading"
-        engine.expect(weights)
-        await engine.load(str(path), weights)
+        engine.expect(model.weights)
+        await engine.load(str(model.path), model.weights)
         if now is not None:
             now.state = "trial"
-        ask = Ask("trial", self._served.ids, {"temperature": 0.0}, _TRIAL_TOKENS)
-        made = await engine.sample_alone(ask)
-        if problem := trial_fault(made, engine.models.index(weights)):
-            raise EngineError(f"the weights {weights} failed their trial: {problem}")
+        made = await engine.sample_alone(Ask("trial", model.ids, {"temperature": 0.0}, _TRIAL_TOKENS))
+        if problem := trial_fault(made, engine.models.index(model.weights)):
+            raise EngineError(f"the weights {model.weights} failed their trial: {problem}")
+        # The drain before took minutes, in which somebody may have written into the folder.
+        if problem := await asyncio.to_thread(_changed, model):
+            raise EngineError(problem)
 
     async def _take_back(self, former: _Served, why: BaseException) -> None:
         try:
-            await self._serve(former.path, former.weights)
-        except EngineError as error:
+            await self._serve(former)
+        except Exception as error:  # whatever it is, the server's weights are not known
             self._engine.fault = (
-                f"the weights before, {former.weights}, could not be loaded again from {str(former.path)!r} ({error}), "
-                f"after a deployment had failed ({describe(why)}); restart the gateway"
+                f"the weights before, {former.weights}, could not be loaded again from {str(former.path)!r} "
+                f"({describe(error)}), after a deployment had failed ({describe(why)}); restart the gateway"
             )
 
 
@@ -242,8 +249,42 @@ def _order(body: Any) -> _Order:
     return _Order(Path(path), weights, 0.0 if mode == "cut" else float(drain_s))
 
 
-def _check(order: _Order, served: _Served) -> None:
+def _files(folder: Path) -> Files:
+    """Return the state of the files of weights in a folder.
+
+    Raises:
+        ConfigError: They are not whole.
+    """
+    found = []
+    for path in weight_files(folder):
+        try:
+            about = path.stat()
+        except OSError as error:
+            raise ConfigError(f"{str(path)!r} cannot be read ({describe(error)}); write the folder again") from None
+        found.append((path.name, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns))
+    return tuple(found)
+
+
+def _changed(model: _Served) -> str:
+    """Return why the files that were just loaded may be others than those with the model's hash; "": they are not."""
+    try:
+        if model.files == _files(model.path):
+            return ""
+        found = model_hash(model.path)
+    except (ConfigError, OSError) as error:
+        return f"{str(model.path)!r} changed while it was loaded: {describe(error)}"
+    if found == model.weights:
+        return ""
+    return (
+        f"{str(model.path)!r} changed before it was loaded: its weights are {found} by now, and were {model.weights}; "
+        "deploy a folder that nobody writes into"
+    )
+
+
+def _check(order: _Order, served: _Served) -> tuple[Files, Files]:
     """Refuse a model that cannot take the place of the one that serves, before anything is touched.
+
+    Returns the states of the files of both, from before their hashes were computed.
 
     Raises:
         ConfigError: It cannot.
@@ -254,6 +295,7 @@ def _check(order: _Order, served: _Served) -> None:
         raise ConfigError(
             f"{where}, is a checkpoint of {model.ranks} ranks; export it first (verl-multiturn export MODEL --to DIR)"
         )
+    files = _files(order.path)
     if (found := model_hash(order.path)) != order.weights:
         raise ConfigError(
             f"{where}, has the weights {found}, and {order.weights} were to be deployed; name the folder that both see"
@@ -263,12 +305,14 @@ def _check(order: _Order, served: _Served) -> None:
             f"{where}, has another {name} than the model that serves: {show(mine, 120)} in the place of "
             f"{show(its, 120)}; deploy a model that was trained from it, or start a gateway with this one"
         )
+    former = _files(served.path)
     if (found := model_hash(served.path)) != served.weights:
         raise ConfigError(
             f"the folder of the model that serves, {str(served.path)!r}, has the weights {found} by now, and no more "
             f"{served.weights}, so that a deployment that fails could not be taken back; restart the gateway with the "
             "new model"
         )
+    return files, former
 
 
 def _differences(new: Path, served: Path) -> list[tuple[str, Any, Any]]:

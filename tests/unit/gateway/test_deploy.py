@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.support.weights_server import WeightsServer
 from verl_multiturn.errors import EngineError
+from verl_multiturn.gateway import deploy
 from verl_multiturn.gateway.deploy import Deployer, DeployRefusedError
 from verl_multiturn.gateway.engine import DeployedEngine
 from verl_multiturn.models.hash import model_hash
@@ -177,6 +178,46 @@ async def test_the_old_weights_cannot_be_loaded_again_either(models: dict[int, P
         assert "restart the gateway" in await engine.look()
         with pytest.raises(EngineError, match="could not be loaded again"):
             await engine.generate(ask())
+
+
+async def test_a_folder_that_is_written_into_during_the_drain_is_taken_back(
+    models: dict[int, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "new"
+    shutil.copytree(models[6], folder)
+    async with serving(models, step_s=0.002) as (server, engine, deployer):
+        running = asyncio.ensure_future(engine.generate(ask(150)))
+        await asyncio.sleep(0.02)
+        deployer.begin(order(folder, drain_s=30))
+        while deployer.state()["state"] == "checking":
+            await asyncio.sleep(0.001)
+        assert deployer.state()["state"] == "draining"
+        shutil.copy(models[7] / "model.safetensors", folder)
+        now = await deployer.wait()
+        assert now.state == "failed"
+        assert f"its weights are {model_hash(models[7])} by now, and were {model_hash(models[6])}" in now.error
+        assert server.loaded == [str(folder), str(models[5])]
+        assert (await running).versions == [0] * 150
+        made = await engine.generate(ask())
+        assert (made.ids, made.versions, engine.models) == ([5] * 4, [0] * 4, [model_hash(models[5])])
+
+
+async def test_a_mistake_in_the_trial_takes_the_weights_back(
+    models: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def broken(made: Any, version: int) -> str:
+        tried.append(version)
+        return "" if version == 0 else str(1 // 0)
+
+    monkeypatch.setattr(deploy, "trial_fault", broken)
+    async with serving(models) as (_, engine, deployer):
+        deployer.begin(order(models[6]))
+        now = await deployer.wait()
+        assert (now.state, tried) == ("failed", [1, 0])
+        assert "ZeroDivisionError" in now.error
+        assert (await engine.generate(ask())).ids == [5] * 4
 
 
 async def test_weights_that_somebody_else_swapped(models: dict[int, Path]) -> None:

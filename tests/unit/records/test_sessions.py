@@ -210,7 +210,8 @@ def test_an_index_knows_sessions_of_other_gateways_by_their_keys(tmp_path: Path)
     key = index.sessions["s1"].key
     assert key is not None
     found = index.by_key(key)
-    assert found is not None and (found.session_id, found.user) == ("s1", "bob")
+    assert found is not None
+    assert (found.session_id, found.user) == ("s1", "bob")
     assert index.by_key("0" * 64) is None
     one.close()
     other.close()
@@ -269,10 +270,10 @@ def test_files_of_a_gateway_that_runs_stay(tmp_path: Path) -> None:
 
 
 def test_one_gateway_does_not_keep_another_out(tmp_path: Path) -> None:
-    with hold(tmp_path / LOCK, alone=False), hold(tmp_path / LOCK, alone=False):
-        with pytest.raises(HeldError, match="a gateway is running there; stop it"):
-            hold(tmp_path / LOCK, alone=True)
-    with hold(tmp_path / LOCK, alone=True), pytest.raises(HeldError, match="sessions forget. is at work"):
+    one, other = hold(tmp_path / LOCK, alone=False), hold(tmp_path / LOCK, alone=False)
+    with one, other, pytest.raises(HeldError, match="a gateway is running there; stop it"):
+        hold(tmp_path / LOCK, alone=True)
+    with hold(tmp_path / LOCK, alone=True), pytest.raises(HeldError, match=r"sessions forget. is at work"):
         hold(tmp_path / LOCK, alone=False)
 
 

@@ -294,7 +294,7 @@ class Records:
             has_records, has_join = bool(record_files(folder)), any(folder.glob("join/*.parquet"))
             if has_join and not has_records:
                 self._fault(folder / "join", None, "there are joins, and no records; tokens and texts are unknown")
-            if has_records and not has_join:
+            if has_records and not has_join and not any(folder.glob(f"*{SESSIONS}")):  # a gateway trains nothing
                 self._fault(folder, None, "there are records, and no joins; what was trained and scored is unknown")
         return pa.concat_tables(tables) if tables else schema.JOINED.empty_table()
 

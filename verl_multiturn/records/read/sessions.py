@@ -165,6 +165,10 @@ class SessionIndex:
             found += [path for path in own if path.exists()]
         return sorted(found)
 
+    def read_to(self, path: Path) -> int:
+        """Return the position up to which a file was read; what is behind it is torn, or under way."""
+        return self._read.get(path, (0, 0, 0))[2]
+
     def refresh(self) -> set[str]:
         """Read the lines written since; return the ids of sessions that they are about.
 
@@ -194,7 +198,7 @@ class SessionIndex:
         stem = path.name.removesuffix(SESSIONS)
         with open_regular(path, within=path.parent) as file:
             found = os.fstat(file.fileno())
-            position = self._read.get(path, (0, 0, 0))[2]
+            position = self.read_to(path)
             file.seek(position)
             while line := file.readline(LONGEST_LINE + 1):
                 if len(line) > LONGEST_LINE:

@@ -21,6 +21,7 @@ from verl_multiturn.records.read.repeats import Repeats
 from verl_multiturn.records.summaries import ends_of
 from verl_multiturn.records.verify.joins import JoinCheck
 from verl_multiturn.records.verify.record import VerifiedRecord, verify_record
+from verl_multiturn.records.verify.sessions import SessionCheck
 
 _TORN = "a torn line, as a process leaves that is killed or finds the disk full"
 _EXPECTED = "expected a file of records, or a folder of them"
@@ -59,21 +60,33 @@ def verify_files(paths: Iterable[Path]) -> Iterator[RecordCheck]:
         files = record_files(folder)
         if not files:
             raise CertificateError(f"{str(path)!r} holds no *{PACKED} and no *{PLAIN}; {_EXPECTED}")
-        beside = JoinCheck(folder)
+        beside, sessions = JoinCheck(folder), SessionCheck(folder)
         for fault in beside.faults:
             yield RecordCheck(folder, "join", None, fault)
+        for fault in sessions.faults:
+            yield RecordCheck(folder, "sessions", None, fault)
+        for torn in sessions.torn:
+            yield RecordCheck(torn, "its end", None, _TORN, is_torn=True)
         repeats = Repeats()
         for file in sorted(files, key=lambda each: not RecordFile(each).has_lines):
-            yield from verify_file(file, beside, repeats)
+            yield from verify_file(file, beside, repeats, sessions)
+        for name, what in sessions.alone():
+            yield RecordCheck(folder, f"session {name}", None, what, name)
 
 
-def verify_file(path: Path, beside: JoinCheck | None = None, repeats: Repeats | None = None) -> Iterator[RecordCheck]:
+def verify_file(
+    path: Path,
+    beside: JoinCheck | None = None,
+    repeats: Repeats | None = None,
+    sessions: SessionCheck | None = None,
+) -> Iterator[RecordCheck]:
     """Verify a file of records; see `verify_files`.
 
     Args:
         path: The file.
         beside: The joins of its folder; None: they are not looked at.
         repeats: The conversations of the folder's other files; None: they are not looked at.
+        sessions: The lines of the folder's sessions; None: they are not looked at.
     """
     found = False
     beside, repeats = beside or JoinCheck(path), repeats or Repeats()
@@ -103,7 +116,9 @@ def verify_file(path: Path, beside: JoinCheck | None = None, repeats: Repeats | 
                 continue
             seen.add(name)
             if verified is not None and record is not None:
-                verified.violations.extend(beside.violations(fitted(schema.Record, record), line, scores.get(name)))
+                fit = fitted(schema.Record, record)
+                verified.violations.extend(beside.violations(fit, line, scores.get(name)))
+                verified.violations.extend([] if sessions is None else sessions.violations(fit))
             yield RecordCheck(path, place, verified, "" if verified else _TORN, name, verified is None)
     except OSError as error:
         raise CertificateError(f"{str(path)!r} cannot be read: {error}") from error

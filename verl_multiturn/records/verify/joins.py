@@ -109,7 +109,7 @@ def _of_rewards(record: Mapping[str, Any], rows: Sequence[_JoinEntry]) -> Iterat
         rows: All of its rows in the join.
     """
     session = record["session"]
-    if session is None or not record["valid"]:
+    if session is None or session["task"] is not None or not record["valid"]:  # a gateway's rewards may change
         return
     for role in dict.fromkeys(row.role for row in rows):
         given = session["rewards"].get(role) if session["rewards"] else session["reward"]
