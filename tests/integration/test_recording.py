@@ -135,7 +135,7 @@ async def test_what_was_cut_cancelled_or_raised_has_a_line_and_is_none_of_the_re
 
 
 def _shown(life: Any) -> Any:
-    from verl_multiturn.verl_bridge.loops.recorder import _shown
+    from verl_multiturn.records.write.recorder import _shown
 
     return _shown(life)
 

@@ -35,6 +35,7 @@ from verl_multiturn.harnesses.runners import build_runner, check_agent
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.end import AgentEnd
 from verl_multiturn.proxy.agents.runner import AgentRunner
+from verl_multiturn.proxy.agents.waiting import WaitingRunner
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.opponents.addresses import opponents_at_addresses, read_opponents
@@ -119,7 +120,7 @@ def serve(
 ) -> None:
     """Try an agent against the endpoint: a scripted model answers it, and what would be trained is shown."""
     try:
-        runner = _Interruptible(_runner(agent, python, command, host) or _Waiting())
+        runner = _Interruptible(_runner(agent, python, command, host) or WaitingRunner(_show_address))
         if row is not None and runner.waits:
             raise ConfigError(f"--row {str(row)!r} is for an agent that is run here; give --agent or -- COMMAND, too")
         columns = {"raw_prompt": [{"role": "user", "content": prompt}]} if row is None else _row(row)
@@ -193,32 +194,16 @@ def scripted_run(
     )
 
 
-class _Waiting:
-    """In the place of a runner: an agent that somebody starts elsewhere, and that is done when its time is up."""
-
-    stuck = 0
-
-    async def run(
-        self,
-        row: Mapping[str, Any],
-        address: SessionAddress,
-        time_up: asyncio.Event,
-        returned: Callable[[], None] | None = None,
-    ) -> AgentEnd:
-        """Print the address, and wait."""
-        for name, value in (
-            ("OPENAI_BASE_URL", address.base_url),
-            ("OPENAI_API_KEY", address.api_key),
-            ("ANTHROPIC_BASE_URL", address.anthropic_base_url),
-            ("ANTHROPIC_API_KEY", address.api_key),
-        ):
-            typer.echo(f"export {name}={value}")
-        typer.echo("Start the agent with these variables. Ctrl-C when it is done.")
-        await time_up.wait()
-        return AgentEnd("returned")
-
-    async def aclose(self) -> None:
-        """Do nothing."""
+def _show_address(address: SessionAddress, _: asyncio.Event) -> None:
+    """Print the address of a session whose agent is started elsewhere."""
+    for name, value in (
+        ("OPENAI_BASE_URL", address.base_url),
+        ("OPENAI_API_KEY", address.api_key),
+        ("ANTHROPIC_BASE_URL", address.anthropic_base_url),
+        ("ANTHROPIC_API_KEY", address.api_key),
+    ):
+        typer.echo(f"export {name}={value}")
+    typer.echo("Start the agent with these variables. Ctrl-C when it is done.")
 
 
 class _Interruptible:
@@ -231,7 +216,7 @@ class _Interruptible:
     def __init__(self, runner: AgentRunner) -> None:
         self._runner = runner
         self.is_interrupted = False
-        self.waits = isinstance(runner, _Waiting)
+        self.waits = isinstance(runner, WaitingRunner)
 
     @property
     def stuck(self) -> int:

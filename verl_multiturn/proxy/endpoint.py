@@ -80,6 +80,11 @@ class Endpoint:
         self._watch = watch
         self._starting: asyncio.Future[None] | None = None
 
+    def is_listening(self) -> None:
+        """Note that the caller has started the server; a gateway listens before its first session."""
+        self._starting = asyncio.get_running_loop().create_future()
+        self._starting.set_result(None)
+
     async def aclose(self) -> None:
         """End everything that is under way, and stop listening."""
         await self._agents.aclose()

@@ -35,11 +35,11 @@ from verl_multiturn.errors import CertificateError, EngineError
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.rows import columns
 from verl_multiturn.records.verify.record import verify_record
+from verl_multiturn.records.write.recorder import Recorder
 from verl_multiturn.rollout.engines.protocol import Ask, Generation
 from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
 from verl_multiturn.verl_bridge.compat import row_store
 from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
-from verl_multiturn.verl_bridge.loops.recorder import Recorder
 from verl_multiturn.verl_bridge.loops.runner import build_runner
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows

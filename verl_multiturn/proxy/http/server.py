@@ -24,7 +24,8 @@ import ipaddress
 import logging
 import secrets
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,10 +84,13 @@ class _OpenSession:
     connections: dict[ClientConnection, None] = field(default_factory=dict)
     """The connections that it was the last to use, the last used one last."""
     failed: bool = False
+    used: float = field(default_factory=time.monotonic)
+    """When its last request came (`time.monotonic`)."""
 
     def use(self, connection: ClientConnection) -> None:
         """Note that a request came by a connection."""
         connection.authenticated()
+        self.used = time.monotonic()
         if isinstance(connection.owner, _OpenSession):
             connection.owner.connections.pop(connection, None)
         else:
@@ -155,9 +159,19 @@ class ProxyServer:
         host: Where to listen, on a port that is free.
         ping_s: Seconds between the pings of a stream whose generation is under way.
         model: The name of the one model in `/v1/models`, where a session has no roles. Requests may name any then.
+        port: The port; 0: one that is free.
+        beside: Answers requests to paths beside those of the protocols; None for a path that is not its own.
     """
 
-    def __init__(self, host: str = "127.0.0.1", ping_s: float = 2.0, model: str = "policy") -> None:
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        ping_s: float = 2.0,
+        model: str = "policy",
+        port: int = 0,
+        beside: Callable[[web.BaseRequest], Awaitable[web.Response] | None] | None = None,
+    ) -> None:
+        self._port, self._beside = port, beside
         self._host = check_host(host)
         self._ping_s = ping_s
         self._model = model
@@ -179,12 +193,13 @@ class ProxyServer:
         """
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)
+            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
             family, _, _, _, place = found[0]
             listening = socket.create_server(place[:2], family=family, backlog=_BACKLOG)
         except OSError as error:
             raise ConfigError(
                 f"proxy.host={self._host!r}: cannot listen there ({error}); name an address of this machine"
+                + (f", and a port that is free in the place of {self._port}" if self._port else "")
             ) from None
         self._files = raise_open_files()
         unauthenticated = UnauthenticatedConnections(self._files)
@@ -241,6 +256,16 @@ class ProxyServer:
         if opened is not None:
             await opened.leave()
 
+    def session_of(self, key: str) -> AgentSession | None:
+        """Return the open session of a key; None: it opens none."""
+        opened = self._open.get(_digest(key))
+        return None if opened is None else opened.session
+
+    def idle_s(self, key: str) -> float:
+        """Return the seconds since an open session's last request came; 0 while one is answered, or without one."""
+        opened = self._open.get(_digest(key))
+        return 0.0 if opened is None or opened.handlers else time.monotonic() - opened.used
+
     def _push_out_idle(self) -> bool:
         """Close an idle connection of the session that has most, and return whether there was one."""
         by_connections = sorted(self._open.values(), key=lambda opened: len(opened.connections), reverse=True)
@@ -257,6 +282,8 @@ class ProxyServer:
         assert isinstance(connection, ClientConnection)
         try:
             connection.begin(request)
+            if self._beside is not None and (beside := self._beside(request)) is not None:
+                return await beside
             check_served(route, request.method)
             if route == "":
                 return web.json_response({"status": "ok"})

@@ -43,6 +43,8 @@ Line = dict[str, Any]
 class _Item(NamedTuple):
     line: Line
     make: Callable[[], dict[str, Any]] | None
+    kept: Callable[[str], None] | None = None
+    """Called once with "" when the record is on disk for good, or with why there is none."""
 
 
 class _Made(NamedTuple):
@@ -62,6 +64,7 @@ class RecordWriter:
         max_gb: The most GB of records in the folder, those of earlier starts included; None: no limit. Further ones are
             dropped, and their lines are written.
         redact: The parts to hide, see `redaction.redaction`.
+        gather_s: Seconds for which records are gathered into a gzip member.
 
     Raises:
         OSError: The folder or a file cannot be created.
@@ -76,6 +79,7 @@ class RecordWriter:
         share: float = 1.0,
         max_gb: float | None = None,
         redact: Sequence[str] = (),
+        gather_s: float = MEMBER_S,
     ) -> None:
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
@@ -93,7 +97,7 @@ class RecordWriter:
             self._losses,
             most=_MOST_RECORDS,
             enough=MEMBER_RECORDS,
-            gather_s=MEMBER_S,
+            gather_s=gather_s,
             last=self._write_last,
         )
         self._snapshots: deque[list[dict[str, Any]]] = deque(maxlen=1)
@@ -125,15 +129,17 @@ class RecordWriter:
         """Note the reward of a conversation whose record was handed over."""
         self._hand(_Item(_with("score", line), None))
 
-    def keep(self, make: Callable[[], dict[str, Any]], line: Line) -> None:
+    def keep(self, make: Callable[[], dict[str, Any]], line: Line, kept: Callable[[str], None] | None = None) -> None:
         """Hand over the record of a conversation that ended.
 
         Args:
             make: Function that returns the `schema.Record` as a dictionary. It is called in the writer's thread, so
                 nothing that it reads may be changed any more.
             line: The line of its end, without `summary`, `offset` and `place`.
+            kept: Is called once, in the writer's thread or this one: with "" when the record is on disk for good
+                (fsync), or with why there is none. It must not raise.
         """
-        self._hand(_Item(_with("end", line), make))
+        self._hand(_Item(_with("end", line), make, kept))
 
     def snapshot(self, open: list[dict[str, Any]]) -> None:
         """Hand over the running conversations, a list of `schema.Open`. The next one replaces it."""
@@ -153,6 +159,8 @@ class RecordWriter:
         why = self._background.put(item, large=item.make is not None)
         if why and item.make is not None:
             self._background.put(_without_record(item, why), large=False)
+            if item.kept is not None:
+                item.kept(why)
 
     def _write(self, items: Sequence[_Item | None]) -> None:
         """Write a member of records, or several small ones, and after each member the lines up to it."""
@@ -174,6 +182,22 @@ class RecordWriter:
                 member, lines = [], []
         self._write_member(member)
         self._write_lines(lines)
+        self._report([item for item in items if item is not None and item.kept is not None])
+
+    def _report(self, items: Sequence[_Item]) -> None:
+        """Report of records that somebody waits for whether they are on disk for good."""
+        if not items:
+            return
+        fault = ""
+        try:
+            if any("offset" in item.line for item in items):
+                sync(self._records)
+        except OSError as error:
+            fault = describe(error)
+        for item in items:
+            assert item.kept is not None
+            no_record = item.line.get("why") or "its task is not in record_share"
+            item.kept(fault if "offset" in item.line else no_record)
 
     def _made(self, line: Line, make: Callable[[], dict[str, Any]]) -> _Made | None:
         """Make a record and fill in the line of its end; None: the record is not kept."""
@@ -295,6 +319,20 @@ class LineFile:
             self.write()
         except OSError as error:
             self._losses.last(describe(error), len(self._held))
+
+
+def sync(path: Path) -> None:
+    """Have the disk take a file and its name in the folder for good; called before somebody is promised that.
+
+    Raises:
+        OSError: It cannot.
+    """
+    for each, flags in ((path, os.O_RDWR), (path.parent, os.O_RDONLY)):
+        handle = os.open(each, flags)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def append_lines(path: Path, data: bytes) -> int:

@@ -20,6 +20,7 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
+from verl_multiturn.records.write.recorder import Recorder
 from verl_multiturn.replay.engine import ReplayEngine
 from verl_multiturn.replay.tools import RecordedGate
 from verl_multiturn.rollout.context import Context
@@ -35,7 +36,7 @@ from verl_multiturn.tools.running.session import ToolSession
 from verl_multiturn.verl_bridge.keeper import RayKeeper, RaySlots
 from verl_multiturn.verl_bridge.loops.life import note_score
 from verl_multiturn.verl_bridge.loops.output import CertifiedOutput, OutputSettings, to_outputs
-from verl_multiturn.verl_bridge.loops.recorder import Recorder, recorder_of
+from verl_multiturn.verl_bridge.loops.recorder import recorder_of
 from verl_multiturn.verl_bridge.loops.tools import load_run_tools
 from verl_multiturn.verl_bridge.model.call_formats import make_parser, stop_ids
 from verl_multiturn.verl_bridge.model.chat_setup import check_names, make_chat

@@ -22,6 +22,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.errors import RewardContractError
+from verl_multiturn.records.write.recorder import Recorder
 from verl_multiturn.rollout.groups.oversampling import FirstValid, samples_to_start
 from verl_multiturn.rollout.life import current
 from verl_multiturn.verl_bridge.closing import close_at_end
@@ -30,7 +31,7 @@ from verl_multiturn.verl_bridge.keeper import RayKeeper
 from verl_multiturn.verl_bridge.loops.agent_loop import tool_schemas
 from verl_multiturn.verl_bridge.loops.life import follow, note_score
 from verl_multiturn.verl_bridge.loops.output import is_valid
-from verl_multiturn.verl_bridge.loops.recorder import Recorder, recorder_of
+from verl_multiturn.verl_bridge.loops.recorder import recorder_of
 from verl_multiturn.verl_bridge.loops.rewards import NearRewards, Rewards
 from verl_multiturn.verl_bridge.names import REROLLED_FROM, SAMPLING_LOOPS
 from verl_multiturn.verl_bridge.settings import settings_of

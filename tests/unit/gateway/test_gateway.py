@@ -1,0 +1,143 @@
+"""The gateway on a scripted engine: sessions, rewards and ends over a real socket, and a restart."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.agent_sessions import make_run, turns
+from verl_multiturn.gateway.app import Gateway
+from verl_multiturn.gateway.sessions import GatewaySettings
+from verl_multiturn.records.read.sessions import SessionIndex
+
+ADMIN = "admin-key"
+
+
+class Weights:
+    def __init__(self) -> None:
+        self.models = ["a" * 64]
+        self.fault = ""
+
+    async def look(self) -> str:
+        return self.fault
+
+
+class Client:
+    def __init__(self, gateway: Gateway, http: aiohttp.ClientSession) -> None:
+        self.gateway, self._http = gateway, http
+
+    async def post(self, path: str, key: str | None, body: Any = None) -> tuple[int, Any]:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+        async with self._http.post(self.gateway.address + path, data=data, headers=headers) as response:
+            return response.status, await response.json()
+
+    async def get(self, path: str, key: str = "") -> tuple[int, str]:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with self._http.get(self.gateway.address + path, headers=headers) as response:
+            return response.status, await response.text()
+
+    async def start(self, **body: Any) -> dict[str, Any]:
+        status, found = await self.post("/rl/start_session", ADMIN, {"task_id": "t", **body})
+        assert status == 201, found
+        return found
+
+    async def chat(self, key: str) -> str:
+        body = {"model": "policy", "messages": [{"role": "user", "content": "1+1?"}]}
+        status, found = await self.post("/v1/chat/completions", key, body)
+        assert status == 200, found
+        return str(found["id"])
+
+
+@asynccontextmanager
+async def serving(folder: Path, *said: str, **settings: Any) -> AsyncIterator[Client]:
+    gateway = Gateway(make_run(turns(*said)), Weights(), folder, GatewaySettings(**settings), ADMIN)
+    await gateway.start()
+    try:
+        async with aiohttp.ClientSession() as http:
+            yield Client(gateway, http)
+    finally:
+        await gateway.aclose()
+
+
+async def test_a_session_is_rewarded_before_and_after_its_end_and_after_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path, "two", "three") as client:
+        session = await client.start(user="u")
+        key = session["api_key"]
+        assert (await client.post("/rl/set_reward", key, {"reward": 1}))[0] == 409
+        first = await client.chat(key)
+        assert (await client.post("/rl/set_reward", key, {"reward": 0.25, "interaction_id": first}))[0] == 200
+        status, ended = await client.post("/rl/end_session", key)
+        assert (status, ended["completions"], ended["reward"]) == (200, 1, 0.25)
+        assert await client.post("/rl/end_session", key) == (200, ended)
+        assert (await client.post("/rl/set_reward", key, {"reward": 0.5, "id": "x"}))[1]["counted"] is True
+    async with serving(tmp_path) as client:
+        again = await client.post("/rl/set_reward", key, {"reward": 0.5, "id": "x"})
+        assert (again[0], again[1]["counted"]) == (200, False)
+        assert (await client.post("/rl/set_reward", key, {"reward": 0.75, "id": "x"}))[0] == 409
+        assert (await client.post("/rl/set_reward", key, {"reward": 0.1, "interaction_id": "chatcmpl-no"}))[0] == 404
+        status, ended = await client.post("/rl/end_session", ADMIN, {"session_id": session["session_id"]})
+        assert (status, ended["reward"]) == (200, 0.75)
+        assert (await client.start())["session_id"] != session["session_id"]
+    index = SessionIndex(tmp_path)
+    index.refresh()
+    assert sorted((each.number, each.why) for each in index.sessions.values()) == [(0, "ended"), (1, "closed")]
+    assert key not in "".join(path.read_text() for path in tmp_path.glob("*.sessions.jsonl"))
+
+
+async def test_bad_requests_are_refused_and_count_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path, "two", "two", most=2) as client:
+        one, two = await client.start(), await client.start()
+        assert (await client.post("/rl/start_session", ADMIN, {"task_id": "t"}))[0] == 429
+        await client.chat(one["api_key"])
+        for expected, key, body in (
+            (401, None, {"reward": 1}),
+            (401, "no-key", {"reward": 1}),
+            (403, two["api_key"], {"reward": 1, "session_id": one["session_id"]}),
+            (400, one["api_key"], b'{"reward": NaN}'),
+            (400, one["api_key"], {"reward": True}),
+            (400, one["api_key"], {"reward": "1"}),
+            (422, one["api_key"], {"reward": 1.5}),
+            (400, one["api_key"], b"["),
+            (400, one["api_key"], {"reward": 1, "id": 7}),
+            (400, ADMIN, {"reward": 1}),
+            (404, ADMIN, {"reward": 1, "session_id": "s-no"}),
+        ):
+            status, answer = await client.post("/rl/set_reward", key, body)
+            assert status == expected, (body, answer)
+        assert (await client.get("/rl/set_reward"))[0] == 405
+        assert (await client.get("/rl/stats"))[0] == 401
+        stats = json.loads((await client.get("/rl/stats", ADMIN))[1])
+        assert (stats["running"], stats["rewards"]) == (2, 0)
+
+
+async def test_a_repeated_reward_counts_once_also_at_the_same_time(tmp_path: Path) -> None:
+    async with serving(tmp_path, "two") as client:
+        session = await client.start()
+        await client.chat(session["api_key"])
+        sent = [client.post("/rl/set_reward", session["api_key"], {"reward": 0.5, "id": "x"}) for _ in range(20)]
+        answers = await asyncio.gather(*sent)
+        assert sum(answer["counted"] for _, answer in answers) == 1
+        assert (await client.post("/rl/end_session", session["api_key"]))[1]["reward"] == 0.5
+
+
+async def test_idle_sessions_end(tmp_path: Path) -> None:
+    async with serving(tmp_path, idle_s=0.05) as client:
+        session = await client.start()
+        index = SessionIndex(tmp_path)
+        while not (index.refresh() and index.sessions[session["session_id"]].ended):
+            await asyncio.sleep(0.02)
+        assert index.sessions[session["session_id"]].why == "idle"
+
+
+async def test_it_is_ready_while_the_engine_is(tmp_path: Path) -> None:
+    async with serving(tmp_path) as client:
+        assert (await client.get("/ready"))[0] == 200
+        client.gateway._engine.fault = "away"  # type: ignore[attr-defined]
+        assert (await client.get("/ready"))[0] == 503
+        assert (await client.get("/health"))[0] == 200
+        assert "verl_multiturn_gateway_sessions_total 0" in (await client.get("/metrics"))[1]
