@@ -252,9 +252,7 @@ class SessionStore:
             self._refresh()
             session = self._index.sessions.get(session.session_id, session)
             if session.ended is None and session.file != self._stem:
-                raise RefusedError(
-                    409, "not_here", "the session is not open at this gateway; ask the one that began it"
-                )
+                raise RefusedError(409, "not_here", "the session is not open here; ask the gateway that began it")
             return session
         async with opened.lock:
             if session.session_id in self._open:
@@ -276,7 +274,8 @@ class SessionStore:
         self._folder_lock.close()
 
     async def _end(self, opened: _Open, why: str) -> None:
-        assert opened.over is not None and opened.task is not None
+        assert opened.over is not None
+        assert opened.task is not None
         opened.over.set()
         await asyncio.wait({opened.task})
         assert opened.record is not None

@@ -1,6 +1,7 @@
 """The gateway on a scripted engine: sessions, rewards and ends over a real socket, and a restart."""
 
 import asyncio
+import errno
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from tests.agent_sessions import make_run, turns
+from tests.conftest import until
+from verl_multiturn.gateway import journal
 from verl_multiturn.gateway.app import Gateway
 from verl_multiturn.gateway.sessions import GatewaySettings
 from verl_multiturn.records.read.sessions import SessionIndex
@@ -64,6 +68,10 @@ async def serving(folder: Path, *said: str, **settings: Any) -> AsyncIterator[Cl
         await gateway.aclose()
 
 
+def written(folder: Path) -> str:
+    return "".join(path.read_text() for path in folder.glob("*.sessions.jsonl"))
+
+
 async def test_a_session_is_rewarded_before_and_after_its_end_and_after_a_restart(tmp_path: Path) -> None:
     async with serving(tmp_path, "two", "three") as client:
         session = await client.start(user="u")
@@ -86,7 +94,7 @@ async def test_a_session_is_rewarded_before_and_after_its_end_and_after_a_restar
     index = SessionIndex(tmp_path)
     index.refresh()
     assert sorted((each.number, each.why) for each in index.sessions.values()) == [(0, "ended"), (1, "closed")]
-    assert key not in "".join(path.read_text() for path in tmp_path.glob("*.sessions.jsonl"))
+    assert key not in written(tmp_path)
 
 
 async def test_bad_requests_are_refused_and_count_nothing(tmp_path: Path) -> None:
@@ -129,8 +137,7 @@ async def test_idle_sessions_end(tmp_path: Path) -> None:
     async with serving(tmp_path, idle_s=0.05) as client:
         session = await client.start()
         index = SessionIndex(tmp_path)
-        while not (index.refresh() and index.sessions[session["session_id"]].ended):
-            await asyncio.sleep(0.02)
+        await until(lambda: bool(index.refresh()) and index.sessions[session["session_id"]].ended is not None)
         assert index.sessions[session["session_id"]].why == "idle"
 
 
@@ -141,3 +148,19 @@ async def test_it_is_ready_while_the_engine_is(tmp_path: Path) -> None:
         assert (await client.get("/ready"))[0] == 503
         assert (await client.get("/health"))[0] == 200
         assert "verl_multiturn_gateway_sessions_total 0" in (await client.get("/metrics"))[1]
+
+
+async def test_a_full_disk_counts_nothing_and_a_repeat_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with serving(tmp_path, "two") as client:
+        key = (await client.start())["api_key"]
+        await client.chat(key)
+        with monkeypatch.context() as patch:
+            patch.setattr(journal, "append_lines", full)
+            assert (await client.post("/rl/set_reward", key, {"reward": 0.5, "id": "x"}))[0] == 507
+            assert (await client.post("/rl/end_session", key))[0] == 507
+            assert (await client.post("/rl/start_session", ADMIN, {"task_id": "t"}))[0] == 507
+        assert (await client.post("/rl/set_reward", key, {"reward": 0.5, "id": "x"}))[1]["counted"] is True
+        assert (await client.post("/rl/end_session", key))[1]["reward"] == 0.5
