@@ -328,6 +328,8 @@ class SessionStore:
         agent = None if opened is None or opened.address is None else self._server.session_of(opened.address.api_key)
         if agent is not None:
             numbers = {node.completion.id: node.number for node in agent.forest.delivered}
+        elif opened is not None and opened.life.outcome is not None:  # it is over, and its end is not written yet
+            numbers = {turn.completion: turn.number for turn in opened.life.outcome.turns if turn.completion}
         else:
             numbers = {each: number for number, each in enumerate(session.completions) if each}
         if not numbers:
