@@ -252,10 +252,10 @@ def joined_rewards(records: Records) -> dict[str, Reward]:
                 row["trained"] or 0,
                 row["roles"],
             )
-    for name, session in records.sessions().items():
+    for key, session in records.sessions().items():
         if (earned := session.earned) is not None:
-            known = found.get(name, Reward(uid=session.task or "", number=session.number))
-            found[name] = known._replace(score=earned.score, parts_text=earned.parts_text, roles_text=None)
+            known = found.get(key, Reward(uid=session.task or "", number=session.number))
+            found[key] = known._replace(score=earned.score, parts_text=earned.parts_text, roles_text=None)
     return found
 
 
@@ -271,7 +271,7 @@ def rewards_of(records: Records) -> dict[str, Reward]:
     A conversation that neither a join nor the line of a score knows is not there.
     """
     found = joined_rewards(records)
-    by_lines = {name for name, session in records.sessions().items() if session.rewards}
+    by_lines = {key for key, session in records.sessions().items() if session.rewards}
     invalid: set[str] = set()
     for line in records.lines():
         request_id, summary = line["request_id"], line.get("summary")
