@@ -124,7 +124,7 @@ async def _at_training(console: Console) -> Figures:
     for runner in ("thread", "process"):
         ends = [end for end in ENDS if end.only in (None, runner)]
         async with _endpoints(runner) as play:
-            await _each(ends, lambda end, play=play: _played(end, play, figures, console))  # type: ignore[misc]
+            await _each(ends, lambda end, play=play: _played(end, play, figures, console))
     return figures
 
 

@@ -138,9 +138,9 @@ def play(row: Mapping[str, Any], session: Any) -> Any:
         time.sleep(0.2)
         status()
 
-    known = {"asyncio": asyncio, "os": os, "threading": threading, "time": time}
+    known: dict[str, Any] = {"asyncio": asyncio, "os": os, "threading": threading, "time": time}
     known |= {"ConfigError": ConfigError, "OutageError": OutageError, "UnjudgedError": UnjudgedError}
     known |= {"ask": ask, "status": status, "later": later, "session": session}
     source = f"def played():\n{textwrap.indent(row['extra_info']['source'], '    ')}\n"
     exec(compile(source, "an end", "exec"), known)
-    return known["played"]()  # type: ignore[operator]
+    return known["played"]()
