@@ -1,7 +1,7 @@
 """Choose recorded conversations to learn from: `train.parquet`, and `lineage.jsonl`, with the source of each row.
 
-    python recipes/from_records/prepare_data.py --out DIR --records DIR… [--models HASH…] [--min-score X] [--per-row K]
-        [--roles NAME…] [--group N] [--tokenizer PATH] [--batch B]
+    python recipes/from_records/prepare_data.py --out DIR --records DIR… [--models HASH…] [--staleness K]
+        [--min-score X] [--per-row K] [--roles NAME…] [--group N] [--tokenizer PATH] [--batch B]
 
 Without `--group`, rows are for SFT: each names a record and a row of it. With `--group N`, they are for the agent loop
 `recorded_agent`: each is a data row, with N of its conversations. The tokens stay where they are, in the records, and
@@ -66,12 +66,13 @@ def rl_row(number: int, group: Sequence[SelectedRecord]) -> Row:
         number: Its number in the file.
         group: Its conversations.
     """
-    sample = group[0].sample
-    truth = sample["ground_truth"]
+    sample, task = group[0].sample, group[0].task
+    truth = sample["ground_truth"] if task is None else ""
+    # Shown alone: the tokens of the prompt are the records'. Words of a gateway's users are copied nowhere.
+    shown = sample["messages"] if task is None else [{"role": "user", "content": f"task {task}"}]
     return {
-        "data_source": sample["data_source"] or "recorded",
-        # Shown alone: the tokens of the prompt are the records'.
-        "prompt": [{"role": each["role"], "content": as_text(each.get("content"))} for each in sample["messages"]],
+        "data_source": (sample["data_source"] if task is None else None) or "recorded",
+        "prompt": [{"role": each["role"], "content": as_text(each.get("content"))} for each in shown],
         "reward_model": {"style": "rule", "ground_truth": as_text(truth)},
         "extra_info": {"index": number, "records": [{**each.pointer, "score": each.score} for each in group]},
         "agent_name": AGENT,
@@ -122,6 +123,7 @@ def main() -> None:
     parser = arguments(__doc__ or "", None)
     parser.add_argument("--records", nargs="*", default=[], metavar="DIR")
     parser.add_argument("--models", nargs="*", metavar="HASH")
+    parser.add_argument("--staleness", type=int, metavar="K")
     parser.add_argument("--min-score", type=float)
     parser.add_argument("--per-row", type=int)
     parser.add_argument("--roles", nargs="*", metavar="NAME")
@@ -143,14 +145,15 @@ def main() -> None:
         folders = [str(args.out / "records")]
         write_records(args.out / "records", tokenizer)
     choice = SelectionRule(
-        args.min_score,
-        None if args.models is None else tuple(args.models),
-        args.per_row,
-        args.group,
-        args.max_length,
-        args.max_prompt_length,
-        args.max_response_length,
-        None if args.roles is None else tuple(args.roles),
+        min_score=args.min_score,
+        models=None if args.models is None else tuple(args.models),
+        staleness=args.staleness,
+        per_row=args.per_row,
+        group=args.group,
+        max_length=args.max_length,
+        max_prompt_length=args.max_prompt_length,
+        max_response_length=args.max_response_length,
+        roles=None if args.roles is None else tuple(args.roles),
     )
     selection = choose(folders, choice)
     if vocabulary is not None:

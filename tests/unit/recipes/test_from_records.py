@@ -38,8 +38,8 @@ def test_each_row_for_sft_names_a_record_and_its_lineage(tmp_path: Path) -> None
     assert [(line["row"], line["request_id"]) for line in lines] == [
         (number, row["request_id"]) for number, row in enumerate(rows)
     ]
-    assert {key: lines[3][key] for key in ("index", "model", "reward", "uid", "step", "trained_tokens")} == {
-        "index": 0, "model": None, "reward": 1.0, "uid": f"{START}-t2-1", "step": 2, "trained_tokens": 7,
+    assert {key: lines[3][key] for key in ("index", "models", "reward", "uid", "step", "trained_tokens")} == {
+        "index": 0, "models": [], "reward": 1.0, "uid": f"{START}-t2-1", "step": 2, "trained_tokens": 7,
     }  # fmt: skip
     assert lines[3]["file"] == rows[3]["path"]
 
@@ -56,7 +56,36 @@ def test_each_row_for_rl_is_a_group(tmp_path: Path) -> None:
     assert [(line["row"], line["index"]) for line in lines[:5]] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
 
 
+def test_a_gateways_words_and_users_are_in_no_file_of_rows(tmp_path: Path) -> None:
+    from tests.unit.records.test_learning import DEPLOYED, live, live_folder
+
+    (tmp_path / "live").mkdir()
+    records = [live(number, "t-7", DEPLOYED) for number in range(2)]
+    live_folder(tmp_path / "live", records, [(each["request_id"], 1.0, None) for each in records])
+    words = ["--records", str(tmp_path / "live"), "--models", *DEPLOYED, "--staleness", "1"]
+    (row,) = prepared_train(tmp_path / "rl", *words, "--group", "2")
+    assert row["prompt"] == [{"role": "user", "content": "task t-7"}]
+    assert row["reward_model"] == {"style": "rule", "ground_truth": ""}
+    prepared_train(tmp_path / "sft", *words)
+    for path in (path for name in ("rl", "sft") for path in (tmp_path / name).iterdir()):
+        text = path.read_bytes()
+        assert not any(word in text for word in (b"somebody", b"547", b"839"))
+    lines = [json.loads(line) for line in (tmp_path / "sft" / "lineage.jsonl").read_text().splitlines()]
+    assert [(line["request_id"], line["uid"], line["models"], line["reward"], line["row"]) for line in lines] == [
+        (f"live-t-7-{number}", "t-7", ["m3", "m4"], 1.0, number) for number in range(2)
+    ]
+
+
 def test_fewer_rows_than_a_batch_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"4 rows were chosen, fewer than a batch \(data.train_batch_size=5\)"):
         chosen(tmp_path, "--min-score", "1", "--batch", "5")
     assert not (tmp_path / "data").exists()
+
+
+def test_the_smoke_runs_own_records_can_be_learned_from(tmp_path: Path) -> None:
+    rows = prepared_train(tmp_path, "--smoke", "--tokenizer", str(RECIPES / "common" / "model"), "--min-score", "1")
+    assert len(rows) == 16
+    lines = [json.loads(line) for line in (tmp_path / "lineage.jsonl").read_text().splitlines()]
+    assert [(line["uid"], line["number"], line["models"]) for line in lines[:3]] == [
+        ("group-0", 0, []), ("group-0", 1, []), ("group-1", 0, []),
+    ]  # fmt: skip

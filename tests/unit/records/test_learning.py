@@ -117,12 +117,99 @@ def test_another_models_conversations_are_not_learned_from(tmp_path: Path) -> No
     records = [evaluated(0, 0, "aaaa"), evaluated(0, 0, "bbbb"), sample_record(request_id="of-a-trainer")]
     folder = folder_of(tmp_path, records)
     found = choose([folder], SelectionRule(models=("bbbb",)))
-    assert [each.model for each in found.conversations] == ["bbbb"]
+    assert [each.models for each in found.conversations] == [("bbbb",)]
     assert found.left_out == {"of another model": 2}
     with pytest.raises(
         ConfigError, match=r"nothing is left to learn from: 0 of 3 .*3 of another model; models=\['c'\]"
     ):
         choose([folder], SelectionRule(models=("c",)))
+
+
+def live(number: int, task: str, models: list[str], **changes: Any) -> dict[str, Any]:
+    """Return the record of a gateway's session whose turns were sampled by the deployments 3 and 4."""
+    asked = {**sample_session()["session"], "task": task, "user": "somebody", "reward": None, "requests": []}
+    name = f"live-{task}-{number}"
+    return sample_record(
+        request_id=name, uid=task, number=number, step=0, loop="gateway", model=models, session=asked, **changes
+    )
+
+
+DEPLOYED = ["m0", "m1", "m2", "m3", "m4"]
+"""The deployments of a gateway, in order; `live` uses the last two."""
+
+
+def live_folder(folder: Path, records: list[dict[str, Any]], rewards: list[tuple[str, float, str | None]]) -> Path:
+    """Write a gateway's folder: records, and lines of their sessions with `rewards` as session, reward and id."""
+    (folder / "a.jsonl").write_bytes(b"".join(line_of(record) for record in records))
+    lines: list[dict[str, Any]] = []
+    for each in records:
+        named = {"session_id": each["request_id"], "at": 1.0}
+        begun = {"task_id": each["uid"], "user": "somebody", "number": each["number"]}
+        lines += [{"event": "start", **named, **begun}, {"event": "end", **named, "why": "ended"}]
+    given = [
+        {"event": "reward", "session_id": name, "at": 2.0 + place, "reward": reward, "id": key}
+        for place, (name, reward, key) in enumerate(rewards)
+    ]
+    (folder / "a.sessions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines + given))
+    return folder
+
+
+def test_of_a_gateway_the_rewards_of_sessions_choose_and_a_doubled_one_counts_once(tmp_path: Path) -> None:
+    records = [live(number, "t", DEPLOYED) for number in range(4)]
+    names = [each["request_id"] for each in records]
+    rewards = [(names[0], 0.5, "thumb"), (names[0], 0.5, "thumb"), (names[1], 0.0, None), (names[1], 1.0, None)]
+    folder = live_folder(tmp_path, records, [*rewards, (names[2], 0.25, None)])
+    found = choose([folder], SelectionRule(min_score=0.5))
+    assert [(each.request_id, each.score) for each in found.conversations] == [(names[0], 0.5), (names[1], 1.0)]
+    assert found.left_out == {"with a reward below 0.5": 1, "without a reward": 1}
+    line = found.conversations[1].lineage(3, 0)
+    assert (line["request_id"], line["uid"], line["models"], line["reward"]) == (names[1], "t", ["m3", "m4"], 1.0)
+    assert "somebody" not in json.dumps([each.lineage(0, 0) for each in found.conversations])
+
+
+def test_a_session_is_learned_from_if_all_its_trained_tokens_are_of_named_models(tmp_path: Path) -> None:
+    one = live(1, "t", [*DEPLOYED[:3], "m4", "m4"])
+    records = [live(0, "t", DEPLOYED), one]
+    folder = live_folder(tmp_path, records, [(each["request_id"], 1.0, None) for each in records])
+    for models, chosen in ((("m4",), [1]), (("m3", "m4"), [0, 1]), (("m4", "m3", "x"), [0, 1])):
+        assert [each.number for each in choose([folder], SelectionRule(models=models)).conversations] == chosen
+    with pytest.raises(ConfigError, match="2 of another model"):  # of which no token is
+        choose([folder], SelectionRule(models=("m0", "m1", "m2")))
+
+
+def test_staleness_counts_the_models_that_follow(tmp_path: Path) -> None:
+    old, newer, newest = (live(number, "t", ["", "", "", name, name]) for number, name in enumerate("abc"))
+    folder = live_folder(tmp_path, [old, newer, newest], [(f"live-t-{number}", 1.0, None) for number in range(3)])
+    order = ("a", "b", "c")
+    for staleness, chosen in ((0, [2]), (1, [1, 2]), (2, [0, 1, 2]), (9, [0, 1, 2]), (None, [0, 1, 2])):
+        found = choose([folder], SelectionRule(models=order, staleness=staleness))
+        assert [each.number for each in found.conversations] == chosen
+    assert choose([folder], SelectionRule(models=order, staleness=0)).left_out == {
+        "of a model that more than 0 follow": 2
+    }
+    assert choose([folder], SelectionRule(models=("b", "c"), staleness=0)).left_out == {
+        "of another model": 1, "of a model that more than 0 follow": 1,
+    }  # fmt: skip
+
+
+def test_a_task_is_a_group_whichever_models_it_was_asked_of(tmp_path: Path) -> None:
+    """The first ones of a task that was asked more often, and none of one that was asked too seldom."""
+    asked = [("often", number) for number in range(5)] + [("seldom", 0)] + [("twice", 0), ("twice", 1)]
+    records = [live(number, task, [*DEPLOYED[:3], *(f"{number}",) * 2]) for task, number in asked]
+    rewards = [(each["request_id"], float(each["number"] % 2), None) for each in records]
+    found = choose([live_folder(tmp_path, records, rewards)], SelectionRule(group=2))
+    assert [[(each.uid, each.models, each.score) for each in group] for group in found.groups] == [
+        [("often", ("0",), 0.0), ("often", ("1",), 1.0)],
+        [("twice", ("0",), 0.0), ("twice", ("1",), 1.0)],
+    ]
+    assert found.left_out == {"in groups of fewer than 2": 1, "beyond 2 of their row": 3}
+
+
+def test_a_version_that_names_no_model_is_a_fault(tmp_path: Path) -> None:
+    records = [live(0, "t", DEPLOYED), live(1, "t", DEPLOYED[:4])]
+    found = choose([live_folder(tmp_path, records, [("live-t-0", 1.0, None)])], SelectionRule())
+    assert found.left_out == {"whose tokens are not those of the engine": 1}
+    assert "weight version 4, and the record names 4 models" in found.faults[0]
 
 
 def test_tokens_that_an_endpoint_does_not_prove_are_not_learned_from(tmp_path: Path) -> None:
@@ -216,7 +303,7 @@ def test_a_session_has_the_tokens_of_each_of_its_rows(tmp_path: Path) -> None:
     assert found.trained == (2, 2)
     assert found.lineage(7, 1) == {
         "row": 7, "index": 1, "request_id": "s-0", "file": str(folder / "a.jsonl"), "offset": 0, "place": 0,
-        "model": None, "reward": 1.0, "data_row": None, "uid": "group-s", "number": 0, "step": 1,
+        "models": [], "reward": 1.0, "data_row": None, "uid": "group-s", "number": 0, "step": 1,
     }  # fmt: skip
 
 
@@ -237,6 +324,8 @@ def test_the_last_join_of_a_conversation_counts_and_rows_add_up(tmp_path: Path) 
         ({"group": 2, "min_score": 1.0}, "min_score=1.0 and per_row=None leave parts of a group out"),
         ({"per_row": 0}, "per_row=0 leaves no conversation of a row; name 1 or more"),
         ({"per_row": -1}, "per_row=-1 leaves no conversation"),
+        ({"staleness": 1}, "staleness=1 with models=None: it is the number of models that may follow"),
+        ({"staleness": -1, "models": ("a",)}, r"staleness=-1 with models=\['a'\]"),
         ({"min_score": float("nan")}, "min_score=nan: no reward is below it"),
     ],
 )

@@ -7,6 +7,7 @@ Invariants:
   that is torn, or of which an id, a mask or a log-probability was changed, is not trained;
 - the selection depends on the records and the choice alone, not on the order of folders in a file system;
 - every conversation is either chosen or counted with the cause for which it is excluded;
+- of a gateway's session each trained token was sampled by weights that may have sampled it;
 - of a session with roles (`proxy.roles`) the rows of a role are chosen by that role's reward. Roles that were not
   trained, and opponents, have no rows.
 
@@ -24,7 +25,7 @@ from typing import Any
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import CertificateError, ConfigError
-from verl_multiturn.records.read.origin import refuse_other
+from verl_multiturn.records.read.origin import models_of, refuse_other
 from verl_multiturn.records.read.records import Records, StoredRecord
 from verl_multiturn.records.read.scores import Reward, joined_rewards
 from verl_multiturn.records.verify.record import verify_record
@@ -38,7 +39,9 @@ class SelectionRule:
     min_score: float | None = None
     """Smallest reward of a conversation; with roles, of the role whose rows are learned from."""
     models: tuple[str, ...] | None = None
-    """Digests of the weights (`Record.model`) that may have sampled it. A trainer's records name none."""
+    """Digests of the weights (`Record.model`) that may have sampled its trained tokens. A trainer's name none."""
+    staleness: int | None = None
+    """How many of `models`, in their order from the oldest to the newest, may follow those that sampled it."""
     per_row: int | None = None
     """The most conversations of one data row: those with the highest rewards, the first ones among equals."""
     group: int | None = None
@@ -53,6 +56,11 @@ class SelectionRule:
     def __post_init__(self) -> None:
         if self.min_score is not None and math.isnan(self.min_score):
             raise ConfigError("min_score=nan: no reward is below it, or above; name a number, or null")
+        if self.staleness is not None and (self.staleness < 0 or not self.models):
+            raise ConfigError(
+                f"staleness={self.staleness} with models={list(self.models or ()) or None}: it is the number of models "
+                "that may follow the one that sampled, 0 or more; name them in order, the newest last, or set null"
+            )
         if self.per_row is not None and self.per_row < 1:
             raise ConfigError(f"per_row={self.per_row} leaves no conversation of a row; name 1 or more, or null")
         if self.group is None:
@@ -73,6 +81,13 @@ class SelectionRule:
                 "baseline; set both to null"
             )
 
+    @property
+    def fresh(self) -> tuple[str, ...] | None:
+        """Return those of `models` that `staleness` lets through; None: any model is."""
+        if self.models is None or self.staleness is None:
+            return self.models
+        return self.models[-self.staleness - 1 :]
+
 
 @dataclass(frozen=True)
 class SelectedRecord:
@@ -87,7 +102,8 @@ class SelectedRecord:
     request_id: str
     score: float
     """Its reward; with roles, the largest of those that are learned from."""
-    model: str | None
+    models: tuple[str, ...]
+    """Digests of the weights that sampled its trained tokens (`origin.models_of`); none of a trainer's."""
     data_row: Mapping[str, Any] | None
     """The row of an evaluation: its number and digest; None: a trainer's."""
     uid: str
@@ -98,6 +114,8 @@ class SelectedRecord:
     """Number of trained tokens in each of its rows; 0: nothing is learned from the row."""
     of_rows: tuple[tuple[str | None, float], ...]
     """Role and reward of each of its rows; without roles None, and the whole reward."""
+    task: str | None
+    """Of a gateway's session, its task, which is also its `uid`; None: no gateway's."""
     sample: Mapping[str, Any] = field(repr=False)
     """The data set's entries (`schema.Sample`)."""
 
@@ -107,7 +125,7 @@ class SelectedRecord:
         return {"path": self.path, "offset": self.offset, "place": self.place, "request_id": self.request_id}
 
     def lineage(self, row: int, index: int) -> dict[str, Any]:
-        """Return the line of `lineage.jsonl` with the origin of a row of the training file.
+        """Return the line of `lineage.jsonl` with the origin of a row of the training file; of a session, not its user.
 
         Args:
             row: Number of the row in the training file.
@@ -120,7 +138,7 @@ class SelectedRecord:
             "file": self.path,
             "offset": self.offset,
             "place": self.place,
-            "model": self.model,
+            "models": list(self.models),
             "reward": self.score,
             "data_row": None if self.data_row is None else dict(self.data_row),
             "uid": self.uid,
@@ -147,8 +165,7 @@ class Selection:
 
     def told(self) -> str:
         """Return the selection as one line."""
-        kept = len(self.conversations)
-        parts = [f"{count} {cause}" for cause, count in sorted(self.left_out.items())]
+        kept, parts = len(self.conversations), [f"{count} {cause}" for cause, count in sorted(self.left_out.items())]
         text = f"{kept} of {kept + self.left_out.total()} conversations are learned from"
         return text + (f"; left out: {', '.join(parts)}" if parts else "")
 
@@ -175,7 +192,7 @@ def choose(folders: Sequence[str | Path], choice: SelectionRule) -> Selection:
         for placed in _placed(records):
             request_id = placed.record["request_id"]
             if (other := seen.get(request_id)) is not None:
-                where = f"{other!r} and in {str(placed.path)!r}" if other != str(placed.path) else f"{other!r} twice"
+                where = f"{other!r} twice" if other == str(placed.path) else f"{other!r} and in {str(placed.path)!r}"
                 raise ConfigError(
                     f"request {show(request_id)} is in {where}, and would be learned from twice; name each folder once"
                 )
@@ -189,8 +206,7 @@ def choose(folders: Sequence[str | Path], choice: SelectionRule) -> Selection:
             else:
                 chosen = _chosen(placed, reward.score, of_rows, choice)
                 found.setdefault(_row_of(chosen), []).append(chosen)
-        torn = [fault for fault in records.faults if "left out" in fault or "cannot be read" in fault]
-        faults += torn
+        faults += [fault for fault in records.faults if "left out" in fault or "cannot be read" in fault]
     groups = list(_grouped(found.values(), choice, left_out))
     selection = Selection(tuple(groups), left_out, tuple(faults))
     if not groups:
@@ -247,6 +263,7 @@ def _refusal(
     """Return why a conversation is excluded, and its record's fault; "" and "" for one that can be used."""
     try:
         check(record)
+        models = models_of(record)
     except CertificateError as error:
         return "whose tokens are not those of the engine", str(error)
     lengths = [(row["prompt_length"], len(row["ids"]) - row["prompt_length"]) for row in record["rows"]]
@@ -256,7 +273,8 @@ def _refusal(
         "of a trainer's validation": record["validation"] and record["row"] is None,
         # It came as text, or as text and calls (`rollout.engines.http_engine`): its ids were written down later, by us.
         "of an endpoint, which proves no tokens": _is_unproven(record),
-        "of another model": choice.models is not None and record["model"] not in choice.models,
+        "of another model": not _are_of(record, models, choice.models),
+        f"of a model that more than {choice.staleness} follow": not _are_of(record, models, choice.fresh),
         "invalid": not record["valid"],
         "without a reward": reward.score is None,
         "with a row of which no token was sampled": any(not row["logprobs"] for row in record["rows"]),
@@ -271,6 +289,12 @@ def _refusal(
         ),
     }
     return next((cause for cause, holds in checks.items() if holds), ""), ""
+
+
+def _are_of(record: Mapping[str, Any], models: Sequence[str], allowed: Sequence[str] | None) -> bool:
+    """Return whether all trained tokens are of allowed models; a trainer's, which name none, are of no named model."""
+    names_some = bool(models) or isinstance(record["model"], list)
+    return allowed is None or (names_some and set(models) <= set(allowed))
 
 
 def _is_unproven(record: Mapping[str, Any]) -> bool:
@@ -294,8 +318,7 @@ def check(record: Mapping[str, Any]) -> None:
 def _chosen(
     placed: StoredRecord, score: float, of_rows: tuple[tuple[str | None, float], ...], choice: SelectionRule
 ) -> SelectedRecord:
-    record = placed.record
-    learned = [_is_learned(*each, choice) for each in of_rows]
+    record, learned = placed.record, [_is_learned(*each, choice) for each in of_rows]
     if choice.group is None:
         score = max(reward for (_, reward), is_learned in zip(of_rows, learned, strict=True) if is_learned)
     trained = [sum(count for count, mask, *_ in row["runs"] if mask) for row in record["rows"]]
@@ -305,21 +328,25 @@ def _chosen(
         placed.place,
         record["request_id"],
         score,
-        record["model"],
+        tuple(models_of(record)),
         record["row"],
         record["uid"],
         record["number"],
         record["step"],
         tuple(count if is_learned else 0 for count, is_learned in zip(trained, learned, strict=True)),
         of_rows,
+        (record["session"] or {}).get("task"),
         record["sample"],
     )
 
 
 def _row_of(chosen: SelectedRecord) -> tuple[Any, ...]:
-    """Return the key that conversations of one data row share: the row's content and the model, or a trainer's uid."""
+    """Return the key that conversations of one data row share: the row's content and the model, or folder and uid.
+
+    A gateway's uid is the task: its sessions are a group, whichever deployments sampled them.
+    """
     if chosen.data_row is not None:
-        return chosen.data_row["digest"], chosen.model
+        return chosen.data_row["digest"], chosen.models
     return str(Path(chosen.path).parent), chosen.uid
 
 
