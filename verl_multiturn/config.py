@@ -407,6 +407,24 @@ class CheckpointEvaluationSettings(BaseModel):
     timeout_s: float = Field(default=7200.0, gt=0, allow_inf_nan=False)
     """Seconds after which an evaluation is ended."""
 
+    deploy_to: str | None = None
+    """Address of a gateway (`verl-multiturn gateway`) that serves good checkpoints; null: none does.
+
+    The process of the evaluation asks it, when that is over. It reads the run's folder under the same path.
+    """
+
+    deploy_key_env: str | None = Field(default=None, min_length=1)
+    """Environment variable with the gateway's admin key."""
+
+    deploy_if: Literal["better", "always"] = "better"
+    """The checkpoints that are deployed: those with a higher mean reward than the last one deployed, or all."""
+
+    @model_validator(mode="after")
+    def _has_key(self) -> CheckpointEvaluationSettings:
+        if (self.deploy_to is None) != (self.deploy_key_env is None):
+            raise ValueError("deploy_to and deploy_key_env need each other; set both, or neither")
+        return self
+
 
 class DerivedSettings(BaseModel):
     """State of a run that the start-up check writes beside the user's settings, for the run's other processes."""

@@ -76,6 +76,11 @@ GROUPS = {
         "run": CommandPlace(
             "run", "run", "Run a recipe: prepare its data, start verl's trainer, show its progress and sum it up."
         ),
+        "deploy": CommandPlace(
+            "deploy",
+            "deploy",
+            "Let a gateway serve another model: its hash is compared, the weights are swapped, and tried.",
+        ),
         "export": CommandPlace(
             "export", "export", "Export a trained model as a Hugging Face folder, with its tools, sampling and a card."
         ),

@@ -41,6 +41,10 @@ class Point(BaseModel):
     at: float = 0.0
     """Time at which it was over, in seconds since 1970."""
     seconds: float = 0.0
+    deployed: bool = False
+    """Whether a gateway serves it since then."""
+    not_deployed: str = ""
+    """Why not, where one was named (`deploy_to`)."""
 
 
 def point_of(results: Results, step: int) -> Point:

@@ -75,6 +75,16 @@ def tensor_sizes(folder: Path) -> tuple[int, int]:
     return len(places), sum(place.end - place.begin for place in places)
 
 
+def tensor_shapes(folder: Path) -> dict[str, tuple[str, list[int]]]:
+    """Return data type and shape of each tensor in a Hugging Face folder by its name, by the files' headers.
+
+    Raises:
+        ConfigError: The folder has no such weights, or one of the files is damaged.
+    """
+    found = (each for path in weight_files(folder) for each in _tensors_of(path))
+    return {name: (place.dtype, place.shape) for name, place in found}
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Return the files of safetensors that hold the weights of a Hugging Face folder.
 

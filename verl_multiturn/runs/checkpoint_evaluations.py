@@ -45,6 +45,7 @@ from verl_multiturn.evaluation.points import FOLDER, Point, add_point, point_of
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.processes.system import end_with_parent
 from verl_multiturn.records.write.run_file import write_whole
+from verl_multiturn.runs.checkpoint_deployments import deploy_point
 
 _STEP = "global_step_"
 _WANTED, _LOG = "wanted.json", "worker.log"
@@ -78,6 +79,10 @@ class CheckpointOptions:
     devices: str | None
     """GPUs, as in CUDA_VISIBLE_DEVICES; None: it sees none."""
     timeout_s: float
+    deploy_to: str | None = None
+    """Address of a gateway that gets good ones; None: none does."""
+    deploy_key_env: str | None = None
+    deploy_if: str = "better"
 
     def command(self, checkpoint: Path, out: Path) -> list[str]:
         """Return the command that evaluates a checkpoint."""
@@ -237,6 +242,10 @@ def _evaluate(run: Path, step: int) -> None:
             point = Point(step=step, state="failed", why=str(error))
         if why and point.state == "failed":
             point = point.model_copy(update={"why": why})
+        if wanted.deploy_to is not None and point.state == "evaluated":
+            point = point.model_copy(update={"at": time.time()})
+            to = wanted.deploy_to, wanted.deploy_key_env or "", wanted.deploy_if
+            point = deploy_point(run, point, out / "model", *to)
     except Exception as error:  # the disk is full, or somebody removed a file: of this checkpoint alone
         point = Point(step=step, state="failed", why=f"{type(error).__name__}: {error}")
     for path in (held, waiting, out / "model"):
@@ -330,7 +339,7 @@ def wanted_of(settings: Mapping[str, Any], run: Path, rows: Sequence[str]) -> Ch
     """Return how a run's checkpoints are evaluated.
 
     Args:
-        settings: `custom.multiturn.checkpoint_evaluation`: samples, devices and timeout_s.
+        settings: `custom.multiturn.checkpoint_evaluation`.
         run: Folder of the run.
         rows: Files of its validation rows.
 

@@ -206,6 +206,20 @@ def test_a_logger_with_an_account_or_without_the_net_is_taken(tmp_path: Path, mo
     assert refusal(tmp_path, "trainer.logger=[console,wandb]") == ""
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("deploy_to=127.0.0.1", "checkpoint_evaluation: deploy_to and deploy_key_env need each other; set both"),
+        ("deploy_to=gateway,deploy_key_env=NO_KEY", "deploy_to: expected an address such as 'http://127.0.0.1:8000"),
+        ("deploy_to='http://gateway:1',deploy_key_env=NO_KEY", "the environment variable 'NO_KEY' is not set here"),
+    ],
+)
+def test_a_gateway_that_could_never_be_asked_is_refused_early(tmp_path: Path, given: str, message: str) -> None:
+    ours = f"{ROLLOUT}.custom.multiturn.checkpoint_evaluation"
+    words = [f"++{ours}.{each}" for each in given.split(",")]
+    assert message in refusal(tmp_path, *words)
+
+
 def test_a_micro_batch_that_does_not_divide_is_refused_early(tmp_path: Path) -> None:
     words = ("data.train_batch_size=4", f"{ACTOR}.ppo_mini_batch_size=4", f"{ROLLOUT}.n=4")
     assert "ppo_micro_batch_size_per_gpu=64 does not divide them; choose a divisor of 16" in refusal(tmp_path, *words)

@@ -257,7 +257,10 @@ class GenerateEngine(HttpEngine):
         Raises:
             EngineError: There is no answer, or one that is not a generation of the named weights.
         """
-        rid = uuid4().hex
+        return await self._sample(ask, uuid4().hex)
+
+    async def _sample(self, ask: Ask, rid: str) -> Generation:
+        """Sample under a name of the server's, with which it can be stopped (`_stop`)."""
         body: dict[str, Any] = {
             "rid": rid,
             "input_ids": list(ask.ids),
@@ -278,8 +281,7 @@ class GenerateEngine(HttpEngine):
 
     def _generation(self, answer: Mapping[str, Any]) -> Generation:
         about = answer["meta_info"]
-        if (found := about.get("weight_version")) != self._weights:
-            raise EngineError(f"the weights {found!r} sampled it, and the model's are {self._weights!r}")
+        version = self._version(about.get("weight_version"))
         ids = list(answer["output_ids"])
         if wrong := [token for token in ids if type(token) is not int]:
             raise TypeError(f"{show(wrong[0])} is no token id")
@@ -290,10 +292,20 @@ class GenerateEngine(HttpEngine):
         return Generation(
             ids,
             [float(logprob) for logprob, *_ in sampled],
-            [WEIGHTS] * len(ids),
+            [version] * len(ids),
             _FINISH.get(finish, "abort"),
             cached=_count(about.get("cached_tokens")),
         )
+
+    def _version(self, weights: Any) -> int:
+        """Return the version of the weights that an answer names.
+
+        Raises:
+            EngineError: They are others than the model's.
+        """
+        if weights != self._weights:
+            raise EngineError(f"the weights {weights!r} sampled it, and the model's are {self._weights!r}")
+        return WEIGHTS
 
     async def _stop(self, rid: str) -> None:
         """Let the server stop a generation whose caller is gone."""

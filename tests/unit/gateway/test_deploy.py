@@ -1,0 +1,281 @@
+"""New weights while agents are answered: `DeployedEngine` and `Deployer`, at a stand-in of SGLang."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.support.weights_server import WeightsServer
+from verl_multiturn.errors import EngineError
+from verl_multiturn.gateway.deploy import Deployer, DeployRefusedError
+from verl_multiturn.gateway.engine import DeployedEngine
+from verl_multiturn.models.hash import model_hash
+from verl_multiturn.rollout.engines import http_engine
+from verl_multiturn.rollout.engines.protocol import Ask
+
+BASE = ROOT / "recipes" / "quickstart" / "model"
+TRIAL = [1, 2, 3]
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_engine, "_PAUSES_S", (0.0, 0.0, 0.0))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Folders of three models, whose weights differ in their last byte: the token that each says."""
+    found = {}
+    for token in (5, 6, 7):
+        folder = tmp_path_factory.mktemp("models") / f"says-{token}"
+        shutil.copytree(BASE, folder)
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1] + bytes([token]))
+        found[token] = folder
+    return found
+
+
+def token_of(folder: Path) -> int:
+    return (folder / "model.safetensors").read_bytes()[-1]
+
+
+def ask(tokens: int = 4) -> Ask:
+    return Ask("one", [1, 2], {}, tokens)
+
+
+@asynccontextmanager
+async def serving(
+    models: dict[int, Path], step_s: float = 0.0
+) -> AsyncIterator[tuple[WeightsServer, DeployedEngine, Deployer]]:
+    server = WeightsServer(5, model_hash(models[5]), token_of, step_s)
+    async with server.serve() as url:
+        engine = DeployedEngine(url, server.version)
+        deployer = Deployer(engine, models[5], TRIAL)
+        try:
+            yield server, engine, deployer
+        finally:
+            await deployer.aclose()
+            await engine.aclose()
+
+
+def order(folder: Path, **changes: Any) -> dict[str, Any]:
+    return {"path": str(folder), "hash": model_hash(folder), **changes}
+
+
+async def test_new_weights_sample_after_their_trial(models: dict[int, Path]) -> None:
+    async with serving(models) as (server, engine, deployer):
+        assert (await engine.generate(ask())).versions == [0] * 4
+        assert deployer.begin(order(models[6]))["state"] == "checking"
+        now = await deployer.wait()
+        assert (now.state, now.error) == ("done", "")
+        made = await engine.generate(ask())
+        assert (made.ids, made.versions) == ([6] * 4, [1] * 4)
+        assert engine.models == [model_hash(models[5]), model_hash(models[6])]
+        # Back again: a hash has one version.
+        deployer.begin(order(models[5]))
+        assert (await deployer.wait()).state == "done"
+        assert (await engine.generate(ask())).versions == [0] * 4
+        assert server.loaded == [str(models[6]), str(models[5])]
+        assert await engine.look() == ""
+
+
+@pytest.mark.parametrize("keeps_tokens", [True, False])
+async def test_a_generation_that_is_cut_goes_on_with_the_new_weights(
+    models: dict[int, Path], keeps_tokens: bool
+) -> None:
+    async with serving(models, step_s=0.002) as (server, engine, deployer):
+        server.keeps_tokens = keeps_tokens
+        running = [asyncio.ensure_future(engine.generate(ask(1500))) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        deployer.begin(order(models[6], mode="cut"))
+        now = await deployer.wait()
+        assert (now.state, now.interrupted) == ("done", 4)
+        for made in await asyncio.gather(*running):
+            assert made.finish == "length"
+            assert len(made.ids) == len(made.logprobs) == len(made.versions) == 1500
+            assert {(5, 0), (6, 1)} >= set(zip(made.ids, made.versions, strict=True)) >= {(6, 1)}
+            assert made.versions == sorted(made.versions)
+            assert (made.versions[0] == 0) is keeps_tokens
+
+
+async def test_a_drain_lets_generations_end(models: dict[int, Path]) -> None:
+    async with serving(models, step_s=0.002) as (_, engine, deployer):
+        running = asyncio.ensure_future(engine.generate(ask(200)))
+        await asyncio.sleep(0.02)
+        deployer.begin(order(models[6]))
+        with pytest.raises(DeployRefusedError, match="is under way") as refused:
+            deployer.begin(order(models[7]))
+        assert refused.value.status == 409
+        now = await deployer.wait()
+        assert (now.state, now.interrupted) == ("done", 0)
+        assert (await running).versions == [0] * 200
+
+
+async def test_a_caller_that_goes_away_in_a_pause(models: dict[int, Path]) -> None:
+    async with serving(models, step_s=0.002) as (_, engine, _):
+        async with engine.paused(0):
+            waiting = asyncio.ensure_future(engine.generate(ask()))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            with pytest.raises(RuntimeError, match="paused already"):
+                async with engine.paused(0):
+                    pass
+        running = asyncio.ensure_future(engine.generate(ask(5000)))
+        await asyncio.sleep(0.05)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert engine.underway == 0
+
+
+def cannot_load(folder: Path) -> int:
+    if token_of(folder) == 6:
+        raise ValueError("size mismatch")
+    return token_of(folder)
+
+
+async def test_weights_that_do_not_load_leave_the_old_ones(models: dict[int, Path]) -> None:
+    async with serving(models) as (server, engine, deployer):
+        server.token_of = cannot_load
+        deployer.begin(order(models[6]))
+        now = await deployer.wait()
+        assert now.state == "failed"
+        assert "size mismatch" in now.error
+        assert (await engine.generate(ask())).versions == [0] * 4
+        assert engine.models == [model_hash(models[5])]
+        assert await engine.look() == ""
+
+
+async def test_weights_that_fail_their_trial_are_taken_back(models: dict[int, Path]) -> None:
+    async with serving(models) as (server, engine, deployer):
+        server.nan_tokens = {6}
+        deployer.begin(order(models[6]))
+        now = await deployer.wait()
+        assert (now.state, server.loaded) == ("failed", [str(models[6]), str(models[5])])
+        assert "failed their trial: a log-probability is nan" in now.error
+        assert (await engine.generate(ask())).ids == [5] * 4
+        assert engine.models == [model_hash(models[5])]
+
+
+async def test_the_old_weights_cannot_be_loaded_again_either(models: dict[int, Path]) -> None:
+    def none(folder: Path) -> int:
+        raise ValueError("no memory")
+
+    async with serving(models) as (server, engine, deployer):
+        server.token_of = none
+        deployer.begin(order(models[6]))
+        assert (await deployer.wait()).state == "failed"
+        assert "could not be loaded again" in engine.fault
+        assert "restart the gateway" in await engine.look()
+        with pytest.raises(EngineError, match="could not be loaded again"):
+            await engine.generate(ask())
+
+
+async def test_weights_that_somebody_else_swapped(models: dict[int, Path]) -> None:
+    async with serving(models) as (server, engine, _):
+        server.version = "00ff00ff00ff00ff"
+        with pytest.raises(EngineError, match="'00ff00ff00ff00ff' sampled it, and those deployed here are"):
+            await engine.generate(ask())
+        assert "serves the weights '00ff00ff00ff00ff'" in await engine.look()
+        server.version = engine.model
+        assert await engine.look() == ""
+
+
+def changed(models: dict[int, Path], to: Path, change: str) -> Path:
+    folder = to / "other"
+    shutil.copytree(models[6], folder)
+    config, tokenizer = folder / "config.json", folder / "tokenizer.json"
+    if change == "vocabulary":
+        held = json.loads(tokenizer.read_text())
+        vocabulary = held["model"]["vocab"]
+        one, two = list(vocabulary)[10:12]
+        vocabulary[one], vocabulary[two] = vocabulary[two], vocabulary[one]
+        tokenizer.write_text(json.dumps(held))
+    elif change == "architecture":
+        config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "qwen3"}))
+    elif change == "template":
+        (folder / "chat_template.jinja").write_text("{{ messages }}")
+    elif change == "half":
+        data = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+    elif change == "tensor":
+        weights = folder / "model.safetensors"
+        data = weights.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        wide = next(
+            name for name, each in header.items() if len(each.get("shape", [])) == 2 and len({*each["shape"]}) == 2
+        )
+        header[wide]["shape"].reverse()
+        written = json.dumps(header, separators=(",", ":")).encode().ljust(length)
+        weights.write_bytes(data[:8] + written + data[8 + length :])
+    elif change == "no config":
+        config.write_text("{")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("vocabulary", "has another vocabulary than the model that serves"),
+        ("architecture", "has another model_type in config.json than the model that serves: 'qwen3'"),
+        ("template", "has another chat template than the model that serves"),
+        ("half", "is no whole file of safetensors (it is cut short"),
+        ("tensor", "has another tensor "),
+        ("no config", "config.json"),
+        ("hash", "and 00000000000000ff were to be deployed; name the folder that both see"),
+        ("gone", "is no folder"),
+    ],
+)
+async def test_a_model_that_cannot_take_its_place_touches_nothing(
+    models: dict[int, Path], tmp_path: Path, change: str, message: str
+) -> None:
+    folder = changed(models, tmp_path, change)
+    weights = "00000000000000ff" if change in ("hash", "half") else model_hash(folder)
+    async with serving(models) as (server, _, deployer):
+        deployer.begin({"path": str(tmp_path / "no" if change == "gone" else folder), "hash": weights})
+        now = await deployer.wait()
+        assert (now.state, server.loaded) == ("failed", [])
+        assert message in now.error
+
+
+async def test_the_model_that_serves_is_gone(models: dict[int, Path], tmp_path: Path) -> None:
+    served = tmp_path / "served"
+    shutil.copytree(models[5], served)
+    async with serving(models) as (server, engine, _):
+        deployer = Deployer(engine, served, TRIAL)
+        shutil.copy(models[7] / "model.safetensors", served)
+        deployer.begin(order(models[6]))
+        now = await deployer.wait()
+        assert (now.state, server.loaded) == ("failed", [])
+        assert "could not be taken back" in now.error
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ([], "expected a JSON object"),
+        ({"path": "relative", "hash": "0" * 16}, "expected the absolute path"),
+        ({"path": "/a\0b", "hash": "0" * 16}, "expected the absolute path"),
+        ({"path": "/a", "hash": "0" * 15}, "expected 16 hexadecimal digits"),
+        ({"path": "/a", "hash": "0" * 16, "mode": "now"}, "expected 'drain' or 'cut'"),
+        ({"path": "/a", "hash": "0" * 16, "drain_s": -1}, "expected seconds from 0 to 3600"),
+        ({"path": "/a", "hash": "0" * 16, "drain_s": float("nan")}, "expected seconds from 0 to 3600"),
+        ({"path": "/a", "hash": "0" * 16, "drain_s": True}, "expected seconds from 0 to 3600"),
+        ({"path": "/a", "hash": "0" * 16, "drian_s": 1}, "unknown field 'drian_s'"),
+    ],
+)
+async def test_requests_that_are_none(models: dict[int, Path], body: Any, message: str) -> None:
+    async with serving(models) as (_, _, deployer):
+        with pytest.raises(DeployRefusedError, match=message) as refused:
+            deployer.begin(body)
+        assert refused.value.status == 400
+        assert deployer.state()["state"] == "idle"
