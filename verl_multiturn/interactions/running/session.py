@@ -26,7 +26,7 @@ from verl_multiturn.calls.tasks import Alarms
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError, read_number, read_reply
+from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError, read_reply, read_score
 from verl_multiturn.tools.loading.kwargs import copy_kwargs
 
 METHODS = ("start", "reply", "score", "close")
@@ -174,19 +174,27 @@ class InteractionSession:
         self.owes = ""
         return reply
 
-    async def score(self) -> float:
-        """Return the reward of the whole conversation.
+    async def score(self, trained: Sequence[str] = ()) -> tuple[float, dict[str, float]]:
+        """Return the reward of the whole conversation, and rewards by role, as `read_score` does.
+
+        Args:
+            trained: Names of the roles that are trained; empty: there are none.
 
         Raises:
             InteractionFailedError: There is none, or it is not a finite number.
-            InteractionContractError: It returned something that is not a number.
+            InteractionContractError: It returned no reward, or gives a role that is trained none.
         """
         if "score" in self._gate.owner.inherited:
-            return 0.0
+            return 0.0, {}
         self.owes = "score"
-        score = read_number(self.name, "score", await self._call("score"))
+        score, roles = read_score(self.name, await self._call("score"))
+        if roles and (missing := [role for role in trained if role not in roles]):
+            raise InteractionContractError(
+                f"interaction {self.name!r}: score gives the role {missing[0]!r}, which is trained, no reward; give "
+                "each role one"
+            )
         self.owes, self._scored = "", True
-        return score
+        return score, roles
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         """Call a method: the score at once, the others when there is a slot.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,6 +68,8 @@ class CertifiedOutput(AgentLoopOutput):
     """Role of all its turns; None where there are no roles."""
     is_last: bool | None = Field(default=None, exclude=True)
     """Whether it is the last row of its role, which has the reward of the whole; None: the last row of all is."""
+    placed: float = Field(default=0.0, exclude=True)
+    """Sum of `turn_rewards` in all rows of its role; of a session 0.0."""
     outcomes: dict[str | None, float | None] = Field(default={None: None}, exclude=True)
     """Reward of the whole for each role that has a row; None: `reward_score`, as it is for all of them."""
     void: bool = Field(default=False, exclude=True)
@@ -102,6 +105,8 @@ class CertifiedOutput(AgentLoopOutput):
         unrewarded = any(reported.get(key, 0.0) > 0 for key in (OUTAGE, UNJUDGEABLE))
         output["metrics"][STATS] = {"score": self.reward_score, "reported": reported, **self.stats}
         output["metrics"][STATS] |= {"conversation": conversation, "unrewarded": unrewarded}
+        if "speakers" in self.stats and self.is_last:
+            output["metrics"][STATS]["role"] = {"score": (self.outcome or 0.0) + self.placed}
         if "session" in self.stats:
             output["metrics"][STATS]["session"] = {**self.stats["session"], "outcome": self.outcome}
         output["rollout_versions"] = torch.tensor(output.pop("versions"), dtype=torch.int64)
@@ -245,6 +250,9 @@ def to_outputs(outcome: Outcome, settings: OutputSettings, step: int) -> list[Ce
     last.metrics = AgentLoopMetrics(generate_sequences=outcome.generate_s, tool_calls=outcome.tools_s)
     if outcome.session is None:
         _add_rewards(outputs, outcome, settings)
+        for output in outputs:
+            own = [score for each in outputs if each.role == output.role for _, score in each.turn_rewards]
+            output.placed = math.fsum(own)
     else:
         _add_session(outputs, outcome, outcome.session)
     return outputs
@@ -280,7 +288,7 @@ def _row_output(row: ConversationRow, settings: OutputSettings, step: int, train
 
 def _told(outcome: Outcome, void: bool) -> dict[str, Any]:
     """Return the fields of a conversation that reward functions read."""
-    said = [turn.said for turn in outcome.turns if turn.said is not None and not turn.summary]
+    said = [turn.said for turn in outcome.assistant_turns if turn.said is not None and not turn.summary]
     return {
         **outcome.extra_fields,
         "turn_scores": [reply.reward or 0.0 for reply in outcome.replies],

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from verl_multiturn.observe.metrics import Stats, compared_groups
-from verl_multiturn.observe.roles import role_of, silent, trained_roles
+from verl_multiturn.observe.roles import role_of, silent, speakers_of, trained_roles
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.rows.reward_numbers import have_signal
 from verl_multiturn.verl_bridge.compat.row_store import get_columns
@@ -78,7 +78,7 @@ class RoleFigures:
         self._steps += 1
         for role in trained_roles(stats):
             self._sessions[role] += sum(
-                each["valid"] and role in each.get("session", {}).get("trained", ()) for each in stats
+                each["valid"] and role in speakers_of(each).get("trained", ()) for each in stats
             )
             self._silent[role] += len(silent(stats, role))
         groups = compared_groups(stats)
@@ -94,7 +94,8 @@ class RoleFigures:
             if sessions and self._silent[role] == sessions:
                 logger.warning(
                     "role %r is trained and never spoke in %d sessions of %d steps, so that it learns nothing; let the "
-                    "agent name it as the model of its requests, or take it out of proxy.train",
+                    "agent name it as the model of its requests, or take it out of proxy.train (of a simulated user: out "
+                    "of train)",
                     role, sessions, _STEPS,
                 )  # fmt: skip
         if self._groups and not self._signals and self._several:
