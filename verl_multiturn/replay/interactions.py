@@ -103,6 +103,8 @@ class RecordedInteractionSession(InteractionSession):
                 reply["metrics"],
                 reply.get("shows", ()),
             )
+        if method == "start" and record["generations"]:  # the fault came later
+            return None
         if record["time_up"] == "interaction":
             await self._recording.run_out()
         if record["stop_reason"] == "outage":

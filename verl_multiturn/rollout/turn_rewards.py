@@ -29,7 +29,8 @@ def tool_scores(outcome: Outcome, weight: float = 1.0) -> list[Scores]:
     """Return the tools' rewards for each row of a conversation, weighted.
 
     A step reward goes to the last token of the turn that made the call. The sum of the tools' `calc_reward` goes to the
-    last sampled token, where the user is trained, too, to the assistant's. Rewards of zero are omitted. An invalid conversation has no rewards.
+    last sampled token; where the user is trained, too, to the assistant's last one. Rewards of zero are omitted. An
+    invalid conversation has no rewards.
 
     Args:
         outcome: A conversation that is over.

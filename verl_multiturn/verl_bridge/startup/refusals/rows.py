@@ -50,8 +50,8 @@ def check_trained_users(run: RunView) -> None:
         own = getattr(each, "temperature", temperature)
         if own != temperature:
             raise ConfigError(
-                f"interaction {name!r}: config.temperature is {own:g}; a user that is trained ({_TRAIN}) samples as the "
-                f"assistant does: set it to rollout.temperature, which is {temperature:g}"
+                f"interaction {name!r}: config.temperature is {own:g}; a user that is trained ({_TRAIN}) samples as "
+                f"the assistant does: set it to rollout.temperature, which is {temperature:g}"
             )
 
 

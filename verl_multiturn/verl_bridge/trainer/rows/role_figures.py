@@ -94,8 +94,8 @@ class RoleFigures:
             if sessions and self._silent[role] == sessions:
                 logger.warning(
                     "role %r is trained and never spoke in %d sessions of %d steps, so that it learns nothing; let the "
-                    "agent name it as the model of its requests, or take it out of proxy.train (of a simulated user: out "
-                    "of train)",
+                    "agent name it as the model of its requests, or take it out of proxy.train, or a simulated user "
+                    "out of train",
                     role, sessions, _STEPS,
                 )  # fmt: skip
         if self._groups and not self._signals and self._several:
