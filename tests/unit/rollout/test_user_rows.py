@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ class Speakers:
 class Player(PolicyUser):
     """A user with rewards of its own."""
 
-    given: Any = {"roles": {"assistant": 1.0, "user": -1.0}}
+    given: Any = MappingProxyType({"roles": {"assistant": 1.0, "user": -1.0}})
 
     async def score(self, instance_id: str) -> Any:
         return self.given
@@ -95,7 +96,7 @@ def shown(outcome: Outcome) -> list[list[tuple[str, bool]]]:
     rows = []
     for row in outcome.rows:
         made, stretches = row.trajectory, []
-        ids = made.ids + [None]
+        ids = [*made.ids, None]
         begin = 0
         for i in range(1, len(ids)):
             if i == len(made.ids) or made.mask[i] != made.mask[begin]:

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _STEPS = 2
 """Steps after which a warning is due."""
+_OF_AN_AGENT = "let the agent name it as the model of its requests, or take it out of proxy.train"
+_OF_A_USER = "give rows a PolicyUser whose turn comes, or take it out of train"
 
 
 class RoleFigures:
@@ -37,6 +39,8 @@ class RoleFigures:
         self._steps = 0
         self._sessions: Counter[str] = Counter()
         """Valid conversations so far in which a trained role could speak."""
+        self._has_users = False
+        """Whether the roles are those of conversations (`train`)."""
         self._silent: Counter[str] = Counter()
         """Number of conversations in which it did not speak."""
         self._groups = self._signals = self._several = 0
@@ -76,6 +80,7 @@ class RoleFigures:
         if self._steps >= _STEPS:
             return
         self._steps += 1
+        self._has_users |= any("speakers" in each for each in stats)
         for role in trained_roles(stats):
             self._sessions[role] += sum(
                 each["valid"] and role in speakers_of(each).get("trained", ()) for each in stats
@@ -93,10 +98,8 @@ class RoleFigures:
         for role, sessions in self._sessions.items():
             if sessions and self._silent[role] == sessions:
                 logger.warning(
-                    "role %r is trained and never spoke in %d sessions of %d steps, so that it learns nothing; let the "
-                    "agent name it as the model of its requests, or take it out of proxy.train, or a simulated user "
-                    "out of train",
-                    role, sessions, _STEPS,
+                    "role %r is trained and never spoke in %d sessions of %d steps, so that it learns nothing; %s",
+                    role, sessions, _STEPS, _OF_A_USER if self._has_users else _OF_AN_AGENT,
                 )  # fmt: skip
         if self._groups and not self._signals and self._several:
             logger.warning(
