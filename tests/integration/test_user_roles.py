@@ -124,6 +124,7 @@ def test_each_speaker_has_a_row_and_its_reward_at_its_end(store: WritableStore, 
     # A reward function reads the assistant's words, which verl takes from the last row.
     last = outputs[-1]
     assert last.extra_fields["assistant_texts"] == ["Hello.", "Two."]
+    assert last.extra_fields["reward_extra_info"] == {"acc": 1.0}  # the assistant's
     assert (last.num_turns, stats(store)[1]["assistant_turns"]) == (4, 2)
 
 

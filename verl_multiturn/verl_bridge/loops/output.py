@@ -19,7 +19,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl_multiturn.certificate.receipts import as_unrewarded
 from verl_multiturn.chat.images import Vision
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
-from verl_multiturn.config import MultiTurnSettings, ScoreSettings
+from verl_multiturn.config import ASSISTANT, MultiTurnSettings, ScoreSettings
 from verl_multiturn.errors import RewardContractError
 from verl_multiturn.observe.metrics import Stats, numbers_of, stats_of
 from verl_multiturn.observe.roles import role_of
@@ -369,6 +369,11 @@ def _add_rewards(outputs: list[CertifiedOutput], outcome: Outcome, settings: Out
                 # verl copies this from the last row to the others.
                 output.extra_fields["reward_extra_info"] = {}
                 output.stats["score"] = None
+        if setting.mode == "replace" and outcome.trained and outcome.valid:
+            # As a session's first trained role: the rewards of two players may add up to 0.
+            own = [score for output in outputs if output.role == ASSISTANT for _, score in output.turn_rewards]
+            for output in outputs:
+                output.extra_fields["reward_extra_info"] = {"acc": math.fsum(own)}
 
 
 @functools.cache
