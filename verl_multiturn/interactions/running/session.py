@@ -87,6 +87,8 @@ class InteractionSession:
         """Seconds spent in `start`, `reply` and `score`, with the wait for a slot."""
         self.owes = ""
         """Name of the method that was called last and has given nothing that can be used; "" otherwise."""
+        self.scores: dict[str, float] = {}
+        """Rewards by role, where `score` gave such ones; empty otherwise."""
         self._scored = False
         self._seen: Sequence[Any] = ()
         """The conversation, as `reply` saw it last."""
@@ -174,8 +176,8 @@ class InteractionSession:
         self.owes = ""
         return reply
 
-    async def score(self, trained: Sequence[str] = ()) -> tuple[float, dict[str, float]]:
-        """Return the reward of the whole conversation, and rewards by role, as `read_score` does.
+    async def score(self, trained: Sequence[str] = ()) -> float:
+        """Return the reward of the whole conversation; of rewards by role, which go to `scores`, the assistant's.
 
         Args:
             trained: Names of the roles that are trained; empty: there are none.
@@ -185,16 +187,16 @@ class InteractionSession:
             InteractionContractError: It returned no reward, or gives a role that is trained none.
         """
         if "score" in self._gate.owner.inherited:
-            return 0.0, {}
+            return 0.0
         self.owes = "score"
-        score, roles = read_score(self.name, await self._call("score"))
-        if roles and (missing := [role for role in trained if role not in roles]):
+        score, self.scores = read_score(self.name, await self._call("score"))
+        if self.scores and (missing := [role for role in trained if role not in self.scores]):
             raise InteractionContractError(
                 f"interaction {self.name!r}: score gives the role {missing[0]!r}, which is trained, no reward; give "
                 "each role one"
             )
         self.owes, self._scored = "", True
-        return score, roles
+        return score
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         """Call a method: the score at once, the others when there is a slot.
