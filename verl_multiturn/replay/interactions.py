@@ -47,8 +47,9 @@ class RecordedInteractionSession(InteractionSession):
 
     def _note_user(self) -> None:
         """Note the recorded turns of the user that come next."""
+        numbers = self._recording.user_turns()  # passed over, also where the replay's settings train no user
         if (rows := current_user()) is not None:
-            note_user_turns(rows, self._record, self._recording.user_turns())
+            note_user_turns(rows, self._record, numbers)
 
     async def reply(self, messages: Sequence[Mapping[str, Any]]) -> CheckedReply:
         """Return the recorded answer to the last turn, read anew.

@@ -54,8 +54,11 @@ class UserQuestion:
     """A question to the policy as the user."""
 
     messages: list[Message]
+    """As they were asked."""
     ids: list[int]
     """All ids that the engine is given."""
+    trusted: list[Message] = field(default_factory=list)
+    """The messages as the template gets them."""
     before: _UserTurn | None = None
     """The turn from which it goes on; None: it is rendered whole."""
     template: list[int] = field(default_factory=list)
@@ -89,7 +92,7 @@ class UserRows:
         self._outcome = outcome
         self._limits = limits
         self._spoken: list[_UserTurn] = []
-        self._busy = 0
+        self._lanes: set[int] = set()
         self._closed = False
 
     async def question(self, messages: list[Message], codec: ChatCodec) -> UserQuestion:
@@ -109,9 +112,9 @@ class UserRows:
             if self._limits.fits_observation(used, len(increment)):
                 whole = [*ids, *increment.separator, *increment.observation]
                 room = self._limits.response_length - used - len(increment)
-                return UserQuestion(messages, whole, before, increment.separator, increment.observation, room)
+                return UserQuestion(messages, whole, trusted, before, increment.separator, increment.observation, room)
         ids = await codec.render(codec.initial, trusted, [])
-        return UserQuestion(messages, list(ids), room=self._limits.response_length)
+        return UserQuestion(messages, list(ids), trusted, room=self._limits.response_length)
 
     def _before(self, messages: Sequence[Message]) -> _UserTurn | None:
         """Return the turn from which messages go on; note a turn that nobody got, since its question came again."""
@@ -146,17 +149,18 @@ class UserRows:
             CancelledError: The task was cancelled meanwhile.
             EngineError: The engine failed, or the tokens cannot be trained.
         """
-        # One lane, in which the engine finds the questions before; a second one only for questions at the same time.
-        lane = f"{self._outcome.request_id}.user{self._busy or ''}"
+        # One lane, in which the engine finds the questions before; others only for questions at the same time.
+        number = min({*range(len(self._lanes) + 1)} - self._lanes)
+        lane = f"{self._outcome.request_id}.user{number}"
         asked, started = {"stop_token_ids": list(stop_ids), **self.sampling}, time.perf_counter()
-        self._busy += 1
+        self._lanes.add(number)
         try:
             with during("generation") as span:
-                ask = Ask(lane, question.ids, asked, budget, messages=question.messages, role=USER)
+                ask = Ask(lane, question.ids, asked, budget, messages=question.trusted, role=USER)
                 sampled = await sample(engine, ask)
                 span.turn = len(self._outcome.turns)
         finally:
-            self._busy -= 1
+            self._lanes.remove(number)
             receipts = engine.take(lane)
         made = sampled.generation
         if not self._closed:
@@ -202,7 +206,7 @@ class UserRows:
         before = next((each for each in self._spoken if each.turn.number == turn.parent), None)
         known = 0 if before is None else len(before.question.ids) + len(before.made.ids)
         new = list(ids[known:])
-        question = UserQuestion([], list(ids), before, new[:template], new[template:])
+        question = UserQuestion([], list(ids), [], before, new[:template], new[template:])
         self._outcome.turns.append(turn)
         self._outcome.user_receipts[turn.number] = receipt
         self._spoken.append(_UserTurn(turn, question, made, text))

@@ -268,13 +268,43 @@ async def test_a_turn_that_comes_back_after_the_end_belongs_to_nobody() -> None:
         await asyncio.sleep(0)
     assert [ask.role for ask in engine.asked] == ["assistant", "user"]
     assert [turn.role for turn in outcome.turns] == ["assistant"]
-    assert receipting.take("r.user") == []
+    assert receipting.take("r.user0") == []
     check_whole(outcome, receipts(outcome, receipting))
+
+
+class Doubts(Player):
+    """A user who asks two questions at the same time, and says the first answer."""
+
+    async def write(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        other = [*messages[:-1], {"role": "user", "content": "Or?"}]
+        first, _ = await asyncio.gather(super().write(messages), super().write(other))
+        return first
+
+
+async def test_questions_at_the_same_time_have_lanes_and_rows_of_their_own() -> None:
+    engine = Speakers(["One.", "Two."], ["a", "b", "c ###STOP###", "d"])
+    outcome, _ = await played(engine, kind=Doubts)
+    assert [ask.request_id for ask in engine.asked] == ["r", "r.user0", "r.user1", "r", "r.user0", "r.user1"]
+    assert outcome.places == [4, 0, 1, 4, 2, 3]
+
+
+class Narrow(Player):
+    """A user who wants to be sampled in a way of its own."""
+
+    async def write(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        assert self.policy is not None
+        return await self.policy.write(messages, 5, {"top_p": 0.5})
+
+
+async def test_a_way_of_sampling_of_its_own_is_refused() -> None:
+    conversation, request, _ = table(Speakers(["One."], ["And?"]), kind=Narrow)
+    with pytest.raises(ConfigError, match=r"as the assistant does \(temperature=1.0\), and .* top_p=0.5"):
+        await conversation.run(request)
 
 
 async def test_another_temperature_is_refused() -> None:
     conversation, request, _ = table(Speakers(["One."], ["And?"]), temperature=0.5)
-    with pytest.raises(ConfigError, match=r"samples as the assistant does, with temperature=1.0; an interaction asks"):
+    with pytest.raises(ConfigError, match=r"samples as the assistant does \(temperature=1.0\), and .* temperature=0.5"):
         await conversation.run(request)
 
 

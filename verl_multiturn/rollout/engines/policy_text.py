@@ -79,10 +79,11 @@ class PolicyText:
             EngineError: The engine failed.
         """
         for name, value in sampling.items():
-            if value != self._run_sampling.get(name, value):
+            if name not in self._run_sampling or value != self._run_sampling[name]:
+                known = ", ".join(f"{each}={show(own)}" for each, own in self._run_sampling.items())
                 raise ConfigError(
-                    f"the user is trained, and samples as the assistant does, with {name}="
-                    f"{show(self._run_sampling[name])}; an interaction asks for {name}={show(value)}: set it to that"
+                    f"the user is trained, and samples as the assistant does ({known}), and an interaction asks for "
+                    f"{name}={show(value)}; set it to the run's, or leave it out"
                 )
         question = await rows.question([dict(message) for message in messages], self._codec)
         budget = max(1, min(max_tokens, question.room))
