@@ -289,7 +289,7 @@ class Conversation:
                 malformed_in_a_row=malformed_in_a_row,
                 has_interaction=user is not None,
             )
-            reason, last = limits.after_assistant_turn(progress), outcome.turns[-1]
+            reason, last = limits.after_assistant_turn(progress), outcome.assistant_turns[-1]
             if cut and reason is not None:
                 return reason
             if user is not None and not turn.calls:
@@ -334,7 +334,7 @@ class Conversation:
 
         `reason` names the limit that ends the conversation after the answer; None if none does.
         """
-        outcome.doing, last = "interaction", outcome.turns[-1]
+        outcome.doing, last = "interaction", outcome.assistant_turns[-1]
         said = await user.reply(outcome.messages)
         if unknown := [name for name in said.shows if name not in request.tools]:
             raise InteractionContractError(
@@ -360,9 +360,9 @@ class Conversation:
         # A limit does not stop a call that ends the conversation: with it the model hands in its answer.
         if reason is not None and not session.ends(turn.calls):
             return reason
-        outcome.doing, started = "tools", time.perf_counter()
+        outcome.doing, started, last = "tools", time.perf_counter(), outcome.assistant_turns[-1]
         try:
-            results = outcome.turns[-1].calls = await session.execute(turn.calls)
+            results = last.calls = await session.execute(turn.calls)
         finally:
             outcome.tools_s += time.perf_counter() - started
         if session.lost:
@@ -410,10 +410,11 @@ class Conversation:
         sampling, images, messages = request.sampling, outcome.images, outcome.messages
         role = ASSISTANT if outcome.trained else None
         ask = Ask(request.request_id, trajectory.ids, sampling, budget, images, messages, schemas, role)
-        number, known, before = len(outcome.turns), _known(outcome), outcome.assistant_turns
+        known, before = _known(outcome), outcome.assistant_turns
         try:
-            with during("generation", turn=number):
+            with during("generation", turn=len(outcome.turns)) as span:
                 sampled = await sample(self._engine, ask)
+                number = span.turn = len(outcome.turns)  # an interaction may have spoken meanwhile
         finally:
             seconds = time.perf_counter() - started
             outcome.generate_s += seconds

@@ -7,8 +7,8 @@ own, before the assistant's:
     row 0: prompt turn observation turn                      row 1: prompt turn      row 2: the assistant's
 
 A question goes on from the turn before if it has that one's messages, the turn's own text, and something new. Any other
-question is rendered whole, and begins a row. So does one that does not fit into `response_length` any more, and one
-after a turn that its budget cut.
+question is rendered whole, and begins a row. So does one that does not fit into `response_length` any more, one after a
+turn that its budget cut, and the second of two that were asked at the same time.
 
 Invariants:
 - a turn and the receipt of its generation are noted together, or neither is: one that comes back when the conversation
@@ -119,7 +119,7 @@ class UserRows:
     def _before(self, messages: Sequence[Message]) -> _UserTurn | None:
         """Return the turn from which messages go on; note a turn that nobody got, since its question came again."""
         last = self._spoken[-1] if self._spoken else None
-        if last is not None and last.question.messages == messages:
+        if last is not None and last.question.messages == messages and self._outcome.turns[-1] is last.turn:
             last.text, last = None, last.question.before
         if last is None or last.text is None or last.made.finish != "stop":
             return None
@@ -227,9 +227,13 @@ class UserRows:
             turn, question = each.turn, each.question
             if each.text is None:
                 continue
-            root = self._begin(each)
-            if not speaks or root > self._limits.prompt_length:
-                turn.place = "dropped_row" if speaks else "invalid"
+            if not speaks:
+                turn.place = "invalid"
+                continue
+            if (before := question.before) is not None and not _is_open(before.turn, rows):
+                question.before = turn.parent = None
+            if self._begin(each) > self._limits.prompt_length:
+                turn.place = "dropped_row"
                 continue
             if question.before is None:
                 rows.append(Trajectory())
@@ -251,6 +255,15 @@ class UserRows:
             row.seal(outcome.stop_reason)
         outcome.rows[:0] = [ConversationRow(row, []) for row in rows]
         outcome.user_rows = len(rows)
+
+
+def _is_open(turn: Turn, rows: Sequence[Trajectory]) -> bool:
+    """Return whether another turn can follow a turn where that is, because nothing did yet.
+
+    Questions at the same time may all go on from one turn, or from one whose own question came again meanwhile.
+    """
+    place = turn.place
+    return place == "dropped_row" if isinstance(place, str) else rows[place].response_length == turn.end
 
 
 _speaking: ContextVar[UserRows | None] = ContextVar("user_rows", default=None)

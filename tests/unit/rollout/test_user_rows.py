@@ -288,6 +288,84 @@ async def test_questions_at_the_same_time_have_lanes_and_rows_of_their_own() -> 
     assert outcome.places == [4, 0, 1, 4, 2, 3]
 
 
+class Forks(Player):
+    """A user who asks two questions at the same time that both go on from the turn before, and says the second."""
+
+    async def write(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        other = [*messages[:-1], {"role": "user", "content": "Or?"}]
+        _, second = await asyncio.gather(super().write(other), super().write(messages))
+        return second
+
+
+async def test_of_two_questions_that_go_on_from_one_turn_the_second_begins_a_row() -> None:
+    engine = Speakers(["One.", "Two."], ["a", "b", "c", "d ###STOP###"])
+    outcome, record = await played(engine, kind=Forks)
+    assert outcome.places == [3, 0, 1, 3, 1, 2]
+    assert [turn.parent for turn in outcome.turns] == [None, None, None, 0, 2, None]
+    prompts = [ask.ids for ask in engine.asked if ask.role == "user"]
+    spoken = [turn for turn in outcome.turns if turn.role == "user"]
+    for ids, turn in zip(prompts, spoken, strict=True):
+        assert isinstance(turn.place, int)
+        row = outcome.rows[turn.place].trajectory
+        assert ids == row.ids[: row.prompt_length + turn.start]
+
+
+class Hasty(Player):
+    """A user who asks on a question twice at the same time, and goes on from the first answer before the second."""
+
+    async def write(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        first = await super().write(messages)
+        further = [*messages, {"role": "assistant", "content": first}, {"role": "user", "content": "Sure?"}]
+        await asyncio.gather(super().write(further), super().write(messages))
+        return first
+
+
+async def test_a_question_that_goes_on_from_a_turn_that_is_thrown_away_meanwhile_begins_a_row() -> None:
+    outcome, _ = await played(Speakers(["One."], ["a ###STOP###", "b", "c"]), kind=Hasty)
+    assert outcome.places == [2, "undelivered", 0, 1]
+    assert [turn.parent for turn in outcome.turns] == [None] * 4
+
+
+async def test_silence_of_both_does_not_make_a_turn_undelivered() -> None:
+    """The second question has the messages of the first one, since the user is not shown the silences."""
+    engine = Speakers(["One.", "", "Two."], ["", "", "Bye. ###STOP###"])
+    outcome, _ = await played(engine)
+    asked = [ask.ids for ask in engine.asked if ask.role == "user"]
+    assert asked[0] == asked[1]
+    assert outcome.places == [3, 0, 3, 1, 3, 2]
+
+
+class Thinks(Player):
+    """A user who thinks about a second question while the assistant already speaks."""
+
+    thought: asyncio.Task[str] | None = None
+
+    async def reply(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:
+        answer = await super().reply(instance_id, messages, **kwargs)
+        if self.thought is None:
+            assert self.policy is not None
+            self.thought = asyncio.create_task(self.policy.write([{"role": "user", "content": "And then?"}], 9, {}))
+        return answer
+
+
+class Overlapping(Speakers):
+    """An engine that answers the assistant's second question after the user's thought."""
+
+    async def generate(self, ask: Ask) -> Generation:
+        if ask.role == "assistant" and len(self.texts["assistant"]) == 1:
+            while len(self.texts["user"]) > 1:
+                await asyncio.sleep(0)
+        return await super().generate(ask)
+
+
+async def test_a_user_who_speaks_while_the_assistant_does() -> None:
+    outcome, record = await played(Overlapping(["One.", "Two."], ["a", "thought", "Bye. ###STOP###"]), kind=Thinks)
+    assert [turn.number for turn in outcome.turns] == [0, 1, 2, 3, 4]
+    assert [turn.role for turn in outcome.turns] == ["assistant", "user", "user", "assistant", "user"]
+    assert [turn.said and turn.said.content for turn in outcome.turns][2:4] == ["thought", "Two."]
+    assert [reply["turn"] for reply in record["replies"]] == [0, 3]
+
+
 class Narrow(Player):
     """A user who wants to be sampled in a way of its own."""
 
