@@ -13,6 +13,7 @@ from tests.trainer_config import compose_config
 from verl_multiturn import ConfigError, Interaction, Reply
 from verl_multiturn.chat.template import examine_template
 from verl_multiturn.config import MultiTurnSettings
+from verl_multiturn.interactions.policy_user import PolicyUser
 from verl_multiturn.verl_bridge.startup.configuration import prepare_config
 from verl_multiturn.verl_bridge.startup.refusals.loops import check_user_turns
 
@@ -134,6 +135,12 @@ def test_several_rows_that_do_not_go_together(changes: dict[str, str], said: str
         prepared(tmp_path, **{**turns, **changes})
 
 
+class Customer(PolicyUser):
+    """A user with a name of its own for its role."""
+
+    role = "customer"  # type: ignore[assignment]
+
+
 PLAYED = "interaction: [{class_name: verl_multiturn.interactions.policy_user.PolicyUser, config: {persona: x}}]"
 TRAIN = {f"{OURS}.train": "[assistant,user]", "algorithm.adv_estimator": "mt_grpo", f"{ROLLOUT}.n": "4"}
 
@@ -155,6 +162,11 @@ def test_a_run_that_trains_the_user_too(tmp_path: Path) -> None:
             PLAYED.replace("persona: x", "persona: x, temperature: 0.5"),
             {},
             "interaction 'policyuser': config.temperature is 0.5; a user that is trained .* samples as the assistant",
+        ),
+        (
+            PLAYED.replace("verl_multiturn.interactions.policy_user.PolicyUser", f"{__name__}.Customer"),
+            {},
+            "interaction 'customer': its role is 'customer', expected 'user' or None; .*train trains no other",
         ),
         (PLAYED, {"algorithm.adv_estimator": "grpo"}, "adv_estimator=grpo compares all rows of a prompt"),
         (PLAYED, {f"{OURS}.context.mode": "window"}, "the user's view of a conversation is appended to alone"),

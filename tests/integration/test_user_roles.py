@@ -66,6 +66,7 @@ def add(
     train: list[str] | None = BOTH,
     spoken: Mapping[str, list[str]] = SPOKEN,
     score: float | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> list[Any]:
     """Write the rows of a conversation as verl's worker writes our loop's output; return them."""
     from omegaconf import OmegaConf
@@ -82,6 +83,7 @@ def add(
     config = make_config(500)
     mode = "none" if score is not None else "replace"
     ours = {"interaction_config_path": str(path), "train": train, "interaction_reward": {"mode": mode}}
+    ours |= more or {}
     OmegaConf.update(config.actor_rollout_ref.rollout, "custom.multiturn", ours, force_add=True)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
     loop = object.__new__(MultiTurnAgentLoop)
@@ -126,6 +128,13 @@ def test_each_speaker_has_a_row_and_its_reward_at_its_end(store: WritableStore, 
     assert last.extra_fields["assistant_texts"] == ["Hello.", "Two."]
     assert last.extra_fields["reward_extra_info"] == {"acc": 1.0}  # the assistant's
     assert (last.num_turns, stats(store)[1]["assistant_turns"]) == (4, 2)
+
+
+def test_the_assistants_whole_reward_says_who_is_right(store: WritableStore, tmp_path: Path) -> None:
+    modes = {"tool_reward": {"mode": "replace"}, "interaction_reward": {"mode": "add"}}
+    outputs = add(store, tmp_path, "u", 0, [1.0, -1.0], more=modes)
+    assert outputs[-1].extra_fields["reward_extra_info"] == {"acc": 1.0}
+    assert store.scores() == {"u_0_0": [-1.0], "u_0_1": [1.0]}
 
 
 @pytest.mark.parametrize(("result", "score"), [(0.5, None), (0.0, 0.5)])

@@ -299,7 +299,7 @@ class Forks(Player):
 
 async def test_of_two_questions_that_go_on_from_one_turn_the_second_begins_a_row() -> None:
     engine = Speakers(["One.", "Two."], ["a", "b", "c", "d ###STOP###"])
-    outcome, record = await played(engine, kind=Forks)
+    outcome, _ = await played(engine, kind=Forks)
     assert outcome.places == [3, 0, 1, 3, 1, 2]
     assert [turn.parent for turn in outcome.turns] == [None, None, None, 0, 2, None]
     prompts = [ask.ids for ask in engine.asked if ask.role == "user"]
@@ -353,7 +353,7 @@ class Overlapping(Speakers):
 
     async def generate(self, ask: Ask) -> Generation:
         if ask.role == "assistant" and len(self.texts["assistant"]) == 1:
-            while len(self.texts["user"]) > 1:
+            while len(self.texts["user"]) > 1:  # noqa: ASYNC110  # the event loop has no event for it
                 await asyncio.sleep(0)
         return await super().generate(ask)
 

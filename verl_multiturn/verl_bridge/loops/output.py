@@ -377,11 +377,11 @@ def _add_rewards(outputs: list[CertifiedOutput], outcome: Outcome, settings: Out
                 # verl copies this from the last row to the others.
                 output.extra_fields["reward_extra_info"] = {}
                 output.stats["score"] = None
-        if setting.mode == "replace" and outcome.trained and outcome.valid:
-            # As a session's first trained role: the rewards of two players may add up to 0.
-            own = [score for output in outputs if output.role == ASSISTANT for _, score in output.turn_rewards]
-            for output in outputs:
-                output.extra_fields["reward_extra_info"] = {"acc": math.fsum(own)}
+    if "replace" in (settings.tool_reward.mode, settings.interaction_reward.mode) and outcome.trained and outcome.valid:
+        # As a session's first trained role: the rewards of two players may add up to 0.
+        own = [score for output in outputs if output.role == ASSISTANT for _, score in output.turn_rewards]
+        for output in outputs:
+            output.extra_fields["reward_extra_info"] = {"acc": math.fsum(own)}
 
 
 @functools.cache

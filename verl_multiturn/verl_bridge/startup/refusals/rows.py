@@ -5,6 +5,7 @@ from __future__ import annotations
 from verl_multiturn.advantages.estimators import ESTIMATORS as OURS
 from verl_multiturn.advantages.estimators import load_estimator
 from verl_multiturn.config import PATH, USER, AdvantageSettings
+from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.verl_bridge.names import RECORDED_LOOP
@@ -31,7 +32,7 @@ def _trains_user(run: RunView) -> bool:
 
 
 def check_trained_users(run: RunView) -> None:
-    """Refuse `train` without a user whom the policy plays, and such a user with another temperature than the run's.
+    """Refuse `train` without a user whom the policy plays, another role, and another temperature than the run's.
 
     The trainer computes all log-probabilities with the run's.
     """
@@ -39,7 +40,14 @@ def check_trained_users(run: RunView) -> None:
     if not run.settings.trains_user or path is None:
         return
     run.require_stack()
-    users = {name: each for name, each in load_interactions(path).items() if each.role == USER}
+    loaded = load_interactions(path)
+    for name, each in loaded.items():
+        if each.role not in (None, USER):
+            raise ConfigError(
+                f"interaction {name!r}: its role is {show(each.role)}, expected {USER!r} or None; {_TRAIN} trains no "
+                "other"
+            )
+    users = {name: each for name, each in loaded.items() if each.role == USER}
     if not users:
         raise ConfigError(
             f"{_TRAIN} names {USER!r}, and {path} has no user whom the policy plays; name a PolicyUser there, or leave "
