@@ -81,7 +81,9 @@ def table(
     if given is not None:
         user.given = given  # type: ignore[attr-defined]
     user.policy = PolicyText(engine, codec, parser, ends, receipting, {"temperature": 1.0})
-    stage = {"make_tools": engine.make_tools, "make_user": engine.make_user} if isinstance(engine, ReplayEngine) else {}
+    stage: dict[str, Any] = {}
+    if isinstance(engine, ReplayEngine):
+        stage = {"make_tools": engine.make_tools, "make_user": engine.make_user}
     made = Conversation(receipting, codec, parser, limits, interactions=Gates(InteractionGate, 5.0), **stage)
     return made, Request("r", [{"role": "user", "content": "Hi."}], interaction=user), receipting
 
