@@ -379,9 +379,9 @@ def _add_rewards(outputs: list[CertifiedOutput], outcome: Outcome, settings: Out
                 output.stats["score"] = None
     if "replace" in (settings.tool_reward.mode, settings.interaction_reward.mode) and outcome.trained and outcome.valid:
         # As a session's first trained role: the rewards of two players may add up to 0.
-        own = [score for output in outputs if output.role == ASSISTANT for _, score in output.turn_rewards]
+        earned = [score for output in outputs if output.role == ASSISTANT for _, score in output.turn_rewards]
         for output in outputs:
-            output.extra_fields["reward_extra_info"] = {"acc": math.fsum(own)}
+            output.extra_fields["reward_extra_info"] = {"acc": math.fsum(earned)}
 
 
 @functools.cache
