@@ -91,6 +91,6 @@ def test_two_steps_in_which_both_speakers_learn(tmp_path: Path) -> None:
     rows = [row for row in Records(out).joined().to_pylist() if not row["validation"]]
     assert {row["role"] for row in rows} == set(BOTH)
     assert all(row["advantages"] is not None for row in rows)
-    replayed = json.loads(run(tmp_path, "replay", str(out)).strip().splitlines()[-1])
+    replayed = json.loads(run(tmp_path, "replay", str(out), "--trust").strip().splitlines()[-1])
     assert (replayed["different"], replayed["skipped"], replayed["same"]) == (0, 0, len(records))
     assert "role user" in run(tmp_path, "show", str(out), records[-1]["request_id"])
