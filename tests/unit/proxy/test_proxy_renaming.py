@@ -237,7 +237,7 @@ async def test_reading_a_turn_with_other_ids_costs_no_more_with_a_long_history(m
 
     def counted(message: Any, *more: Any) -> Any:
         looked.append(1)
-        return real(message)
+        return real(message, *more)
 
     monkeypatch.setattr(forest, "compared", counted)
     agent = Agent(make_run(turns(*[SUM] * 30), prompt_length=100_000, response_length=100_000))
