@@ -38,7 +38,7 @@ ROWS = {
     "hub": 32,  # 18 of 20 and 14 of 16 tasks
     "hub+words": 544,  # 256 of each of two games on top
     "hub+openenv": 39,  # 7 of 8
-    "tictactoe": 1_000,  # seeds of games
+    "tictactoe": 2_048,  # openings
     "terminal": 1_024,  # made tasks
     "terminal+harbor": 14_601,  # TMax-15K-Harbor
     "alfworld": 3_553,  # ALFWorld's own number of training games
