@@ -37,10 +37,10 @@ def write_records(folder: Path, tokenizer: Any) -> None:
     for group in range(GROUPS):
         for number in range(SIZE):
             ended = _ended(group, number, tokenizer)
-            line = {"request_id": ended.outcome.request_id, "uid": ended.uid, "number": number, "step": 1}
+            line = {"request_id": ended.outcome.request_id, "uid": ended.group, "number": number, "step": 1}
             writer.begin({**line, "at": 0.0})
             writer.keep(lambda ended=ended: record_of(ended), {**line, "at": 0.0})  # type: ignore[misc]
-            row = JoinedRow(line["request_id"], ended.uid, number, 0, False, 1, score=float(number < SIZE // 2))
+            row = JoinedRow(line["request_id"], ended.group, number, 0, False, 1, score=float(number < SIZE // 2))
             row.trained = len(ended.generations[0].ids)
             joined.append(row)
     writer.close()

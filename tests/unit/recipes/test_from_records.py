@@ -60,3 +60,10 @@ def test_fewer_rows_than_a_batch_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"4 rows were chosen, fewer than a batch \(data.train_batch_size=5\)"):
         chosen(tmp_path, "--min-score", "1", "--batch", "5")
     assert not (tmp_path / "data").exists()
+
+
+def test_the_smoke_runs_own_records_can_be_learned_from(tmp_path: Path) -> None:
+    rows = prepared_train(tmp_path, "--smoke", "--tokenizer", str(RECIPES / "common" / "model"), "--min-score", "1")
+    assert len(rows) == 16
+    lines = [json.loads(line) for line in (tmp_path / "lineage.jsonl").read_text().splitlines()]
+    assert [(line["uid"], line["number"]) for line in lines[:3]] == [("group-0", 0), ("group-0", 1), ("group-1", 0)]
