@@ -32,7 +32,7 @@ SETTINGS = {
         "[Sizing](../train/sizing.md#lengths)",
     ),
     "Who answers the model?": (
-        ["interaction_config_path", "proxy"],
+        ["interaction_config_path", "train", "proxy"],
         [],
         "[Simulated users and environments](../write/interactions.md), "
         "[agents behind an endpoint](../write/proxy.md), [Harbor's tasks](../write/harbor.md), "

@@ -35,6 +35,8 @@ _SHOWN_CHARACTERS = 300
 """Most characters of a wrong value in an error; a row may be large."""
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Name of a role: clients send it as a model's name, and it is a part of a metric's name."""
+ASSISTANT, USER = "assistant", "user"
+"""The roles of a conversation whose user is trained, too."""
 POLICY = "policy"
 """The opponent that is the trained model."""
 Opponent = StrictInt | StrictStr
@@ -327,13 +329,13 @@ class ProxySettings(BaseModel):
     @model_validator(mode="after")
     def _trains_its_roles(self) -> ProxySettings:
         strange = [name for name in self.train or () if name not in (self.roles or ())]
-        if strange and self.roles is None and strange != ["user"]:
-            raise ValueError(f"proxy.train={self.train} needs proxy.roles, which is not set; list the roles there")
-        if strange == ["user"] and "user" not in (self.roles or ()):
+        if strange == [USER]:
             raise ValueError(
-                "proxy.train: the text of PolicyUser is not trained, so that 'user' has to be a role of the agent's; "
-                "list it in proxy.roles, or leave it out"
+                f"proxy.train: 'user' is no role of the agent's; list it in proxy.roles, or train the text of "
+                f"PolicyUser by {PATH}.train=[{ASSISTANT},{USER}]"
             )
+        if strange and self.roles is None:
+            raise ValueError(f"proxy.train={self.train} needs proxy.roles, which is not set; list the roles there")
         if strange:
             raise ValueError(
                 f"proxy.train: {strange[0]!r} is not a role; name some of proxy.roles={self.roles}, or leave train out"
@@ -654,8 +656,45 @@ class MultiTurnSettings(BaseModel):
     interaction_config_path: str | None = None
     """Path of the YAML of simulated users and environments; null: a turn without a tool call ends the conversation."""
 
+    train: list[Literal["assistant", "user"]] | None = None
+    """The roles that are trained in conversations with a simulated user whom the policy plays (`PolicyUser`).
+
+    - null, or `[assistant]`: the user's text is not trained, and there are no roles.
+    - `[assistant, user]`: both speakers, in rows of their own; advantages compare the same role's rewards.
+
+    Those of agents are `proxy.train`.
+    """
+
     derived: DerivedSettings = DerivedSettings()
     """State that the start-up check writes. Do not set it yourself."""
+
+    @field_validator("train")
+    @classmethod
+    def _trains_the_assistant(cls, train: list[str] | None) -> list[str] | None:
+        if train is not None and (ASSISTANT not in train or len(set(train)) < len(train)):
+            raise ValueError(f"expected [{ASSISTANT}] or [{ASSISTANT}, {USER}]: a reward function reads the assistant")
+        return train
+
+    @model_validator(mode="after")
+    def _has_one_sort_of_roles(self) -> MultiTurnSettings:
+        if self.trains_user and self.proxy.roles is not None:
+            raise ValueError(f"train={self.train} with proxy.roles={self.proxy.roles}: a run has roles of one sort")
+        return self
+
+    @property
+    def trains_user(self) -> bool:
+        """Return whether the text of `PolicyUser` is trained."""
+        return USER in (self.train or ())
+
+    @property
+    def trained_roles(self) -> tuple[str, ...] | None:
+        """Return the names of the roles that a run trains, its agents' or its conversations'; None without roles."""
+        if self.trains_user:
+            return ASSISTANT, USER
+        proxy = self.proxy
+        if proxy.roles is None:
+            return None
+        return tuple(name for name in proxy.roles if proxy.train is None or name in proxy.train)
 
     @field_validator("void_turn_pattern")
     @classmethod

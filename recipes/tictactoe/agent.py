@@ -15,6 +15,7 @@ from typing import Any
 from openai import DefaultHttpxClient, OpenAI
 
 from recipes.tictactoe.game import (
+    DRAW,
     PLAYERS,
     ROLES,
     after,
@@ -32,7 +33,7 @@ MOST_TOKENS = 4
 
 
 def run(data: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
-    """Play a game from a row's opening, and return the reward of each side: 1 it won, -1 it lost, 0 nobody did.
+    """Play a game from a row's opening, and return the reward of each side: 1 it won, -1 it lost, `DRAW` nobody did.
 
     Args:
         data: The row: `messages` with the system's, and in `extra_info` the moves of the `opening`, the role that a
@@ -62,4 +63,4 @@ def run(data: dict[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
                 return {"roles": {role: -1.0, role_of(-side): 1.0}}
             board = after(board, field)
     won = winner(board)
-    return {"roles": {role_of(side): float(won * side) for side in (1, -1)}}
+    return {"roles": {role_of(side): float(won * side) if won else DRAW for side in (1, -1)}}

@@ -21,6 +21,8 @@ DATA_SOURCE = "tictactoe"
 ROLES = ("white", "black")
 FIELDS = "abcdefghi"
 SYSTEM_PROMPT = "Tic-tac-toe: name a free field. X is yours."
+DRAW = 0.9
+"""Reward of both sides where nobody wins: almost a win's, since the aim is not to lose. A win has 1, a loss -1."""
 EMPTY: Board = (0,) * 9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 _SIDES = {1: "white", -1: "black"}

@@ -13,12 +13,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from recipes.tictactoe.game import ROLES
+from recipes.tictactoe.game import DRAW, ROLES
 from verl_multiturn.observe.metric_files import REWARD, read_metrics
 from verl_multiturn.records.read.records import read_records
 from verl_multiturn.runs.last_table import change_text, print_last, recipe_of
 
-SHARES = {"not_lost": lambda reward: reward >= 0, "won": lambda reward: reward > 0}
+SHARES = {"not_lost": lambda reward: reward >= 0, "won": lambda reward: reward > DRAW}
 
 
 def shares(records: list[dict[str, Any]], role: str) -> dict[str, Any]:

@@ -37,16 +37,16 @@ GROUPS = 8
 
 
 def trained(out: Path) -> dict[int, list[float]]:
-    """Return the advantage of each group of a step, in the order of uids; all its trained tokens have the same."""
+    """Return the advantage of each group of a step, in the order of data rows; all its trained tokens have the same."""
     records, values = Records(out / "records"), defaultdict[str, set[float]](set)
     groups = {each["request_id"]: each for each in records.records() if not each["validation"]}
     for row in records.joined().select(["request_id", "advantages"]).to_pylist():
         if row["request_id"] in groups:
             values[groups[row["request_id"]]["uid"]] |= {round(each, 6) for each in row["advantages"] if each}
-    steps = {each["uid"]: each["step"] for each in groups.values()}
+    firsts = {each["uid"]: each for each in groups.values()}
     found = defaultdict[int, list[float]](list)
-    for uid in sorted(values):
-        found[steps[uid]] += values[uid]
+    for uid in sorted(values, key=lambda uid: firsts[uid]["sample"]["index"]):
+        found[firsts[uid]["step"]] += values[uid]
     return dict(found)
 
 

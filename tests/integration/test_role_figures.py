@@ -54,6 +54,16 @@ def test_a_trained_role_that_never_spoke_is_warned_of_after_two_steps(caplog: py
     assert warned(caplog, invalid, invalid) == []
 
 
+def test_a_simulated_user_that_never_spoke_is_warned_of_by_its_own_setting(caplog: pytest.LogCaptureFixture) -> None:
+    speakers = {"trained": ["assistant", "user"], "roles": {"assistant": 1, "user": 0}}
+    turns = [{"turn": 0, "role": "assistant", "reward": None}]
+    alone = {"valid": True, "group": "u", "turns": turns, "roles": {"assistant": {"score": 1.0}}, "speakers": speakers,
+             "conversation": {"score": 1.0}}  # fmt: skip
+    (said,) = warned(caplog, [alone], [alone])
+    assert said.startswith("role 'user' is trained and never spoke in 2 sessions of 2 steps")
+    assert said.endswith("give rows a PolicyUser whose turn comes, or take it out of train")
+
+
 def test_zero_sum_scores_without_roles_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     games = [without_roles(0.0), without_roles(0.0)]
     hint = (

@@ -13,6 +13,7 @@ from tests.trainer_config import compose_config
 from verl_multiturn import ConfigError, Interaction, Reply
 from verl_multiturn.chat.template import examine_template
 from verl_multiturn.config import MultiTurnSettings
+from verl_multiturn.interactions.policy_user import PolicyUser
 from verl_multiturn.verl_bridge.startup.configuration import prepare_config
 from verl_multiturn.verl_bridge.startup.refusals.loops import check_user_turns
 
@@ -132,3 +133,51 @@ def test_several_rows_that_do_not_go_together(changes: dict[str, str], said: str
 
     with pytest.raises(ConfigError, match=said):
         prepared(tmp_path, **{**turns, **changes})
+
+
+class Customer(PolicyUser):
+    """A user with a name of its own for its role."""
+
+    role = "customer"  # type: ignore[assignment]
+
+
+PLAYED = "interaction: [{class_name: verl_multiturn.interactions.policy_user.PolicyUser, config: {persona: x}}]"
+TRAIN = {f"{OURS}.train": "[assistant,user]", "algorithm.adv_estimator": "mt_grpo", f"{ROLLOUT}.n": "4"}
+
+
+def test_a_run_that_trains_the_user_too(tmp_path: Path) -> None:
+    prepared(tmp_path, PLAYED, **TRAIN)
+    prepared(tmp_path, PLAYED, **{**TRAIN, f"{OURS}.train": "[assistant]", "algorithm.adv_estimator": "grpo"})
+
+
+@pytest.mark.parametrize(
+    ("yaml", "changes", "said"),
+    [
+        (PLAYED, {f"{OURS}.train": "[user]"}, r"train: expected \[assistant\] or \[assistant, user\]"),
+        (PLAYED, {f"{OURS}.train": "[assistant,judge]"}, "train.1: Input should be 'assistant' or 'user'"),
+        (PLAYED, {f"{OURS}.proxy.roles": "[white]"}, "with proxy.roles=.*: a run has roles of one sort"),
+        ("", {}, r"train=.*: it has no effect without .*interaction_config_path, whose users the policy may play"),
+        (ONE, {}, "has no user whom the policy plays; name a PolicyUser there"),
+        (
+            PLAYED.replace("persona: x", "persona: x, temperature: 0.5"),
+            {},
+            "interaction 'policyuser': config.temperature is 0.5; a user that is trained .* samples as the assistant",
+        ),
+        (
+            PLAYED.replace("verl_multiturn.interactions.policy_user.PolicyUser", f"{__name__}.Customer"),
+            {},
+            "interaction 'customer': its role is 'customer', expected 'user' or None; .*train trains no other",
+        ),
+        (PLAYED, {"algorithm.adv_estimator": "grpo"}, "adv_estimator=grpo compares all rows of a prompt"),
+        (PLAYED, {f"{OURS}.context.mode": "window"}, "the user's view of a conversation is appended to alone"),
+        (PLAYED, {f"{OURS}.otc.form": "ppo"}, "train=.*: .*otc.form=ppo scales the score of a single row"),
+        (PLAYED, {"trainer.use_v1": "False"}, "only verl's own V1 trainers take it"),
+        (PLAYED, {"critic.enable": "True"}, "mt_grpo uses no critic"),
+        (PLAYED, {f"{ROLLOUT}.agent.default_agent_loop": "recorded_agent"}, "a record has one reward for the whole"),
+    ],
+)
+def test_a_trained_user_that_does_not_go_together(
+    yaml: str, changes: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        prepared(tmp_path, yaml, **{**TRAIN, **changes})

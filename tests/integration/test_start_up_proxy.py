@@ -98,7 +98,8 @@ def test_opponents_that_can_never_play(listed: str, said: str) -> None:
         ({f"{OURS}.proxy.max_row": "3"}, "unknown setting; did you mean 'max_rows'"),
         ({f"{OURS}.proxy.max_rows": "0"}, "greater than 0"),
         ({f"{OURS}.proxy.roles": "[]"}, "proxy.roles: expected the name of at least one role"),
-        ({f"{OURS}.proxy.train": "[user]"}, "the text of PolicyUser is not trained"),
+        ({f"{OURS}.train": "[assistant,user]"}, "train=.* the agent is the environment"),
+        ({f"{OURS}.proxy.train": "[user]"}, "train the text of PolicyUser by actor_rollout_ref"),
         (
             {f"{OURS}.proxy.roles": "[white,black]", f"{OURS}.proxy.max_rows": "1"},
             "max_rows=1 with .*roles=.*: each role that is trained has rows of its own, and there are 2; allow",

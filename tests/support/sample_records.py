@@ -111,6 +111,8 @@ def sample_record(**changes: Any) -> dict[str, Any]:
         "asked": 1,
         "calc_rewards": {"calculator": 0.0},
         "score": 0.0,
+        "scores": {},
+        "trained": [],
         "differences": [],
         "time_up": None,
         "generate_s": 2.0,

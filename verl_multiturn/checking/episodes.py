@@ -20,7 +20,7 @@ from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.old_verl.classes import AdaptedInteraction
 from verl_multiturn.interactions.running.registry import default_name
-from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError, read_number, read_reply
+from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError, read_reply, read_score
 from verl_multiturn.interactions.running.session import interaction_owner
 
 
@@ -158,7 +158,7 @@ class InteractionProbe(CallProbe):
         if failure := outcome.failure():
             return None, failure
         try:
-            return read_number(self.interaction.name, "score", outcome.value), ""
+            return read_score(self.interaction.name, outcome.value)[0], ""
         except (InteractionContractError, InteractionFailedError) as error:
             return None, str(error)
 

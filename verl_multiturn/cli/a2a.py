@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from verl_multiturn.cli.ends import fail, refuse
 from verl_multiturn.cli.mcp import report_rewards
+from verl_multiturn.cli.tool_server import KwargsOption, ToolsArgument
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.proxy.http.listener import address_of, listen, raise_open_files
 from verl_multiturn.tools.services.a2a_extension import MISSING
 
 
 def a2a(
-    tools: Annotated[Path, typer.Argument(metavar="TOOLS.yaml", help="A tool YAML.")],
+    tools: ToolsArgument,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 9999,
-    kwargs: Annotated[
-        str | None,
-        typer.Option(metavar="JSON", help="Kwargs of every session, as a data row gives them in `tools_kwargs`."),
-    ] = None,
+    kwargs: KwargsOption = None,
     rewards: Annotated[
         bool,
         typer.Option(
@@ -31,10 +28,11 @@ def a2a(
         ),
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    most: Annotated[int, typer.Option(min=1, help="The most sessions at once.")] = 256,
+    most: Annotated[int | None, typer.Option(min=1, help="The most sessions at once (256).")] = None,
     idle_s: Annotated[
-        float, typer.Option(min=0.1, max=86_400, help="Seconds without a call after which a session ends.")
-    ] = 1800.0,
+        float | None,
+        typer.Option(min=0.1, max=86_400, help="Seconds without a call after which a session ends (1800)."),
+    ] = None,
 ) -> None:
     """Serve the tools of a YAML to other programs as the skills of an A2A agent, as they are here.
 
@@ -45,11 +43,11 @@ def a2a(
         from verl_multiturn.tool_servers.a2a_server import serve_a2a
     except ImportError:
         fail(MISSING, status=2)
-    from verl_multiturn.tool_servers.sessions import ToolHost
+    from verl_multiturn.tool_servers.sessions import IDLE_S, MOST_SESSIONS, ToolHost
 
     try:
         report = report_rewards if rewards else None
-        served = ToolHost.load(tools, kwargs, report=report, most=most, idle_s=idle_s)
+        served = ToolHost.load(tools, kwargs, report=report, most=most or MOST_SESSIONS, idle_s=idle_s or IDLE_S)
         listening = listen(host, port, f"--host {host} --port {port}")
     except MultiTurnError as error:
         refuse(error)

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from verl_multiturn.cli.ends import fail, refuse, wide_console
 from verl_multiturn.clients.chat_endpoint import check_address
+from verl_multiturn.clients.http_connections import is_http
 from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
 from verl_multiturn.evaluation.chat_address import chat_address
 from verl_multiturn.evaluation.figures import Price
@@ -149,7 +150,7 @@ def check_engine(engine: str) -> None:
     Raises:
         ConfigError: It is neither `sglang` nor the address of such an endpoint.
     """
-    if engine != "sglang" and not engine.startswith(("http://", "https://")):
+    if engine != "sglang" and not is_http(engine):
         raise ConfigError(f"--engine {engine!r}: expected sglang, or an address that begins with http")
     if engine != "sglang":
         check_address(engine.partition("#")[0], "--engine", takes_socks=False)

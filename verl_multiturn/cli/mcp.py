@@ -7,18 +7,18 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from verl_multiturn.cli.ends import fail, refuse
+from verl_multiturn.cli.tool_server import KwargsOption, ToolsArgument
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.proxy.http.listener import address_of, listen, raise_open_files
 
 
 def mcp(
-    tools: Annotated[Path, typer.Argument(metavar="TOOLS.yaml", help="A tool YAML.")],
+    tools: ToolsArgument,
     http: Annotated[
         int | None,
         typer.Option(
@@ -28,10 +28,7 @@ def mcp(
             help="Serve over streamable HTTP on this port; 0: any that is free. Without it: over stdio, one session.",
         ),
     ] = None,
-    kwargs: Annotated[
-        str | None,
-        typer.Option(metavar="JSON", help="Kwargs of every session, as a data row gives them in `tools_kwargs`."),
-    ] = None,
+    kwargs: KwargsOption = None,
     rewards: Annotated[
         bool,
         typer.Option(
@@ -70,7 +67,10 @@ def mcp(
         if http is None:
             wire = Wire()
             served = ToolHost.load(tools, kwargs, report=report, idle_s=None)
-            status = asyncio.run(serve_stdio(served, wire))
+            try:
+                status = asyncio.run(serve_stdio(served, wire))
+            finally:
+                wire.close()
         else:
             address = host or LOOPBACK[0]
             served = ToolHost.load(tools, kwargs, report=report, most=most or MOST_SESSIONS, idle_s=idle_s or IDLE_S)

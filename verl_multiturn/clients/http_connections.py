@@ -232,9 +232,20 @@ class Connections:
 
 def trusted(address: str) -> ssl.SSLContext:
     """Return the certificates to trust for an address; for plain HTTP, which needs none, a context without any."""
-    if address.startswith("https:"):
+    if scheme_of(address) == "https":
         return httpx.create_ssl_context()
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def scheme_of(address: str) -> str:
+    """Return the scheme of an address in lower case, as `HTTPS://HOST` has `https`; "" where a text has none."""
+    scheme, colon, _ = address.partition(":")
+    return scheme.lower() if colon else ""
+
+
+def is_http(address: str) -> bool:
+    """Return whether a text is an address of HTTP, and not the name of something else."""
+    return scheme_of(address) in ("http", "https") and address.partition(":")[2].startswith("//")
 
 
 def past_proxy(environment: Mapping[str, str], host: str) -> dict[str, str]:

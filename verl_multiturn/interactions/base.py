@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from verl_multiturn.calls.limits import OutageLimits
+
+Score = float | Mapping[str, Mapping[str, float]]
+"""The reward of a whole conversation, or rewards by role: `{"roles": {"assistant": 1.0, "user": -1.0}}`."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Reply:
 
 
 class PolicyModel(Protocol):
-    """The model that is being trained, as an interaction may use it. Its text here is never trained on."""
+    """The model that is being trained, as an interaction may use it."""
 
     async def write(self, messages: Sequence[Mapping[str, Any]], max_tokens: int, sampling: Mapping[str, Any]) -> str:
         """Return the model's next turn as text.
@@ -69,13 +72,18 @@ class Interaction:
         config: As given.
         name: The entry's name, by which a row chooses it.
         policy: The model that is being trained; set by the worker before the first conversation, None elsewhere.
+        is_trained: Whether the text of `policy` is trained, under `role`; set by the worker, too.
     """
 
     outage_limits: ClassVar[OutageLimits] = OutageLimits()
     """Rules for outages; `limits.outage` of the YAML entry goes before them."""
 
+    role: ClassVar[Literal["user"] | None] = None
+    """Role in which the text of `policy` is trained, if `custom.multiturn.train` names it; None: it never is."""
+
     name: str = ""
     policy: PolicyModel | None = None
+    is_trained: bool = False
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
@@ -102,8 +110,12 @@ class Interaction:
         """
         raise NotImplementedError(f"{type(self).__name__} must define reply()")
 
-    def score(self, instance_id: str) -> float | Awaitable[float]:
-        """Return the reward of the whole conversation; called once, at its end."""
+    def score(self, instance_id: str) -> Score | Awaitable[Score]:
+        """Return the reward of the whole conversation; called once, at its end.
+
+        Where the user is trained, too, a number is the reward of both speakers; `{"roles": {"assistant": 1.0, "user":
+        -1.0}}` gives each its own.
+        """
         return 0.0
 
     def close(self, instance_id: str) -> Awaitable[None] | None:

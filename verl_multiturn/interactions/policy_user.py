@@ -1,4 +1,7 @@
-"""`PolicyUser`: a user played by the model that is being trained. Its text as the user is never trained."""
+"""`PolicyUser`: a user played by the model that is being trained.
+
+Its text as the user is trained if `custom.multiturn.train` names the role `user`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ class PolicyUserSettings(UserSettings):
     """Settings of `PolicyUser`."""
 
     attempts: int = Field(3, gt=0)
-    """Most turns that are sampled for one message of the user; a further one is sampled when one is empty."""
+    """Most turns that are sampled for one message of the user; a further one is sampled when one is empty.
+
+    A user that is trained has one attempt: its silence is an act of the model's, an empty message.
+    """
 
 
 class PolicyUser(SimulatedUser):
@@ -33,6 +39,7 @@ class PolicyUser(SimulatedUser):
     """
 
     outage_limits = OutageLimits(mode="off")  # it asks the engine alone
+    role = "user"
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._policy_settings = read_model(PolicyUserSettings, config, "PolicyUser: config")
@@ -54,7 +61,8 @@ class PolicyUser(SimulatedUser):
         settings = self._policy_settings
         for _ in range(settings.attempts):
             text = await self.policy.write(messages, settings.max_tokens, {"temperature": settings.temperature})
-            if said := spoken({"content": text}):
+            said = spoken({"content": text})
+            if said or self.is_trained:
                 return said
         raise EnvironmentFailedError(
             f"the policy wrote no message as the user, in {settings.attempts} attempts of {settings.max_tokens} tokens"

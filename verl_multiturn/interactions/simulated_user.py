@@ -73,6 +73,11 @@ class SimulatedUser(Interaction):
         self._personas: dict[str, str] = {}
         self._said: dict[str, int] = {}
 
+    @property
+    def temperature(self) -> float:
+        """Return the temperature with which the user's text is sampled."""
+        return self._settings.temperature
+
     @abstractmethod
     async def write(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return the next text of the model that plays the user.

@@ -55,10 +55,16 @@ class CallStats(NamedTuple):
 
 
 def stats_of(outcome: Outcome) -> Stats:
-    """Return the values of a conversation that the metrics need, in plain types; `session` only of a session."""
+    """Return the values of a conversation that the metrics need, in plain types.
+
+    Only a session has `session`; only a conversation whose user is trained, too, has `speakers`.
+    """
     session = {} if outcome.session is None else {"session": _stats_of_session(outcome, outcome.session)}
+    spoken = Counter(turn.role for turn in outcome.turns if turn.sampled)
+    speakers = {"roles": {role: spoken[role] for role in outcome.trained}, "trained": list(outcome.trained)}
     return {
         **session,
+        **({"speakers": speakers} if outcome.trained else {}),
         "request_id": outcome.request_id,
         "outages": list(outcome.outages),
         "stop": str(outcome.stop_reason),
@@ -120,7 +126,7 @@ def conversations(rows: Mapping[RowKey, Stats]) -> list[Stats]:
 
     All rows of a conversation have the same stats but for their `turns`, which are joined, and the `score` and
     `session`, which the last row has. `group` names the conversation's prompt. Where there are roles, the last row of
-    each has a `session`; `roles` has these by role.
+    each has a `session`, or of a conversation a `role`; `roles` has these by role.
 
     Args:
         rows: The stats of rows by their names.
@@ -136,8 +142,8 @@ def by_conversation(rows: Mapping[RowKey, Stats]) -> dict[str, Stats]:
         made = joined[key.conversation] = {**own, "turns": before.get("turns", []) + own.get("turns", [])}
         made["group"] = key.uid
         roles = dict(before.get("roles", {}))
-        if "session" in own and (role := role_of(own)) is not None:
-            roles[role] = own["session"]
+        if (last := own.get("session") or own.get("role")) and (role := role_of(own)) is not None:
+            roles[role] = last
         if roles:
             made["roles"] = roles
     return joined

@@ -1,8 +1,8 @@
-"""Figures of a conversation by role (`proxy.roles`), from the stats of its rows.
+"""Figures of a conversation by role (`proxy.roles`, `train`), from the stats of its rows.
 
-A row holds turns of one role. The stats of a role's last row have `session`, with the role's name and its `outcome`.
-So the reward of a role is its outcome, the rewards of the completions in its rows, and those of its completions that
-are in none (`outside`).
+A row holds turns of one role. The stats of a role's last row of a session have `session`, with the role's name and its
+`outcome`. So the reward of a role is its outcome, the rewards of the completions in its rows, and those of its
+completions that are in none (`outside`). Those of a conversation have `role`, with the role's whole reward as `score`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ def role_rewards(stats: Mapping[str, Any]) -> dict[str, float]:
         stats: Those of the conversation, as `observe.metrics.conversations` joins them.
     """
     return {
-        role: math.fsum(
+        role: float(last["score"])
+        if "score" in last
+        else math.fsum(
             [
-                float(session["outcome"] or 0.0),
+                float(last["outcome"] or 0.0),
                 *(turn["reward"] or 0.0 for turn in stats.get("turns", ()) if turn.get("role") == role),
-                *(each["reward"] or 0.0 for each in session.get("outside", ())),
+                *(each["reward"] or 0.0 for each in last.get("outside", ())),
             ]
         )
-        for role, session in stats.get("roles", {}).items()
+        for role, last in stats.get("roles", {}).items()
     }
 
 
@@ -86,16 +88,20 @@ def of_roles(stats: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def trained_roles(stats: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the roles that sessions train, in order."""
-    return sorted({role for each in stats for role in each.get("session", {}).get("trained", ())})
+    """Return the names of the roles that conversations train, in order."""
+    return sorted({role for each in stats for role in speakers_of(each).get("trained", ())})
+
+
+def speakers_of(stats: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the roles of a conversation or session: `trained`, and how often each spoke, `roles`; {} without roles."""
+    speakers: Mapping[str, Any] = stats.get("speakers") or stats.get("session", {})
+    return speakers
 
 
 def silent(stats: Sequence[Mapping[str, Any]], role: str) -> list[Mapping[str, Any]]:
-    """Return the valid sessions in which a trained role got no completion."""
+    """Return the valid conversations in which a trained role did not speak."""
     return [
         each
         for each in stats
-        if each["valid"]
-        and role in (session := each.get("session", {})).get("trained", ())
-        and not session["roles"][role]
+        if each["valid"] and role in (speakers := speakers_of(each)).get("trained", ()) and not speakers["roles"][role]
     ]

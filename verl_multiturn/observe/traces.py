@@ -52,7 +52,7 @@ def trace_of(life: Life, decode: Decode | None = None, experiment_name: str | No
         **({"reported": plain(life.reported)} if life.reported else {}),
         **({"calc_rewards": record["calc_rewards"]} if record["calc_rewards"] else {}),
         **({"interaction_score": record["score"]} if record["score"] else {}),
-        **({"rewards": rewards} if (rewards := (record["session"] or {}).get("rewards")) else {}),
+        **({"rewards": rewards} if (rewards := (record["session"] or {}).get("rewards") or record["scores"]) else {}),
         "rows": rows,
     }
     root.attributes = {

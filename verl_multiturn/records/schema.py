@@ -141,7 +141,7 @@ class Generation(_SchemaModel):
     lane: Int64 | None = None
     """Of an agent's session: number of the lane in which the engine sampled it."""
     role: str | None = None
-    """The role that it speaks for, one of `session.roles`; null: there are none."""
+    """The role that it speaks for, one of `session.roles` or of `trained`; null: there are none."""
     call_ids: list[str] = []
     """Of an agent's session: ids of its calls, which the session gives."""
     asked_at: Time = 0.0
@@ -362,7 +362,11 @@ class Record(_SchemaModel):
     calc_rewards: dict[str, Number] = {}
     """The result of each tool's `calc_reward`."""
     score: Number = 0.0
-    """The interaction's score for the whole."""
+    """The interaction's score for the whole; of rewards by role, the assistant's."""
+    scores: dict[str, Number] = {}
+    """The interaction's rewards by role, where it gave such ones."""
+    trained: list[str] = []
+    """Of a conversation whose user is trained, too (`train`): the roles that are trained."""
     differences: list[str] = []
     """Differences between the template's rendering of the whole and the tokens."""
     time_up: str | None = None
@@ -600,7 +604,7 @@ JOINED = pa.schema(
         ("validation", pa.bool_()),
         ("step", pa.int32()),  # of the trainer
         ("update", pa.int32()),  # which of the step's optimizer steps, the first epoch's; null: none, or it is drawn
-        ("role", pa.string()),  # whose turns it holds, one of proxy.roles; null: there are none
+        ("role", pa.string()),  # whose turns it holds, of proxy.roles or train; null: there are none
         ("score", pa.float64()),  # verl's sum of token-level scores, before KL
         # JSON, an object of numbers: compute_score, tool_score, interaction_score, completion_score as far as the
         # reward has these parts, and the other numbers that the reward function reported

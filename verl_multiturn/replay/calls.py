@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -86,6 +86,8 @@ class Recording:
     """Does the same, and does not return."""
     image: Callable[[Mapping[str, Any]], Any]
     """Returns the placeholder of an image of the record."""
+    user_turns: Callable[[], Sequence[int]] = tuple
+    """Returns the numbers of the generations that come next and are the user's, and passes over them."""
 
     @property
     def turn(self) -> int:

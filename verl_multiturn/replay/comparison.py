@@ -63,6 +63,8 @@ _REPLY = ("text", "images", "reward", "done", "truncated", "state", "metrics", "
 _SESSION = ("roots", "reward", "by_id", "end", "problem")
 _ROLES = ("rewards", "roles", "trained")
 """Entries of a session that are empty where there are no roles, and that older records have not."""
+_SPEAKERS = ("scores", "trained")
+"""The same of a conversation."""
 _REQUEST = ("parent", "generations", "delivered", "order", "refused", "role")
 _COLUMNS = ("ids", "mask", "logprobs", "versions", "turn_ids", "sources")
 
@@ -86,6 +88,8 @@ def differences(
         last = len(recorded["generations"]) - 1
         found += _fields("", ("stop_reason",), recorded, now, None if last < 0 else last)
         found += _fields("", _WHOLE, recorded, now, None)
+        one, other = ({name: each.get(name) or None for name in _SPEAKERS} for each in (recorded, now))
+        found += _fields("", _SPEAKERS, one, other, None)
         found += [*_session(recorded.get("session"), now.get("session"))]
     end = len(recorded["generations"])
     return sorted(found, key=lambda each: end if each.turn is None else each.turn)

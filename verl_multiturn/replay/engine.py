@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from verl_multiturn.config import USER
 from verl_multiturn.errors import EngineError
 from verl_multiturn.interactions.running.session import InteractionGate, InteractionSession
 from verl_multiturn.replay.calls import DivergedError, Recording, ReplayDifference
@@ -158,6 +159,13 @@ class RecordedTurns:
         """Return the number of generations that were not requested."""
         return len(self._generations) - self.asked
 
+    def user_turns(self) -> Sequence[int]:
+        """Return the numbers of the generations that come next and are a trained user's, and pass over them."""
+        first, recorded = self.asked, self._record["generations"]
+        while self._record.get("trained") and self.left and recorded[self.asked]["role"] == USER:
+            self.asked += 1
+        return range(first, self.asked)
+
     async def answer(self, ask: Ask) -> Generation:
         """Return the next generation.
 
@@ -264,7 +272,9 @@ class ReplayEngine:
             outcome = played.outcome
             return len(outcome.turns), sum(len(row.trajectory) for row in outcome.rows)
 
-        return Recording(played.record, progress, expire, run_out, image_of)
+        script = played.script
+        user_turns = script.user_turns if isinstance(script, RecordedTurns) else tuple
+        return Recording(played.record, progress, expire, run_out, image_of, user_turns)
 
 
 def image_of(raw: Mapping[str, Any]) -> Any:

@@ -15,6 +15,8 @@ from verl_multiturn.interactions.base import Reply
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError
 from verl_multiturn.interactions.running.session import InteractionSession
 from verl_multiturn.replay.calls import DivergedError, RecordedCalls, Recording, ReplayDifference
+from verl_multiturn.replay.user_turns import note_user_turns
+from verl_multiturn.rollout.user_rows import current_user
 
 
 class RecordedInteractionSession(InteractionSession):
@@ -37,12 +39,28 @@ class RecordedInteractionSession(InteractionSession):
         is_outage = record["stop_reason"] == "outage" and record["error"].startswith("interaction ")
         if is_outage and not record["generations"] and self._recorded(None) is None:  # before it began
             raise OutageEndError(record["error"])
-        reply = await super().start()
+        try:
+            reply = await super().start()
+        finally:
+            self._note_user()
         return None if reply is None else self._with_state(reply, None)
 
+    def _note_user(self) -> None:
+        """Note the recorded turns of the user that come next."""
+        numbers = self._recording.user_turns()  # passed over, also where the replay's settings train no user
+        if (rows := current_user()) is not None:
+            note_user_turns(rows, self._record, numbers)
+
     async def reply(self, messages: Sequence[Mapping[str, Any]]) -> CheckedReply:
-        """Return the recorded answer to the last turn, read anew."""
-        return self._with_state(await super().reply(messages), self._turn)
+        """Return the recorded answer to the last turn, read anew.
+
+        The turns of a user that is trained are parts of its answers.
+        """
+        turn = self._turn
+        try:
+            return self._with_state(await super().reply(messages), turn)
+        finally:
+            self._note_user()
 
     @property
     def _turn(self) -> int | None:
@@ -72,7 +90,7 @@ class RecordedInteractionSession(InteractionSession):
             if record["time_up"] == "score":
                 await self._recording.run_out()
             if record["stop_reason"] != "environment_error":
-                return float(record["score"])
+                return {"roles": scores} if (scores := record.get("scores")) else float(record["score"])
         elif (reply := self._recorded(turn)) is not None:
             images = [self._recording.image(image) for image in reply["images"]]
             given = None if reply["reward"] is None else float(reply["reward"])
@@ -86,6 +104,8 @@ class RecordedInteractionSession(InteractionSession):
                 reply["metrics"],
                 reply.get("shows", ()),
             )
+        if method == "start" and record["generations"]:  # the fault came later
+            return None
         if record["time_up"] == "interaction":
             await self._recording.run_out()
         if record["stop_reason"] == "outage":

@@ -26,6 +26,7 @@ from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, tool_
 from verl_multiturn.chat.parsing.turns import HEADER, AssistantTurn, CallParser, MalformedCall
 from verl_multiturn.chat.rendering import UNEXPLAINED, RenderingCheck, RenderingDifference
 from verl_multiturn.chat.template_form import MessageError
+from verl_multiturn.config import ASSISTANT, USER
 from verl_multiturn.describe import message_of
 from verl_multiturn.errors import EngineError, InteractionContractError
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError
@@ -38,6 +39,7 @@ from verl_multiturn.rollout.limits import INVALID, ConversationProgress, Limits,
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.rollout.trajectory import Source
 from verl_multiturn.rollout.turn import Turn
+from verl_multiturn.rollout.user_rows import UserRows, speaking
 from verl_multiturn.tools.running.gate import Gate
 from verl_multiturn.tools.running.results import EXECUTED, CallResult
 from verl_multiturn.tools.running.session import ToolSession
@@ -110,6 +112,10 @@ class Conversation:
         """
         outcome = outcome or Outcome.begun(request.request_id)
         user: InteractionSession | None = None
+        user_rows: UserRows | None = None
+        if request.interaction is not None and request.interaction.is_trained:
+            outcome.trained = (ASSISTANT, USER)
+            user_rows = UserRows(outcome, self._limits, request.sampling)
         if request.interaction is not None:
             gate = self._interactions.of(request.interaction)
             user = self._make_user(gate, request.request_id, request.interaction_kwargs, stood_still_s)
@@ -119,7 +125,7 @@ class Conversation:
         reason: StopReason | None = None
         deadline = asyncio.timeout(self._limits.wall_clock_s)
         try:
-            async with deadline, running(deadline), user or nullcontext():
+            async with deadline, running(deadline), speaking(user_rows), user or nullcontext():
                 if user is not None:
                     outcome.doing = "interaction"
                     session, shown = await self._prompt(request, outcome, await user.open(request.messages))
@@ -137,7 +143,7 @@ class Conversation:
                         if session.unjudged and reason not in INVALID:
                             reason, outcome.error = StopReason.UNJUDGED, session.unjudged
                         if user is not None and reason not in INVALID:
-                            outcome.score = await user.score()
+                            outcome.score, outcome.scores = await user.score(outcome.trained), user.scores
         except InteractionFailedError as error:
             reason = self._failed(outcome, str(error))
         except OutageEndError as error:
@@ -163,6 +169,8 @@ class Conversation:
         outcome.place_s = session.place_s
         outcome.outages = [*session.outages, *(user.outages if user is not None else ())]
         self._compare(outcome, shown)
+        if user_rows is not None:
+            user_rows.finish()
         _finish_rows(outcome)
         return outcome
 
@@ -281,7 +289,7 @@ class Conversation:
                 malformed_in_a_row=malformed_in_a_row,
                 has_interaction=user is not None,
             )
-            reason = limits.after_assistant_turn(progress)
+            reason, last = limits.after_assistant_turn(progress), outcome.assistant_turns[-1]
             if cut and reason is not None:
                 return reason
             if user is not None and not turn.calls:
@@ -291,7 +299,7 @@ class Conversation:
             if isinstance(answer, StopReason):
                 return answer
             added, source = answer
-            if (said := outcome.turns[-1].reply) is not None and said.shows:
+            if (said := last.reply) is not None and said.shows:
                 schemas = session.schemas
                 shown = await self._codec.render(self._codec.trusted_schemas, schemas)
             try:
@@ -326,14 +334,14 @@ class Conversation:
 
         `reason` names the limit that ends the conversation after the answer; None if none does.
         """
-        outcome.doing = "interaction"
+        outcome.doing, last = "interaction", outcome.assistant_turns[-1]
         said = await user.reply(outcome.messages)
         if unknown := [name for name in said.shows if name not in request.tools]:
             raise InteractionContractError(
                 f"interaction {user.name!r}: reply shows the tool {unknown[0]!r}, which the row does not have; its "
                 f"tools are {sorted(request.tools)}"
             )
-        outcome.turns[-1].reply, outcome.state = said, said.state
+        last.reply, outcome.state = said, said.state
         if said.done or said.truncated:
             return StopReason.ENVIRONMENT_TRUNCATED if said.truncated else StopReason.ENVIRONMENT_DONE
         if reason is not None:
@@ -352,9 +360,9 @@ class Conversation:
         # A limit does not stop a call that ends the conversation: with it the model hands in its answer.
         if reason is not None and not session.ends(turn.calls):
             return reason
-        outcome.doing, started = "tools", time.perf_counter()
+        outcome.doing, started, last = "tools", time.perf_counter(), outcome.assistant_turns[-1]
         try:
-            results = outcome.turns[-1].calls = await session.execute(turn.calls)
+            results = last.calls = await session.execute(turn.calls)
         finally:
             outcome.tools_s += time.perf_counter() - started
         if session.lost:
@@ -400,17 +408,20 @@ class Conversation:
         trajectory = outcome.trajectory
         outcome.doing, started = "generate", time.perf_counter()
         sampling, images, messages = request.sampling, outcome.images, outcome.messages
-        ask = Ask(request.request_id, trajectory.ids, sampling, budget, images, messages, schemas)
-        number, known = len(outcome.turns), _known(outcome)
+        role = ASSISTANT if outcome.trained else None
+        ask = Ask(request.request_id, trajectory.ids, sampling, budget, images, messages, schemas, role)
+        known, before = _known(outcome), outcome.assistant_turns
         try:
-            with during("generation", turn=number):
+            with during("generation", turn=len(outcome.turns)) as span:
                 sampled = await sample(self._engine, ask)
+                number = span.turn = len(outcome.turns)  # an interaction may have spoken meanwhile
         finally:
             seconds = time.perf_counter() - started
             outcome.generate_s += seconds
         turn = Turn(
             number,
-            parent=number - 1 if number else None,
+            parent=before[-1].number if before else None,
+            role=role,
             place=len(outcome.rows) - 1,
             start=trajectory.response_length,
             end=trajectory.response_length,
@@ -466,14 +477,15 @@ class Conversation:
 
 def _answers(outcome: Outcome) -> int:
     """Return the number of turns that were not summaries."""
-    return sum(not turn.summary for turn in outcome.turns)
+    return sum(not turn.summary for turn in outcome.assistant_turns)
 
 
 def _known(outcome: Outcome) -> int:
     """Return how many ids of the open row the engine was given or has sampled before; of the last turn all but one."""
-    if not outcome.turns:
+    turns = outcome.assistant_turns
+    if not turns:
         return 0
-    last, ids = outcome.turns[-1], outcome.trajectory.ids
+    last, ids = turns[-1], outcome.trajectory.ids
     if last.place == len(outcome.rows) - 1:
         return outcome.trajectory.prompt_length + last.end - 1
     return common_length(outcome.rows[-2].trajectory.ids, ids)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.chat.rendering import RenderingDifference
+from verl_multiturn.config import USER
 from verl_multiturn.interactions.running.replies import CheckedReply
 from verl_multiturn.rollout.engines.protocol import CacheUse
 from verl_multiturn.rollout.limits import INVALID, StopReason
@@ -142,7 +143,15 @@ class Outcome:
     state: str | None = None
     """Digest of the state in which the next turn is made; None without an interaction, or where it reports no state."""
     score: float = 0.0
-    """The interaction's reward for the whole conversation."""
+    """The interaction's reward for the whole conversation; of rewards by role, the assistant's."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """The interaction's rewards by role, where it gave such ones; empty: `score` is that of each role."""
+    trained: Sequence[str] = ()
+    """Names of the roles that are trained; empty: there are no roles."""
+    user_rows: int = 0
+    """How many rows, the first ones, hold turns of the user (`rollout.user_rows`)."""
+    user_receipts: dict[int, Any] = field(default_factory=dict)
+    """Receipts (`certificate.receipts.Receipt`) of these turns, by their numbers."""
     extra_fields: dict[str, Any] = field(default_factory=dict)
     """Fields for the reward function, set by tools that were written for verl 0.9."""
     user_turns: int = 0
@@ -208,8 +217,13 @@ class Outcome:
 
     @property
     def sampled_turns(self) -> int:
-        """Return the number of turns whose tokens are in rows, summaries included."""
-        return sum(row.trajectory.turns for row in self.rows)
+        """Return the number of the assistant's turns whose tokens are in rows, summaries included."""
+        return sum(row.trajectory.turns for row in self.rows[self.user_rows :])
+
+    @property
+    def assistant_turns(self) -> list[Turn]:
+        """Return all turns but the user's; of a session, all."""
+        return [turn for turn in self.turns if not self.trained or turn.role != USER]
 
     @property
     def calls(self) -> list[CallResult]:
@@ -230,7 +244,7 @@ class Outcome:
         Args:
             answer: Pattern that is found in the text of a turn with a final answer.
         """
-        said = (turn.said for turn in self.turns if turn.reply is None and not turn.summary)
+        said = (turn.said for turn in self.assistant_turns if turn.reply is None and not turn.summary)
         return any(
             not any(isinstance(call, ToolCall) for call in turn.calls) and answer.search(turn.content) is None
             for turn in said

@@ -32,7 +32,7 @@ class Turn:
     after: int = 0
     """How many turns come after it in its row; in a session, in the longest row that holds it."""
     role: str | None = None
-    """Name of the speaker, one of `proxy.roles`; None where there are none."""
+    """Name of the speaker, one of `proxy.roles` or of `train`; None where there are none."""
     place: int | str = 0
     """Index of the row that it is in; or why it is in none (`certificate.receipts.CAUSES`)."""
     start: int = 0

@@ -6,15 +6,17 @@ estimators of advantages (`mt_grpo`, `mt_turns`, `mt_gigpo`) their facts about e
 
 Invariants:
 - a reward always lies on a sampled token: that of a turn on the turn's last one, that of the whole conversation on the
-  last one of all;
+  last one of all, where there are roles on the last one of each;
 - an invalid conversation has no rewards;
 - positions count from the first token of the row's response, and ends are half open.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_multiturn.config import ASSISTANT
 from verl_multiturn.rollout.outcome import Outcome
 from verl_multiturn.rollout.turn import Turn
 
@@ -27,37 +29,44 @@ def tool_scores(outcome: Outcome, weight: float = 1.0) -> list[Scores]:
     """Return the tools' rewards for each row of a conversation, weighted.
 
     A step reward goes to the last token of the turn that made the call. The sum of the tools' `calc_reward` goes to the
-    last sampled token. Rewards of zero are omitted. An invalid conversation has no rewards.
+    last sampled token; where the user is trained, too, to the assistant's last one. Rewards of zero are omitted. An
+    invalid conversation has no rewards.
 
     Args:
         outcome: A conversation that is over.
         weight: Factor of every reward.
     """
     steps = [(turn, call.reward) for turn in outcome.turns for call in turn.calls]
-    return _placed(outcome, steps, sum(outcome.calc_rewards.values()), weight)
+    role = ASSISTANT if outcome.trained else None
+    return _placed(outcome, steps, {role: sum(outcome.calc_rewards.values())}, weight)
 
 
 def interaction_scores(outcome: Outcome, weight: float = 1.0) -> list[Scores]:
     """Return the interaction's rewards for each row of a conversation, weighted.
 
-    The reward of a turn goes to the turn's last token, the score of the conversation to the last sampled token. Rewards
-    of zero are omitted. An invalid conversation has no rewards.
+    The reward of a turn goes to the turn's last token, the score of the conversation to the last sampled token; with
+    roles, each role's to its own last one. Rewards of zero are omitted. An invalid conversation has no rewards.
 
     Args:
         outcome: A conversation that is over.
         weight: Factor of every reward.
     """
     steps = [(turn, turn.reply.reward or 0.0) for turn in outcome.turns if turn.reply is not None]
-    return _placed(outcome, steps, outcome.score, weight)
+    roles: Sequence[str | None] = outcome.trained or [None]
+    return _placed(outcome, steps, {role: outcome.scores.get(role or "", outcome.score) for role in roles}, weight)
 
 
-def _placed(outcome: Outcome, steps: list[tuple[Turn, float]], last: float, weight: float) -> list[Scores]:
+def _placed(
+    outcome: Outcome, steps: list[tuple[Turn, float]], last: Mapping[str | None, float], weight: float
+) -> list[Scores]:
+    """Return the rewards of turns, and that of the whole conversation for each role, at their places."""
     placed: list[Scores] = [[] for _ in outcome.rows]
-    rewards = [(turn, reward) for turn, reward in steps if reward]
-    if not outcome.valid or not (rewards or last):
+    if not outcome.valid:
         return placed
-    sampled = [turn for turn in outcome.turns if turn.sampled]
-    for turn, reward in [*rewards, *([(sampled[-1], last)] if last else [])]:
+    rewards = [(turn, reward) for turn, reward in steps if reward]
+    ends = {turn.role: turn for turn in outcome.turns if turn.sampled}
+    rewards += [(ends[role], reward) for role, reward in last.items() if reward and role in ends]
+    for turn, reward in rewards:
         assert isinstance(turn.place, int)
         placed[turn.place].append((turn.end - 1, weight * reward))
     return placed

@@ -21,6 +21,8 @@ import base64
 import contextlib
 import io
 import os
+import select
+import stat
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -118,6 +120,62 @@ def session_key(request: Any) -> str:
 # ------------------------------------------------------------------------------------------------ standard streams
 
 
+class PatientErrors:
+    """Standard error that keeps nobody waiting: a thread writes what this process and its children put there.
+
+    A client may read nothing of it, and a print that waits for ever would keep the server from its end.
+
+    Args:
+        descriptor: The descriptor of standard error, whose file goes behind the thread; one that is no pipe is left.
+    """
+
+    def __init__(self, descriptor: int = 2) -> None:
+        self._descriptor = descriptor
+        self._thread: threading.Thread | None = None
+        kind = os.fstat(descriptor).st_mode
+        if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
+            return
+        self._file = os.dup(descriptor)
+        self._read, write = os.pipe()
+        self._over, self._open = os.pipe()
+        os.dup2(write, descriptor)
+        os.close(write)
+        self._is_read = True
+        """Whether the last text was taken by a reader."""
+        self._thread = threading.Thread(target=self._pass_on, daemon=True, name="standard error")
+        self._thread.start()
+
+    def _pass_on(self) -> None:
+        waiting = select.poll()
+        waiting.register(self._read, select.POLLIN)
+        waiting.register(self._over, select.POLLIN)
+        while self._read in dict(waiting.poll()) and (piece := os.read(self._read, _PIECE)):
+            self._is_read = self._write(memoryview(piece), _LAST_S if self._is_read else 0.0)
+
+    def _write(self, rest: memoryview, wait_s: float) -> bool:
+        """Write a text; return False where nobody reads, and the rest of it is lost."""
+        writable = select.poll()
+        writable.register(self._file, select.POLLOUT)
+        try:
+            while rest and writable.poll(wait_s * 1000):  # then it takes PIPE_BUF bytes without a wait
+                rest = rest[os.write(self._file, rest[: select.PIPE_BUF]) :]
+        except OSError:  # its reader is gone
+            return False
+        return not rest
+
+    def close(self) -> None:
+        """Give standard error back, once all that was put there is written; where nobody reads it, nothing gets it."""
+        if self._thread is None:
+            return
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, self._descriptor)
+        os.close(nothing)
+        os.close(self._open)
+        self._thread.join(2 * _LAST_S)
+        if self._is_read and not self._thread.is_alive():
+            os.dup2(self._file, self._descriptor)
+
+
 class Wire:
     """The standard streams of this process, taken from everybody else: what is printed goes to standard error.
 
@@ -135,6 +193,7 @@ class Wire:
             self._input, self._output = os.dup(0), os.dup(1)
         except OSError:
             raise ConfigError("standard input or output is closed; the protocol needs both, or --http PORT") from None
+        self._errors = PatientErrors()
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -196,6 +255,13 @@ class Wire:
 
     async def flush(self) -> None:
         """Do nothing: all is written."""
+
+    def close(self) -> None:
+        """Wait, at the end of the process, until standard error is written."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        self._errors.close()
 
 
 async def serve_stdio(host: ToolHost, wire: Wire) -> int:

@@ -7,7 +7,8 @@ It knows no protocol: a server gives each session a key, such as an id of its pr
 Invariants:
 - a session has a `ToolSession` of its own: state, kwargs and calls are never those of another one;
 - `create` runs at the first call, since clients open sessions to list tools alone; `release` runs exactly once for it;
-- no call runs once its session has ended; a session that has ended is not opened again without a word;
+- no call runs once its session has ended; a session that has ended is not opened again;
+- a `create` that failed is tried again by the next call, once what began is released: a session may last for days;
 - an answer has rewards and metrics only where somebody takes the rewards of sessions.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 from collections import Counter, OrderedDict
@@ -42,6 +44,7 @@ IDLE_S = 1800.0
 TIMEOUT_S = 60.0
 _MARK = "Error: "
 _KEPT_ENDS = 10_000
+"""Number of ended sessions whose reasons are kept. Of the others a digest is kept, some 70 bytes."""
 _MANY = 1_000_000
 
 Report = Callable[[str, Mapping[str, float]], None]
@@ -86,6 +89,8 @@ class ToolHost:
         self._uses: Counter[str] = Counter()
         self._ends: OrderedDict[str, str] = OrderedDict()
         """Why sessions have ended, by key; the latest of them."""
+        self._ended: set[int] = set()
+        """Digests of the keys of all sessions that have ended."""
         self._ending: set[asyncio.Future[Any]] = set()
         self._is_closed = False
 
@@ -173,7 +178,7 @@ class ToolHost:
         Args:
             key: Key of the session.
         """
-        return key in self._ends
+        return _digest(key) in self._ended
 
     async def end(self, key: str, reason: str = "its client has ended it") -> dict[str, float] | None:
         """End a session: its calls are cancelled, its tools released, and no call opens it again.
@@ -187,6 +192,7 @@ class ToolHost:
         """
         session = self._sessions.pop(key, None)
         self._ends[key] = reason
+        self._ended.add(_digest(key))
         self._ends.move_to_end(key)
         if len(self._ends) > _KEPT_ENDS:
             self._ends.popitem(last=False)
@@ -212,19 +218,23 @@ class ToolHost:
         """Return the session of a key, a new one for a new key; or the answer that refuses it."""
         if key in self._sessions:
             return self._sessions[key]
-        if self._is_closed or key in self._ends:
+        if self._is_closed or self.has_ended(key):
             return _refusal(CallStatus.OVER_LIMIT, f"not executed, {self._end_of(key)}; begin another session")
         if len(self._sessions) >= self.most:
             return _refusal(
                 CallStatus.OVERLOADED, f"not executed, all {self.most} sessions are in use; end one, or call it later"
             )
-        # Its own id: tools name files by it, and a key may be any text.
-        tools = ToolSession(uuid4().hex, self.tools, self._kwargs, self._gates, _MANY)
-        session = self._sessions[key] = _ClientSession(self, key, tools)
+        session = self._sessions[key] = _ClientSession(self, key)
         return session
 
+    def make(self) -> ToolSession:
+        """Return the tools of a session, which are not created yet."""
+        # Its own id: tools name files by it, and a key may be any text.
+        return ToolSession(uuid4().hex, self.tools, self._kwargs, self._gates, _MANY)
+
     def _end_of(self, key: str) -> str:
-        return f"the session has ended: {self._ends.get(key, 'the server ends')}"
+        reason = self._ends.get(key, "the server ends" if self._is_closed else "it was long ago")
+        return f"the session has ended: {reason}"
 
 
 class _ClientSession:
@@ -233,13 +243,12 @@ class _ClientSession:
     Args:
         host: The host.
         key: Key of the session.
-        tools: Its tools.
     """
 
-    def __init__(self, host: ToolHost, key: str, tools: ToolSession) -> None:
+    def __init__(self, host: ToolHost, key: str) -> None:
         self._host = host
         self._key = key
-        self._tools = tools
+        self._tools = host.make()
         self._opening: asyncio.Future[Any] | None = None
         self.running: set[asyncio.Future[Any]] = set()
         """Calls that run."""
@@ -273,9 +282,17 @@ class _ClientSession:
             return _refusal(CallStatus.OVER_LIMIT, text)
         self._count += 1
         try:
-            if self._opening is None:
-                self._opening = asyncio.ensure_future(self._tools.__aenter__())
-            await asyncio.shield(self._opening)  # a call that is cancelled takes no other one with it
+            opening = self._opening
+            if opening is None:
+                opening = self._opening = asyncio.ensure_future(self._tools.__aenter__())
+            elif opening.done() and name in self._tools.broken:
+                opening = self._opening = asyncio.ensure_future(self._tools.create_again(name))
+            try:
+                await asyncio.shield(opening)  # a call that is cancelled takes no other one with it
+            except MultiTurnError:
+                if self._opening is opening:  # it has released what it had created
+                    self._opening, self._tools = None, self._host.make()
+                raise
             (result,) = await self._tools.execute([ToolCall(name, arguments, f"call_{self._count}")])
         except MultiTurnError as error:  # a mistake of the tool's author, for whom the log is
             logger.error("tool %r: %s", name, error)
@@ -311,6 +328,10 @@ def unmarked(result: CallResult) -> str:
 
 def _refusal(status: CallStatus, text: str) -> CallResult:
     return CallResult("", "", status, _MARK + text)
+
+
+def _digest(key: str) -> int:
+    return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
 def _is_well(done: asyncio.Future[Any]) -> bool:

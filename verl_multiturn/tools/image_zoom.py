@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.chat.images import is_pil
+from verl_multiturn.clients.http_connections import is_http, scheme_of
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of
 from verl_multiturn.errors import ConfigError
@@ -212,8 +213,8 @@ def _source(given: Any) -> Any:
         return io.BytesIO(given)
     if not isinstance(given, str):
         raise ValueError("expected a PIL image, bytes, a path, or a mapping with one of these as bytes, image or path")
-    if given.startswith("data:"):
+    if scheme_of(given) == "data":
         return io.BytesIO(base64.b64decode(given.partition("base64,")[2], validate=True))
-    if given.startswith(("http://", "https://")):
+    if is_http(given):
         raise ValueError("addresses are not fetched; put the file's bytes or path into the row")
     return given.removeprefix("file://")

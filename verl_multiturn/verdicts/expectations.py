@@ -142,7 +142,10 @@ def _is_row(places: Sequence[LiteralPlace]) -> bool:
     for index, place in enumerate(places):
         if isinstance(place.value, int | float) and not isinstance(place.value, bool):
             numbers = [each for each in place.arguments if isinstance(each, int | float)]
-            points.append((float(numbers[0] if len(numbers) == 1 else index), float(place.value)))
+            try:
+                points.append((float(numbers[0] if len(numbers) == 1 else index), float(place.value)))
+            except OverflowError:  # a whole number beyond a float is in no row that could be computed
+                return False
     if len(points) < 3 or len({y for _, y in points}) < 3:
         return False
     (x0, y0), (x1, y1) = points[:2]

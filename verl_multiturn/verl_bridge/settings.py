@@ -156,7 +156,7 @@ def may_have_several_rows(config: DictConfig, settings: MultiTurnSettings) -> bo
         config: verl's whole configuration.
         settings: Our settings in it.
     """
-    if settings.context.mode != "append":
+    if settings.context.mode != "append" or settings.trains_user:
         return True
     return settings.proxy.max_rows > 1 and PROXY_LOOP in agent_loops(config, ("train_files",))[0]
 

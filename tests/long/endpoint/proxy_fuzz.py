@@ -1,6 +1,7 @@
 """Do sessions of agents keep what the proxy promises, whatever agents send and whenever they leave?
 
     python -m benchmarks.proxy_fuzz [--requests N] [--families NAME ...] [--seed N] [--control]
+    python -m benchmarks.proxy_fuzz --seed N --only FAMILY-NUMBER [--requests N]
 
 Agents at random speak HTTP, in all three protocols, to the real server: they rewrite and fork histories, repeat
 requests, ask for the same at once, leave at any moment and come back, send turns back in other words and with other
@@ -16,7 +17,9 @@ Commands end badly, and strangers crowd an endpoint that may open few files (`en
 - `control_tokens`: prompts with other control tokens than the same messages have without their texts;
 - `unaccounted`: generations without a receipt, a row or a true cause.
 
-`--control` puts one fault at a time into the proxy, and shows which counters see it. The last line is one JSON object.
+`--control` puts one fault at a time into the proxy, and shows which counters see it. A session with findings is written
+to a file whole. `--only` plays that session again and again, with the same draws; the order of simultaneous events is
+up to the machine. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -55,6 +58,8 @@ from verl_multiturn.rollout.engines.stop_texts import StopTexts
 from verl_multiturn.rollout.limits import Limits, StopReason
 
 REQUESTS = 20_400
+REQUESTS_OF_ONE = 480
+"""Requests where one session is played again and again: some fifteen times."""
 CONTROLLED = 720
 """Requests for each fault: at 240, a fault that only shows with a client that has gone occurred once or never."""
 _PER_SESSION = 24
@@ -107,7 +112,8 @@ class World:
     def __init__(self, family: Family, seed: int, findings: Findings) -> None:
         template = family.template
         self._family, self._seed, self._findings = family, seed, findings
-        self._recorder = Recorder(StopTexts(FuzzEngine(family, seed), template.tokenizer))
+        self._model = FuzzEngine(family, seed)
+        self._recorder = Recorder(StopTexts(self._model, template.tokenizer))
         self._engine = ReceiptingEngine(self._recorder)
         self._run = ProxyRun(
             engine=self._engine,
@@ -116,16 +122,23 @@ class World:
             limits=Limits(prompt_length=_FAR, response_length=_FAR),
             fill_id=template.end_ids[0],
         )
-        self._marks = itertools.count()
         self.places: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
         self.requests = self.sessions = self.answered = self.rows = self.generations = 0
 
-    async def play(self, requests: int) -> World:
-        """Play sessions until so many requests were sent, and return this."""
+    async def play(self, requests: int, only: int | None = None) -> World:
+        """Play sessions until so many requests were sent, and return this.
+
+        Args:
+            requests: Number of requests.
+            only: Number of a session that is played again and again; None plays one after the other.
+        """
         async with ProxyServer(ping_s=0.005) as server:
             while self.requests < requests:
-                await asyncio.gather(*(self._session(server) for _ in range(_AT_ONCE)))
+                if only is not None:
+                    await self._session(server, only)
+                    continue
+                await asyncio.gather(*(self._session(server, self.sessions + more) for more in range(_AT_ONCE)))
             if server._open or self._engine._open:
                 self._findings.add("violations", f"{self._family.name}: sessions are left behind")
         if len(asyncio.all_tasks()) > 1:
@@ -148,16 +161,16 @@ class World:
             select=chance.choice((None, None, None, _half, _none)),
         )
 
-    async def _session(self, server: ProxyServer) -> None:
+    async def _session(self, server: ProxyServer, number: int) -> None:
         """Play one session, and check its results."""
-        name = f"{self._family.name}-{self.sessions}"
+        name = f"{self._family.name}-{number}"
         self.sessions += 1
         chance = random.Random(f"{name} {self._seed}")
         run = self._drawn(chance)
         session = AgentSession(name, run, {"temperature": 1.0})
         address = server.open(session)
         clients = Clients(int(server.address.rpartition(":")[2]), address.api_key)
-        played = Fuzzed(session, self._family, clients, f"{name} {self._seed}", self._marks, ACTS)
+        played = Fuzzed(session, self._family, clients, f"{name} {self._seed}", itertools.count(), ACTS)
         playing = [asyncio.create_task(played.play(_PER_SESSION)) for _ in range(chance.choice((1, 2, 3)))]
         if chance.random() < 0.15:
             await asyncio.wait(playing, timeout=chance.random())
@@ -175,6 +188,7 @@ class World:
             self._findings.add("violations", f"{name}: {session.failed}")
         receipts = session.receipts()
         log = self._recorder.logs.pop(name, None)
+        self._model.forget(name)
         self.requests += played.requests
         self.generations += len(receipts)
         self.rows += len(outcome.rows)
@@ -184,7 +198,7 @@ class World:
             if done.error:
                 self.refusals[_code(done.error)] += 1
         if log is not None:
-            await Checked(played, log, outcome, receipts, run, self._findings).run_all()
+            await Checked(played, log, outcome, receipts, run, self._findings).run_all(self._seed)
 
 
 def _half(views: Sequence[Completion]) -> Collection[str]:
@@ -201,7 +215,12 @@ def _code(error: str) -> str:
 
 
 def measure(
-    chosen: Sequence[Family], requests: int, seed: int, console: Console | None = None, with_ends: bool = True
+    chosen: Sequence[Family],
+    requests: int,
+    seed: int,
+    console: Console | None = None,
+    with_ends: bool = True,
+    only: int | None = None,
 ) -> dict[str, int]:
     """Play all families, and return the figures.
 
@@ -211,6 +230,7 @@ def measure(
         seed: Decides the draws; the order of simultaneous events is up to the machine.
         console: Where a table and examples are written; None writes none.
         with_ends: Whether commands that end badly and strangers are played, too.
+        only: Number of the session that is played again and again; None plays one after the other.
     """
     findings = Findings()
     table = Table("family", "sessions", "requests", "answered", "generations", "rows", "in no row", "found", "s")
@@ -218,7 +238,7 @@ def measure(
     total = sessions = 0
     for family in chosen:
         started, before = time.perf_counter(), findings.count.total()
-        world = asyncio.run(World(family, seed, findings).play(-(-requests // len(chosen))))
+        world = asyncio.run(World(family, seed, findings).play(-(-requests // len(chosen)), only))
         total += world.requests
         sessions += world.sessions
         refusals += world.refusals
@@ -234,6 +254,8 @@ def measure(
         for kind in KINDS:
             for example in findings.examples[kind]:
                 console.print(f"{kind}: {example}"[:1500], markup=False, highlight=False)
+        for file in findings.files:
+            console.print(f"whole: {file}", markup=False, highlight=False, soft_wrap=True)
     return {"requests": total, "sessions": sessions, "families": len(chosen), "ends": ends, "strangers": strangers} | {
         kind: findings.count[kind] for kind in KINDS
     }

@@ -65,6 +65,9 @@ class Done:
     """Whether it waited for the answer, and had it before the agent's return."""
     plan: Plan
     error: str = ""
+    began: float = 0.0
+    """Time of the event loop at which it was sent, in seconds."""
+    ended: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
 
 @dataclass(frozen=True)
@@ -384,10 +387,11 @@ class Fuzzed:
     async def get(self, ask: Ask, plan: Plan) -> None:
         """Ask, and wait for the answer."""
         self.requests += 1
+        began = asyncio.get_running_loop().time()
         reply = await self._post(ask.path, ask.body())
         if reply is None:
             return
-        done = Done(ask, reply.status, [], not self.closing, plan)
+        done = Done(ask, reply.status, [], not self.closing, plan, began=began)
         self.done.append(done)
         if reply.status == 200:
             self._read(done, reply)
@@ -407,8 +411,9 @@ class Fuzzed:
     async def _leave(self, ask: Ask, plan: Plan, after: float | int, sent: float) -> None:
         """Ask and leave."""
         self.requests += 1
+        began = asyncio.get_running_loop().time()
         reply = await self._clients.leave(ask.path, ask.body(), after, sent)
-        done = Done(ask, reply.status, [], False, plan)
+        done = Done(ask, reply.status, [], False, plan, began=began)
         self.done.append(done)
         if reply.whole and reply.status == 200:
             self._read(done, reply)

@@ -17,6 +17,7 @@ import numpy as np
 from tests.long.endpoint.proxy_fuzz_agents import Done, Fuzzed, Known
 from tests.long.endpoint.proxy_fuzz_ids import misplaced
 from tests.long.endpoint.proxy_fuzz_model import MARK, Log, Sampled
+from tests.long.endpoint.proxy_fuzz_session import MOST_FILES, written
 from tests.long.endpoint.proxy_fuzz_wire import Message, Received
 from verl_multiturn.certificate.check import CertificateRow, verify
 from verl_multiturn.certificate.conversations import unjoined
@@ -38,6 +39,8 @@ class Findings:
 
     count: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    files: list[str] = field(default_factory=list)
+    """Sessions with findings that were written whole."""
 
     def add(self, kind: str, what: str) -> None:
         """Count a finding, and keep it as an example if there are few."""
@@ -67,6 +70,7 @@ class Checked:
     findings: Findings
     _numbers: dict[int, int | None] = field(default_factory=dict)
     """Numbers of the generations that clients got, by the identity of their answers."""
+    _found: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._of = {made.number: made for made in self.log.sampled}
@@ -78,8 +82,16 @@ class Checked:
             for got in done.received:
                 self._numbers[id(got)] = self._number(got)
 
-    async def run_all(self) -> None:
-        """Run all checks."""
+    async def run_all(self, seed: int) -> None:
+        """Run all checks, and write the session to a file if one of the first has found something."""
+        before = self.findings.count.total()
+        await self._run_all()
+        if self.findings.count.total() > before and len(self.findings.files) < MOST_FILES:
+            again = f"python -m benchmarks.proxy_fuzz --seed {seed} --only {self.played.session.id}"
+            path = written(again, self.played, self.log, self._nodes, self._numbers, self.run, self._found)
+            self.findings.files.append(f"{path} ({again})")
+
+    async def _run_all(self) -> None:
         for wrong in (*self.log.wrong, *self.played.wrong):
             self._add("violations", wrong)
         if self.log.most_at_once > self.run.max_inflight:
@@ -97,6 +109,7 @@ class Checked:
         await self._controlled()
 
     def _add(self, kind: str, what: str) -> None:
+        self._found.append(f"{kind}: {what}")
         self.findings.add(kind, f"{self.played.session.id}: {what}")
 
     def _decode(self, ids: Sequence[int]) -> str:

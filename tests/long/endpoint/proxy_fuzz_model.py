@@ -1,7 +1,8 @@
 """The model of `benchmarks.proxy_fuzz`: an engine whose turns are drawn, and a log of its requests and answers.
 
-Each generation has a number, from 0. It is the weight version of the generation's tokens, and is a mark in the text of
-most of them (`m000017y`), so that rows and answers show by themselves which generation they hold.
+Each generation of a session has a number, from 0. Twice the number, or one more, is the weight version of its tokens;
+the number is a mark in the text of most of them (`m000017y`), so that rows and answers show which generation they hold.
+A session's draws depend on its name and the seed alone, so that it can be played again without the others.
 """
 
 from __future__ import annotations
@@ -166,13 +167,20 @@ class FuzzEngine:
     """An engine that returns drawn turns, late, and at times fails."""
 
     def __init__(self, family: Family, seed: int) -> None:
-        self._family = family
-        self._numbers = itertools.count()
-        self._random = random.Random(f"engine {family.name} {seed}")
+        self._family, self._seed = family, seed
+        self._sessions: dict[str, tuple[itertools.count[int], random.Random]] = {}
+
+    def forget(self, session: str) -> None:
+        """Forget a session that is over, so that one of the same name begins anew."""
+        self._sessions.pop(session, None)
 
     async def generate(self, ask: Ask) -> Generation:
         """Return a turn, or do something wrong."""
-        number, chance = next(self._numbers), self._random
+        session = ask.request_id.rpartition(".")[0]
+        if session not in self._sessions:
+            self._sessions[session] = itertools.count(), random.Random(f"engine {session} {self._seed}")
+        numbers, chance = self._sessions[session]
+        number = next(numbers)
         before = self._family.template.tokenizer.decode(list(ask.ids[-8:])).rstrip()
         opened = any(before.endswith(start) for start, _ in self._family.marks)
         stops = [re.sub(r"\\(.)", r"\1", each) for each in ask.sampling.get("stop_regex", ())]

@@ -214,7 +214,7 @@ start = libc.mmap(None, 60000 << 12, 0, 0x22, -1, 0)
 for i in range(0, 60000, 2): libc.mprotect(start + (i << 12), 4096, 1)
 for _ in range(22):
     if os.fork() == 0: wait()
-time.sleep(2.5)
+time.sleep(20)
 won('300 MB')
 ### epoll_watches
 import select

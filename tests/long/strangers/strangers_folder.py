@@ -38,6 +38,8 @@ from verl_multiturn.cli import commands
 
 KEYS = ("started", "imported", "fetched", "read_outside", "written_outside", "hung", "wrong_figures", "tracebacks",
         "unrefused")  # fmt: skip
+_REFUSALS = ("--trust", "leads out of", "holds no records")
+"""Parts of the errors by which a command refuses; the last one where its records would be the reader's."""
 MOST_MB = 512
 CPU_S = 60
 SPARED_S = 20
@@ -220,9 +222,7 @@ class Trial:
             seen["status"] not in (0, 1, 2, 130, WENT_ON) and not seen["why"]
         ):
             found.counted["tracebacks"] = f"status {seen['status']}: {errors.strip().splitlines()[-1:]}"
-        if command.kind == "refuse" and (
-            seen["status"] != 2 or not any(each in errors for each in ("--trust", "leads out of"))
-        ):
+        if command.kind == "refuse" and (seen["status"] != 2 or not any(each in errors for each in _REFUSALS)):
             went = next((what for kind, what in fresh if kind == "went on"), "")
             found.counted["unrefused"] = f"status {seen['status']} {went} {errors.strip().splitlines()[-1:]}"
         self._weigh(case, command, found, seen["status"], honest["figures"], out)

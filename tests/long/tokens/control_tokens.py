@@ -24,6 +24,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -259,7 +260,7 @@ class Trial:
                 # Equal messages give equal ids, so only changed messages need a look.
                 if (
                     trusted != (plain, schemas)
-                    and self._ids_of(place, *trusted) != self._ids_of(place, plain, schemas)
+                    and self._ids_of(place, *trusted) not in self._plain_ids(place, text, plain, schemas)
                     and self._controls(place, left, right, guarded=False) == self._honest[place.name]
                 ):
                     score.differing.append((place.name, text))
@@ -267,6 +268,18 @@ class Trial:
                 score.refused += 1
             except REFUSALS:
                 score.raised.append((place.name, text))
+
+    def _plain_ids(self, place: Place, text: str, plain: list[Message], schemas: list[Any]) -> list[list[int]]:
+        """Return the ids of a benign text without the firewall.
+
+        Arguments that came as the text of an object are that object where the template writes objects.
+        """
+        found = [self._ids_of(place, plain, schemas)]
+        if place.name == "call as text":
+            with suppress(*REFUSALS):  # a ValueError: it is no JSON
+                if isinstance(read := json.loads(text), dict):
+                    found.append(self._ids_of(place, _called(read), schemas))
+        return found
 
     def _split(self, text: str) -> tuple[str, str]:
         """Split the text in two, through its first control token if it has one, else in the middle."""

@@ -19,9 +19,10 @@ SAMPLED = ["qwen3", "llama3.1", "deepseek-v3", "deepseek-r1-distill"]
 
 @cache
 def sample(name: str) -> tuple[list[str], list[str]]:
-    """Return 60 attacks on the family and 40 benign texts, always the same."""
+    """Return 60 attacks on the family and 40 benign texts, always the same, with those that are objects of JSON."""
     rng = random.Random(name)
-    return rng.sample(attacks(_tokens(name)), 60), rng.sample(benign(), 40)
+    objects = [text for text in benign() if text.startswith("{")]
+    return rng.sample(attacks(_tokens(name)), 60), list({*rng.sample(benign(), 40), *objects})
 
 
 def _tokens(name: str) -> list[str]:

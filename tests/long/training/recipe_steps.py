@@ -38,6 +38,7 @@ ROWS = {
     "hub": 32,  # 18 of 20 and 14 of 16 tasks
     "hub+words": 544,  # 256 of each of two games on top
     "hub+openenv": 39,  # 7 of 8
+    "tictactoe": 2_048,  # openings
     "terminal": 1_024,  # made tasks
     "terminal+harbor": 14_601,  # TMax-15K-Harbor
     "alfworld": 3_553,  # ALFWorld's own number of training games
@@ -55,6 +56,7 @@ CURVES = {
     "image_zoom+deepeyes": 80,
     "smollm2": 12,
     "alfworld": 150,
+    "tictactoe": 30,
 }
 # Smallest number of steps for a recipe without a reported one.
 FEWEST = 50

@@ -3,14 +3,20 @@
 import pytest
 
 from verl_multiturn.cli.eval import check_engine
+from verl_multiturn.clients.http_connections import trusted
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.chat_address import ChatAddress, chat_address
 
 
-@pytest.mark.parametrize("engine", ["sglang", "http://127.0.0.1:30000", "http://h:1/v1", "http://h:1/v1/completions"])
+@pytest.mark.parametrize("engine", ["sglang", "http://127.0.0.1:30000", "HTTP://h:1/v1", "http://h:1/v1/completions"])
 def test_other_engines_name_no_model(engine: str) -> None:
     check_engine(engine)
     assert chat_address(engine) is None
+
+
+def test_certificates_are_trusted_whatever_the_case_of_a_scheme() -> None:
+    found = [trusted(address).cert_store_stats()["x509_ca"] > 0 for address in ("https://h", "HTTPS://h", "http://h")]
+    assert found == [True, True, False]
 
 
 def test_a_model_is_named_behind_its_address() -> None:

@@ -71,6 +71,8 @@ def test_a_game_in_atif_has_its_roles(tmp_path: Path) -> None:
     assert [row["role"] for row in ours["rows"]] == ["white", "black"]
     steps = [(step["source"], step.get("extra")) for step in found["steps"]]
     assert steps == [("user", None), ("agent", {"verl_multiturn": {"role": "black"}})]
+    both = trajectory({**sample_record(), "trained": ["assistant", "user"]}, source)["extra"]["verl_multiturn"]
+    assert (both["roles"], both["trained"], both["score_roles"]) == (["assistant", "user"], ["assistant", "user"], {})
     plain = trajectory(sample_record(), RunSource(Records(tmp_path)))
     assert "roles" not in plain["extra"]["verl_multiturn"]
     assert {*plain["extra"]["verl_multiturn"]["rows"][0]} & {"role"} == set()

@@ -20,7 +20,7 @@ from verl_multiturn.errors import OutageError
 from verl_multiturn.harnesses.runners import build_runner
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
-from verl_multiturn.proxy.opponents.draw import OpponentName, Opponents
+from verl_multiturn.proxy.opponents.draw import OpponentName, Opponents, is_address
 from verl_multiturn.proxy.opponents.remote_model import RemoteModel, read_completion
 from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
 from verl_multiturn.proxy.sessions.roles import Roles
@@ -287,6 +287,11 @@ def test_opponents_are_read_as_they_are_written() -> None:
     listed = ["policy", 0, 8, "models/old", "http://127.0.0.1:8000/v1#big"]
     made = ProxySettings(agent="a:b", roles=["white", "black"], opponents={"black": listed})
     assert json.loads(made.model_dump_json())["opponents"] == {"black": listed}
+
+
+def test_an_address_is_one_whatever_the_case_of_its_scheme() -> None:
+    found = [is_address(name) for name in ("http://h/v1", "HTTPS://h/v1#big", "models/http", "http:/h", "policy", 8)]
+    assert found == [True, True, False, False, False, False]
 
 
 async def test_both_of_two_requests_at_once_get_the_same_opponent() -> None:

@@ -235,9 +235,9 @@ async def test_reading_a_turn_with_other_ids_costs_no_more_with_a_long_history(m
     looked: list[int] = []
     real = forest.compared
 
-    def counted(message: Any) -> Any:
+    def counted(message: Any, *more: Any) -> Any:
         looked.append(1)
-        return real(message)
+        return real(message, *more)
 
     monkeypatch.setattr(forest, "compared", counted)
     agent = Agent(make_run(turns(*[SUM] * 30), prompt_length=100_000, response_length=100_000))
@@ -263,3 +263,74 @@ async def test_tokens_of_a_request_with_other_ids_are_those_of_its_prompt() -> N
     assert (await agent.ask(asked(first, "2"), [ADD])).prompt_tokens == counted
     assert re.fullmatch(r"[0-9A-Za-z]{9}", first.calls[0].id)
     await agent.close()
+
+
+def _answers(first: Completion, *given: tuple[int | None, str]) -> list[dict[str, Any]]:
+    """Return tools' answers to the calls with these indices, or without an id."""
+    ids = [call.id for call in first.calls]
+    return [
+        {"role": "tool", "content": text} | ({} if index is None else {"tool_call_id": ids[index]})
+        for index, text in given
+    ]
+
+
+_NO_IDS = ((None, "r"), (None, "s"))
+_IN_ORDER = ((0, "r"), (1, "s"))
+_CROSSED = ((1, "r"), (0, "s"))
+
+
+@pytest.mark.parametrize("calls_have_ids", [True, False])
+@pytest.mark.parametrize(
+    ("earlier", "later", "prompts"),
+    [
+        (_NO_IDS, _CROSSED, 2),
+        (_CROSSED, _NO_IDS, 2),
+        (((1, "r"), (None, "s")), _NO_IDS, 2),
+        (_NO_IDS, _IN_ORDER, 1),
+        (_IN_ORDER, _NO_IDS, 1),
+        (_CROSSED, ((1, "r"), (None, "s")), 1),
+        (_NO_IDS, _NO_IDS, 1),
+    ],
+)
+async def test_an_answer_without_an_id_is_of_the_first_call_that_waits(
+    earlier: Sequence[tuple[int | None, str]],
+    later: Sequence[tuple[int | None, str]],
+    prompts: int,
+    calls_have_ids: bool,
+) -> None:
+    """The same texts for other calls are another prompt; each prompt names the call of each answer."""
+    agent = Agent(make_run(turns(f"{SUM}\n{OTHER}", "a", "b")))
+    first = await agent.ask(TASK, [ADD])
+    said = echo(first)
+    if not calls_have_ids:
+        said["tool_calls"] = [{**call, "id": ""} for call in said["tool_calls"]]
+    ids = [call.id for call in first.calls]
+    for given in (earlier, later):
+        await agent.ask([*TASK, said, *_answers(first, *given)], [ADD])
+        node = list(agent.session.forest.completions.values())[-1]
+        waits = [index for index in (0, 1) if index not in [index for index, _ in given]]
+        meant = [ids[waits.pop(0) if index is None else index] for index, _ in given]
+        assert [message["tool_call_id"] for message in node.prompt.conversation[2:]] == meant
+        assert node.parent is not None
+    assert len(agent.session.forest.completions[first.id].prompts) == prompts
+
+
+@pytest.mark.parametrize("calls_have_ids", [True, False])
+async def test_answers_without_ids_to_calls_that_a_client_made_up_are_of_the_first_that_waits(
+    calls_have_ids: bool,
+) -> None:
+    agent = Agent(make_run(turns("a", "b", "c")))
+    names = ("one", "two")
+    said = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{**_call(), "id": name if calls_have_ids else ""} for name in names],
+    }
+    results = [{"role": "tool", "content": text} for text in "rs"]
+    crossed = [{**each, "tool_call_id": name} for each, name in zip(results, reversed(names), strict=True)]
+    await agent.ask([*TASK, said, *results], [ADD])
+    named = {**said, "tool_calls": [{**_call(), "id": name} for name in names]}
+    await agent.ask([*TASK, named, *crossed], [ADD])
+    assert len(agent.session.forest.roots) == 2
+    await agent.ask([*TASK, named, *results], [ADD])
+    assert len(agent.session.forest.roots) == 2

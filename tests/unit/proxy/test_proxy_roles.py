@@ -466,8 +466,8 @@ async def test_turns_that_the_estimator_takes_for_anothers() -> None:
         ({"roles": ["a"], "train": []}, "proxy.train: expected the name of at least one role"),
         ({"roles": ["a"], "train": ["b"]}, "'b' is not a role; name some of proxy.roles=['a']"),
         ({"train": ["a"]}, "proxy.train=['a'] needs proxy.roles, which is not set"),
-        ({"train": ["user"]}, "the text of PolicyUser is not trained"),
-        ({"roles": ["a"], "train": ["a", "user"]}, "the text of PolicyUser is not trained"),
+        ({"train": ["user"]}, "train the text of PolicyUser by actor_rollout_ref"),
+        ({"roles": ["a"], "train": ["a", "user"]}, "train the text of PolicyUser by actor_rollout_ref"),
     ],
 )
 def test_settings_that_are_refused(settings: dict[str, Any], what: str) -> None:

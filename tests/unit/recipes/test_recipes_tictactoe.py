@@ -160,7 +160,7 @@ def other(role: str) -> str:
 
 def test_both_sides_are_asked_each_in_its_own_conversation() -> None:
     rewards, asked = played({"white": best, "black": best})
-    assert rewards == {"white": 0.0, "black": 0.0}
+    assert rewards == {"white": game.DRAW, "black": game.DRAW}
     assert asked == [(game.ROLES[number % 2], 2 + 2 * (number // 2)) for number in range(9)]
 
 
@@ -224,8 +224,11 @@ def test_the_report_counts_games_of_the_evaluation_as_each_side(
         session = {"rewards": {role: reward, other(role): -reward}, "opponents": {other(role): "step 0"}}
         return {**made, "session": session}
 
-    made = [record(0, "white", reward) for reward in (1, 0, -1, -1)] + [record(0, "black", 0)]
-    made += [record(4, "white", reward) for reward in (1, 1, 0, -1)] + [record(4, "black", -1), record(4, "black", 1)]
+    made = [record(0, "white", reward) for reward in (1, game.DRAW, -1, -1)] + [record(0, "black", game.DRAW)]
+    made += [record(4, "white", reward) for reward in (1, 1, game.DRAW, -1)] + [
+        record(4, "black", -1),
+        record(4, "black", 1),
+    ]
     made += [record(4, "black", -1, valid=False), record(3, "white", 1, validation=False)]
     write_run(tmp_path, made)
     found = script("tictactoe", "report").report(tmp_path)

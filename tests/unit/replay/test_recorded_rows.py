@@ -233,6 +233,7 @@ def recorded(outcome: Outcome, generations: list[Receipt]) -> str:
     stats = json.dumps([values, turns, scores], allow_nan=False)
     life = Life(outcome.request_id, "u", outcome=outcome, generations=generations, step=1)
     record = json.loads(line_of(record_of(life)))
+    assert (record.pop("scores"), record.pop("trained")) == ({}, [])  # so of rewards by role
     assert record.pop("status") == "finished"  # records had none when these were kept, and no roles
     roles += [generation.pop("role") for generation in record["generations"]]
     if record["session"] is not None:

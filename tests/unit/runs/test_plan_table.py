@@ -75,6 +75,18 @@ def test_roles_opponents_and_options_are_shown(tmp_path: Path) -> None:
     assert lines["estimator, KL"].startswith("my_advantages.py:advantages (scale=2), ")
 
 
+def test_the_roles_of_conversations_are_shown(tmp_path: Path) -> None:
+    users = tmp_path / "users.yaml"
+    users.write_text(
+        "interaction: [{class_name: verl_multiturn.interactions.policy_user.PolicyUser, config: {persona: Ann.}}]"
+    )
+    ours = "++actor_rollout_ref.rollout.custom.multiturn"
+    words = (f"{ours}.train=[assistant,user]", f"{ours}.interaction_config_path={users}")
+    found = facts(tmp_path, *words, "algorithm.adv_estimator=mt_grpo")
+    assert (found["roles"], found["trained_roles"], found["opponents"]) == (["assistant", "user"],) * 2 + ({},)
+    assert lines_of(found)["roles"] == "assistant, user"
+
+
 def test_the_reward_function_and_its_options_are_shown(tmp_path: Path) -> None:
     lines = lines_of(facts(tmp_path))
     assert "roles" not in lines

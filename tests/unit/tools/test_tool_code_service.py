@@ -188,6 +188,7 @@ ANSWERS: list[tuple[str, Any, str]] = [
     ("e2b", {"execution": ENDED, "exception_str": "boom"}, "ValueError: not run to its end: boom"),
     ("e2b", {"execution": ENDED, "exception_str": None}, "ValueError: takes longer than 20 s"),
     ("e2b", {"execution": FINE | {"error": {"name": "E", "value": "v"}}, "exception_str": None}, "fine\nE: v"),
+    ("e2b", {"execution": FINE, "exception_str": "the sandbox is gone"}, "fine\nthe sandbox is gone"),
     ("e2b", {"execution": FINE | {"logs": {"stdout": "text"}}}, "ServiceFailedError: cannot be read"),
     ("e2b", {"exception_str": "boom"}, "ServiceFailedError: cannot be read"),
 ]
@@ -283,6 +284,7 @@ async def test_a_service_that_is_busy_names_the_time_of_the_next_try(service: st
         ("e2b", {"run_timeout_s": True}, "run_timeout_s: expected a number, got True"),
         ("e2b", {"timeout_s": float("inf")}, "timeout_s: .*finite"),
         ("e2b", {"languages": []}, "languages: .*at least 1"),
+        ("e2b", {"languages": ["python", "r", "python"]}, "languages: .*'python' is there twice; name each language"),
         ("e2b", {"run_timeout": 3}, "run_timeout: unknown setting; did you mean 'run_timeout_s'"),
     ],
 )

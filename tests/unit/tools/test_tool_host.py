@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from tests.conftest import EchoTool
+from tests.conftest import EchoTool, make_schema
+from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.tool_servers.sessions import ToolHost, unmarked
+from verl_multiturn.tool_servers.sessions import IDLE_S, MOST_SESSIONS, ToolHost, unmarked
 from verl_multiturn.tools.running.results import CallStatus
 
 
@@ -154,3 +156,63 @@ async def test_after_a_tool_that_ends_a_conversation_nothing_is_called() -> None
 def test_kwargs_that_do_not_fit_are_refused(kwargs: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^--kwargs: "):
         ToolHost({"echo": Slow()}, kwargs)
+
+
+class Opens(EchoTool):
+    """A tool whose `create` does what a list has, first to last: raises an error, or returns a value."""
+
+    def __init__(self, *created: Any, name: str = "echo") -> None:
+        super().__init__(None, make_schema(name, text="string"))
+        self.created = list(created)
+
+    async def create(self, instance_id: str, **kwargs: Any) -> Any:
+        await super().create(instance_id, **kwargs)
+        made = self.created.pop(0) if self.created else None
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(OSError("no room"), "the tool is not available (OSError: no room)"), (7, "create must return None or an instan")],
+)
+async def test_a_create_that_failed_is_tried_again_by_the_next_call(fault: Any, said: str) -> None:
+    tool = Opens(fault)
+    host = ToolHost({"echo": tool})
+    first = await host.call("a", "echo", {"text": "x"})
+    assert (first.status, said in first.text) == (CallStatus.ERROR, True)
+    assert [(await host.call("a", "echo", {"text": "x"})).text for _ in range(2)] == ["x", "x"]
+    await host.aclose()
+    assert [each[0] for each in tool.events if each[0] != "execute"] == ["create", "release", "create", "release"]
+
+
+async def test_one_tools_failed_create_does_not_touch_another_tool() -> None:
+    broken, other = Opens(OSError("no room"), 7, OSError("none yet"), name="broken"), Slow()
+    host = ToolHost({"broken": broken, "echo": other})
+    answers = [unmarked(await host.call("a", name, {"text": "x"})) for name in ("echo", "broken", "echo", "broken")]
+    assert answers[0::2] == ["ok", "ok"]
+    assert "create must return None or an instance id, got 7" in answers[1]
+    assert answers[3] == "the tool is not available (OSError: none yet)"
+    assert unmarked(await host.call("a", "broken", {"text": "x"})) == "x"
+    await host.aclose()
+    assert (of(broken, "create"), of(broken, "release")) == (4, 4)
+    assert (of(other, "create"), of(other, "release")) == (1, 1)
+
+
+async def test_an_ended_session_is_not_opened_again_however_many_ended_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl_multiturn.tool_servers.sessions._KEPT_ENDS", 3)
+    host = ToolHost({"echo": Slow()})
+    for key in ("a", *"bcdef"):
+        await host.end(key)
+    assert host.has_ended("a")
+    answer = await host.call("a", "echo", {"text": "x"})
+    assert unmarked(answer) == "not executed, the session has ended: it was long ago; begin another session"
+    assert (await host.call("g", "echo", {"text": "x"})).text == "ok"
+    await host.aclose()
+
+
+@pytest.mark.parametrize("command", ["mcp", "a2a"])
+def test_the_commands_name_the_numbers_that_hold(command: str) -> None:
+    said = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+    assert (f"({MOST_SESSIONS})" in said, f"({IDLE_S:g})" in said) == (True, True)

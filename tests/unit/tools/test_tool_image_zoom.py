@@ -182,6 +182,7 @@ def test_how_a_row_may_give_its_image(tmp_path: Path) -> None:
         (b"no picture", "cannot be read: cannot identify image file"),
         ("data:image/png;base64,%%%", "cannot be read"),
         ("https://example.org/a.png", "addresses are not fetched"),
+        ("HTTPS://example.org/a.png", "addresses are not fetched"),
         (42, "42 cannot be read: expected a PIL image, bytes, a path"),
         ({"bytes": None}, "expected a PIL image"),
         ({"bytes": png(picture())[:200]}, "cannot be read"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +14,7 @@ from tests.support.further_rules import EVERY_RULE
 from tests.support.telling_rules import told_apart
 from tests.support.value_pairs import KINDS, made_pairs
 from verl_multiturn.verdicts.decoys import EXACT, Decoys, Tolerance
+from verl_multiturn.verdicts.expectations import LiteralPlace, _is_row
 from verl_multiturn.verdicts.features import features
 from verl_multiturn.verdicts.subject import Subject
 
@@ -145,3 +148,10 @@ def test_a_value_that_stands_elsewhere_in_the_file_has_a_decoy_that_does() -> No
     elsewhere = ("84", "62", "94", "38")
     assert set(decoys(84, elsewhere=elsewhere)) <= {62, 94, 38}
     assert not {62, 94, 38}.intersection(decoys(86, elsewhere=elsewhere))
+
+
+def test_numbers_beyond_a_float_are_in_no_row() -> None:
+    values = [10**400, 10**401, 10**402]
+    places = [LiteralPlace(ast.Constant(value), value, (index,), EXACT, True) for index, value in enumerate(values)]
+    assert not _is_row(places)
+    assert _is_row([replace(place, value=float(index)) for index, place in enumerate(places)])

@@ -13,6 +13,7 @@ import numpy as np
 from verl_multiturn.calls.metrics import plain_metrics
 from verl_multiturn.chat.clipping import shorten
 from verl_multiturn.chat.images import is_pil
+from verl_multiturn.config import ASSISTANT, USER
 from verl_multiturn.describe import show
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.base import Reply
@@ -77,6 +78,32 @@ def read_reply(name: str, method: str, returned: Any, most_characters: int) -> C
         plain_metrics(name, returned.metrics, "interaction"),
         _names(returned.shows, method, f"{where} shows"),
     )
+
+
+def read_score(name: str, value: Any) -> tuple[float, dict[str, float]]:
+    """Return the result of `score` as a number and as rewards by role, {} where it gives none.
+
+    Of rewards by role, the number is the assistant's.
+
+    Raises:
+        InteractionContractError: It is neither a number nor rewards of the two roles.
+        InteractionFailedError: A number cannot be used.
+    """
+    if not isinstance(value, Mapping):
+        return read_number(name, "score", value), {}
+    where, roles = f"interaction {name!r}: score", value.get("roles")
+    if set(value) != {"roles"} or not isinstance(roles, Mapping):
+        raise InteractionContractError(
+            f"{where} returned {show(value, 100)}; give a number, or {{'roles': {{'{ASSISTANT}': 1.0, '{USER}': 0.0}}}}"
+        )
+    if strange := [role for role in roles if role not in (ASSISTANT, USER)]:
+        raise InteractionContractError(
+            f"{where} rewards the role {show(strange[0], 60)}; the roles are {ASSISTANT!r} and {USER!r}"
+        )
+    if ASSISTANT not in roles:
+        raise InteractionContractError(f"{where} gives {ASSISTANT!r} no reward; give one to each role")
+    given = {str(role): read_number(name, "score", reward) for role, reward in roles.items()}
+    return given[ASSISTANT], given
 
 
 def read_number(name: str, method: str, value: Any) -> float:

@@ -26,7 +26,7 @@ from verl_multiturn.calls.tasks import Alarms
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import ConfigError, InteractionContractError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError, read_number, read_reply
+from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError, read_reply, read_score
 from verl_multiturn.tools.loading.kwargs import copy_kwargs
 
 METHODS = ("start", "reply", "score", "close")
@@ -87,6 +87,8 @@ class InteractionSession:
         """Seconds spent in `start`, `reply` and `score`, with the wait for a slot."""
         self.owes = ""
         """Name of the method that was called last and has given nothing that can be used; "" otherwise."""
+        self.scores: dict[str, float] = {}
+        """Rewards by role, where `score` gave such ones; empty otherwise."""
         self._scored = False
         self._seen: Sequence[Any] = ()
         """The conversation, as `reply` saw it last."""
@@ -174,17 +176,25 @@ class InteractionSession:
         self.owes = ""
         return reply
 
-    async def score(self) -> float:
-        """Return the reward of the whole conversation.
+    async def score(self, trained: Sequence[str] = ()) -> float:
+        """Return the reward of the whole conversation; of rewards by role, which go to `scores`, the assistant's.
+
+        Args:
+            trained: Names of the roles that are trained; empty: there are none.
 
         Raises:
             InteractionFailedError: There is none, or it is not a finite number.
-            InteractionContractError: It returned something that is not a number.
+            InteractionContractError: It returned no reward, or gives a role that is trained none.
         """
         if "score" in self._gate.owner.inherited:
             return 0.0
         self.owes = "score"
-        score = read_number(self.name, "score", await self._call("score"))
+        score, self.scores = read_score(self.name, await self._call("score"))
+        if self.scores and (missing := [role for role in trained if role not in self.scores]):
+            raise InteractionContractError(
+                f"interaction {self.name!r}: score gives the role {missing[0]!r}, which is trained, no reward; give "
+                "each role one"
+            )
         self.owes, self._scored = "", True
         return score
 

@@ -3,7 +3,7 @@
 A message of system or user is a step, a message of the model is a step with its calls and their answers. Data without a
 place in ATIF is in `extra.verl_multiturn`: the identity, the score, and ids, masks, logprobs, versions and turns of
 each row of the batch. Where the model's messages and its generations are as many, each step also has its own. With
-roles (`proxy.roles`) rows and the model's steps have theirs.
+roles (`proxy.roles`, `train`) rows and the model's steps have theirs.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ def trajectory(record: dict[str, Any], source: RunSource) -> dict[str, Any]:
     if (session := record.get("session") or {}).get("roles"):
         ours |= {"roles": session["roles"], "trained": session.get("trained"), "score_roles": reward.of_roles}
         ours["opponents"] = session.get("opponents")
+    elif trained := record.get("trained"):
+        ours |= {"roles": trained, "trained": trained, "score_roles": reward.of_roles}
     return {
         "schema_version": VERSION,
         "session_id": record.get("uid") or record["request_id"],

@@ -141,7 +141,7 @@ def _in_no_row(facts: Facts) -> Iterator[Finding]:
             "undelivered": "the agent's client gave up before the answer came: longer timeouts in the agent, no "
             "retries",
             "dropped_row": "the agent's prompts do not continue each other: a larger proxy.max_rows, or an agent that "
-            "appends to its messages",
+            "appends to its messages; with a trained user, a larger data.max_prompt_length",
             "not_selected": "nothing, if proxy.select leaves them out on purpose",
             "not_trained_role": "nothing, if proxy.train leaves their role out on purpose",
         }.get(most, "look at the generations of the examples"),

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from verl_multiturn.calls.outages.process import Watch
+from verl_multiturn.clients.http_connections import is_http
 from verl_multiturn.config import POLICY
 from verl_multiturn.proxy.opponents.remote_model import RemoteModel, answer_of
 from verl_multiturn.rollout.life import Life
@@ -52,7 +53,7 @@ class ServedModels(Protocol):
 
 def is_address(name: OpponentName) -> bool:
     """Return whether an opponent is an endpoint, which somebody else serves."""
-    return isinstance(name, str) and name.startswith(("http://", "https://"))
+    return isinstance(name, str) and is_http(name)
 
 
 def shown(name: OpponentName) -> str:

@@ -32,14 +32,23 @@ class CanonicalMessage(NamedTuple):
     """Ids of the calls, or of the call that is answered; empty where one of them was not sent."""
     reasoning: str = ""
     """Text of the reasoning; "" where it was not sent."""
+    answers: int | None = None
+    """Index of the answered call in its turn; None where it is not known."""
 
     def fits(self, other: CanonicalMessage) -> bool:
         """Return whether two messages with equal keys can be the same one, but for their ids."""
+        if self.answers is not None and other.answers is not None and self.answers != other.answers:
+            return False
         return not self.reasoning or not other.reasoning or self.reasoning == other.reasoning
 
 
-def compared(message: Message) -> CanonicalMessage:
-    """Return a message of a request as it is compared."""
+def compared(message: Message, answers: int | None = None) -> CanonicalMessage:
+    """Return a message of a request as it is compared.
+
+    Args:
+        message: The message.
+        answers: Index of the call that it answers in the turn before it, if it is known (`OpenCalls.answered`).
+    """
     role, text = message["role"], content_key(message.get("content"))
     if role == "assistant":
         calls = message.get("tool_calls") or ()
@@ -51,7 +60,7 @@ def compared(message: Message) -> CanonicalMessage:
         )
     if role == "tool":
         answered = message.get("tool_call_id")
-        return CanonicalMessage((role, text), (answered,) if answered else ())
+        return CanonicalMessage((role, text), (answered,) if answered else (), answers=answers)
     return CanonicalMessage(("system" if role in SYSTEM_ROLES else role, text))
 
 

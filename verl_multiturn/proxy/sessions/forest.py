@@ -15,7 +15,8 @@ are never written a second time. A request that continues none begins a root. So
 Requests are looked up message by message, in a tree of messages as clients write them. Clients leave out ids, so two
 completions with equal texts look the same, and one message may lead to several places in the tree. The deepest
 completion wins; among equally deep ones, the one that was delivered last. A client that has given the calls other ids
-is understood: its request is read with the session's ids (`renaming.py`).
+is understood: its request is read with the session's ids (`renaming.py`). An answer without an id is for the first call
+that waits for one (`open_calls.py`).
 
 Invariants:
 - a request costs a look at its new messages only: the part shared with an earlier request is found by one comparison;
@@ -32,6 +33,7 @@ from typing import NamedTuple
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.proxy.sessions.canonical import compared
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, PromptNode, SampledGeneration, TrieNode
+from verl_multiturn.proxy.sessions.open_calls import OpenCalls, with_ids
 from verl_multiturn.proxy.sessions.renaming import AS_WRITTEN, Renaming
 
 # How many requests are remembered whole. A session with more branches at once looks at each message again.
@@ -112,9 +114,10 @@ class Forest:
         given = self.called if renamed else {}
         reached = places[0]
         best = max(places, key=_place_rank)
+        calls = OpenCalls.before(messages, known)
         for index in range(known, len(messages)):
             message = messages[index]
-            one = compared(message)
+            one = compared(message, calls.answered(message))
             before = islice(messages, index)
             places = [
                 _Place(to, renaming)
@@ -138,7 +141,8 @@ class Forest:
         if renaming is None:  # an answer has the id of another call
             return self.match(messages, branch, renamed=False)
         node = best.node if parent is None or parent.trie_node is None else parent.trie_node
-        return Match(None, parent, new, node, renaming.applied(messages), renaming, history)
+        named = with_ids(renaming.applied(messages), new, _call_ids(parent))
+        return Match(None, parent, new, node, named, renaming, history)
 
     def grow(self, prompt: PromptNode, messages: Sequence[Message], branch: Hashable, match: Match) -> None:
         """Put a new prompt where `match` found none.
@@ -151,8 +155,9 @@ class Forest:
         """
         (self.roots if prompt.parent is None else prompt.parent.prompts).append(prompt)
         reached = match.reached
+        calls = OpenCalls.before(match.messages, reached.depth, match.new, _call_ids(match.parent))
         for message in match.messages[reached.depth :]:
-            one = compared(message)
+            one = compared(message, calls.answered(message))
             steps = reached.steps.setdefault(one.key, [])
             # A turn of the model's leads to a node with another completion above.
             following = next((to for other, to in steps if other == one and to.above is reached.above), None)
@@ -258,6 +263,11 @@ def _rank(node: CompletionNode | None) -> tuple[int, int, int]:
     if node is None or node.trie_node is None:
         return (0, 0, 0)
     return (node.trie_node.depth, node.returned, node.number)
+
+
+def _call_ids(node: CompletionNode | None) -> list[str]:
+    """Return the ids that the session gave to a completion's calls."""
+    return [] if node is None else [call.id for call in node.completion.calls]
 
 
 def _place_rank(place: _Place) -> tuple[int, int, int]:

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from verl_multiturn.certificate.check import CertificateRow, Violation, verify
 from verl_multiturn.certificate.conversations import unjoined
 from verl_multiturn.certificate.receipts import CAUSES, GenerationPlace, Receipt, Receipts
+from verl_multiturn.config import USER
 from verl_multiturn.describe import show
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.records import schema
@@ -69,6 +70,15 @@ def receipts_of(record: Mapping[str, Any]) -> list[Receipts]:
     return _Verification(record).receipts
 
 
+def receipts_of_generations(record: Mapping[str, Any]) -> list[Receipt]:
+    """Return the receipt of each generation of a record, built again from its tokens.
+
+    Raises:
+        CertificateError: This is not a record, or its tokens cannot be read.
+    """
+    return _Verification(record).generations
+
+
 class _Verification:
     """The verification of one record.
 
@@ -86,7 +96,7 @@ class _Verification:
         self._name: str = self._record["request_id"]
         self._found: list[Violation] = []
         self._rows = [self._row(index, row) for index, row in enumerate(self._record["rows"])]
-        each = [self._receipt(number) for number, _ in enumerate(self._record["generations"])]
+        self.generations = each = [self._receipt(number) for number, _ in enumerate(self._record["generations"])]
         places = [
             GenerationPlace(
                 receipt.digest,
@@ -101,7 +111,7 @@ class _Verification:
         for row, own in zip(self._rows, self.receipts, strict=True):
             self._found += verify(row, own)
         session = self._record["session"] or {"roles": []}
-        trained = session["trained"] if session["roles"] else None
+        trained = session["trained"] if session["roles"] else self._record["trained"] or None
         rows = {RowKey(own.uid, str(own.session_id), str(own.row)): own for own in self.receipts}
         self._found += unjoined(rows, trained)
         if self._record["status"] == "cancelled":
@@ -277,7 +287,11 @@ class _Verification:
 
     def _cuts(self, reason: str) -> None:
         """Check that a turn which its budget cut was the last one, and the reason for the end."""
-        turns = [each for each in enumerate(self._record["generations"]) if not each[1]["summary"]]
+        turns = [
+            each
+            for each in enumerate(self._record["generations"])
+            if not each[1]["summary"] and each[1]["role"] != USER
+        ]
         for number, generation in turns[:-1]:
             if generation["finish"] == "length":
                 self._add(number, f"generation {number} was cut by its budget, and the conversation went on")

@@ -69,6 +69,8 @@ def record_of(life: Life) -> dict[str, Any]:
         "asked": outcome.asked,
         "calc_rewards": outcome.calc_rewards,
         "score": outcome.score if is_whole else 0.0,
+        "scores": outcome.scores if is_whole else {},
+        "trained": list(outcome.trained),
         "differences": [str(difference) for difference in outcome.differences],
         "time_up": outcome.time_up,
         "generate_s": _time(outcome.generate_s),

@@ -63,7 +63,7 @@ class Ask:
     tools: Sequence[Mapping[str, Any]] = ()
     """Schemas of the tools that may be called."""
     role: str | None = None
-    """Name of the role that speaks, one of `proxy.roles`; None where there are none."""
+    """Name of the role that speaks, one of `proxy.roles` or of `train`; None where there are none."""
 
 
 def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:

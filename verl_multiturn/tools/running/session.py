@@ -20,7 +20,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_multiturn.calls.calls import Calls
@@ -162,6 +162,27 @@ class ToolSession:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._end()
+
+    @property
+    def broken(self) -> Collection[str]:
+        """Return the names of the tools whose `create` failed."""
+        return self._broken.keys()
+
+    async def create_again(self, name: str) -> None:
+        """Release a tool whose `create` failed, and create it anew; a conversation does not, a server's client does.
+
+        Args:
+            name: Name of the tool.
+        """
+        gate = self._gates[name]
+        await Calls.end([self._calls[name]])
+        self._calls[name] = self._calls_of(gate)
+        del self._broken[name]
+        try:
+            await self._create(gate)
+        except ToolContractError as error:
+            self._broken[name] = describe(error)
+            logger.error("tool %r: %s", name, self._broken[name])
 
     async def _end(self) -> None:
         try:

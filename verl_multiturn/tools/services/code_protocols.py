@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, RootModel
+from pydantic import BaseModel, Field, RootModel, field_validator
 
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.tools.services.http_client import HttpSettings
@@ -60,6 +60,13 @@ class CodeSettings(HttpSettings):
 
     It has to be longer than all that the service itself waits.
     """
+
+    @field_validator("languages")
+    @classmethod
+    def _are_different(cls, languages: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := [name for at, name in enumerate(languages) if name in languages[:at]]:
+            raise ValueError(f"{twice[0]!r} is there twice; name each language once")
+        return languages
 
 
 @dataclass(frozen=True)
@@ -251,7 +258,9 @@ class _E2b(_Router):
         error, logs = script.execution.error, script.execution.logs
         failure = _COLOUR.sub("", error.traceback) or f"{error.name}: {error.value}" if error else ""
         values = [value.text for value in script.execution.results if value.text]
-        return CodeOutcome(("".join(logs.stdout), *values, "".join(logs.stderr), failure), error is None)
+        reason = script.exception_str or ""  # beside an execution: the router lost it at its end
+        texts = ("".join(logs.stdout), *values, "".join(logs.stderr), failure, reason)
+        return CodeOutcome(texts, error is None and not reason)
 
 
 class _Morph(_Router):

@@ -125,6 +125,8 @@ class LastWords:
     """The standard error of the program that lists its tools: its last lines while it lists, the worker's later."""
 
     _MOST = 4_000
+    _MOST_READS = 16
+    """Most reads before others on the event loop have their turn."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -137,13 +139,15 @@ class LastWords:
 
     def _take(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while words := os.read(self._read, 65_536):
+            for _ in range(self._MOST_READS):  # a program may write faster than it is read
+                if not (words := os.read(self._read, 65_536)):
+                    self.close()
+                    return
                 if self._kept is not None:
                     self._kept = (self._kept + words)[-self._MOST :]
                 else:
                     with contextlib.suppress(OSError):
                         os.write(2, words)
-            self.close()
 
     def read(self) -> str:
         """Return the last lines so far."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl_multiturn.certificate.receipts import as_unrewarded
 from verl_multiturn.chat.images import Vision
 from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
-from verl_multiturn.config import MultiTurnSettings, ScoreSettings
+from verl_multiturn.config import ASSISTANT, MultiTurnSettings, ScoreSettings
 from verl_multiturn.errors import RewardContractError
 from verl_multiturn.observe.metrics import Stats, numbers_of, stats_of
 from verl_multiturn.observe.roles import role_of
@@ -67,6 +68,8 @@ class CertifiedOutput(AgentLoopOutput):
     """Role of all its turns; None where there are no roles."""
     is_last: bool | None = Field(default=None, exclude=True)
     """Whether it is the last row of its role, which has the reward of the whole; None: the last row of all is."""
+    placed: float = Field(default=0.0, exclude=True)
+    """Sum of `turn_rewards` in all rows of its role; of a session 0.0."""
     outcomes: dict[str | None, float | None] = Field(default={None: None}, exclude=True)
     """Reward of the whole for each role that has a row; None: `reward_score`, as it is for all of them."""
     earned: dict[str | None, float] = Field(default={}, exclude=True)
@@ -104,6 +107,8 @@ class CertifiedOutput(AgentLoopOutput):
         unrewarded = any(reported.get(key, 0.0) > 0 for key in (OUTAGE, UNJUDGEABLE))
         output["metrics"][STATS] = {"score": self.reward_score, "reported": reported, **self.stats}
         output["metrics"][STATS] |= {"conversation": conversation, "unrewarded": unrewarded}
+        if "speakers" in self.stats and self.is_last:
+            output["metrics"][STATS]["role"] = {"score": (self.outcome or 0.0) + self.placed}
         if "session" in self.stats:
             output["metrics"][STATS]["session"] = {**self.stats["session"], "outcome": self.outcome}
         output["rollout_versions"] = torch.tensor(output.pop("versions"), dtype=torch.int64)
@@ -253,6 +258,9 @@ def to_outputs(outcome: Outcome, settings: OutputSettings, step: int) -> list[Ce
     last.metrics = AgentLoopMetrics(generate_sequences=outcome.generate_s, tool_calls=outcome.tools_s)
     if outcome.session is None:
         _add_rewards(outputs, outcome, settings)
+        for output in outputs:
+            own = [score for each in outputs if each.role == output.role for _, score in each.turn_rewards]
+            output.placed = math.fsum(own)
     else:
         _add_session(outputs, outcome, outcome.session)
     return outputs
@@ -288,7 +296,7 @@ def _row_output(row: ConversationRow, settings: OutputSettings, step: int, train
 
 def _told(outcome: Outcome, void: bool) -> dict[str, Any]:
     """Return the fields of a conversation that reward functions read."""
-    said = [turn.said for turn in outcome.turns if turn.said is not None and not turn.summary]
+    said = [turn.said for turn in outcome.assistant_turns if turn.said is not None and not turn.summary]
     return {
         **outcome.extra_fields,
         "turn_scores": [reply.reward or 0.0 for reply in outcome.replies],
@@ -369,6 +377,11 @@ def _add_rewards(outputs: list[CertifiedOutput], outcome: Outcome, settings: Out
                 # verl copies this from the last row to the others.
                 output.extra_fields["reward_extra_info"] = {}
                 output.stats["score"] = None
+    if "replace" in (settings.tool_reward.mode, settings.interaction_reward.mode) and outcome.trained and outcome.valid:
+        # As a session's first trained role: the rewards of two players may add up to 0.
+        earned = [score for output in outputs if output.role == ASSISTANT for _, score in output.turn_rewards]
+        for output in outputs:
+            output.extra_fields["reward_extra_info"] = {"acc": math.fsum(earned)}
 
 
 @functools.cache

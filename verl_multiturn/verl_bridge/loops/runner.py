@@ -16,6 +16,7 @@ from verl_multiturn.chat.images import Vision, load_images
 from verl_multiturn.chat.parsing.turns import CallParser
 from verl_multiturn.chat.rendering import RenderingDifference
 from verl_multiturn.chat.tir import STOP_PATTERN, TIR
+from verl_multiturn.config import USER
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import load_interactions
@@ -101,8 +102,15 @@ class Runner:
         try:
             await self.conversation.run(request, outcome)
         finally:
-            generations = self.engine.take(request.request_id)
+            generations = self.receipts(outcome)
         return outcome, generations
+
+    def receipts(self, outcome: Outcome) -> list[Receipt]:
+        """Return the receipts of a conversation in the order of its turns, the user's among them, and forget them."""
+        own = iter(self.engine.take(outcome.request_id))
+        user = [outcome.user_receipts.pop(turn.number, None) for turn in outcome.turns]
+        found = [next(own, None) if receipt is None else receipt for receipt in user]
+        return [*(receipt for receipt in found if receipt is not None), *own]
 
     async def outputs(self, request: Request, row: Mapping[str, Any], step: int) -> list[CertifiedOutput]:
         """Roll a request out, and return its rows in verl's form; one row where ids only append.
@@ -224,12 +232,14 @@ def build_runner(config: Any, model: LoadedModel, engine: Engine, staged: Replay
         check_names(chat.codec, tools.values())
     parser = make_parser(multi_turn.format, tokenizer, chat.end_ids)
     stops = sorted({*chat.end_ids, *stop_ids(multi_turn.format, tokenizer), *(vision.media_ids if vision else ())})
-    for interaction in interactions.values():
-        interaction.policy = PolicyText(engine, chat.codec, parser, stops)
-    engine = StopTexts(engine, tokenizer)
+    alone, engine = engine, StopTexts(engine, tokenizer)
     if vision is not None:
         engine = PlaceholderGuard(engine, vision)
     receipting = ReceiptingEngine(engine)
+    run_sampling = {"temperature": rollout.get("temperature", 1.0)}
+    for interaction in interactions.values():
+        interaction.is_trained = settings.trains_user and interaction.role == USER
+        interaction.policy = PolicyText(alone, chat.codec, parser, stops, receipting, run_sampling)
     limits = Limits.of(rollout, settings)
     outages = Outages(settings.outage, RayKeeper if ray.is_initialized() else None, stopped)
     # A replay shares nothing with other processes, and does not ask whether a failure is an outage: records have it.

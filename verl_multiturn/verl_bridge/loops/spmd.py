@@ -161,6 +161,11 @@ class AsyncSGLangRollout(ServerAdapter):
                 f"generate_sequences returns a row for each row, and custom.multiturn.context.mode={mode} makes "
                 "several; set the mode to append, or use the agent loop multiturn_agent"
             )
+        if settings_of(self.config).trains_user:
+            raise ConfigError(
+                "generate_sequences returns a row for each row, and custom.multiturn.train has rows of the user, too; "
+                "leave it out, or use the agent loop multiturn_agent"
+            )
         # verl gives a rollout no more than its own sections.
         data = {"apply_chat_template_kwargs": meta_info.get("apply_chat_template_kwargs")}
         config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=self.config), data=data)

@@ -116,7 +116,10 @@ def _rewards(run: RunView) -> dict[str, Any]:
 
 
 def _roles(run: RunView) -> dict[str, Any]:
-    """Return the roles of an agent's sessions, those that are trained, and their opponents; null without roles."""
+    """Return the roles of a run, those that are trained, and the opponents of an agent's; null without roles."""
+    if run.settings.trains_user:
+        both = list(run.settings.trained_roles or ())
+        return {"roles": both, "trained_roles": both, "opponents": {}}
     proxy = run.settings.proxy
     roles = Roles.of(proxy) if PROXY_LOOP in run.loops else None
     if roles is None:

@@ -18,7 +18,6 @@ from verl_multiturn.certificate.conversations import gaps, repeated
 from verl_multiturn.certificate.receipts import NOT_TRAINED_ROLE
 from verl_multiturn.errors import CertificateError
 from verl_multiturn.observe.roles import roles_of
-from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.rollout.groups.staleness import StalenessBound
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.certificate.part import RowVerdict, Rules, TrainerRow, check_rows, violations_of
@@ -66,8 +65,7 @@ class BatchVerifier:
             bypass=bypass,
             masks_void_rows=masks_void_rows,
         )
-        roles = Roles.of(settings.proxy)
-        self._trained = None if roles is None else roles.trained
+        self._trained = settings.trained_roles
         self._max_staleness = None if bound is None else bound.max_staleness
         self._parts = Parts()
         self._tally: dict[str, float] = {}

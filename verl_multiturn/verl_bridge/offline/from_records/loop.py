@@ -142,6 +142,11 @@ def _check_roles(record: Mapping[str, Any], proxy: ProxySettings, row: str) -> N
     Raises:
         ConfigError: They differ.
     """
+    if record.get("trained"):
+        raise ConfigError(
+            f"{row}: its recorded conversation trains the roles {list(record['trained'])}, and its record has one "
+            "reward for both; learn from it by SFT, or from others"
+        )
     session, known = record["session"] or {}, Roles.of(proxy)
     recorded = list(session.get("trained", ())) if session.get("roles") else None
     trained = None if known is None else list(known.trained)

@@ -157,7 +157,7 @@ class Replay:
         generations: Sequence[Receipt] | None = None,
     ) -> ReplayResult:
         """Compare a conversation's outcome with its record."""
-        receipts = self.runner.engine.take(outcome.request_id) if generations is None else generations
+        receipts = self.runner.receipts(outcome) if generations is None else generations
         step = int(record["step"])
         outputs = to_outputs(outcome, self.runner.output_settings, step) if diverged is None else []
         turns = outcome.turns[: len(receipts)]

@@ -173,7 +173,7 @@ AGENTS: list[Check] = [
     *_unfit(["otc.form"], "sessions have no tool calls of ours"),
     *_unfit(["void_turn_pattern"], "not every completion of a session acts or answers"),
     *_idle(["tool_reward.mode", "max_tool_calls", "observation_length"], _TOOLS),
-    *_idle(["interaction_reward.mode", "interaction_config_path"], _ENVIRONMENT),
+    *_idle(["interaction_reward.mode", "interaction_config_path", "train"], _ENVIRONMENT),
     *_idle(["context.mode"], "the agent decides what the model is shown"),
     *_idle([f"{_MULTI_TURN}.tool_config_path", f"{_MULTI_TURN}.function_tool_path"], _TOOLS),
     *_idle([f"{_MULTI_TURN}.max_assistant_turns"], "the loop is the agent's own"),

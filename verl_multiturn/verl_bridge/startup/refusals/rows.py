@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from verl_multiturn.advantages.estimators import ESTIMATORS as OURS
 from verl_multiturn.advantages.estimators import load_estimator
-from verl_multiturn.config import PATH, AdvantageSettings
+from verl_multiturn.config import PATH, USER, AdvantageSettings
+from verl_multiturn.describe import show
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.interactions.running.registry import load_interactions
+from verl_multiturn.verl_bridge.names import RECORDED_LOOP
 from verl_multiturn.verl_bridge.settings import divides_by_deviation, may_have_several_rows
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow, needs_our_trainer, set_beside
 from verl_multiturn.verl_bridge.startup.view import RunView
@@ -23,7 +27,94 @@ def _has_several(run: RunView) -> bool:
     return run.settings.context.mode != "append"
 
 
-SEVERAL_ROWS = [
+def _trains_user(run: RunView) -> bool:
+    return run.settings.trains_user
+
+
+def check_trained_users(run: RunView) -> None:
+    """Refuse `train` without a user whom the policy plays, another role, and another temperature than the run's.
+
+    The trainer computes all log-probabilities with the run's.
+    """
+    path = run.settings.interaction_config_path
+    if not run.settings.trains_user or path is None:
+        return
+    run.require_stack()
+    loaded = load_interactions(path)
+    for name, each in loaded.items():
+        if each.role not in (None, USER):
+            raise ConfigError(
+                f"interaction {name!r}: its role is {show(each.role)}, expected {USER!r} or None; {_TRAIN} trains no "
+                "other"
+            )
+    users = {name: each for name, each in loaded.items() if each.role == USER}
+    if not users:
+        raise ConfigError(
+            f"{_TRAIN} names {USER!r}, and {path} has no user whom the policy plays; name a PolicyUser there, or leave "
+            "it out"
+        )
+    temperature = run.rollout.get("temperature", 1.0)
+    for name, each in users.items():
+        own = getattr(each, "temperature", temperature)
+        if own != temperature:
+            raise ConfigError(
+                f"interaction {name!r}: config.temperature is {own:g}; a user that is trained ({_TRAIN}) samples as "
+                f"the assistant does: set it to rollout.temperature, which is {temperature:g}"
+            )
+
+
+_TRAIN = f"{PATH}.train"
+_USER: list[Check] = [
+    *set_beside(
+        [_TRAIN],
+        when=lambda run: run.settings.interaction_config_path is None,
+        why="it has no effect without {PATH}.interaction_config_path, whose users the policy may play",
+        remedy="name a PolicyUser there, or leave it out",
+    ),
+    RefusalRow(
+        (_TRAIN, f"{_CONTEXT}.mode"),
+        when=lambda run: _trains_user(run) and _has_several(run),
+        why="the user's view of a conversation is appended to alone",
+        remedy="set the mode to append, or train the assistant alone",
+    ),
+    RefusalRow(
+        _TRAIN,
+        when=lambda run: _trains_user(run) and not run.counts_conversations,
+        why="each speaker has rows of its own, and algorithm.adv_estimator={run.estimator} compares all rows of a "
+        "prompt",
+        remedy="set it to {ESTIMATORS} or a function of your own, or train the assistant alone",
+    ),
+    needs_our_trainer(_TRAIN, _trains_user, "train the assistant alone"),
+    RefusalRow(
+        _TRAIN,
+        when=lambda run: _trains_user(run) and run.settings.otc.form != "none",
+        why="{PATH}.otc.form={run.settings.otc.form} scales the score of a single row",
+        remedy="set the form to none, or train the assistant alone",
+    ),
+    RefusalRow(
+        _TRAIN,
+        when=lambda run: _trains_user(run) and run.is_text_mode,
+        why="in text mode a conversation is one text, without a user",
+        remedy="use another format, or leave it out",
+    ),
+    RefusalRow(
+        (_TRAIN, "critic.enable"),
+        when=lambda run: _trains_user(run) and run.asks_for_critic,
+        why="{run.estimator} uses no critic, and its updates would be counted in rows",
+        remedy="set critic.enable=False",
+    ),
+    RefusalRow(
+        _TRAIN,
+        when=lambda run: _trains_user(run) and RECORDED_LOOP in run.loops,
+        why="a record has one reward for the whole conversation, and the agent loop recorded_agent would give it to "
+        "both speakers",
+        remedy="leave it out",
+    ),
+]
+
+SEVERAL_ROWS: list[Check] = [
+    *_USER,
+    check_trained_users,
     *set_beside(
         [f"{_CONTEXT}.{name}" for name in ("turns", "summary_prompt", "summary_length")],
         when=lambda run: not _has_several(run),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from verl_multiturn.observe.metrics import Stats, compared_groups
-from verl_multiturn.observe.roles import role_of, silent, trained_roles
+from verl_multiturn.observe.roles import role_of, silent, speakers_of, trained_roles
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.rows.reward_numbers import have_signal
 from verl_multiturn.verl_bridge.compat.row_store import get_columns
@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _STEPS = 2
 """Steps after which a warning is due."""
+_OF_AN_AGENT = "let the agent name it as the model of its requests, or take it out of proxy.train"
+_OF_A_USER = "give rows a PolicyUser whose turn comes, or take it out of train"
 
 
 class RoleFigures:
@@ -37,6 +39,8 @@ class RoleFigures:
         self._steps = 0
         self._sessions: Counter[str] = Counter()
         """Valid conversations so far in which a trained role could speak."""
+        self._has_users = False
+        """Whether the roles are those of conversations (`train`)."""
         self._silent: Counter[str] = Counter()
         """Number of conversations in which it did not speak."""
         self._groups = self._signals = self._several = 0
@@ -76,9 +80,10 @@ class RoleFigures:
         if self._steps >= _STEPS:
             return
         self._steps += 1
+        self._has_users |= any("speakers" in each for each in stats)
         for role in trained_roles(stats):
             self._sessions[role] += sum(
-                each["valid"] and role in each.get("session", {}).get("trained", ()) for each in stats
+                each["valid"] and role in speakers_of(each).get("trained", ()) for each in stats
             )
             self._silent[role] += len(silent(stats, role))
         groups = compared_groups(stats)
@@ -93,9 +98,8 @@ class RoleFigures:
         for role, sessions in self._sessions.items():
             if sessions and self._silent[role] == sessions:
                 logger.warning(
-                    "role %r is trained and never spoke in %d sessions of %d steps, so that it learns nothing; let the "
-                    "agent name it as the model of its requests, or take it out of proxy.train",
-                    role, sessions, _STEPS,
+                    "role %r is trained and never spoke in %d sessions of %d steps, so that it learns nothing; %s",
+                    role, sessions, _STEPS, _OF_A_USER if self._has_users else _OF_AN_AGENT,
                 )  # fmt: skip
         if self._groups and not self._signals and self._several:
             logger.warning(
