@@ -54,7 +54,7 @@ class UserQuestion:
     """A question to the policy as the user."""
 
     messages: list[Message]
-    """As they were asked."""
+    """Messages of the question, the persona first."""
     ids: list[int]
     """All ids that the engine is given."""
     trusted: list[Message] = field(default_factory=list)
