@@ -222,7 +222,7 @@ class UserRows:
         """
         outcome = self._outcome
         rows: list[Trajectory] = []
-        speaks = any(outcome.trajectory.mask)
+        speaks = any(any(row.trajectory.mask) for row in outcome.rows)
         for each in self._spoken:
             turn, question = each.turn, each.question
             if each.text is None:
