@@ -18,6 +18,7 @@ def tool(id: str = "", name: str = "") -> dict[str, Any]:
     [
         ([tool(), tool(), tool(), tool()], [0, 1, 2, None]),
         ([tool("Y"), tool(), tool()], [1, 0, 2]),
+        ([tool("Y"), tool("Y"), tool()], [1, 1, 0]),
         ([tool(name="g"), tool(name="f"), tool(name="g")], [1, 0, 2]),
         ([tool(name="g"), tool(), tool()], [1, 0, 2]),
         ([tool("Z"), tool(name="g"), tool(name="g")], [2, 1, None]),
@@ -31,6 +32,16 @@ def test_an_answer_is_for_the_call_that_it_names_or_the_first_that_waits(
 ) -> None:
     calls = OpenCalls(TURN)
     assert [calls.answered(each) for each in answers] == indices
+
+
+def test_of_calls_with_one_id_each_gets_an_answer_whether_that_names_it_or_not() -> None:
+    turn = [NamedCall("X", "f"), NamedCall("Y", "f"), NamedCall("X", "f")]
+    unnamed = [tool("X"), tool("Y"), tool()]
+    named = with_ids(unnamed, 0, turn)
+    assert [each.get("tool_call_id") for each in named] == ["X", "Y", "X"]
+    for given in (unnamed, named):
+        calls = OpenCalls(turn)
+        assert [calls.answered(each) for each in given] == [0, 1, 2]
 
 
 def test_an_unknown_id_beside_a_call_without_one_leaves_the_others_unknown() -> None:

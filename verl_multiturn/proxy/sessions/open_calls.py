@@ -38,13 +38,16 @@ class OpenCalls:
 
     def _begin(self, calls: Sequence[NamedCall]) -> None:
         self._calls = calls
-        self._of_id: dict[str, int] = {}
-        self._queues: dict[str | None, list[int]] = defaultdict(list)
-        """Indices of the calls of each function, and of all (None), the first one last; answered ones may remain."""
+        self._of_id: dict[str, list[int]] = defaultdict(list)
+        self._of_function: dict[str | None, list[int]] = defaultdict(list)
+        """Indices of the calls with an id, and of those of a function or of all (None), the first one last."""
+        self._first: dict[str, int] = {}
+        """Index of the first call with an id."""
         for index in reversed(range(len(calls))):
-            self._of_id[calls[index].id] = index
-            self._queues[None].append(index)
-            self._queues[calls[index].function].append(index)
+            self._first[calls[index].id] = index
+            self._of_id[calls[index].id].append(index)
+            self._of_function[None].append(index)
+            self._of_function[calls[index].function].append(index)
         self._answered: set[int] = set()
         self._known = True
 
@@ -75,21 +78,24 @@ class OpenCalls:
         if message["role"] != "tool":
             return None
         named = message.get("tool_call_id")
-        if named and named not in self._of_id:
+        if named and named not in self._first:
             # It may be the session's id of a call that the client has sent back without one.
-            self._known = self._known and "" not in self._of_id
+            self._known = self._known and "" not in self._first
             return None
-        index = self._of_id[named] if named else self._first_open(message.get("name") or None)
+        if named:
+            index = self._first_open(self._of_id[named])
+            index = self._first[named] if index is None else index  # it is answered twice
+        else:
+            index = self._first_open(self._of_function[message.get("name") or None]) if self._known else None
         if index is not None:
             self._answered.add(index)
         return index
 
-    def _first_open(self, function: str | None) -> int | None:
-        """Return the index of the first call of a function, or of any, that has no answer yet."""
-        queue = self._queues.get(function, []) if self._known else []
-        while queue and queue[-1] in self._answered:
-            queue.pop()
-        return queue[-1] if queue else None
+    def _first_open(self, indices: list[int]) -> int | None:
+        """Return the first of some calls that has no answer yet, and forget those before it; None: all have one."""
+        while indices and indices[-1] in self._answered:
+            indices.pop()
+        return indices[-1] if indices else None
 
     def named(self, message: Message) -> Message:
         """Return the next message, with the id of the call that it answers."""
