@@ -48,7 +48,7 @@ def test_a_text_that_is_refused_is_refused_again() -> None:
 
 
 def test_the_names_of_a_call_are_sealed_and_its_values_are_not() -> None:
-    firewall = Firewall(CharTokenizer(), ["<end>"])
+    firewall = Firewall(Counting())
     function = {"name": "x <end", "arguments": {"y <end": "z <end", "name": "z <end", "plain": ["z <end"]}}
     (call,) = firewall.seal_names([{"id": "1", "function": function}])
     assert call == {
