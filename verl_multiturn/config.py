@@ -672,7 +672,10 @@ class MultiTurnSettings(BaseModel):
     @classmethod
     def _trains_the_assistant(cls, train: list[str] | None) -> list[str] | None:
         if train is not None and (ASSISTANT not in train or len(set(train)) < len(train)):
-            raise ValueError(f"expected [{ASSISTANT}] or [{ASSISTANT}, {USER}]: a reward function reads the assistant")
+            raise ValueError(
+                f"expected [{ASSISTANT}] or [{ASSISTANT}, {USER}], since a reward function reads the assistant; name "
+                "both to train the user"
+            )
         return train
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -229,13 +230,22 @@ def test_bad_options_are_refused_by_name(more: list[str], said: str, tmp_path: P
     from verl_multiturn.tool_servers import mcp_server
 
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mcp_server, "Wire", lambda: None)  # the streams are the test's own
+        patch.setattr(mcp_server, "Wire", lambda: SimpleNamespace(close=lambda: None))  # the streams are the test's own
         port = str(taken.getsockname()[1])
         done = CliRunner().invoke(
             app, ["mcp", str(till(tmp_path)), *(port if word == "TAKEN" else word for word in more)]
         )
     assert done.exit_code == 2
     assert re.search(said, done.stderr)
+
+
+def test_a_client_at_the_other_end_of_a_pipe_reads_why_the_server_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, str(till(tmp_path)), "--kwargs", "{"],
+        input=b"", capture_output=True, env=environment(), timeout=_WAIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert b"--kwargs '{': no JSON" in done.stderr
 
 
 # ---------------------------------------------------------------------------------------------------------- HTTP

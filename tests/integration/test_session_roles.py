@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from tests.agent_sessions import Agent, echo, make_run, turns, user
-from tests.integration.trainer_rows import WritableStore, make_trainer, step
+from tests.integration.trainer_rows import WritableStore, make_trainer, stats_in, step
 from verl_multiturn.certificate.receipts import Receipt
 from verl_multiturn.errors import CertificateError, ConfigError, RewardContractError
 from verl_multiturn.proxy.agents.end import AgentEnd, read_result
@@ -69,10 +68,6 @@ def add(store: WritableStore, uid: str, session: int, game: Game, score: float =
     return list(outputs)
 
 
-def stats(store: WritableStore) -> list[Mapping[str, Any]]:
-    return [row["metrics"]["rollout"] for row in store.rows.values()]
-
-
 def trainer_of(train: list[str] | None = None, n: int = 4) -> Any:
     roles = {f"{SETTINGS}proxy__roles": NAMES, f"{SETTINGS}proxy__train": train}
     changes: dict[str, Any] = {**PROXY, **roles, "actor_rollout_ref__rollout__n": n}
@@ -91,14 +86,14 @@ def test_each_role_has_its_reward_at_the_end_of_its_last_row(store: WritableStor
     for row, made in zip(store.rows.values(), outputs, strict=True):
         assert row["rm_scores"][-1] == made.outcome
         assert row["response_mask"][-1] == 1
-    assert [each["conversation"]["score"] for each in stats(store)] == [0.0, 0.0]
-    sessions = [each["session"] for each in stats(store)]
+    assert [each["conversation"]["score"] for each in stats_in(store)] == [0.0, 0.0]
+    sessions = [each["session"] for each in stats_in(store)]
     assert [(each["role"], each["outcome"], each["outside"]) for each in sessions] == [
         ("white", 1.0, []),
         ("black", -1.0, []),
     ]
     assert [(each["roles"], each["trained"]) for each in sessions] == [({"white": 2, "black": 3}, NAMES)] * 2
-    assert [turn["role"] for each in stats(store) for turn in each["turns"]] == ["white"] * 2 + ["black"] * 3
+    assert [turn["role"] for each in stats_in(store) for turn in each["turns"]] == ["white"] * 2 + ["black"] * 3
     assert [output.extra_fields["reward_extra_info"] for output in outputs] == [{"acc": 1.0}] * 2
 
 
@@ -106,8 +101,8 @@ def test_each_role_has_its_reward_at_the_end_of_its_last_row(store: WritableStor
 def test_a_single_number_is_the_reward_of_each_role(store: WritableStore, result: Any, score: float) -> None:
     outputs = add(store, "u", 0, Game(result), score)
     assert store.scores() == {"u_0_0": [0.5], "u_0_1": [0.5]}
-    assert [each["session"]["outcome"] for each in stats(store)] == [0.5, 0.5]
-    assert {each["conversation"]["score"] for each in stats(store)} == {1.0}
+    assert [each["session"]["outcome"] for each in stats_in(store)] == [0.5, 0.5]
+    assert {each["conversation"]["score"] for each in stats_in(store)} == {1.0}
     assert [output.extra_fields["reward_extra_info"] for output in outputs] == [{"acc": 0.5}] * 2
 
 
@@ -115,7 +110,7 @@ def test_rewards_of_completions_stay_with_their_role(store: WritableStore) -> No
     game = Game(lambda ids: {**ZERO_SUM, "completions": {ids[0]: 0.25, ids[1]: 0.5, ids[4]: 0.125}})
     add(store, "u", 0, game)
     assert store.scores() == {"u_0_0": [0.25, 1.0], "u_0_1": [0.5, -0.875]}
-    assert {each["conversation"]["score"] for each in stats(store)} == {0.875}
+    assert {each["conversation"]["score"] for each in stats_in(store)} == {0.875}
 
 
 def test_rewards_that_cancel_out_between_roles_are_too_large_for_each(store: WritableStore) -> None:
@@ -139,8 +134,8 @@ def test_a_role_that_is_not_trained_has_no_token_and_the_certificate_counts_it(s
         (output,) = add(store, "u", session, game)
         assert (output.role, output.total()) == ("white", 1.0)
     assert store.scores() == {"u_0_0": [1.0], "u_1_0": [1.0]}
-    assert [each["session"]["outside"] for each in stats(store)] == [[], []]
-    assert [each["session"]["untrained"] for each in stats(store)] == [{"not_trained_role": 3}] * 2
+    assert [each["session"]["outside"] for each in stats_in(store)] == [[], []]
+    assert [each["session"]["untrained"] for each in stats_in(store)] == [{"not_trained_role": 3}] * 2
     metrics = step(trainer_of(train=["white"], n=2), store.batch())
     assert metrics["rollout/certificate/violations"] == 0
     assert metrics["rollout/certificate/rows"] == 2
@@ -198,7 +193,7 @@ def test_a_row_under_anothers_name_is_found_before_the_update(store: WritableSto
 def test_a_role_that_never_spoke_has_no_row_and_is_reported(store: WritableStore) -> None:
     add(store, "u", 0, Game({"roles": {"white": 1}}, speakers=("white",)))
     assert store.scores() == {"u_0_0": [1.0]}
-    (only,) = stats(store)
+    (only,) = stats_in(store)
     assert (only["session"]["roles"], only["session"]["trained"]) == ({"white": 1, "black": 0}, NAMES)
 
 
@@ -213,7 +208,7 @@ def test_right_or_wrong_is_the_role_that_the_model_played(store: WritableStore) 
 def test_a_session_of_silent_trained_roles_is_invalid(store: WritableStore) -> None:
     (output,) = add(store, "u", 0, Game(ZERO_SUM, train=("white",), speakers=("black",)))
     assert (output.role, output.outcome, output.response_mask[-1]) == (None, 0.0, 0)
-    assert stats(store)[0]["valid"] is False
+    assert stats_in(store)[0]["valid"] is False
 
 
 def recorded(game: Game) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from tests.integration.trainer_rows import WritableStore, make_trainer, put_in_place, step
+from tests.integration.trainer_rows import WritableStore, make_trainer, put_in_place, stats_in, step
 from verl_multiturn.errors import CertificateError, ConfigError
 from verl_multiturn.interactions.policy_user import PolicyUser
 from verl_multiturn.rollout.engines.protocol import Ask, Generation
@@ -104,10 +104,6 @@ def add(
     return list(outputs)
 
 
-def stats(store: WritableStore) -> list[Mapping[str, Any]]:
-    return [row["metrics"]["rollout"] for row in store.rows.values()]
-
-
 def trainer_of(n: int, train: list[str] | None = BOTH, **changes: Any) -> Any:
     settings = {"algorithm__adv_estimator": "mt_grpo", f"{SETTINGS}train": train, "actor_rollout_ref__rollout__n": n}
     trainer = make_trainer(**{**settings, **changes})
@@ -120,14 +116,14 @@ def test_each_speaker_has_a_row_and_its_reward_at_its_end(store: WritableStore, 
     assert [output.role for output in outputs] == ["user", "assistant"]
     assert store.scores() == {"u_0_0": [-1.0], "u_0_1": [1.0]}
     assert all(row["rm_scores"][-1] and row["response_mask"][-1] for row in store.rows.values())
-    assert {each["conversation"]["score"] for each in stats(store)} == {0.0}
-    assert [each["role"] for each in stats(store)] == [{"score": -1.0}, {"score": 1.0}]
-    assert stats(store)[0]["speakers"] == {"roles": {"assistant": 2, "user": 2}, "trained": BOTH}
+    assert {each["conversation"]["score"] for each in stats_in(store)} == {0.0}
+    assert [each["role"] for each in stats_in(store)] == [{"score": -1.0}, {"score": 1.0}]
+    assert stats_in(store)[0]["speakers"] == {"roles": {"assistant": 2, "user": 2}, "trained": BOTH}
     # A reward function reads the assistant's words, which verl takes from the last row.
     last = outputs[-1]
     assert last.extra_fields["assistant_texts"] == ["Hello.", "Two."]
     assert last.extra_fields["reward_extra_info"] == {"acc": 1.0}  # the assistant's
-    assert (last.num_turns, stats(store)[1]["assistant_turns"]) == (4, 2)
+    assert (last.num_turns, stats_in(store)[1]["assistant_turns"]) == (4, 2)
 
 
 def test_the_assistants_whole_reward_says_who_is_right(store: WritableStore, tmp_path: Path) -> None:
@@ -141,8 +137,8 @@ def test_the_assistants_whole_reward_says_who_is_right(store: WritableStore, tmp
 def test_a_number_is_the_reward_of_both(store: WritableStore, tmp_path: Path, result: Any, score: float | None) -> None:
     add(store, tmp_path, "u", 0, result, score=score)
     assert store.scores() == {"u_0_0": [0.5], "u_0_1": [0.5]}
-    assert {each["conversation"]["score"] for each in stats(store)} == {1.0}
-    assert [each["role"]["score"] for each in stats(store)] == [0.5, 0.5]
+    assert {each["conversation"]["score"] for each in stats_in(store)} == {1.0}
+    assert [each["role"]["score"] for each in stats_in(store)] == [0.5, 0.5]
 
 
 def test_zero_sum_conversations_have_a_signal_and_advantages_by_role(store: WritableStore, tmp_path: Path) -> None:
@@ -179,7 +175,7 @@ def test_a_user_who_never_spoke_is_counted(store: WritableStore, tmp_path: Path)
         patch.setattr(here, "Speakers", Cut)
         (output,) = add(store, tmp_path, "u", 0, [1.0, -1.0], spoken=spoken)
     assert (output.role, output.total()) == ("assistant", 1.0)
-    assert stats(store)[0]["speakers"]["roles"] == {"assistant": 1, "user": 0}
+    assert stats_in(store)[0]["speakers"]["roles"] == {"assistant": 1, "user": 0}
     add(store, tmp_path, "u", 1, [0.0, 0.0])
     metrics = step(trainer_of(2), store.batch())
     assert (metrics["rollout/certificate/violations"], metrics["rollout/role/user/silent"]) == (0, 1)
@@ -190,7 +186,7 @@ def test_without_the_setting_nothing_has_a_role(store: WritableStore, tmp_path: 
         store.rows.clear()
         (output,) = add(store, tmp_path, "u", 0, [1.0, -1.0], train=train)
         assert (output.role, store.scores()) == (None, {"u_0_0": [1.0]})
-        assert {"role", "speakers"}.isdisjoint(stats(store)[0])
+        assert {"role", "speakers"}.isdisjoint(stats_in(store)[0])
 
 
 def test_rows_of_a_user_that_the_trainer_does_not_train_are_refused(store: WritableStore, tmp_path: Path) -> None:

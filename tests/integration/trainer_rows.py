@@ -1,5 +1,6 @@
 """Rows of our agent loop in a TransferQueue within this process, and our trainers without workers that take them."""
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -194,3 +195,8 @@ def step(trainer: Any, *batches: Any) -> dict[str, Any]:
     trainer.batches = list(batches)
     trainer.step(metrics, {})
     return metrics
+
+
+def stats_in(store: WritableStore) -> list[Mapping[str, Any]]:
+    """Return the stats of the rows that were stored."""
+    return [row["metrics"]["rollout"] for row in store.rows.values()]

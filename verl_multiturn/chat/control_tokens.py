@@ -220,18 +220,22 @@ class Firewall:
     def seal_names(self, value: Any) -> Any:
         """Return a message's calls with a zero-width space before and after each name that may form a control token.
 
-        Names are the keys of the calls and of their arguments. Templates write names between brackets or tags of their
-        own, and both together may form a control token.
+        Names are those of functions, and the keys of the calls and of their arguments. Templates write names between
+        brackets or tags of their own, and both together may form a control token.
 
         Args:
             value: The calls, or a part of them.
         """
         if isinstance(value, Mapping):
+            is_function = "arguments" in value
             return {
-                _sealed(key) if isinstance(key, str) and self._all.touch(key) else key: self.seal_names(item)
+                self._seal_name(key): self._seal_name(item) if is_function and key == "name" else self.seal_names(item)
                 for key, item in value.items()
             }
         return [self.seal_names(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def _seal_name(self, name: Any) -> Any:
+        return _sealed(name) if isinstance(name, str) and self._all.touch(name) else name
 
     def _apart(self, parts: list[Any], role: str) -> list[Any]:
         """Seal the texts of a content's blocks if they form a control token side by side; some templates trim them."""

@@ -47,6 +47,8 @@ class PlayedEpisode:
     unreadable: int = 0
     """Number of turns in which an environment found no action, by its metrics."""
     score: float | None = None
+    scores: dict[str, float] = field(default_factory=dict)
+    """Rewards by role, where `score` gave such ones."""
     failure: str = ""
     """Description of the failure, with the method's name; "" if there was none."""
 
@@ -55,10 +57,15 @@ class PlayedEpisode:
         self.answers.append((reply.text, reply.reward, reply.state, reply.done, reply.truncated))
         self.unreadable += bool(reply.metrics.get("unreadable_actions"))
 
+    @property
+    def shown_score(self) -> str:
+        """Return the score in words: of rewards by role each."""
+        return ", ".join(f"{role} {reward}" for role, reward in self.scores.items()) or str(self.score)
+
     def reached_nothing(self) -> bool:
         """Return whether the model's turns came to no reward other than 0, and to no end."""
         is_over = any(done or truncated for *_, done, truncated in self.answers)
-        return not (is_over or self.score or any(reward for _, reward, *_ in self.answers))
+        return not (is_over or self.score or any(self.scores.values()) or any(reward for _, reward, *_ in self.answers))
 
     def difference(self, other: PlayedEpisode) -> str:
         """Return the first difference from another episode, in words; "" if the two are one."""
@@ -72,7 +79,7 @@ class PlayedEpisode:
                     return f"{where}: {name} {show(value, 80)}, then {show(changed, 80)}"
         if len(self.answers) != len(other.answers):
             return f"{len(self.answers) - 1} turns, then {len(other.answers) - 1}"
-        return "" if self.score == other.score else f"score {self.score}, then {other.score}"
+        return "" if self.shown_score == other.shown_score else f"score {self.shown_score}, then {other.shown_score}"
 
 
 class InteractionProbe(CallProbe):
@@ -149,18 +156,20 @@ class InteractionProbe(CallProbe):
             return None, "it was over before the model's first turn"
         return reply, ""
 
-    def read_score(self, outcome: ProbeResult) -> tuple[float | None, str]:
-        """Read the result of `score`, and return its fault.
+    def read_score(self, episode: PlayedEpisode, outcome: ProbeResult) -> str:
+        """Put the result of `score` into an episode, and return its fault; "" without one.
 
         Args:
+            episode: The episode.
             outcome: How the call ended.
         """
         if failure := outcome.failure():
-            return None, failure
+            return failure
         try:
-            return read_score(self.interaction.name, outcome.value)[0], ""
+            episode.score, episode.scores = read_score(self.interaction.name, outcome.value)
         except (InteractionContractError, InteractionFailedError) as error:
-            return None, str(error)
+            return str(error)
+        return ""
 
     async def play(self, episode: PlayedEpisode, instance_id: str | None = None) -> dict[str, str]:
         """Play an episode to its end, and close it.
@@ -190,7 +199,7 @@ class InteractionProbe(CallProbe):
                 if reply.done or reply.truncated:
                     break
                 messages.append({"role": "user", "content": reply.text})
-            episode.score, problems["score"] = self.read_score(await self.call("score", given))
+            problems["score"] = self.read_score(episode, await self.call("score", given))
             return problems
         finally:
             problems["close"] = (await self.call("close", given)).failure()

@@ -40,7 +40,7 @@ ADVICE = {
     "player's turns are drawn, unless --actions names a file with them",
     "start raised": "raise OutageError for a service that is down; else mend that line; the row's kwargs are --kwargs",
     "reply raised": "answer whatever a model writes; raise OutageError for a service that is down; else mend that line",
-    "score": "return a finite number",
+    "score": "return a finite number, or one for each of the two roles",
     "score raised": "raise OutageError for a service that is down; else mend that line",
     "close": "give everything back, and raise nothing",
     "actions": "give turns that it understands: --actions, or `actions` in the config",
@@ -75,7 +75,7 @@ class InteractionExamination(Examination):
         """Play one episode, and return whether to go on."""
         episode = PlayedEpisode()
         problems = await self._probe.play(episode)
-        fine = {"start": "says nothing first", "score": str(episode.score), "close": ""}
+        fine = {"start": "says nothing first", "score": episode.shown_score, "close": ""}
         if episode.answers:
             text, *_ = episode.answers[0]
             fine["start"] = f"opens with {show(text, 60)}" if text else fine["start"]

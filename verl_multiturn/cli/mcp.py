@@ -66,8 +66,8 @@ def mcp(
     try:
         if http is None:
             wire = Wire()
-            served = ToolHost.load(tools, kwargs, report=report, idle_s=None)
-            try:
+            try:  # an error, too, has to be written before the end
+                served = ToolHost.load(tools, kwargs, report=report, idle_s=None)
                 status = asyncio.run(serve_stdio(served, wire))
             finally:
                 wire.close()

@@ -79,6 +79,8 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
     server = _ForkLoop(socket.socket(fileno=listener_fd), dict(os.environ), of_workers)
     os.environ.pop(_MODELS, None)  # it names ours, which import verl and Ray: a fork registers them itself
     gc.disable()  # a sixth of the time of these imports
+    with contextlib.suppress(Exception):  # it has to find its place before a fork has another environment
+        importlib.import_module("setproctitle").getproctitle()
     early, late = _parted(own, EARLY)
     _import(early)
     be = None
@@ -308,13 +310,9 @@ def _take_environment(request: dict[str, Any]) -> None:
     """Give this process a client's environment variables, and the path that follows from them."""
     before, after = (each.get("PYTHONPATH", "").split(os.pathsep) for each in (os.environ, request["environment"]))
     sys.path[:] = [*filter(None, after), *(folder for folder in sys.path if folder not in (*before, *after))]
-    wanted = {**request["environment"], ADDRESS: request["address"]}
-    for name in set(os.environ) - set(wanted):
-        del os.environ[name]
-    # Variables that stay keep their place: by the first one Ray and SGLang find where they write a process's title.
-    for name, value in wanted.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.environ[ADDRESS] = request["address"]
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:

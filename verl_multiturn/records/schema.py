@@ -366,7 +366,7 @@ class Record(_SchemaModel):
     scores: dict[str, Number] = {}
     """The interaction's rewards by role, where it gave such ones."""
     trained: list[str] = []
-    """Of a conversation whose user is trained, too (`train`): the roles that are trained."""
+    """Names of the trained roles, where the user is trained, too (`train`)."""
     differences: list[str] = []
     """Differences between the template's rendering of the whole and the tokens."""
     time_up: str | None = None

@@ -143,7 +143,7 @@ class Conversation:
                         if session.unjudged and reason not in INVALID:
                             reason, outcome.error = StopReason.UNJUDGED, session.unjudged
                         if user is not None and reason not in INVALID:
-                            outcome.score, outcome.scores = await user.score(outcome.trained), user.scores
+                            outcome.score, outcome.scores = await user.score(), user.scores
         except InteractionFailedError as error:
             reason = self._failed(outcome, str(error))
         except OutageEndError as error:

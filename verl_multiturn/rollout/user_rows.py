@@ -54,7 +54,7 @@ class UserQuestion:
     """A question to the policy as the user."""
 
     messages: list[Message]
-    """As they were asked."""
+    """Messages of the question, the persona first."""
     ids: list[int]
     """All ids that the engine is given."""
     trusted: list[Message] = field(default_factory=list)
@@ -222,7 +222,7 @@ class UserRows:
         """
         outcome = self._outcome
         rows: list[Trajectory] = []
-        speaks = any(outcome.trajectory.mask)
+        speaks = any(any(row.trajectory.mask) for row in outcome.rows)
         for each in self._spoken:
             turn, question = each.turn, each.question
             if each.text is None:

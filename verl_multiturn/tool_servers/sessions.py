@@ -250,6 +250,8 @@ class _ClientSession:
         self._key = key
         self._tools = host.make()
         self._opening: asyncio.Future[Any] | None = None
+        self._again: dict[str, asyncio.Future[None]] = {}
+        """Of a tool whose `create` failed, the next attempt."""
         self.running: set[asyncio.Future[Any]] = set()
         """Calls that run."""
         self._timer: asyncio.TimerHandle | None = None
@@ -283,16 +285,19 @@ class _ClientSession:
         self._count += 1
         try:
             opening = self._opening
+            if opening is not None and opening.done() and not _is_well(opening):  # its only caller was cancelled
+                self._tools, opening = self._host.make(), None
+            is_open = opening is not None and opening.done()
             if opening is None:
                 opening = self._opening = asyncio.ensure_future(self._tools.__aenter__())
-            elif opening.done() and name in self._tools.broken:
-                opening = self._opening = asyncio.ensure_future(self._tools.create_again(name))
             try:
                 await asyncio.shield(opening)  # a call that is cancelled takes no other one with it
             except MultiTurnError:
                 if self._opening is opening:  # it has released what it had created
                     self._opening, self._tools = None, self._host.make()
                 raise
+            if is_open:
+                await self._mend(name)
             (result,) = await self._tools.execute([ToolCall(name, arguments, f"call_{self._count}")])
         except MultiTurnError as error:  # a mistake of the tool's author, for whom the log is
             logger.error("tool %r: %s", name, error)
@@ -301,10 +306,18 @@ class _ClientSession:
             self._over = show(name)
         return result
 
+    async def _mend(self, name: str) -> None:
+        """Create a tool anew whose `create` failed; calls of other tools do not wait for it."""
+        again = self._again.get(name)
+        if name in self._tools.broken and (again is None or again.done()):
+            again = self._again[name] = asyncio.ensure_future(self._tools.create_again(name))
+        if again is not None:
+            await asyncio.shield(again)
+
     async def end(self) -> dict[str, float] | None:
         """End the calls, and release the tools; return the rewards where they are wanted."""
         self.wake()
-        waited = [*self.running, *([self._opening] if self._opening is not None else [])]
+        waited = [*self.running, *self._again.values(), *([self._opening] if self._opening is not None else [])]
         opened = self._opening is not None and self._opening.done() and _is_well(self._opening)
         for each in waited:
             each.cancel()

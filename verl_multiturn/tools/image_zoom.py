@@ -217,4 +217,4 @@ def _source(given: Any) -> Any:
         return io.BytesIO(base64.b64decode(given.partition("base64,")[2], validate=True))
     if is_http(given):
         raise ValueError("addresses are not fetched; put the file's bytes or path into the row")
-    return given.removeprefix("file://")
+    return given.partition("//")[2] if scheme_of(given) == "file" and "//" in given else given

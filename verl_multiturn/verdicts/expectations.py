@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from verl_multiturn.syntax import parse_module
 from verl_multiturn.verdicts.decoys import EXACT, Decoys, Tolerance
@@ -406,7 +407,16 @@ def _of_approx(call: ast.Call) -> Tolerance | None:
     relative, absolute = found.get("rel"), found.get("abs")
     if relative is None:
         relative = 1e-6 if absolute is None else 0.0
-    return Tolerance(float(relative), 1e-12 if absolute is None else float(absolute))  # type: ignore[arg-type]
+    return _tolerance(relative, 1e-12 if absolute is None else absolute)
+
+
+def _tolerance(relative: Any, absolute: Any) -> Tolerance | None:
+    """Return the tolerance of two numbers; None where one is beyond a float, so that nothing can be compared by it."""
+    try:
+        numbers = float(relative), float(absolute)
+    except OverflowError:
+        return None
+    return Tolerance(*numbers) if all(map(math.isfinite, numbers)) else None
 
 
 def _of_places(call: ast.Call) -> Tolerance | None:
@@ -415,8 +425,8 @@ def _of_places(call: ast.Call) -> Tolerance | None:
     found = {name: _literal(value)[1] for name, value in options.items() if name != "msg"}
     delta, places = found.get("delta"), found.get("places", 7)
     if isinstance(delta, int | float):
-        return Tolerance(0.0, float(delta))
-    return Tolerance(0.0, 10.0**-places) if isinstance(places, int) and "delta" not in found else None
+        return _tolerance(0.0, delta)
+    return _tolerance(0.0, f"1e{-places}") if isinstance(places, int) and "delta" not in found else None
 
 
 def _called(call: ast.Call) -> str:

@@ -73,8 +73,10 @@ def _said(role: str, content: Any) -> Message:
     return {"role": role, "content": content}
 
 
-def _called(arguments: Any) -> list[Message]:
-    calls = {**_said("assistant", "a"), "tool_calls": [_call(0, arguments)]}
+def _called(arguments: Any, name: str = "search") -> list[Message]:
+    call = _call(0, arguments)
+    call["function"]["name"] = name
+    calls = {**_said("assistant", "a"), "tool_calls": [call]}
     return [_said("user", "q"), calls, _tool("r")]
 
 
@@ -123,6 +125,7 @@ PLACES = [
     Place("system", [], lambda a, b: [_said("system", a + b), _said("user", "q")], True),
     Place("assistant", [], lambda a, b: [_said("user", "q"), _said("assistant", a + b), _said("user", "q")], True),
     Place("call", [], lambda a, b: _called({a + b: a + b}), True),
+    Place("name of a call", [], lambda a, b: _called({}, a + b), True),
     Place("call as text", [], lambda a, b: _called(a + b), True),
     # Text in two messages joins where the template writes nothing between them.
     Place("system and user", [], lambda a, b: [_said("system", a), _said("user", b)]),

@@ -98,6 +98,12 @@ def test_an_attack_that_the_benchmark_found(name: str, text: str) -> None:
     assert measure(name, [text], []).forged == []
 
 
+@pytest.mark.parametrize("name", ["qwen3.5-think", "nemotron-3-nano"])
+def test_a_functions_name_that_the_template_completes_forges_nothing(name: str) -> None:
+    """These templates write `<function=NAME>`."""
+    assert measure(name, ["x <|im_end|", "<|im_start|"], []).forged == []
+
+
 @pytest.mark.parametrize("name", ["gpt-oss", "lfm2", "cohere2", "phi3.5"])
 def test_a_template_that_leaves_an_empty_system_message_out(name: str) -> None:
     assert measure(name, [], ["", "<"]).differing == []

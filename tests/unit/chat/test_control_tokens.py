@@ -45,3 +45,16 @@ def test_a_text_that_is_refused_is_refused_again() -> None:
     for _ in range(2):
         with pytest.raises(ConfigError, match="makes a control token of 'forged'"):
             firewall.clean("forged")
+
+
+def test_the_names_of_a_call_are_sealed_and_its_values_are_not() -> None:
+    firewall = Firewall(Counting())
+    function = {"name": "x <end", "arguments": {"y <end": "z <end", "name": "z <end", "plain": ["z <end"]}}
+    (call,) = firewall.seal_names([{"id": "1", "function": function}])
+    assert call == {
+        "id": "1",
+        "function": {
+            "name": "\u200bx <end\u200b",
+            "arguments": {"\u200by <end\u200b": "z <end", "name": "z <end", "plain": ["z <end"]},
+        },
+    }

@@ -161,7 +161,7 @@ async def test_each_role_has_its_reward_at_its_last_token() -> None:
     [
         ({"roles": {"assistant": 1.0, "judge": 1.0}}, "score rewards the role 'judge'; the roles are 'assistant' and"),
         ({"roles": {"user": 1.0}}, "score gives 'assistant' no reward"),
-        ({"roles": {"assistant": 1.0}}, "score gives the role 'user', which is trained, no reward"),
+        ({"roles": {"assistant": 1.0}}, "score gives 'user' no reward; give one to each role"),
         ({"role": 1.0}, "score returned {'role': 1.0}; give a number, or {'roles'"),
         ({"roles": {"assistant": 1.0, "user": "x"}}, "must give a number as reward"),
     ],

@@ -216,3 +216,58 @@ async def test_an_ended_session_is_not_opened_again_however_many_ended_since(mon
 def test_the_commands_name_the_numbers_that_hold(command: str) -> None:
     said = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
     assert (f"({MOST_SESSIONS})" in said, f"({IDLE_S:g})" in said) == (True, True)
+
+
+class Waits(EchoTool):
+    """A tool whose `create` ends as each of the given ones does: a fault, or what it waits for."""
+
+    def __init__(self, *creates: Any, name: str = "waits") -> None:
+        super().__init__({}, make_schema(name, text="string"))
+        self.creates = list(creates)
+
+    async def create(self, instance_id: str, **kwargs: Any) -> Any:
+        self.events.append(("create", instance_id))
+        how = self.creates.pop(0) if self.creates else None
+        if isinstance(how, Exception):
+            raise how
+        return await how() if how is not None else None
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        return 3.0
+
+
+async def test_a_tool_that_is_created_again_keeps_no_other_and_is_asked_for_no_reward() -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    again, other, reported = Waits(OSError("down"), never, name="again"), EchoTool(), list[Any]()
+    host = ToolHost({"again": again, "echo": other}, report=lambda key, rewards: reported.append(rewards))
+    assert (await host.call("a", "echo", {"text": "x"})).status is CallStatus.OK
+    hanging = asyncio.ensure_future(host.call("a", "again", {"text": "x"}))
+    await until(lambda: of(again, "create") == 2)
+    assert (await host.call("a", "echo", {"text": "y"})).status is CallStatus.OK
+    await host.end("a", "the test ends it")
+    await asyncio.wait({hanging})
+    assert [set(each) for each in reported] == [{"echo"}]
+    assert of(again, "release") == 2
+
+
+async def test_a_failed_opening_whose_caller_is_gone_is_not_the_next_callers() -> None:
+    gate = asyncio.Event()
+
+    async def wrong() -> int:
+        await gate.wait()
+        return 5  # no create may return it
+
+    tool, broken = Waits(wrong, name="waits"), Waits(OSError("down"), name="broken")
+    host = ToolHost({"broken": broken, "waits": tool})
+    gone = asyncio.ensure_future(host.call("a", "waits", {"text": "x"}))
+    await until(lambda: of(tool, "create") == 1)
+    gone.cancel()
+    await asyncio.wait({gone})
+    gate.set()
+    await until(lambda: len(asyncio.all_tasks()) == 1)  # the opening has failed
+    for name in ("broken", "waits", "waits"):
+        assert (await host.call("a", name, {"text": "x"})).status is CallStatus.OK, name
+    await host.aclose()
+    assert (of(tool, "create"), of(tool, "release")) == (2, 2)

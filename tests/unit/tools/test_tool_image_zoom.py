@@ -168,7 +168,7 @@ def test_how_a_row_may_give_its_image(tmp_path: Path) -> None:
     file.write_bytes(data)
     text = "data:image/png;base64," + base64.b64encode(data).decode()
     mappings = [{"bytes": data, "path": None}, {"bytes": None, "path": str(file)}, {"image": image}]
-    for form in (image, data, str(file), f"file://{file}", text, *mappings):
+    for form in (image, data, str(file), f"file://{file}", f"FILE://{file}", text, *mappings):
         assert read_image(form).tobytes() == image.tobytes()
     assert read_image(image.convert("P")).mode == "RGB"
     # A transparent pixel becomes white, as in a prompt's images.

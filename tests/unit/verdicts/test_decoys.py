@@ -14,7 +14,7 @@ from tests.support.further_rules import EVERY_RULE
 from tests.support.telling_rules import told_apart
 from tests.support.value_pairs import KINDS, made_pairs
 from verl_multiturn.verdicts.decoys import EXACT, Decoys, Tolerance
-from verl_multiturn.verdicts.expectations import LiteralPlace, _is_row
+from verl_multiturn.verdicts.expectations import LiteralPlace, _is_row, _of_approx, _of_places
 from verl_multiturn.verdicts.features import features
 from verl_multiturn.verdicts.subject import Subject
 
@@ -155,3 +155,19 @@ def test_numbers_beyond_a_float_are_in_no_row() -> None:
     places = [LiteralPlace(ast.Constant(value), value, (index,), EXACT, True) for index, value in enumerate(values)]
     assert not _is_row(places)
     assert _is_row([replace(place, value=float(index)) for index, place in enumerate(places)])
+
+
+@pytest.mark.parametrize(
+    "said", ["approx(1, rel=1{0})", "approx(1, abs=1{0})", "approx(1, rel=1e999)", "same(x, 1, places=-400)",
+             "same(x, 1, delta=1{0})"],
+)  # fmt: skip
+def test_a_tolerance_beyond_a_float_is_not_known(said: str) -> None:
+    call = ast.parse(said.format("0" * 400), mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert (_of_approx if said.startswith("approx") else _of_places)(call) is None
+
+
+def test_places_are_a_power_of_ten() -> None:
+    call = ast.parse("same(x, 1, places=3)", mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert _of_places(call) == Tolerance(0.0, 1e-3)

@@ -100,9 +100,9 @@ def read_score(name: str, value: Any) -> tuple[float, dict[str, float]]:
         raise InteractionContractError(
             f"{where} rewards the role {show(strange[0], 60)}; the roles are {ASSISTANT!r} and {USER!r}"
         )
-    if ASSISTANT not in roles:
-        raise InteractionContractError(f"{where} gives {ASSISTANT!r} no reward; give one to each role")
-    given = {str(role): read_number(name, "score", reward) for role, reward in roles.items()}
+    if missing := [role for role in (ASSISTANT, USER) if role not in roles]:
+        raise InteractionContractError(f"{where} gives {missing[0]!r} no reward; give one to each role")
+    given = {str(role): read_number(name, f"score of {role!r}", reward) for role, reward in roles.items()}
     return given[ASSISTANT], given
 
 

@@ -176,25 +176,17 @@ class InteractionSession:
         self.owes = ""
         return reply
 
-    async def score(self, trained: Sequence[str] = ()) -> float:
+    async def score(self) -> float:
         """Return the reward of the whole conversation; of rewards by role, which go to `scores`, the assistant's.
-
-        Args:
-            trained: Names of the roles that are trained; empty: there are none.
 
         Raises:
             InteractionFailedError: There is none, or it is not a finite number.
-            InteractionContractError: It returned no reward, or gives a role that is trained none.
+            InteractionContractError: It returned no reward, or none for one of the two roles.
         """
         if "score" in self._gate.owner.inherited:
             return 0.0
         self.owes = "score"
         score, self.scores = read_score(self.name, await self._call("score"))
-        if self.scores and (missing := [role for role in trained if role not in self.scores]):
-            raise InteractionContractError(
-                f"interaction {self.name!r}: score gives the role {missing[0]!r}, which is trained, no reward; give "
-                "each role one"
-            )
         self.owes, self._scored = "", True
         return score
 

@@ -33,7 +33,7 @@ from typing import NamedTuple
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.proxy.sessions.canonical import compared
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, PromptNode, SampledGeneration, TrieNode
-from verl_multiturn.proxy.sessions.open_calls import OpenCalls, with_ids
+from verl_multiturn.proxy.sessions.open_calls import NamedCall, OpenCalls, with_ids
 from verl_multiturn.proxy.sessions.renaming import AS_WRITTEN, Renaming
 
 # How many requests are remembered whole. A session with more branches at once looks at each message again.
@@ -141,7 +141,7 @@ class Forest:
         if renaming is None:  # an answer has the id of another call
             return self.match(messages, branch, renamed=False)
         node = best.node if parent is None or parent.trie_node is None else parent.trie_node
-        named = with_ids(renaming.applied(messages), new, _call_ids(parent))
+        named = with_ids(renaming.applied(messages), new, _calls_of(parent))
         return Match(None, parent, new, node, named, renaming, history)
 
     def grow(self, prompt: PromptNode, messages: Sequence[Message], branch: Hashable, match: Match) -> None:
@@ -155,7 +155,7 @@ class Forest:
         """
         (self.roots if prompt.parent is None else prompt.parent.prompts).append(prompt)
         reached = match.reached
-        calls = OpenCalls.before(match.messages, reached.depth, match.new, _call_ids(match.parent))
+        calls = OpenCalls.before(match.messages, reached.depth, match.new, _calls_of(match.parent))
         for message in match.messages[reached.depth :]:
             one = compared(message, calls.answered(message))
             steps = reached.steps.setdefault(one.key, [])
@@ -265,9 +265,9 @@ def _rank(node: CompletionNode | None) -> tuple[int, int, int]:
     return (node.trie_node.depth, node.returned, node.number)
 
 
-def _call_ids(node: CompletionNode | None) -> list[str]:
-    """Return the ids that the session gave to a completion's calls."""
-    return [] if node is None else [call.id for call in node.completion.calls]
+def _calls_of(node: CompletionNode | None) -> list[NamedCall]:
+    """Return a completion's calls, with the ids that the session gave them."""
+    return [] if node is None else [NamedCall(call.id, call.name) for call in node.completion.calls]
 
 
 def _place_rank(place: _Place) -> tuple[int, int, int]:

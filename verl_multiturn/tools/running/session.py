@@ -177,9 +177,12 @@ class ToolSession:
         gate = self._gates[name]
         await Calls.end([self._calls[name]])
         self._calls[name] = self._calls_of(gate)
-        del self._broken[name]
+        before = self._broken.pop(name)
         try:
             await self._create(gate)
+        except asyncio.CancelledError:
+            self._broken.setdefault(name, before)
+            raise
         except ToolContractError as error:
             self._broken[name] = describe(error)
             logger.error("tool %r: %s", name, self._broken[name])
