@@ -24,6 +24,7 @@ from verl_multiturn.runs.compose import compose_run, resolved
 from verl_multiturn.runs.environment import environment_of
 from verl_multiturn.runs.plan import chosen_outputs, plan_run
 from verl_multiturn.runs.progress import say
+from verl_multiturn.runs.run_folder import require_folder
 from verl_multiturn.trust.rule import MODEL_CODE_HELP, TRUST_HELP, import_from_here
 
 _RECIPE = "proxy_quickstart"
@@ -99,6 +100,7 @@ def gateway(
                 f"--host {host!r} lets other machines in, expected a key of yours; name its variable with "
                 "--admin-key-env, or listen on 127.0.0.1"
             )
+        require_folder(records, f"--records {str(records)!r}")
         low, high = reward_range
         if not low < high:  # NaN, too
             raise ConfigError(f"--reward-range {low:g} {high:g}: expected LOW below HIGH; correct them")
