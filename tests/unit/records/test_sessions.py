@@ -276,7 +276,7 @@ def test_late_rewards_do_not_keep_old_files_for_ever(tmp_path: Path) -> None:
         assert remove_old(tmp_path, BEGAN + 100).files == []
         assert remove_old(tmp_path, BEGAN + 150).sessions == {"s0"}
         assert remove_old(tmp_path, BEGAN + 250).sessions == {"s1"}
-        assert shown(tmp_path) == {"s2": (1.0, "collected"), "s3": (None, "open")}
+        assert shown(tmp_path) == {"s2": (1.0, "collected"), "s3": (None, "collected")}
 
 
 def test_files_of_a_gateway_that_runs_stay(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ class RecordWriter:
         gather_s: float = MEMBER_S,
         decode: Decode | None = None,
     ) -> None:
+        self._share, self._redact, self._decode = share, Redaction(redact), decode
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         self.stem = f"{start}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -101,7 +102,6 @@ class RecordWriter:
         self._open = path / f"{self.stem}.open.json"
         lines.open("xb").close()  # fail now, at the start of the run, when the path is wrong
         self._lines = LineFile(lines, "conversations", _MOST_LINES)
-        self._share, self._redact, self._decode = share, Redaction(redact), decode
         self._room = _Room(path, max_gb)
         self._losses = Losses("records of conversations", self._records)
         self._background: BackgroundWriter[_Item | None] = BackgroundWriter(
