@@ -183,7 +183,7 @@ async def test_the_old_weights_cannot_be_loaded_again_either(models: dict[int, P
 async def test_a_folder_that_is_written_into_after_its_check_is_taken_back(
     models: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, check = tmp_path / "new", deploy._check
+    folder, check = tmp_path / "new", deploy.check_candidate
     shutil.copytree(models[6], folder)
 
     def check_and_write(*given: Any) -> Any:
@@ -191,13 +191,13 @@ async def test_a_folder_that_is_written_into_after_its_check_is_taken_back(
         shutil.copy(models[7] / "model.safetensors", folder)
         return found
 
-    monkeypatch.setattr(deploy, "_check", check_and_write)
+    monkeypatch.setattr(deploy, "check_candidate", check_and_write)
     async with serving(models) as (server, engine, deployer):
         deployer.begin(order(folder))
         now = await deployer.wait()
         assert now.state == "failed"
         assert f"its weights are {model_hash(models[7])} by now, and were {model_hash(models[6])}" in now.error
-        assert server.loaded == [str(folder), str(models[5])]
+        assert server.loaded == []
         made = await engine.generate(ask())
         assert (made.ids, made.versions, engine.models) == ([5] * 4, [0] * 4, [model_hash(models[5])])
 
@@ -242,6 +242,11 @@ def changed(models: dict[int, Path], to: Path, change: str) -> Path:
         tokenizer.write_text(json.dumps(held))
     elif change == "architecture":
         config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "qwen3"}))
+    elif change == "positions":
+        held = json.loads(config.read_text())
+        config.write_text(json.dumps({**held, "rope_parameters": {**held["rope_parameters"], "rope_theta": 1e6}}))
+    elif change == "second file":
+        shutil.copy(models[7] / "model.safetensors", folder / "more.safetensors")
     elif change == "template":
         (folder / "chat_template.jinja").write_text("{{ messages }}")
     elif change == "half":
@@ -268,6 +273,8 @@ def changed(models: dict[int, Path], to: Path, change: str) -> Path:
     [
         ("vocabulary", "has another vocabulary than the model that serves"),
         ("architecture", "has another model_type in config.json than the model that serves: 'qwen3'"),
+        ("positions", "has another rope_parameters in config.json than the model that serves"),
+        ("second file", "holds 'more.safetensors' beside 'model.safetensors', and a server may load both"),
         ("template", "has another chat template than the model that serves"),
         ("half", "is no whole file of safetensors (it is cut short"),
         ("tensor", "has another tensor "),
@@ -286,6 +293,29 @@ async def test_a_model_that_cannot_take_its_place_touches_nothing(
         now = await deployer.wait()
         assert (now.state, server.loaded) == ("failed", [])
         assert message in now.error
+
+
+def in_float32(folder: Path) -> None:
+    """Write a model's weights in another precision, and its configuration as another program spells it."""
+    from safetensors.torch import load_file, save_file
+
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    save_file({name: tensor.float() for name, tensor in load_file(weights).items()}, weights)
+    held = json.loads(config.read_text())
+    names = ("dtype", "rope_parameters", "layer_types", "use_cache")
+    spelled = {"torch_dtype": "float32", "rope_theta": 10000.0, "eos_token_id": [2, 5]}
+    config.write_text(json.dumps({**{name: each for name, each in held.items() if name not in names}, **spelled}))
+
+
+async def test_weights_in_another_precision_are_cast_by_the_server(models: dict[int, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "wide"
+    shutil.copytree(models[6], folder)
+    in_float32(folder)
+    async with serving(models) as (server, _, deployer):
+        server.token_of = lambda folder: 6
+        deployer.begin(order(folder))
+        now = await deployer.wait()
+        assert (now.state, now.error) == ("done", "")
 
 
 async def test_the_model_that_serves_is_gone(models: dict[int, Path], tmp_path: Path) -> None:
