@@ -80,7 +80,9 @@ class Child:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.kill()
 
 
@@ -116,7 +118,9 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self._http.close()
 
     async def post(self, path: str, key: str, body: Mapping[str, Any] | None = None) -> Answer:
@@ -131,9 +135,11 @@ class Client:
         """Start a session."""
         return await self.post("/rl/start_session", ADMIN, {"task_id": task, **more})
 
-    async def chat(self, key: str, text: str = "1+1?", tokens: int = 8, path: str = "/v1/chat/completions") -> Answer:
+    async def chat(
+        self, key: str, text: str = "1+1?", tokens: int = 8, path: str = "/v1/chat/completions", stream: bool = False
+    ) -> Answer:
         """Get a completion by any of the three protocols."""
-        body: dict[str, Any] = {"model": "policy"}
+        body: dict[str, Any] = {"model": "policy", "stream": stream}
         if path.endswith("/responses"):
             body |= {"input": text, "max_output_tokens": tokens}
         else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +24,9 @@ from verl_multiturn.records.verify.record import verify_record
 KINDS = ("gateway", "engine", "writer")
 _ACKNOWLEDGED = (5, 40)
 """Acknowledgements between two kills."""
-_PAUSE_S = 0.02
+_PLAYERS = 12
+"""Sessions at once."""
+_PAUSE_S = 0.1
 _RECOVERY_S = 300.0
 _TRIES = 10_000
 
@@ -134,23 +137,23 @@ class _Load:
             self._more.notify_all()
 
 
-async def kill(folder: Path, moments: int, players: int, seed: int, *options: str) -> Found:
+async def kill(folder: Path, moments: int, seed: int, *options: str, among: Sequence[str] = KINDS) -> Found:
     """Kill at so many moments, and return the figures.
 
     Args:
         folder: Where the records go.
         moments: Number of kills.
-        players: Sessions at once.
         seed: Draws moments, kinds, and what is played.
         options: Further ones of the gateway, such as `--fault unsynced`.
+        among: Kinds of kills.
     """
     drawn, found = random.Random(seed), Found()
-    kinds = [KINDS[number % len(KINDS)] for number in range(moments)]
+    kinds = [among[number % len(among)] for number in range(moments)]
     drawn.shuffle(kinds)
     async with engine() as behind, gateway(folder, "--engine", behind.address, *options) as front:
         async with Client(front.address) as client:
             load = _Load(client, found)
-            playing = [asyncio.ensure_future(load.play(random.Random(drawn.random()))) for _ in range(players)]
+            playing = [asyncio.ensure_future(load.play(random.Random(drawn.random()))) for _ in range(_PLAYERS)]
             for kind in kinds:
                 await load.wait(drawn.randint(*_ACKNOWLEDGED))
                 await asyncio.sleep(drawn.random() * 0.05)

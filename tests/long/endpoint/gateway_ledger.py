@@ -125,7 +125,9 @@ class Ledger:
         if found in self.rewarded or found in self.doubtful or generation is None:
             return found
         if completions is None:
-            known = (each for each in (*self.rewarded, *self.doubtful) if (each.session_id, each.id) == (session_id, own))
+            known = (
+                each for each in (*self.rewarded, *self.doubtful) if (each.session_id, each.id) == (session_id, own)
+            )
             return next(known, found)
         return found._replace(generation=completions[generation] if generation < len(completions) else generation)
 
