@@ -46,7 +46,7 @@ class Echo:
     def __init__(self) -> None:
         self.models = [WEIGHTS]
         tokenizer = tiny_tokenizer()
-        self._special, self._end = set(tokenizer.all_special_ids), tokenizer.eos_token_id
+        self._special, self._end = set(tokenizer.added_tokens_decoder), tokenizer.eos_token_id
 
     async def look(self) -> str:
         """Return "": it can serve."""

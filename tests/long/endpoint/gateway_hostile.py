@@ -41,8 +41,9 @@ _ROWS = (
 )  # fmt: skip
 _JUNK = (
     b"", b"{", b"[", b"null", b"[]", b"7", b'"x"', b"NaN", b"\xff\xfe", b"\x00" * 40, b"{}{}", b"{'reward': 1}",
-    b"reward=1", b"\xef\xbb\xbf{}", b"{" * 3000, b"[" * 100_000, b'{"a":' * 3000, b'{"reward": 1, "reward": 0.5, "reward": ',
-    gzip.compress(b'{"reward": 1}'), b'{"reward": 1}\n{"reward": 1}', b'{"reward": 1, "row": "' + b"a" * 1_100_000 + b'"}',
+    b"reward=1", b"\xef\xbb\xbf{}", b"{" * 3000, b"[" * 100_000, b'{"a":' * 3000,
+    b'{"reward": 1, "reward": 0.5, "reward": ', gzip.compress(b'{"reward": 1}'), b'{"reward": 1}\n{"reward": 1}',
+    b'{"reward": 1, "row": "' + b"a" * 1_100_000 + b'"}',
 )  # fmt: skip
 _MODEL_FIELDS: Mapping[str, Sequence[bytes]] = {
     "messages": (b"[]", b"5", b'[{"role": "ghost"}]', b'[{"role": "user", "content": [[]]}]', b'[{"role": "tool"}]',

@@ -24,7 +24,7 @@ class RewardName(NamedTuple):
 
     session_id: str
     generation: int | str | None
-    """The number of the completion, or the part of its id that all protocols share."""
+    """The number of the completion, or the part of its id that all protocols share; "": any."""
     id: str
 
 
@@ -122,7 +122,10 @@ class Ledger:
         """
         session_id, generation, own = line["session_id"], line.get("generation"), str(line.get("id"))
         found = RewardName(session_id, generation, own)
-        if found in self.rewarded or found in self.doubtful or generation is None:
+        for known in (found, found._replace(generation="")):
+            if known in self.rewarded or known in self.doubtful:
+                return known
+        if generation is None:
             return found
         if completions is None:
             known = (

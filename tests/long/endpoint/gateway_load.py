@@ -31,7 +31,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from tests.long.endpoint.gateway_attacked import attack
 from tests.long.endpoint.gateway_children import Answer, Child, Client, engine, gateway
 from tests.long.endpoint.gateway_kills import kill
 from tests.long.endpoint.gateway_ledger import Ledger, RewardName
-from tests.support.gateway_process import ADMIN, WEIGHTS
+from tests.support.gateway_process import WEIGHTS
 from verl_multiturn.gateway.engine import DeployedEngine
 from verl_multiturn.records.read.sessions import SessionIndex
 from verl_multiturn.rollout.engines.protocol import Ask
@@ -174,6 +174,7 @@ async def full(folder: Path) -> tuple[Figures, list[str]]:
             for each in begun:
                 await client.chat(each["api_key"])
             with _without_room(folder, made, front):
+                await _use_up(client, begun[0], ledger)
                 for each in begun:
                     answers = [
                         await client.reward(each["api_key"], 0.5, id="x"),
@@ -199,6 +200,18 @@ async def full(folder: Path) -> tuple[Figures, list[str]]:
         figures.update(compared.figures)
         problems += [*compared.lost, *compared.twice, *compared.unknown]
     return {**figures, "disk": made}, problems
+
+
+async def _use_up(client: Client, started: Mapping[str, str], ledger: Ledger) -> None:
+    """Reward until not even the rest of a page of the disk has room for a line."""
+    for length in (400, 1):
+        for number in range(100, 1000):
+            id_ = f"{number}" + "x" * length
+            answer = await client.reward(started["api_key"], 0.0, id=id_)
+            name = RewardName(started["session_id"], "", id_)
+            ledger.reward(name, 0.0, is_acknowledged=answer.status == 200)
+            if answer.status != 200:
+                break
 
 
 async def crowd(folder: Path, sessions: int) -> tuple[Figures, list[str]]:
