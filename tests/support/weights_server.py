@@ -35,9 +35,10 @@ class WeightsServer:
         """Whether a generation that is aborted returns the tokens so far."""
 
     @asynccontextmanager
-    async def serve(self) -> AsyncIterator[str]:
-        """Serve; yields the address."""
+    async def serve(self, port: int = 0) -> AsyncIterator[str]:
+        """Serve on a port, 0: a free one; yields the address."""
         async with served(
+            port,
             generate=self._generate,
             update_weights_from_disk=self._update,
             abort_request=self._abort,
