@@ -71,9 +71,8 @@ class Loop:
             self._once("accuracy-0", lambda: self._accuracy(0))
             for number in range(1, self._rounds + 1):
                 self._round(number)
-            # Rewards of the last round's that nobody learns from any more.
-            last = self._rounds + 1
-            self._once(f"rewarded-{last}", lambda: self._rewarded(last))
+            # Of the last round's sessions some are rewarded when nobody learns from them any more.
+            self._once(f"settled-{self._rounds}", lambda: self._rewarded(self._rounds + 1))
         finally:
             if self._gateway is not None:
                 with self._gateway:

@@ -2,17 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet
 import pytest
+from omegaconf import OmegaConf
 
-from recipes.closed_loop import customers, report
+from recipes.closed_loop import customers, loop, report
 from recipes.closed_loop.customers import Customers, Ledger, rewards_of, way_of
 from recipes.closed_loop.programs import Programs, read_state, write_state
 from tests.agent_sessions import END, make_run
+from tests.recipe_scripts import composed
 from tests.unit.gateway.test_gateway import ADMIN, Weights
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.gateway.app import Gateway
@@ -160,6 +164,105 @@ def test_a_program_that_fails_is_named_with_its_log(tmp_path: Path, monkeypatch:
     assert "MASTER_PORT" not in shown
     with pytest.raises(ConfigError, match=r"(?s)learn-1 ended with exit status 3; its log is .*learn-1.log.*no disk"):
         programs.run("learn-1", ["bash", "-c", "echo no disk; exit 3"])
+
+
+class Started:
+    """The programs of a loop, of which none is started."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.names: list[str] = []
+        self._fails = fails
+        self.words: dict[str, list[str]] = {}
+
+    def run(self, name: str, *words: object) -> dict[str, Any]:
+        self.names.append(name)
+        self.words[name] = [str(word) for word in words]
+        if name == self._fails:
+            raise ConfigError(f"{name} failed")
+        return {"model": f"hash-{name[-1]}", "models": []}
+
+    ours = customers = run
+
+    def gateway(self, name: str, model: Path, records: Path, words: Sequence[str]) -> Any:
+        self.names.append(f"{name} serves {model.name}")
+        names = self.names
+
+        class Running:
+            url = "http://127.0.0.1:1"
+
+            def stop(self) -> None:
+                names.append("stop")
+
+            def __enter__(self) -> None: ...
+
+            def __exit__(self, *_: object) -> None:
+                self.stop()
+
+        return Running()
+
+
+@pytest.fixture
+def looped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Started]:
+    """Return a function that runs a loop of two rounds, with programs of which one may fail."""
+    rows = [{"prompt": TASKS[0]["messages"], "reward_model": {"ground_truth": "1"}}] * 6
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
+    config = composed("closed_loop", out=tmp_path / "out", overrides=["loop.tasks=2"], steps=2)
+    config.data.train_files = str(tmp_path / "train.parquet")
+    row = SimpleNamespace(rate=0.5)
+    monkeypatch.setattr(loop, "read_results", lambda out: SimpleNamespace(rows=[row]))
+
+    def run(fails: str = "", rounds: int = 2, **own: Any) -> Started:
+        started = Started(fails)
+        monkeypatch.setattr(loop, "Programs", lambda *_: started)
+        changed = OmegaConf.to_container(config)
+        changed["loop"] |= own
+        changed["trainer"]["total_training_steps"] = rounds
+        loop.Loop(changed).run()
+        return started
+
+    return run
+
+
+ROUND_1 = ["export-0", "eval-0", "gateway-1 serves 0", "ask-1", "stop", "gateway-2 serves 0", "reward-1", "learn-1"]
+ROUND_1 += ["export-1", "deploy-1", "eval-1"]
+
+
+def test_a_gateway_that_got_new_weights_collects_with_them(looped: Callable[..., Started]) -> None:
+    started = looped()
+    assert started.names == [
+        *ROUND_1, "ask-2", "stop", "gateway-3 serves 1", "reward-2", "learn-2", "export-2", "deploy-2", "eval-2",
+        "reward-3", "stop",
+    ]  # fmt: skip
+    assert "--variant" not in started.words["learn-1"]
+    assert started.words["learn-2"][2:5] == ["--smoke", "--variant", "rl"]
+    assert "recipe.models=['hash-0','hash-1']" in started.words["learn-2"]
+
+
+@pytest.mark.parametrize("fails", ["ask-2", "learn-1", "deploy-1", "reward-3"])
+def test_a_loop_goes_on_after_the_last_part_that_was_done(looped: Callable[..., Started], fails: str) -> None:
+    whole = [name for name in [*ROUND_1, "ask-2", "reward-2", "learn-2", "export-2", "deploy-2", "eval-2", "reward-3"]
+             if name != "stop" and not name.startswith("gateway")]  # fmt: skip
+    with pytest.raises(ConfigError, match=f"{fails} failed"):
+        looped(fails)
+    names = looped().names
+    assert [name for name in names if name in whole] == whole[whole.index(fails) :]
+    assert names[-1] == "stop", "no gateway is left behind"
+    assert looped().names == []
+
+
+def test_a_loop_may_get_further_rounds(looped: Callable[..., Started]) -> None:
+    """The rewards with which it ended are not taken for those of its next round."""
+    looped()
+    assert [name for name in looped(rounds=3).names if name[-1] == "3" or name == "reward-4"] == [
+        "ask-3", "reward-3", "learn-3", "export-3", "deploy-3", "eval-3", "reward-4",
+    ]  # fmt: skip
+
+
+def test_a_loop_with_other_settings_is_refused(looped: Callable[..., Started]) -> None:
+    with pytest.raises(ConfigError, match="learn-1 failed"):
+        looped("learn-1")
+    with pytest.raises(ConfigError, match=r"is a loop with other settings .*; name another --out"):
+        looped(samples=3)
 
 
 def test_the_state_of_a_loop_outlives_a_kill(tmp_path: Path) -> None:
