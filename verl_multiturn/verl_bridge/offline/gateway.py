@@ -197,12 +197,10 @@ class _Server:
             folder, served = Path(now["serves_path"]), str(now["serves"])
             try:
                 self.child.close()
-                if (found := await asyncio.to_thread(model_hash, Path(now["serves_path"]))) != now["serves"]:
-                    raise EngineError(
-                        f"{now['serves_path']!r} has the weights {found} by now, and served {now['serves']}"
-                    )
-                self._say(f"SGLang has ended; it starts again with {now['serves_path']}, and prints into {self._log}")
-                self.child = self._start(now["serves_path"], now["serves"])
+                if (found := await asyncio.to_thread(model_hash, folder)) != served:
+                    raise EngineError(f"{str(folder)!r} has the weights {found} by now, and served {served}")
+                self._say(f"SGLang has ended; it starts again with {folder}, and prints into {self._log}")
+                self.child = self._start(str(folder), served)
                 await self.child.ready(engine)
                 engine.restart()
                 pause_s = _PAUSE_S
