@@ -143,6 +143,7 @@ class SessionStore:
             raise RefusedError(
                 429, "too_many_sessions", f"{len(self._open)} sessions are open, the most here; end one, or try later"
             )
+        self._refresh()
         name = f"s-{secrets.token_hex(12)}"
         life = Life(id=name, group=task, number=self._numbers[task], loop="gateway", row=row, task=task, user=user)
         self._numbers[task] += 1

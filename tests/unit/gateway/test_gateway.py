@@ -4,7 +4,7 @@ import asyncio
 import errno
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,16 @@ class Client:
         data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
         async with self._http.post(self.gateway.address + path, data=data, headers=headers) as response:
             return response.status, await response.json()
+
+    async def completes(
+        self, key: str, path: str = "/v1/chat/completions", messages: Any = None
+    ) -> tuple[int, Any, Mapping[str, str]]:
+        """Ask for a completion; return status, answer and headers."""
+        asked = messages or [{"role": "user", "content": "1+1?"}]
+        body = {"model": "policy", "max_tokens": 100, ("input" if path.endswith("responses") else "messages"): asked}
+        headers = {"Authorization": f"Bearer {key}"}
+        async with self._http.post(self.gateway.address + path, json=body, headers=headers) as response:
+            return response.status, await response.json(), response.headers
 
     async def session(self, **body: Any) -> tuple[str, str]:
         """Let a session begin, get a completion and end; return its id and its key."""
@@ -187,6 +197,10 @@ async def test_a_full_disk_counts_nothing_and_a_repeat_works(tmp_path: Path, mon
         assert (await client.post("/rl/end_session", key))[1]["reward"] == 0.5
 
 
+def runs(folder: Path) -> list[RunFile]:
+    return [RunFile.model_validate_json(path.read_text()) for path in folder.glob("run-*.json")]
+
+
 def stems(folder: Path) -> list[str]:
     return sorted(path.name.removesuffix(".sessions.jsonl") for path in folder.glob("*.sessions.jsonl"))
 
@@ -235,7 +249,7 @@ async def test_old_sessions_go_and_their_keys_too(tmp_path: Path) -> None:
         assert (await client.post("/rl/set_reward", key, {"reward": 1}))[0] == 401
         assert (await client.post("/rl/end_session", ADMIN, {"session_id": name}))[0] == 404
         younger = await client.start()
-        assert len(list(tmp_path.glob("run-*.json"))) == 1
+        assert len(runs(tmp_path)) == 1
         lines = [json.loads(line) for line in written(tmp_path).splitlines()]
         assert [(each["session_id"], each["number"]) for each in lines] == [(younger["session_id"], 1)]
 
@@ -258,8 +272,7 @@ async def test_the_run_is_described(tmp_path: Path) -> None:
     about = {"tokenizer": {"path": "m"}, "schemas": [], "settings": {"served": "m", "hf_token": "hf_secretsecret"}}
     async with serving(tmp_path, about=about, rewards=(-1.0, 1.0)):
         pass
-    (path,) = tmp_path.glob("run-*.json")
-    run = RunFile.model_validate_json(path.read_text())
+    (run,) = runs(tmp_path)
     assert stems(tmp_path)[0].startswith(f"{run.start}-")
     assert run.settings["gateway"]["rewards"] == [-1.0, 1.0]
     assert run.settings["hf_token"] == "***"
