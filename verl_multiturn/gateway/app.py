@@ -52,6 +52,7 @@ class Gateway:
         host: Where to listen.
         port: The port; 0: one that is free.
         deployer: Swaps the weights; None: nobody can.
+        sampling: Sampling parameters of all generations, as the engine takes them, the stop ids among them.
 
     Raises:
         ConfigError: A rule or the host is not usable.
@@ -69,9 +70,10 @@ class Gateway:
         host: str = "127.0.0.1",
         port: int = 0,
         deployer: Deployer | None = None,
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
         self._server = ProxyServer(host, port=port, beside=self._route)
-        self.store = SessionStore(run, folder, settings, self._server, lambda: engine.models)
+        self.store = SessionStore(run, folder, settings, self._server, lambda: engine.models, sampling or {})
         self._engine, self._admin, self._deployer = engine, digest_of(admin_key), deployer
         self._routes = {
             ("POST", "/rl/start_session"): self._start,

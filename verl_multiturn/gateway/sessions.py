@@ -62,6 +62,7 @@ class GatewaySettings:
     """The most sessions that are open at once."""
     share: float = 1.0
     max_gb: float | None = None
+    retain_days: float | None = None
     redact: Sequence[str] = ()
     """Parts of records that are hidden, as `record_redact`."""
 
@@ -92,6 +93,7 @@ class SessionStore:
         settings: Limits.
         server: Lets agents in.
         models: Returns the hashes of the weights that were deployed, in order.
+        sampling: Sampling parameters of all generations.
 
     Raises:
         HeldError: Users are being forgotten there.
@@ -106,8 +108,9 @@ class SessionStore:
         settings: GatewaySettings,
         server: ProxyServer,
         models: Callable[[], Sequence[str]],
+        sampling: Mapping[str, Any],
     ) -> None:
-        self._settings, self._server, self._models = settings, server, models
+        self._settings, self._server, self._models, self._sampling = settings, server, models, sampling
         folder.mkdir(parents=True, exist_ok=True)
         self._folder_lock = hold(folder / LOCK, alone=False)
         writer = RecordWriter(
@@ -294,9 +297,9 @@ class SessionStore:
         opened.record = asyncio.get_running_loop().create_future()
         try:
             with live(life, self.recorder):
-                outcome, receipts = await self._endpoint.run(life.id, life.row, {})
+                outcome, receipts = await self._endpoint.run(life.id, life.row, self._sampling)
                 life.model = list(self._models())
-                life.complete(outcome, receipts, life.row, {}, None, False)
+                life.complete(outcome, receipts, life.row, self._sampling, None, False)
         except Exception as error:
             logger.error("session %s failed: %s", life.id, describe(error))
         if life.generations is None and not opened.record.done():
