@@ -382,6 +382,9 @@ def changed(models: dict[int, Path], to: Path, change: str) -> Path:
     elif change == "positions":
         held = json.loads(config.read_text())
         config.write_text(json.dumps({**held, "rope_parameters": {**held["rope_parameters"], "rope_theta": 1e6}}))
+    elif change == "tail":
+        with (folder / "model.safetensors").open("ab") as file:
+            file.write(b"more")
     elif change == "second file":
         shutil.copy(models[7] / "model.safetensors", folder / "more.safetensors")
     elif change == "template":
@@ -411,6 +414,7 @@ def changed(models: dict[int, Path], to: Path, change: str) -> Path:
         ("vocabulary", "has another vocabulary than the model that serves"),
         ("architecture", "has another model_type in config.json than the model that serves: 'qwen3'"),
         ("positions", "has another rope_parameters in config.json than the model that serves"),
+        ("tail", "model.safetensors' cannot be loaded ("),
         ("second file", "holds 'more.safetensors' beside 'model.safetensors', and a server may load both"),
         ("template", "has another chat template than the model that serves"),
         ("half", "is no whole file of safetensors (it is cut short"),
