@@ -101,7 +101,8 @@ def test_sessions_are_served_rewarded_and_verified_over_new_weights_and_a_dead_e
     served: Served, other: Path
 ) -> None:
     first, last = model_hash(MODEL), model_hash(other)
-    one, two, silent = served.start("sum"), served.start("sum"), served.start("other")
+    one, two, silent, late = (served.start(task) for task in ("sum", "sum", "other", "sum"))
+    assert served.chat(late["api_key"]).status_code == 200
     assert served.chat(one["api_key"]).status_code == 200
     assert served.chat(two["api_key"]).status_code == 200
     status, found = served.deploy(other)
@@ -123,11 +124,16 @@ def test_sessions_are_served_rewarded_and_verified_over_new_weights_and_a_dead_e
     assert (away.status_code, "retry-after" in away.headers) == (503, True), away.text
     assert served.post("/rl/set_reward", one["api_key"], reward=0.25).json()["counted"]  # of the completion before
     assert served.post("/rl/end_session", one["api_key"]).json()["reward"] == 0.25
+    while served.http.get("/ready").status_code != 200:  # SGLang was started again, with the weights that served
+        time.sleep(0.1)
+    assert served.chat(late["api_key"]).status_code == 200
+    assert served.post("/rl/end_session", late["api_key"]).json()["completions"] == 2
     assert served.end() == 0, served.said()
 
     records = {each["request_id"]: each for each in Records(served.folder).require().records()}
     assert set(records) >= {one["session_id"], two["session_id"]}
     assert models_of(records[one["session_id"]]) == [first]
     assert models_of(records[two["session_id"]]) == [first, last]
-    assert silent["session_id"] not in records or not records[silent["session_id"]]["rows"][0]["runs"]
+    assert models_of(records[late["session_id"]]) == [first, last]
+    assert models_of(records[silent["session_id"]]) == []
     assert subprocess.run([*COMMAND, "verify", str(served.folder)], cwd=ROOT).returncode == 0

@@ -10,18 +10,18 @@ Answers = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def served(**paths: Answers) -> AsyncIterator[str]:
-    """Serve each path, named with `_` for `/`, on a free port; yield the server's address."""
+async def served(port: int = 0, /, **paths: Answers) -> AsyncIterator[str]:
+    """Serve each path, named with `_` for `/`, on a port, 0: a free one; yield the server's address."""
     app = web.Application()
     for name, answer in paths.items():
         app.router.add_route("*", "/" + name.replace("__", "/"), answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
-    host, port = runner.addresses[0]
+    host, own = runner.addresses[0]
     try:
-        yield f"http://{host}:{port}"
+        yield f"http://{host}:{own}"
     finally:
         await runner.cleanup()
 

@@ -46,9 +46,10 @@ class WeightsServer:
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
-    async def serve(self) -> AsyncIterator[str]:
-        """Serve; yields the address."""
+    async def serve(self, port: int = 0) -> AsyncIterator[str]:
+        """Serve on a port, 0: a free one; yields the address."""
         async with served(
+            port,
             generate=self._generate,
             update_weights_from_disk=self._update,
             abort_request=self._abort,

@@ -73,7 +73,7 @@ def gateway(
         float, typer.Option("--record-share", min=0, max=1, help="Share of the tasks whose sessions are kept.")
     ] = 1.0,
     max_gb: Annotated[
-        float | None, typer.Option(min=0.001, help="Most gigabytes of records; the oldest files go first.")
+        float | None, typer.Option(min=0.001, help="Most gigabytes of records; sessions that end beyond it have none.")
     ] = None,
     retain_days: Annotated[float | None, typer.Option(min=0.001, help="Days after which files of records go.")] = None,
     redact: Annotated[
@@ -119,7 +119,7 @@ def gateway(
         if str(plan.root) not in sys.path:
             sys.path.insert(1, str(plan.root))
         try:
-            from verl_multiturn.gateway.sessions import GatewaySettings
+            from verl_multiturn.gateway.files import GatewaySettings
             from verl_multiturn.verl_bridge.offline.gateway import GatewayJob, serve_model
         except ImportError as error:
             fail(f"a gateway needs verl and SGLang ({error}); run it in the environment that trains", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hmac
 import logging
@@ -19,7 +20,7 @@ from verl_multiturn.gateway.sessions import GatewaySettings, SessionStore, diges
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import RefusedError
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
-from verl_multiturn.records.read.sessions import LiveSession
+from verl_multiturn.records.read.sessions import DROPPED, LiveSession
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ _MOST_BYTES = 1_000_000
 _LONGEST_NAME = 500
 """Characters of a task, a user and the id of a reward."""
 _RETRY_S = "5"
+_LOOK_S = 2.0
+"""How often the engine is looked at."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -52,6 +55,8 @@ class Gateway:
         host: Where to listen.
         port: The port; 0: one that is free.
         deployer: Swaps the weights; None: nobody can.
+        about: What is known of the model, for the run's file: `versions`, `settings`, `tools`, `schemas`, `tokenizer`
+            and `template`, as `records.schema.RunFile` has them.
         sampling: Sampling parameters of all generations, as the engine takes them, the stop ids among them.
 
     Raises:
@@ -70,11 +75,15 @@ class Gateway:
         host: str = "127.0.0.1",
         port: int = 0,
         deployer: Deployer | None = None,
+        about: Mapping[str, Any] | None = None,
         sampling: Mapping[str, Any] | None = None,
     ) -> None:
-        self._server = ProxyServer(host, port=port, beside=self._route)
-        self.store = SessionStore(run, folder, settings, self._server, lambda: engine.models, sampling or {})
+        self._server = ProxyServer(host, port=port, beside=self._route, unknown=self._unknown)
+        self.store = SessionStore(
+            run, folder, settings, self._server, lambda: engine.models, about or {}, sampling or {}
+        )
         self._engine, self._admin, self._deployer = engine, digest_of(admin_key), deployer
+        self._watch: asyncio.Task[None] | None = None
         self._routes = {
             ("POST", "/rl/start_session"): self._start,
             ("POST", "/rl/set_reward"): self._reward,
@@ -100,12 +109,24 @@ class Gateway:
         """
         await self._server.start()
         self.store.is_listening()
+        self._watch = asyncio.get_running_loop().create_task(self._look())
 
     async def aclose(self) -> None:
         """End all sessions with their records, and stop."""
+        if self._watch is not None:
+            self._watch.cancel()
         await self.store.aclose()
         if self._deployer is not None:
             await self._deployer.aclose()
+
+    async def _look(self) -> None:
+        """Look at the engine from time to time, so that one that was away serves again."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self._engine.look()
+
+    def _unknown(self, key: str) -> RefusedError | None:
+        return self.store.refusal(key)
 
     def _route(self, request: web.BaseRequest) -> Awaitable[web.Response] | None:
         path = request.path.rstrip("/")
@@ -127,7 +148,7 @@ class Gateway:
         except OSError as error:
             if isinstance(error, ConnectionError):
                 raise
-            logger.error("a line of a session cannot be written: %s", describe(error))
+            logger.error("a session's line or record cannot be written: %s", describe(error))
             status = 507 if error.errno in _FULL else 503
             answer = _error(status, "not_written", "the disk does not take it, and nothing counts; try again later")
         if not request.content.at_eof():
@@ -172,7 +193,10 @@ class Gateway:
         session, _ = self._session(key, await _body(request))
         ended = await self.store.end(session)
         count = sum(bool(each) for each in ended.completions)
-        return web.json_response({"session_id": ended.session_id, "completions": count, "reward": ended.reward})
+        answer = {"session_id": ended.session_id, "completions": count, "reward": ended.reward}
+        if ended.is_dropped:  # a client that looks for its record later should not wonder
+            answer["no_record"] = ended.why.removeprefix(DROPPED)
+        return web.json_response(answer)
 
     async def _stats(self, request: web.BaseRequest) -> web.Response:
         self._check_admin(request)
@@ -203,9 +227,8 @@ class Gateway:
         return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
 
     def _figures(self) -> dict[str, Any]:
-        counts = {name: self.store.counts[name] for name in ("sessions", "ends", "rewards", "repeats")}
-        dropped = self.store.recorder.writer.dropped
-        return {"running": self.store.running, **counts, "dropped": dropped, "models": list(self._engine.models)}
+        counts = {name: self.store.counts[name] for name in ("sessions", "ends", "rewards", "repeats", "dropped")}
+        return {"running": self.store.running, **counts, "models": list(self._engine.models)}
 
     def _deploys(self) -> Deployer:
         if self._deployer is None:

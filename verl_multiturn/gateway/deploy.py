@@ -101,7 +101,8 @@ class Deployer:
 
     Args:
         engine: The engine.
-        served: Folder of the model that it serves now, as the server reads it. Links to it may change later.
+        served: Folder of the model that it serves now, as the server reads it. Later changes of links to it do not
+            count.
         trial: Token ids of the prompt that new weights are tried with.
     """
 

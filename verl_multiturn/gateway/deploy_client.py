@@ -1,4 +1,4 @@
-"""`deploy_model`: asks a gateway to serve another model, and follows it to the end; `deployment_at`: how far it is."""
+"""`deploy_model`: lets a gateway serve another model, and waits for its end. `deployment_at`: asks how far it is."""
 
 from __future__ import annotations
 

@@ -211,7 +211,11 @@ class DeployedEngine(GenerateEngine):
             self._place = path
 
     async def look(self) -> str:
-        """Return why the server cannot serve now, as when somebody else has swapped its weights; "" if it can."""
+        """Return why the server cannot serve now, as when somebody else has swapped its weights; "" if it can.
+
+        A server that was away serves again once it answers with the weights that were deployed last. The gateway calls
+        it from time to time.
+        """
         if self._open.is_set() and not self.fault:
             try:
                 await self.check()
@@ -219,7 +223,15 @@ class DeployedEngine(GenerateEngine):
             except (ConfigError, EngineError) as error:
                 return str(error)
             self._foreign = ""
+            if self.lost and await self.answered():
+                self.revive()
         return self.lost or self.fault or self._foreign
+
+    def restart(self) -> None:
+        """Take requests again: the server was started anew with the weights that were deployed last."""
+        self.fault = self._foreign = ""
+        self._place = None
+        self.revive()
 
     async def _sample(self, ask: Ask, rid: str) -> Generation:
         made = await super()._sample(ask, rid)

@@ -55,7 +55,8 @@ def is_better(point: Point, former: Sequence[Point], serves: object) -> bool:
     Args:
         point: Its evaluation.
         former: All points of the run, in the order in which they were written.
-        serves: Hash of the weights that the gateway serves. Where no point has it, the last one deployed counts.
+        serves: Hash of the weights that the gateway serves. Where no point has it, the last one that was deployed
+            counts.
     """
     known = [each for each in reversed(former) if each.avg is not None]
     own = (each for each in known if each.model and each.model == serves)

@@ -1,9 +1,11 @@
 """Hostile requests and hostile ends of agents at each door of the endpoint: each has the one expected outcome.
 
-    python -m benchmarks.endpoint_attacks [--doors serve training]
+    python -m benchmarks.endpoint_attacks [--doors serve training gateway]
 
-`endpoint_requests` and `endpoint_ends` are the tables. The doors are `serve`, the command in a process of its own; and
-`training`, the endpoint and the runners of agents as an agent loop has them, where an honest session asks meanwhile.
+`endpoint_requests` and `endpoint_ends` are the tables. The doors are `serve`, the command in a process of its own;
+`training`, the endpoint and the runners of agents as an agent loop has them; and `gateway`, in a process of its own,
+whose agents are programs that nobody watches (`gateway_programs`), with its own routes (`gateway_requests`). At the
+latter two an honest session asks meanwhile.
 
 For each door: `requests`, and `ends` with their runners; `unexpected`, outcomes that are not those of the table;
 `server_errors`, answers of 5xx; `foreign`, requests of an attacker in the honest session, or answers that it did not
@@ -27,7 +29,18 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.long.endpoint.endpoint_ends import ENDS, HostileEnd
-from tests.long.endpoint.endpoint_requests import REQUESTS, HostileRequest, Target, http, statuses_of
+from tests.long.endpoint.endpoint_requests import (
+    REQUESTS,
+    RESPONSES,
+    HostileRequest,
+    Target,
+    http,
+    statuses_of,
+)
+from tests.long.endpoint.gateway_children import Client, gateway
+from tests.long.endpoint.gateway_ledger import stored_records
+from tests.long.endpoint.gateway_programs import AT_GATEWAY, Ended
+from tests.long.endpoint.gateway_requests import ASKED, ENDED, FRESH
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.certificate.receipts import Receipt
@@ -39,13 +52,14 @@ from verl_multiturn.harnesses.runners import build_runner
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.sessions.session import AgentSession
+from verl_multiturn.records.read.sessions import SessionIndex
 from verl_multiturn.records.verify.record import verify_record
 from verl_multiturn.records.write.encode import record_of
 from verl_multiturn.rollout.life import Life
 from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.outcome import Outcome
 
-DOORS = ("serve", "training")
+DOORS = ("serve", "training", "gateway")
 KINDS = ("unexpected", "server_errors", "foreign", "violations")
 """Figures that have to be 0."""
 _AT_ONCE = 8
@@ -67,7 +81,7 @@ def measure(doors: Sequence[str] = DOORS, console: Console | None = None) -> dic
     """
     shown, found = console or Console(quiet=True), {}
     for door in doors:
-        found[door] = asyncio.run(_at_training(shown) if door == "training" else _at_serve(shown))
+        found[door] = asyncio.run({"serve": _at_serve, "training": _at_training, "gateway": _at_gateway}[door](shown))
         if door == "serve":
             _serve_ends(found[door], shown)
     return found
@@ -126,6 +140,55 @@ async def _at_training(console: Console) -> Figures:
         async with _endpoints(runner) as play:
             await _each(ends, lambda end, play=play: _played(end, play, figures, console))
     return figures
+
+
+async def _at_gateway(console: Console) -> Figures:
+    """Send the requests to a gateway beside an honest session, and let programs play sessions that end badly."""
+    figures = _nothing()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with gateway(folder) as front, Client(front.address) as client:
+            honest, attacked, fresh, asked, ended = [(await client.start()).body for _ in range(5)]
+            own = Target(front.port, honest["api_key"])
+            first = str((await client.chat(own.key, path=RESPONSES)).body["id"])
+            statuses = asyncio.ensure_future(_honest(own))
+            for each in (asked, ended):
+                await client.chat(each["api_key"])
+            for requests, session, other in (
+                (REQUESTS, attacked, first),
+                (FRESH, fresh, honest["session_id"]),
+                (ASKED, asked, first),
+                (ENDED, ended, first),
+            ):
+                await send(requests, Target(front.port, session["api_key"], other), figures, console)
+            answered = await statuses
+            found = (await client.end(own.key)).body
+            expected = {"session_id": honest["session_id"], "completions": len(answered) + 1, "reward": None}
+            figures["foreign"] += sum(status != (200,) for status in answered)
+            figures["foreign"] += {key: found.get(key) for key in expected} != expected
+            programs = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "tests.long.endpoint.gateway_programs", front.address, stdout=-1
+            )
+            played, _ = await programs.communicate()
+            figures["unexpected"] += await front.stop() != 0
+        _gateway_ends(folder, [json.loads(line) for line in played.splitlines()], figures, console)
+    return figures
+
+
+def _gateway_ends(folder: Path, played: Sequence[dict[str, Any]], figures: Figures, console: Console) -> None:
+    """Compare the ends of programs, and check all records of a gateway that has ended."""
+    index = SessionIndex(folder)
+    index.refresh()
+    for each in played:
+        figures["ends"] += 1
+        session, expected = index.sessions[each["session_id"]], AT_GATEWAY[each["name"]]
+        completions = None if expected.completions is None else sum(map(bool, session.completions))
+        found = Ended(each["reward"], session.why, completions)
+        if found != expected:
+            _unexpected(figures, console, f"gateway, a program that {each['name']}: {found}", expected)
+    records = list(stored_records(folder))
+    figures["unexpected"] += len({record["request_id"] for record in records} ^ index.sessions.keys())
+    figures["violations"] += sum(len(verify_record(record).violations) for record in records)
 
 
 async def _honest(target: Target) -> list[tuple[int, ...]]:

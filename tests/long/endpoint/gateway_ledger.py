@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +20,11 @@ from verl_multiturn.records.read.scores import rewards_of
 
 
 class RewardName(NamedTuple):
-    """A reward that counts once: its session, the completion's number (None: the whole session) and its id."""
+    """A reward that counts once: its session, the completion (None: the whole session) and its id."""
 
     session_id: str
-    generation: int | None
+    generation: int | str | None
+    """The number of the completion, or the part of its id that all protocols share; "": any."""
     id: str
 
 
@@ -72,7 +73,7 @@ class Ledger:
     def _records(self, folder: Path, found: Comparison) -> None:
         there = Counter[str]()
         sizes: dict[str, int] = {}
-        for record in _stored(folder):
+        for record in stored_records(folder):
             there[record["request_id"]] += 1
             sizes[record["request_id"]] = len(record["generations"])
         found.twice += [f"session {name} has {count} records" for name, count in there.items() if count > 1]
@@ -88,19 +89,21 @@ class Ledger:
 
     def _rewards(self, folder: Path, found: Comparison) -> None:
         there: dict[RewardName, float] = {}
-        for line in _lines(folder):
+        lines = list(_lines(folder))
+        completions = {line["session_id"]: line.get("completions") for line in lines if line["event"] == "end"}
+        for line in lines:
             if line["event"] != "reward":
                 continue
-            name = RewardName(line["session_id"], line.get("generation"), str(line.get("id")))
+            name = self._named(line, completions.get(line["session_id"]))
             if name not in self.rewarded and name not in self.doubtful:
                 found.unknown.append(f"{name}: nobody sent it")
             there.setdefault(name, line["reward"])
         for name, value in self.rewarded.items():
             if there.get(name) != value:
                 found.lost.append(f"{name}: {value} was acknowledged, and {there.get(name)} is there")
-        counted = Counter[str]()
+        counted: dict[str, float] = defaultdict(float)
         for name, value in there.items():
-            counted[name.session_id] += value  # type: ignore[assignment]
+            counted[name.session_id] += value
         scores = rewards_of(Records(folder))
         for session_id in self.ended.keys() & counted.keys():
             score = scores[session_id].score if session_id in scores else None
@@ -110,8 +113,29 @@ class Ledger:
                 )
                 (found.twice if score is not None and score > counted[session_id] else found.lost).append(fault)
 
+    def _named(self, line: dict[str, Any], completions: list[str] | None) -> RewardName:
+        """Return the name of a line's reward, by which clients know it.
 
-def _stored(folder: Path) -> Iterator[dict[str, Any]]:
+        Args:
+            line: The line.
+            completions: Those of its session; None: the session has no end, and its ids say which reward it is.
+        """
+        session_id, generation, own = line["session_id"], line.get("generation"), str(line.get("id"))
+        found = RewardName(session_id, generation, own)
+        for known in (found, found._replace(generation="")):
+            if known in self.rewarded or known in self.doubtful:
+                return known
+        if generation is None:
+            return found
+        if completions is None:
+            known = (
+                each for each in (*self.rewarded, *self.doubtful) if (each.session_id, each.id) == (session_id, own)
+            )
+            return next(known, found)
+        return found._replace(generation=completions[generation] if generation < len(completions) else generation)
+
+
+def stored_records(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of whole gzip members; a kill tears the last one of a file."""
     for path in sorted(folder.glob("*.jsonl.gz")):
         data = path.read_bytes()

@@ -11,6 +11,8 @@ from rich.console import Console
 from tests.long.endpoint.endpoint_attacks import DOORS, is_right, measure, send
 from tests.long.endpoint.endpoint_ends import ENDS
 from tests.long.endpoint.endpoint_requests import REQUESTS, Target
+from tests.long.endpoint.gateway_programs import AT_GATEWAY
+from tests.long.endpoint.gateway_requests import ASKED, ENDED, FRESH
 from tests.proxy_clients import FakeSession, serving
 
 pytestmark = pytest.mark.long
@@ -25,7 +27,8 @@ def _agents_that_fail_on_purpose() -> Iterator[None]:
 
 def test_the_tables_are_as_long_as_promised_and_name_each_attack_once() -> None:
     assert (len(REQUESTS) >= 69, len(ENDS) >= 40) == (True, True)
-    for table in (REQUESTS, ENDS):
+    assert {each.name for each in ENDS} == AT_GATEWAY.keys()
+    for table in (REQUESTS, ENDS, [*FRESH, *ASKED, *ENDED]):
         names = [each.name for each in table]
         assert len(set(names)) == len(names)
 
