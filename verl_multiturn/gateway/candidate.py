@@ -105,6 +105,7 @@ def check_candidate(new: Path, weights: str, served: Path, serves: str) -> tuple
         raise ConfigError(
             f"{where}, has the weights {found}, and {weights} were to be deployed; name the folder that both see"
         )
+    _open_all(new)
     for name, mine, its in _differences(new, served):
         raise ConfigError(
             f"{where}, has another {name} than the model that serves: {show(mine, 120)} in the place of "
@@ -118,6 +119,24 @@ def check_candidate(new: Path, weights: str, served: Path, serves: str) -> tuple
             "new model"
         )
     return files, former
+
+
+def _open_all(folder: Path) -> None:
+    """Refuse files that the library of safetensors does not open, as a server does.
+
+    SGLang 0.5.12 ends where a file fails while it is loaded: it takes its weights back from the same file.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    from safetensors import safe_open
+
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, "numpy"):
+                pass
+        except Exception as error:  # its own kind, and those of the file system
+            raise ConfigError(f"{str(path)!r} cannot be loaded ({describe(error)}); write the folder again") from None
 
 
 def _differences(new: Path, served: Path) -> list[tuple[str, Any, Any]]:

@@ -70,6 +70,8 @@ class DeployedEngine(GenerateEngine):
         self._look_lock = asyncio.Lock()
         self._looked = 0.0
         """When the last question for this folder was sent (`time.monotonic`)."""
+        self._loads = 0
+        """Beginnings and ends of loading; while it is odd, the folder is none that can be compared."""
         self._open = asyncio.Event()
         self._open.set()
         self._parts: set[_Part] = set()
@@ -194,12 +196,15 @@ class DeployedEngine(GenerateEngine):
             EngineError: It has not loaded them.
         """
         body = {"model_path": path, "weight_version": weights, "flush_cache": True, "abort_all_requests": False}
+        self._loads += 1
         try:
             # Not watched as generations are: a large model takes minutes, in which the server answers nothing else.
             async with asyncio.timeout(_LOAD_S), self._answer("/update_weights_from_disk", body) as response:
                 answer = await self._read(response)
         except TimeoutError:
             raise EngineError(f"{self.url} has not loaded {path!r} in {_LOAD_S:.0f} s") from None
+        finally:
+            self._loads += 1
         if answer.get("success") is not True:
             raise EngineError(f"{self.url} did not load {path!r}: {show(answer.get('message'), 300)}")
         if self._place is not None:
@@ -245,11 +250,11 @@ class DeployedEngine(GenerateEngine):
         async with self._look_lock:
             if self._looked > ended:
                 return
-            sent = time.monotonic()
+            sent, loads = time.monotonic(), self._loads
             found = (await self._get("/get_model_info")).get("model_path")
+            if not isinstance(found, str) or loads % 2 or loads != self._loads:
+                return
             self._looked = sent
-        if not isinstance(found, str):
-            return
         if self._place is None:
             self._place = found
         if found != self._place:
