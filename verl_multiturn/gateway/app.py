@@ -19,7 +19,7 @@ from verl_multiturn.gateway.sessions import GatewaySettings, SessionStore, diges
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import RefusedError
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
-from verl_multiturn.records.read.sessions import LiveSession
+from verl_multiturn.records.read.sessions import DROPPED, LiveSession
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class Gateway:
         host: Where to listen.
         port: The port; 0: one that is free.
         deployer: Swaps the weights; None: nobody can.
+        about: What is known of the model, for the run's file: `versions`, `settings`, `tools`, `schemas`, `tokenizer`
+            and `template`, as `records.schema.RunFile` has them.
 
     Raises:
         ConfigError: A rule or the host is not usable.
@@ -69,9 +71,10 @@ class Gateway:
         host: str = "127.0.0.1",
         port: int = 0,
         deployer: Deployer | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
-        self._server = ProxyServer(host, port=port, beside=self._route)
-        self.store = SessionStore(run, folder, settings, self._server, lambda: engine.models)
+        self._server = ProxyServer(host, port=port, beside=self._route, unknown=self._unknown)
+        self.store = SessionStore(run, folder, settings, self._server, lambda: engine.models, about or {})
         self._engine, self._admin, self._deployer = engine, digest_of(admin_key), deployer
         self._routes = {
             ("POST", "/rl/start_session"): self._start,
@@ -105,6 +108,9 @@ class Gateway:
         if self._deployer is not None:
             await self._deployer.aclose()
 
+    def _unknown(self, key: str) -> RefusedError | None:
+        return self.store.refusal(key)
+
     def _route(self, request: web.BaseRequest) -> Awaitable[web.Response] | None:
         path = request.path.rstrip("/")
         if all(path != served for _, served in self._routes):
@@ -125,7 +131,7 @@ class Gateway:
         except OSError as error:
             if isinstance(error, ConnectionError):
                 raise
-            logger.error("a line of a session cannot be written: %s", describe(error))
+            logger.error("a session's line or record cannot be written: %s", describe(error))
             status = 507 if error.errno in _FULL else 503
             answer = _error(status, "not_written", "the disk does not take it, and nothing counts; try again later")
         if not request.content.at_eof():
@@ -170,7 +176,10 @@ class Gateway:
         session, _ = self._session(key, await _body(request))
         ended = await self.store.end(session)
         count = sum(bool(each) for each in ended.completions)
-        return web.json_response({"session_id": ended.session_id, "completions": count, "reward": ended.reward})
+        answer = {"session_id": ended.session_id, "completions": count, "reward": ended.reward}
+        if ended.is_dropped:  # a client that looks for its record later should not wonder
+            answer["no_record"] = ended.why.removeprefix(DROPPED)
+        return web.json_response(answer)
 
     async def _stats(self, request: web.BaseRequest) -> web.Response:
         self._check_admin(request)
@@ -201,9 +210,8 @@ class Gateway:
         return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
 
     def _figures(self) -> dict[str, Any]:
-        counts = {name: self.store.counts[name] for name in ("sessions", "ends", "rewards", "repeats")}
-        dropped = self.store.recorder.writer.dropped
-        return {"running": self.store.running, **counts, "dropped": dropped, "models": list(self._engine.models)}
+        counts = {name: self.store.counts[name] for name in ("sessions", "ends", "rewards", "repeats", "dropped")}
+        return {"running": self.store.running, **counts, "models": list(self._engine.models)}
 
     def _deploys(self) -> Deployer:
         if self._deployer is None:

@@ -4,7 +4,9 @@
 
 Invariants:
 - nothing is acknowledged before its line is on disk; what is refused is in no file;
+- a session whose record the disk does not take stays in memory, and can be ended again; it counts as open;
 - a reward with an id counts once for its session and target, also after a restart and over all gateways of the folder;
+- the lines of a session are in the order in which they were acknowledged, whatever the clock does;
 - a key reaches its own session alone, and is in no file: its digest is.
 """
 
@@ -13,17 +15,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import re
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from verl_multiturn.describe import describe, show
-from verl_multiturn.gateway.journal import SessionJournal
+from verl_multiturn.gateway.files import GatewayFiles, SessionFiles
+from verl_multiturn.gateway.files import GatewaySettings as GatewaySettings
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.waiting import WaitingRunner
 from verl_multiturn.proxy.endpoint import Endpoint
@@ -31,56 +37,41 @@ from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import RefusedError
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.records.read.files import SESSIONS
-from verl_multiturn.records.read.sessions import DROPPED, LiveSession, SessionIndex
-from verl_multiturn.records.write.locks import LOCK, hold
-from verl_multiturn.records.write.recorder import Recorder
-from verl_multiturn.records.write.records import RecordWriter
-from verl_multiturn.records.write.run_file import new_start
+from verl_multiturn.records.read.sessions import DROPPED, LiveSession, RewardLine, SessionIndex
+from verl_multiturn.records.write.locks import is_held
+from verl_multiturn.records.write.records import NO_SHARE
 from verl_multiturn.rollout.life import Life, live
 
 logger = logging.getLogger(__name__)
 
-_GATHER_S = 0.02
-"""Seconds for which records of ended sessions are gathered: their clients wait for them."""
 _LOOK_S = 1.0
 """How often sessions are looked at that may be idle for too long."""
+_AGAIN_S = 10.0
+"""Seconds after which sessions are ended again by the gateway itself whose records or lines the disk did not take."""
+_AT_ONCE = 256
+"""So many sessions are ended at once: further ones would wait for the writer of records."""
 _CORE_ID = re.compile(r"[0-9A-Za-z]*\Z")
 """The part of a completion's id that all protocols share."""
 
 
-@dataclass(frozen=True)
-class GatewaySettings:
-    """Limits of a gateway."""
-
-    rewards: tuple[float, float] = (0.0, 1.0)
-    """The smallest and the largest reward."""
-    idle_s: float = 3600.0
-    """Seconds without a request after which a session ends."""
-    longest_s: float = 7 * 86400.0
-    """Seconds that a session may take."""
-    most: int = 1000
-    """The most sessions that are open at once."""
-    share: float = 1.0
-    max_gb: float | None = None
-    redact: Sequence[str] = ()
-    """Parts of records that are hidden, as `record_redact`."""
-
-
 @dataclass(eq=False)
 class _Open:
-    """A session that has not ended."""
+    """A session whose end is not written."""
 
     life: Life
+    files: SessionFiles
     address: SessionAddress | None = None
     over: asyncio.Event | None = None
     """Ends it."""
     begun: asyncio.Event = field(default_factory=asyncio.Event)
-    why: str = "closed"
-    """Why it ends."""
+    why: str = ""
+    """Why it ends; "" before."""
     task: asyncio.Task[None] | None = None
-    record: asyncio.Future[str] | None = None
-    """The fate of its record: "" on disk, or why there is none."""
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Lets it live."""
+    record: asyncio.Future[str | OSError] | None = None
+    """The fate of its record, as `records.Kept` has it; None: it is to be handed over again."""
+    ending: asyncio.Task[None] | None = None
+    """Writes its end."""
 
 
 class SessionStore:
@@ -92,11 +83,12 @@ class SessionStore:
         settings: Limits.
         server: Lets agents in.
         models: Returns the hashes of the weights that were deployed, in order.
+        about: What is known of the model, for the run's file, as `run_file.gateway_run` has it.
 
     Raises:
         HeldError: Users are being forgotten there.
         OSError: A file cannot be created.
-        ConfigError: A rule of `redact` is not a regular expression.
+        ConfigError: A rule of `redact` is not a regular expression, or `about` has an unknown entry.
     """
 
     def __init__(
@@ -106,32 +98,25 @@ class SessionStore:
         settings: GatewaySettings,
         server: ProxyServer,
         models: Callable[[], Sequence[str]],
+        about: Mapping[str, Any],
     ) -> None:
-        self._settings, self._server, self._models = settings, server, models
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder_lock = hold(folder / LOCK, alone=False)
-        writer = RecordWriter(
-            folder,
-            new_start(),
-            share=settings.share,
-            max_gb=settings.max_gb,
-            redact=settings.redact,
-            gather_s=_GATHER_S,
-        )
-        self.recorder = Recorder(writer, self._kept)
-        self._stem = writer.stem
-        self._journal = SessionJournal(folder / f"{writer.stem}{SESSIONS}")
+        self._settings, self._server, self._models, self._folder = settings, server, models, folder
+        self._files = GatewayFiles(folder, settings, about, self._kept, run.reader.decode)
         self._index = SessionIndex(folder)
         self._numbers: Counter[str] = Counter()
-        self._known: set[str] = set()
         self._open: dict[str, _Open] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        run = replace(run, outlives_engine=True)
         self._endpoint = Endpoint(run, WaitingRunner(self._begun), server, settings.longest_s)
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._look: asyncio.Task[None] | None = None
-        self._is_closing = False
+        self._care: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._is_cleaning = False
+        """Whether old files are being removed, in a thread."""
         self.counts: Counter[str] = Counter()
-        """How often each thing happened since the start: `sessions`, `rewards`, `repeats`, `ends`."""
+        """How often each thing happened since the start: `sessions`, `rewards`, `repeats`, `ends`, and `dropped`, ends
+        without a record that was to be kept."""
         self._refresh()
 
     @property
@@ -142,6 +127,8 @@ class SessionStore:
     def is_listening(self) -> None:
         """Note that the gateway has started the server, so that the first session does not."""
         self._endpoint.is_listening()
+        self._loop = asyncio.get_running_loop()
+        self._care = self._loop.create_task(self._take_care())
 
     async def start(self, task: str, user: str | None, row: Mapping[str, Any]) -> SessionAddress:
         """Begin a session.
@@ -150,38 +137,45 @@ class SessionStore:
             RefusedError: There are too many, or the gateway closes.
             OSError: Its line cannot be written.
         """
-        if self._is_closing:
+        if self._closing.is_set():
             raise RefusedError(503, "closing", "the gateway is closing; start the session after its restart")
         if len(self._open) >= self._settings.most:
             raise RefusedError(
                 429, "too_many_sessions", f"{len(self._open)} sessions are open, the most here; end one, or try later"
             )
-        self._loop = asyncio.get_running_loop()
-        if self._look is None:
-            self._look = self._loop.create_task(self._end_idle())
+        self._refresh()
         name = f"s-{secrets.token_hex(12)}"
         life = Life(id=name, group=task, number=self._numbers[task], loop="gateway", row=row, task=task, user=user)
         self._numbers[task] += 1
-        self._known.add(name)
-        session = self._open[name] = _Open(life)
-        session.task = self._loop.create_task(self._live(session))
-        begun = asyncio.ensure_future(session.begun.wait())
-        await asyncio.wait({begun, session.task}, return_when=asyncio.FIRST_COMPLETED)
-        if session.address is None:
+        opened = self._open[name] = _Open(life, self._files.current)
+        opened.files.open.add(name)
+        opened.files.is_used = True
+        # A client that leaves meanwhile must not leave half a session.
+        return await asyncio.shield(asyncio.ensure_future(self._start(opened)))
+
+    async def _start(self, opened: _Open) -> SessionAddress:
+        assert self._loop is not None
+        life = opened.life
+        opened.task = self._loop.create_task(self._live(opened))
+        begun = asyncio.ensure_future(opened.begun.wait())
+        await asyncio.wait({begun, opened.task}, return_when=asyncio.FIRST_COMPLETED)
+        if opened.address is None:
             begun.cancel()
-            self._open.pop(name, None)
+            self._let_go(opened)
             raise RefusedError(400, "no_session", f"the session cannot begin: {show(life.error, 300)}; change the row")
-        line = {"event": "start", "at": time.time(), "session_id": name, "task_id": task, "user": user}
-        digest = digest_of(session.address.api_key)
+        about = {"task_id": life.task, "user": life.user, "number": life.number}
+        line = self._line("start", life.id, **about, key=digest_of(opened.address.api_key))
         try:
-            await self._journal.append({**line, "number": life.number, "key": digest})
+            await opened.files.journal.append(line)
         except OSError:
-            self._open.pop(name, None)
-            assert session.over is not None
-            session.over.set()
+            opened.address = None  # nobody knows it
+            opened.task.cancel()
+            await asyncio.wait({opened.task})
+            self._let_go(opened)
             raise
+        self._index.read_on(opened.files.path)
         self.counts["sessions"] += 1
-        return session.address
+        return opened.address
 
     def find(self, key: str | None, session_id: str | None) -> LiveSession:
         """Return a session by its key, or by its id where the admin asks.
@@ -202,6 +196,16 @@ class SessionStore:
             raise RefusedError(401, "invalid_api_key", "this key opens no session; send the key of `start_session`")
         raise RefusedError(404, "unknown_session", f"session_id {show(session_id, 60)} is unknown; start it first")
 
+    def refusal(self, key: str) -> RefusedError | None:
+        """Return why a key opens no session at the endpoint; None: it is unknown."""
+        try:
+            session = self.find(key, None)
+        except RefusedError:
+            return None
+        if session.ended is not None or session.session_id in self._open:
+            return RefusedError(410, "session_over", "the session of this key has ended; start another one")
+        return self._away(session)
+
     async def reward(
         self, session: LiveSession, value: float, interaction: str | None, id_: str | None, whole: bool
     ) -> bool:
@@ -221,79 +225,99 @@ class SessionStore:
         low, high = self._settings.rewards
         if not low <= value <= high:
             raise RefusedError(422, "reward_out_of_range", f"reward is {value!r}, expected {low:g} to {high:g}")
-        async with self._locks.setdefault(session.session_id, asyncio.Lock()):
+        lock = self._locks.setdefault(session.session_id, asyncio.Lock())
+        async with lock:
             self._refresh()
             session = self._index.sessions.get(session.session_id, session)
+            if session.ended is None and session.session_id not in self._open:
+                raise self._away(session)
             generation = None if whole and interaction is None else self._generation(session, interaction)
-            if id_ is not None:
-                for former in sorted(session.rewards):
-                    if former.id == id_ and former.generation == generation:
-                        if former.reward != value:
-                            raise RefusedError(
-                                409, "id_taken", f"id {show(id_, 60)} has the reward {former.reward:g}; use another id"
-                            )
-                        self.counts["repeats"] += 1
-                        return False
-            line = {"event": "reward", "at": time.time(), "session_id": session.session_id, "generation": generation}
-            await self._journal.append({**line, "reward": value, "id": id_})
-            self.counts["rewards"] += 1
+            first = self._named(session, generation, id_)
+            if first is not None:
+                self._check_taken(first, value)
+                return False
+            files = self._files.of(session.file) or self._files.current
+            files.is_used = True
+            line = self._line("reward", session.session_id, generation=generation, reward=value, id=id_)
+            await files.journal.append(line)
             self._refresh()
+            first = self._named(self._index.sessions.get(session.session_id, session), generation, id_)
+            if first is not None and (first.at, first.file) != (line["at"], files.stem):  # another gateway took it
+                self._check_taken(first, value)
+                return False
+        self.counts["rewards"] += 1
         return True
 
     async def end(self, session: LiveSession, why: str = "ended") -> LiveSession:
         """End a session, and return it once its record is on disk; one that has ended is returned as it is.
 
         Raises:
-            RefusedError: Another gateway has it.
-            OSError: Its line cannot be written; a repeat tries again.
+            RefusedError: Another gateway has it, or none.
+            OSError: Its record or its line cannot be written; a repeat tries again.
         """
         opened = self._open.get(session.session_id)
-        if opened is None:
+        if opened is not None:
+            await self._end(opened, why)
+        else:
             self._refresh()
-            session = self._index.sessions.get(session.session_id, session)
-            if session.ended is None and session.file != self._stem:
-                raise RefusedError(409, "not_here", "the session is not open here; ask the gateway that began it")
-            return session
-        async with opened.lock:
-            if session.session_id in self._open:
-                await self._end(opened, why)
-        return self._index.sessions.get(session.session_id, session)
+        session = self._index.sessions.get(session.session_id, session)
+        if session.ended is None:
+            raise self._away(session)
+        return session
 
     async def aclose(self) -> None:
         """End all sessions as `closed`, with their records, and let go of the folder."""
-        self._is_closing = True
-        if self._look is not None:
-            self._look.cancel()
-        ends = [self.end(self.find(None, name), "closed") for name in list(self._open)]
-        for result in await asyncio.gather(*ends, return_exceptions=True):
-            if isinstance(result, BaseException):
-                logger.error("a session was not ended: %s", describe(result))
+        self._closing.set()
+        if self._care is not None:
+            await asyncio.wait({self._care})
+        await self._end_all([opened for opened in self._open.values() if opened.address is not None], "closed")
+        for opened in self._open.values():
+            logger.error("session %s is lost: the disk did not take its record or its end", opened.life.id)
         await self._endpoint.aclose()
-        await self.recorder.aclose()
-        await self._journal.aclose()
-        self._folder_lock.close()
+        await self._files.aclose()
 
     async def _end(self, opened: _Open, why: str) -> None:
+        """End a session; calls at the same time share its end, and a client that leaves changes nothing."""
+        if opened.ending is None or opened.ending.done():
+            opened.why = opened.why or why
+            opened.ending = asyncio.ensure_future(self._write_end(opened))
+        await asyncio.shield(opened.ending)
+
+    async def _write_end(self, opened: _Open) -> None:
+        life = opened.life
+        if life.id not in self._open:
+            return
         assert opened.over is not None
         assert opened.task is not None
-        opened.over.set()
-        await asyncio.wait({opened.task})
-        assert opened.record is not None
-        fault = await opened.record
-        turns = () if opened.life.outcome is None else opened.life.outcome.turns
-        line = {"event": "end", "at": time.time(), "session_id": opened.life.id, "why": why}
-        completions = [turn.completion or "" for turn in turns]
-        await self._journal.append({**line, "completions": completions, "why": f"{DROPPED}{fault}" if fault else why})
+        async with self._at_once:
+            opened.over.set()
+            await asyncio.wait({opened.task})
+            if opened.record is None:
+                opened.record = asyncio.get_running_loop().create_future()
+                opened.files.recorder.keep(life)
+            fate = await opened.record
+            if isinstance(fate, OSError):
+                opened.record = None
+                raise fate
+            turns = () if life.outcome is None else life.outcome.turns
+            completions = [turn.completion or "" for turn in turns]
+            why = f"{DROPPED}{fate}" if fate else opened.why
+            await opened.files.journal.append(self._line("end", life.id, why=why, completions=completions))
         self.counts["ends"] += 1
+        self.counts["dropped"] += fate not in ("", NO_SHARE)
+        self._let_go(opened)
+        self._index.read_on(opened.files.path)
+
+    def _let_go(self, opened: _Open) -> None:
         self._open.pop(opened.life.id, None)
-        self._refresh()
+        opened.files.open.discard(opened.life.id)
 
     async def _live(self, opened: _Open) -> None:
         """Let a session live until it is ended."""
         life = opened.life
         opened.record = asyncio.get_running_loop().create_future()
         try:
-            with live(life, self.recorder):
+            with live(life, opened.files.recorder):
                 outcome, receipts = await self._endpoint.run(life.id, life.row, {})
                 life.model = list(self._models())
                 life.complete(outcome, receipts, life.row, {}, None, False)
@@ -307,13 +331,13 @@ class SessionStore:
         opened.address, opened.over = address, over
         opened.begun.set()
 
-    def _kept(self, life: Life, fault: str) -> None:
+    def _kept(self, life: Life, fate: str | OSError) -> None:
         """Take the fate of a record, in the writer's thread."""
 
         def take() -> None:
             opened = self._open.get(life.id)
             if opened is not None and opened.record is not None and not opened.record.done():
-                opened.record.set_result(fault)
+                opened.record.set_result(fate)
 
         assert self._loop is not None
         self._loop.call_soon_threadsafe(take)
@@ -345,23 +369,106 @@ class SessionStore:
             )
         return numbers[found[0]]
 
+    def _named(self, session: LiveSession, generation: int | None, id_: str | None) -> RewardLine | None:
+        """Return the reward that counts under an id; None: there is none."""
+        named = [each for each in session.rewards if each.id == id_ and each.generation == generation]
+        return min(named, key=lambda line: line[:3]) if named and id_ is not None else None
+
+    def _check_taken(self, first: RewardLine, value: float) -> None:
+        """Count a reward that came before under its id.
+
+        Raises:
+            RefusedError: Another one did.
+        """
+        if first.reward != value:
+            raise RefusedError(
+                409, "id_taken", f"id {show(first.id, 60)} has the reward {first.reward:g}; use another id"
+            )
+        self.counts["repeats"] += 1
+
+    def _away(self, session: LiveSession) -> RefusedError:
+        """Return the refusal of a session that has not ended, and is not open here."""
+        if self._files.of(session.file) is None and is_held(self._folder / f"{session.file}{SESSIONS}"):
+            return RefusedError(409, "not_here", "the session is open at another gateway of the folder; ask that one")
+        return RefusedError(
+            410, "session_lost", "the session was lost in a restart of its gateway, before it had ended; start another"
+        )
+
+    def _line(self, event: str, session_id: str, **entries: Any) -> dict[str, Any]:
+        """Return a line about a session, later than those before it, also where the clock was put back."""
+        at, session = time.time(), self._index.sessions.get(session_id)
+        if session is not None:
+            last = max(session.began, session.ended or 0.0, *(reward.at for reward in session.rewards))
+            at = max(at, math.nextafter(last, math.inf))
+        return {"event": event, "at": at, "session_id": session_id, **entries}
+
     def _refresh(self) -> None:
-        for name in self._index.refresh() - self._known:
+        if not self._is_cleaning:
+            self._count(self._index.refresh())
+            return
+        for path in self._index.files:  # files that went away wait for the new index
+            self._count(self._index.read_on(path))
+
+    def _count(self, names: set[str]) -> None:
+        """Note how many sessions each task has had."""
+        for name in names:
             found = self._index.sessions.get(name)
             if found is not None and found.file and found.task is not None:
-                self._known.add(name)
-                self._numbers[found.task] += 1
+                self._numbers[found.task] = max(self._numbers[found.task], found.number + 1)
 
-    async def _end_idle(self) -> None:
-        while True:
-            await asyncio.sleep(min(_LOOK_S, self._settings.idle_s))
-            for name, opened in list(self._open.items()):
-                if opened.address is None or self._server.idle_s(opened.address.api_key) <= self._settings.idle_s:
-                    continue
-                try:
-                    await self.end(self.find(None, name), "idle")
-                except (OSError, RefusedError) as error:  # it is tried again
-                    logger.warning("idle session %s is not ended: %s", name, describe(error))
+    async def _take_care(self) -> None:
+        """End sessions that are idle or late, begin new files, and remove old ones, until the gateway closes."""
+        again_at = 0.0
+        while not await self._is_closing_in(min(_LOOK_S, self._settings.idle_s)):
+            try:
+                if time.monotonic() >= again_at:
+                    for why, sessions in (await self._due()).items():
+                        if not await self._end_all(sessions, why):
+                            again_at = time.monotonic() + _AGAIN_S
+                await self._files.renew()
+                await self._clean()
+            except Exception as error:  # a full disk, or a mistake of ours, must not end the care for good
+                logger.error("the gateway cannot take care of its files: %s", describe(error))
+
+    async def _is_closing_in(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), seconds)
+        return self._closing.is_set()
+
+    async def _clean(self) -> None:
+        """Remove old files, and forget their sessions."""
+        self._is_cleaning = True
+        try:
+            if await self._files.clean():
+                index = SessionIndex(self._folder)
+                names = await asyncio.to_thread(index.refresh)  # of a large folder it takes seconds
+                self._index = index
+                self._count(names)
+        finally:
+            self._is_cleaning = False
+        self._refresh()
+
+    async def _due(self) -> dict[str, list[_Open]]:
+        """Return the sessions that are to be ended, by the cause."""
+        found: dict[str, list[_Open]] = {"idle": [], "late": []}
+        for number, opened in enumerate(list(self._open.values())):
+            if number % 500 == 499:
+                await asyncio.sleep(0)
+            if opened.address is None or opened.task is None:
+                continue
+            if opened.task.done():  # its time was up, or the disk did not take its end
+                found["late"].append(opened)
+            elif self._server.idle_s(opened.address.api_key) > self._settings.idle_s:
+                found["idle"].append(opened)
+        return found
+
+    async def _end_all(self, sessions: Sequence[_Open], why: str) -> bool:
+        """End sessions, and return whether the disk took all of them."""
+        results = await asyncio.gather(*(self._end(opened, why) for opened in sessions), return_exceptions=True)
+        failed = [result for result in results if isinstance(result, BaseException)]
+        if failed:
+            logger.warning("%d sessions are not ended, and will be: %s", len(failed), describe(failed[0]))
+        return not failed
 
 
 def digest_of(key: str) -> str:

@@ -3,7 +3,8 @@
 import asyncio
 import errno
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,22 @@ import pytest
 
 from tests.agent_sessions import make_run, turns
 from tests.conftest import until
-from verl_multiturn.gateway import journal
+from verl_multiturn.errors import ConfigError
+from verl_multiturn.gateway import journal, sessions
 from verl_multiturn.gateway.app import Gateway
 from verl_multiturn.gateway.sessions import GatewaySettings
+from verl_multiturn.records.read.fates import fates_of
+from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.sessions import SessionIndex
+from verl_multiturn.records.schema import RunFile
+from verl_multiturn.records.write.locks import is_held
 
 ADMIN = "admin-key"
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_LOOK_S", 0.05)
 
 
 class Weights:
@@ -40,6 +51,23 @@ class Client:
         async with self._http.post(self.gateway.address + path, data=data, headers=headers) as response:
             return response.status, await response.json()
 
+    async def completes(
+        self, key: str, path: str = "/v1/chat/completions", messages: Any = None
+    ) -> tuple[int, Any, Mapping[str, str]]:
+        """Ask for a completion; return status, answer and headers."""
+        asked = messages or [{"role": "user", "content": "1+1?"}]
+        body = {"model": "policy", "max_tokens": 100, ("input" if path.endswith("responses") else "messages"): asked}
+        headers = {"Authorization": f"Bearer {key}"}
+        async with self._http.post(self.gateway.address + path, json=body, headers=headers) as response:
+            return response.status, await response.json(), response.headers
+
+    async def session(self, **body: Any) -> tuple[str, str]:
+        """Let a session begin, get a completion and end; return its id and its key."""
+        found = await self.start(**body)
+        await self.chat(found["api_key"])
+        assert (await self.post("/rl/end_session", found["api_key"]))[0] == 200
+        return found["session_id"], found["api_key"]
+
     async def get(self, path: str, key: str = "") -> tuple[int, str]:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         async with self._http.get(self.gateway.address + path, headers=headers) as response:
@@ -58,8 +86,11 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(folder: Path, *said: str, **settings: Any) -> AsyncIterator[Client]:
-    gateway = Gateway(make_run(turns(*said)), Weights(), folder, GatewaySettings(**settings), ADMIN)
+async def serving(
+    folder: Path, *said: str, engine: Any = None, about: Mapping[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[Client]:
+    run = make_run(engine or turns(*said))
+    gateway = Gateway(run, Weights(), folder, GatewaySettings(**settings), ADMIN, about=about)
     await gateway.start()
     try:
         async with aiohttp.ClientSession() as http:
@@ -164,3 +195,88 @@ async def test_a_full_disk_counts_nothing_and_a_repeat_works(tmp_path: Path, mon
             assert (await client.post("/rl/start_session", ADMIN, {"task_id": "t"}))[0] == 507
         assert (await client.post("/rl/set_reward", key, {"reward": 0.5, "id": "x"}))[1]["counted"] is True
         assert (await client.post("/rl/end_session", key))[1]["reward"] == 0.5
+
+
+def runs(folder: Path) -> list[RunFile]:
+    return [RunFile.model_validate_json(path.read_text()) for path in folder.glob("run-*.json")]
+
+
+def stems(folder: Path) -> list[str]:
+    return sorted(path.name.removesuffix(".sessions.jsonl") for path in folder.glob("*.sessions.jsonl"))
+
+
+async def test_new_files_are_begun_and_a_session_ends_in_its_own(tmp_path: Path) -> None:
+    async with serving(tmp_path, "two", "two") as client:
+        files = client.gateway.store._files
+        key = (await client.start())["api_key"]
+        await client.chat(key)
+        first = stems(tmp_path)
+        files.current.began -= 25 * 3600
+        await until(lambda: len(stems(tmp_path)) == 2)
+        assert is_held(tmp_path / f"{first[0]}.sessions.jsonl")
+        (second,) = set(stems(tmp_path)) - set(first)
+        _, other = await client.session()
+        assert (await client.post("/rl/end_session", key))[0] == 200
+        await until(lambda: not is_held(tmp_path / f"{first[0]}.sessions.jsonl"))
+        assert files.of(first[0]) is None
+        # Its files are closed: a reward goes elsewhere, and is its own all the same.
+        assert (await client.post("/rl/set_reward", key, {"reward": 0.5}))[0] == 200
+        assert (await client.post("/rl/end_session", key))[1]["reward"] == 0.5
+        await client.post("/rl/set_reward", other, {"reward": 0.25})
+        await until(lambda: any((tmp_path / "join").glob("*.parquet")) if (tmp_path / "join").exists() else False)
+    events = [json.loads(line) for line in (tmp_path / f"{first[0]}.sessions.jsonl").read_text().splitlines()]
+    assert [each["event"] for each in events] == ["start", "end"]
+    assert '"start"' in (tmp_path / f"{second}.sessions.jsonl").read_text()
+    records = Records(tmp_path)
+    assert sorted(fate.fate for fate in fates_of(records)) == ["collected", "collected"]
+    assert records.faults == []
+
+
+async def test_files_are_begun_when_the_records_are_large(tmp_path: Path) -> None:
+    async with serving(tmp_path, "two", rotate_mb=1e-4) as client:
+        await client.session()
+        await until(lambda: len(stems(tmp_path)) == 2)
+        await asyncio.sleep(0.3)
+        assert len(stems(tmp_path)) == 2  # nothing began in the new ones
+
+
+async def test_old_sessions_go_and_their_keys_too(tmp_path: Path) -> None:
+    day = 0.5 / 86400
+    async with serving(tmp_path, "two", "two", retain_days=day) as client:
+        name, key = await client.session(user="u")
+        await until(lambda: name not in client.gateway.store._index.sessions)
+        assert name not in written(tmp_path)
+        assert (await client.post("/rl/set_reward", key, {"reward": 1}))[0] == 401
+        assert (await client.post("/rl/end_session", ADMIN, {"session_id": name}))[0] == 404
+        younger = await client.start()
+        assert len(runs(tmp_path)) == 1
+        lines = [json.loads(line) for line in written(tmp_path).splitlines()]
+        assert [(each["session_id"], each["number"]) for each in lines] == [(younger["session_id"], 1)]
+
+
+async def test_a_clock_that_jumps_ahead_makes_nothing_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path, "two", retain_days=30) as client:
+        (stem,) = stems(tmp_path)
+        name, _ = await client.session()
+        client.gateway.store._files.current.began -= 25 * 3600
+        await until(lambda: not is_held(tmp_path / f"{stem}.sessions.jsonl"))
+        files, now = client.gateway.store._files, time.time() + 400 * 86400
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: now)
+            files._cleaned = float("-inf")
+            assert await files.clean() is False
+        assert name in written(tmp_path)
+
+
+async def test_the_run_is_described(tmp_path: Path) -> None:
+    about = {"tokenizer": {"path": "m"}, "schemas": [], "settings": {"served": "m", "hf_token": "hf_secretsecret"}}
+    async with serving(tmp_path, about=about, rewards=(-1.0, 1.0)):
+        pass
+    (run,) = runs(tmp_path)
+    assert stems(tmp_path)[0].startswith(f"{run.start}-")
+    assert run.settings["gateway"]["rewards"] == [-1.0, 1.0]
+    assert run.settings["hf_token"] == "***"
+    assert run.tokenizer == {"path": "m"}
+    with pytest.raises(ConfigError, match="about has 'start', expected versions, settings, "):
+        async with serving(tmp_path, about={"start": "mine"}):
+            pass

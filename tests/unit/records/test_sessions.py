@@ -261,6 +261,24 @@ def test_a_session_with_a_younger_reward_stays(tmp_path: Path) -> None:
     assert shown(tmp_path) == {"s0": (1.0, "collected")}
 
 
+def test_late_rewards_do_not_keep_old_files_for_ever(tmp_path: Path) -> None:
+    made = GatewaySamples(tmp_path)
+    for day in range(4):  # each day a reward of the day before comes
+        made.begin(f"s{day}", at=day * 100)
+        made.end(f"s{day}")
+        made.write("end", f"s{day}", at=BEGAN + day * 100)
+        if day:
+            made.write("reward", f"s{day - 1}", reward=1.0, at=BEGAN + day * 100)
+        made.close()
+        if day < 3:
+            made.rotate()
+    with hold(made.file, alone=True):
+        assert remove_old(tmp_path, BEGAN + 100).files == []
+        assert remove_old(tmp_path, BEGAN + 150).sessions == {"s0"}
+        assert remove_old(tmp_path, BEGAN + 250).sessions == {"s1"}
+        assert shown(tmp_path) == {"s2": (1.0, "collected"), "s3": (None, "collected")}
+
+
 def test_files_of_a_gateway_that_runs_stay(tmp_path: Path) -> None:
     made = GatewaySamples(tmp_path)
     made.begin("s0")

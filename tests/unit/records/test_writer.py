@@ -27,7 +27,7 @@ from verl_multiturn.records.rows import columns, row_of
 from verl_multiturn.records.schema_page import models
 from verl_multiturn.records.write import records as writing
 from verl_multiturn.records.write.records import RecordWriter, in_share
-from verl_multiturn.records.write.redaction import redaction
+from verl_multiturn.records.write.redaction import Redaction
 
 START = "20261126T101500-5f3a"
 
@@ -331,11 +331,11 @@ def test_what_is_hidden_still_fits_the_schema() -> None:
     session["session"]["events"] = [["request", 0, 0]]
     for rule in [*own, "re:.+"]:
         for each in (record, session):
-            schema.Record.model_validate_json(line_of(redaction([rule])(each)), strict=True)
-    (call,) = redaction(["reward", "turn", "metrics"])(record)["calls"]
+            schema.Record.model_validate_json(line_of(Redaction([rule])(each)), strict=True)
+    (call,) = Redaction(["reward", "turn", "metrics"])(record)["calls"]
     assert (call["reward"], call["turn"]) == ("nan", 0)
     assert call["metrics"] == {"reward": "***", "nan": "***"}
-    assert redaction(["temperature"])(record)["sampling"] == {"temperature": "***", "top_p": 1.0}
+    assert Redaction(["temperature"])(record)["sampling"] == {"temperature": "***", "top_p": 1.0}
 
 
 def test_a_torn_line_ends_before_the_next(tmp_path: Path) -> None:

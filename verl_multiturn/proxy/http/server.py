@@ -161,6 +161,7 @@ class ProxyServer:
         model: The name of the one model in `/v1/models`, where a session has no roles. Requests may name any then.
         port: The port; 0: one that is free.
         beside: Answers requests to paths beside those of the protocols; None for a path that is not its own.
+        unknown: Returns why a key opens no session here, such as one that has ended; None: it does not know the key.
     """
 
     def __init__(
@@ -170,8 +171,9 @@ class ProxyServer:
         model: str = "policy",
         port: int = 0,
         beside: Callable[[web.BaseRequest], Awaitable[web.Response] | None] | None = None,
+        unknown: Callable[[str], RefusedError | None] | None = None,
     ) -> None:
-        self._port, self._beside = port, beside
+        self._port, self._beside, self._unknown = port, beside, unknown
         self._host = check_host(host)
         self._ping_s = ping_s
         self._model = model
@@ -318,6 +320,8 @@ class ProxyServer:
         for each in sent:
             if each and (opened := self._open.get(_digest(each.strip()))) is not None:
                 return opened
+            if each and self._unknown is not None and (refused := self._unknown(each.strip())) is not None:
+                raise refused
             if each and each == secret:
                 break  # a path names its session; no other key changes that
         raise RefusedError(
@@ -361,7 +365,8 @@ def _digest(secret: str) -> bytes:
 
 
 def _refusal(protocol: Protocol, refused: RefusedError, request: web.BaseRequest) -> web.Response:
-    response = web.json_response(body=orjson.dumps(protocol.error(refused)), status=refused.status)
+    headers = {"Retry-After": str(refused.retry_after_s)} if refused.retry_after_s else None
+    response = web.json_response(body=orjson.dumps(protocol.error(refused)), status=refused.status, headers=headers)
     if not request.content.at_eof():  # the rest of the body is not worth reading
         response.force_close()
     return response

@@ -93,10 +93,12 @@ class RefusedError(Exception):
         status: HTTP status. 400 if a retry cannot succeed.
         code: Machine-readable cause, such as `context_length_exceeded`.
         message: One sentence with the fault and the remedy.
+        retry_after_s: Seconds after which a repeat may succeed; 0: it is not known, or none can.
     """
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str, retry_after_s: int = 0) -> None:
         super().__init__(message)
+        self.retry_after_s = retry_after_s
         self.status = status
         self.code = code
         self.message = message

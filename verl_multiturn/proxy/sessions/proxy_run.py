@@ -35,5 +35,8 @@ class ProxyRun:
     """Returns the ids of the completions that are trained; None: all are."""
     roles: Roles | None = None
     """The roles; None: there are none."""
+    outlives_engine: bool = False
+    """Whether a session goes on when the engine has failed: its requests get 503 meanwhile. A trainer's session is
+    invalid then, and a client's of a gateway may wait."""
     opponents: Opponents | None = None
     """Who else plays roles; None: nobody."""

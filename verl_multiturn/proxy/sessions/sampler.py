@@ -26,6 +26,10 @@ from verl_multiturn.rollout.engines.stop_texts import STOP_REGEX
 
 logger = logging.getLogger(__name__)
 
+ENGINE_AWAY = "engine_away"
+"""Code of the refusal while the engine fails in a session that outlives this."""
+_AWAY_S = 5
+"""Seconds after which its client may repeat the request."""
 _ATTEMPTS = 2
 
 
@@ -80,6 +84,8 @@ class Sampler:
                         logger.warning("session %s: the engine failed (attempt %d): %s", self._name, attempt + 1, said)
             finally:
                 lane.busy = False
+        if self._run.outlives_engine:
+            raise RefusedError(503, ENGINE_AWAY, f"the engine is away ({said}); repeat the request later", _AWAY_S)
         self.failed = self.failed or said
         raise engine_failed(said)
 

@@ -313,6 +313,9 @@ class AgentSession:
             await asyncio.wait(tasks)
             if any(task.cancelled() for task in tasks):
                 raise _over()
+            lost = [task for task in tasks if isinstance(task.exception(), RefusedError)]
+            if lost and self._run.outlives_engine:  # its repeat asks for no more than it got
+                self._asked -= len(lost)
             nodes = [task.result() for task in tasks]
             if not delivery.gone:
                 self.journal.answer(delivery.noted, nodes)

@@ -91,6 +91,10 @@ class TurnReader:
             reasoning = reasoning.replace(mark, "")
         return reasoning.strip()
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, with that of control tokens; a gateway looks there for text that it hides."""
+        return self._tokenizer.decode(list(ids))
+
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token."""
         known = self._token_texts

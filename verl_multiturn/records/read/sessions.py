@@ -176,23 +176,35 @@ class SessionIndex:
         """
         changed: set[str] = set()
         files = self.files
-        if any(self._is_other(path) for path in self._read):
+        sizes = {path: self._grown(path) for path in self._read}
+        if any(grown is None for grown in sizes.values()):
             changed |= self.sessions.keys()
             self._clear()
+            sizes = {}
         for path in files:
-            try:
-                changed.update(self._read_on(path))
-            except (CertificateError, OSError) as error:
-                self._fault(f"{path}: it cannot be read to its end: {error}")
+            if sizes.get(path, True):
+                changed |= self.read_on(path)
         return changed
 
-    def _is_other(self, path: Path) -> bool:
+    def read_on(self, path: Path) -> set[str]:
+        """Read the lines written since in one file; return the ids of sessions that they are about."""
+        changed: set[str] = set()
         try:
-            found = path.stat()
+            changed.update(self._read_on(path))
+        except (CertificateError, OSError) as error:
+            self._fault(f"{path}: it cannot be read to its end: {error}")
+        return changed
+
+    def _grown(self, path: Path) -> bool | None:
+        """Return whether a file has more than was read; None: it is gone, or another."""
+        try:
+            found = os.stat(path)
         except OSError:
-            return True
+            return None
         device, inode, position = self._read[path]
-        return (found.st_dev, found.st_ino) != (device, inode) or found.st_size < position
+        if (found.st_dev, found.st_ino) != (device, inode) or found.st_size < position:
+            return None
+        return found.st_size > position
 
     def _read_on(self, path: Path) -> Iterator[str]:
         stem = path.name.removesuffix(SESSIONS)

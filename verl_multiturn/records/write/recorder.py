@@ -27,11 +27,11 @@ class Recorder:
 
     Args:
         writer: Writes the records and lines.
-        kept: Is called in the writer's thread with a life whose record is on disk for good, and "", or with why there
-            is none; None: nobody waits for that.
+        kept: Is called in the writer's thread with a life and its record's fate (`records.Kept`); None: nobody
+            waits for that.
     """
 
-    def __init__(self, writer: RecordWriter, kept: Callable[[Life, str], None] | None = None) -> None:
+    def __init__(self, writer: RecordWriter, kept: Callable[[Life, str | OSError], None] | None = None) -> None:
         self.writer = writer
         self._kept = kept
         self._open: dict[Life, None] = {}
@@ -60,14 +60,18 @@ class Recorder:
         self._open.pop(life, None)
         line, make, is_whole = _line(life), partial(record_of, life), life.generations is not None
         if is_whole:
-            kept = None if self._kept is None else partial(self._kept, life)
-            self.writer.keep(make, {**line, "at": life.ended}, kept)
+            self.keep(life)
         if life.status == "error":
             self.writer.raised({**line, "why": life.error})
         elif life.status in ("cancelled", "cut"):
             self.writer.cancel({**line, "why": life.status}, None if is_whole else make)
         elif life.score is not None:
             self.writer.scored({**line, "score": life.score})
+
+    def keep(self, life: Life) -> None:
+        """Hand over the record of a conversation that ended by itself; again, where the disk has not taken it."""
+        kept = None if self._kept is None else partial(self._kept, life)
+        self.writer.keep(partial(record_of, life), {**_line(life), "at": life.ended}, kept)
 
     def take_dropped(self) -> int:
         """Return how many records could not be kept since the last call."""

@@ -1,7 +1,8 @@
 """`RecordWriter`: writes a worker's records in a thread (`background`); the event loop only hands them over.
 
 Invariants:
-- no conversation fails or waits because its record could not be written. A record that was not written is counted;
+- no conversation fails or waits because its record could not be written. A record that was not written is counted,
+  unless somebody waits for it (`Kept`): then nothing of it is in the files, and it may be handed over again;
 - data handed over is in the files a second later, as long as the disk keeps up. A kill tears at most the last gzip
   member, and loses the data handed over since;
 - each writer has files of its own, also among processes of one host name and process id.
@@ -10,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import hashlib
 import os
@@ -20,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from verl_multiturn.describe import describe
 from verl_multiturn.records import schema
@@ -28,7 +30,7 @@ from verl_multiturn.records.json_text import dumps, line_of, plain
 from verl_multiturn.records.read.lines import defaults
 from verl_multiturn.records.summaries import summary_of
 from verl_multiturn.records.write.background import CLOSE_S, BackgroundWriter, Losses
-from verl_multiturn.records.write.redaction import redaction
+from verl_multiturn.records.write.redaction import Decode, Redaction
 
 MEMBER_RECORDS, MEMBER_BYTES, MEMBER_S = 32, 1_000_000, 1.0
 """A gzip member holds at most so many records, bytes before compression, or seconds of records."""
@@ -37,14 +39,22 @@ _MOST_RECORDS, _MOST_LINES = 1_000, 100_000
 _LOOK_S = 10.0
 """How often the folder's size is looked at, with `max_gb`."""
 
+NO_SHARE = "its group is not in record_share"
+"""Why a record is not kept that was not drawn."""
+SEEN = "a rule of record_redact hits its token ids"
+"""Why a record is not kept whose ids would show hidden texts."""
+
 Line = dict[str, Any]
+Kept: TypeAlias = Callable[[str | OSError], None]
+"""Takes the fate of a record: "" when it is on disk for good (fsync), why it is not kept, or the error of a disk that
+has not taken it. After the error nothing of it is in the files, and it may be handed over again."""
 
 
 class _Item(NamedTuple):
     line: Line
     make: Callable[[], dict[str, Any]] | None
-    kept: Callable[[str], None] | None = None
-    """Called once with "" when the record is on disk for good, or with why there is none."""
+    kept: Kept | None = None
+    """Called once, in the writer's thread or that of the caller; it must not raise."""
 
 
 class _Made(NamedTuple):
@@ -63,8 +73,10 @@ class RecordWriter:
         share: Share of the groups whose records are kept. Groups are kept whole, the same in all processes.
         max_gb: The most GB of records in the folder, those of earlier starts included; None: no limit. Further ones are
             dropped, and their lines are written.
-        redact: The parts to hide, see `redaction.redaction`.
+        redact: The parts to hide, see `redaction.Redaction`.
         gather_s: Seconds for which records are gathered into a gzip member.
+        decode: Returns the text of token ids. With it, no record is kept whose ids show hidden texts: the line of its
+            end has counts alone. None: ids are not looked at.
 
     Raises:
         OSError: The folder or a file cannot be created.
@@ -80,7 +92,9 @@ class RecordWriter:
         max_gb: float | None = None,
         redact: Sequence[str] = (),
         gather_s: float = MEMBER_S,
+        decode: Decode | None = None,
     ) -> None:
+        self._share, self._redact, self._decode = share, Redaction(redact), decode
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         self.stem = f"{start}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -88,7 +102,6 @@ class RecordWriter:
         self._open = path / f"{self.stem}.open.json"
         lines.open("xb").close()  # fail now, at the start of the run, when the path is wrong
         self._lines = LineFile(lines, "conversations", _MOST_LINES)
-        self._share, self._redact = share, redaction(redact)
         self._room = _Room(path, max_gb)
         self._losses = Losses("records of conversations", self._records)
         self._background: BackgroundWriter[_Item | None] = BackgroundWriter(
@@ -129,15 +142,20 @@ class RecordWriter:
         """Note the reward of a conversation whose record was handed over."""
         self._hand(_Item(_with("score", line), None))
 
-    def keep(self, make: Callable[[], dict[str, Any]], line: Line, kept: Callable[[str], None] | None = None) -> None:
+    @property
+    def size(self) -> int:
+        """Return how many bytes of records were written."""
+        return self._room.written
+
+    def keep(self, make: Callable[[], dict[str, Any]], line: Line, kept: Kept | None = None) -> None:
         """Hand over the record of a conversation that ended.
 
         Args:
             make: Function that returns the `schema.Record` as a dictionary. It is called in the writer's thread, so
                 nothing that it reads may be changed any more.
             line: The line of its end, without `summary`, `offset` and `place`.
-            kept: Is called once, in the writer's thread or this one: with "" when the record is on disk for good
-                (fsync), or with why there is none. It must not raise.
+            kept: Is called with the record's fate; None: nobody waits for that, and a record that the disk does not
+                take is lost.
         """
         self._hand(_Item(_with("end", line), make, kept))
 
@@ -157,84 +175,95 @@ class RecordWriter:
 
     def _hand(self, item: _Item) -> None:
         why = self._background.put(item, large=item.make is not None)
-        if why and item.make is not None:
+        if why and item.kept is not None:
+            item.kept(OSError(errno.EAGAIN, why))
+        elif why and item.make is not None:
             self._background.put(_without_record(item, why), large=False)
-            if item.kept is not None:
-                item.kept(why)
 
     def _write(self, items: Sequence[_Item | None]) -> None:
         """Write a member of records, or several small ones, and after each member the lines up to it."""
         member: list[_Made] = []
-        lines: list[Line] = []
+        waiting: list[_Item] = []
         for item in items:
             if item is None:
                 self._write_snapshot()
                 continue
-            lines.append(item.line)
+            waiting.append(item)
             if item.make is None:
                 continue
-            made = self._made(item.line, item.make)
+            made = self._made(item)
             if made is not None:
                 member.append(made)
             if sum(len(each.text) for each in member) >= MEMBER_BYTES:
-                self._write_member(member)
-                self._write_lines(lines)
-                member, lines = [], []
-        self._write_member(member)
-        self._write_lines(lines)
-        self._report([item for item in items if item is not None and item.kept is not None])
+                self._write_up_to(member, waiting)
+                member, waiting = [], []
+        self._write_up_to(member, waiting)
 
-    def _report(self, items: Sequence[_Item]) -> None:
-        """Report of records that somebody waits for whether they are on disk for good."""
-        if not items:
-            return
-        fault = ""
-        try:
-            if any("offset" in item.line for item in items):
-                sync(self._records)
-        except OSError as error:
-            fault = describe(error)
+    def _write_up_to(self, member: Sequence[_Made], items: Sequence[_Item]) -> None:
+        """Write a member of records, then the lines of these and of other conversations, and report the fates."""
+        error = self._write_member(member)
+        again = [] if error is None else [made.item for made in member if made.item.kept is not None]
+        self._write_lines([item.line for item in items if item not in again])
         for item in items:
-            assert item.kept is not None
-            no_record = item.line.get("why") or "its task is not in record_share"
-            item.kept(fault if "offset" in item.line else no_record)
+            if item.kept is not None:
+                no_record = item.line.get("why") or NO_SHARE
+                item.kept(error if error is not None and item in again else "" if "offset" in item.line else no_record)
 
-    def _made(self, line: Line, make: Callable[[], dict[str, Any]]) -> _Made | None:
+    def _made(self, item: _Item) -> _Made | None:
         """Make a record and fill in the line of its end; None: the record is not kept."""
+        line, make = item.line, item.make
+        assert make is not None
         try:
-            record = self._redact(plain(make()))
+            record = plain(make())
+            is_seen = self._decode is not None and self._redact.is_seen(record, self._decode)
+            record = self._redact(record)
             if line["event"] == "end":
                 line["summary"] = summary_of(record)
+            if is_seen:
+                line["summary"] = {**summary_of(record), "data_source": None, "index": None}
+                line["why"] = SEEN
+                return None
             if not in_share(record["uid"], self._share):
                 return None
             text = dumps(record)
         except Exception as error:  # an error of a record must not end a run
-            self._turn_into_drop(_Item(line, make), f"it could not be made: {describe(error)}")
+            self._turn_into_drop(item, f"it could not be made: {describe(error)}")
             return None
         if self._room.is_full():
-            self._turn_into_drop(_Item(line, make), "record_max_gb is reached")
+            self._turn_into_drop(item, "record_max_gb is reached")
             return None
-        return _Made(text, _Item(line, make))
+        return _Made(text, item)
 
     def _turn_into_drop(self, item: _Item, why: str) -> None:
         """Count a record as lost, and note it in the line of its end."""
         self._losses.add(why)
         item.line.update(_without_record(item, why).line)
 
-    def _write_member(self, member: Sequence[_Made]) -> None:
+    def _write_member(self, member: Sequence[_Made]) -> OSError | None:
+        """Write records; return the error where they are not written: those that nobody waits for are lost then."""
         if not member:
-            return
+            return None
         data = gzip.compress(b"".join(made.text for made in member), compresslevel=6, mtime=0)
         try:
             offset = append(self._records, data)
+            if any(made.item.kept is not None for made in member):
+                try:
+                    sync(self._records)
+                except OSError:
+                    os.truncate(self._records, offset)
+                    raise
         except OSError as error:
             for made in member:
-                self._turn_into_drop(made.item, describe(error))
-            return
+                if made.item.kept is None:
+                    self._turn_into_drop(made.item, describe(error))
+                else:
+                    self._losses.add(describe(error), 0)
+            return error
         self._room.took(len(data))
         for place, made in enumerate(member):
             made.item.line.update(offset=offset, place=place)
         self._losses.end()
+        return None
 
     def _write_lines(self, lines: Sequence[Line]) -> None:
         self._lines.hold([line_of(_lean(self._hidden(line))) for line in lines])
@@ -398,9 +427,11 @@ class _Room:
     def __init__(self, folder: Path, max_gb: float | None) -> None:
         self._folder, self._most = folder, None if max_gb is None else max_gb * 1e9
         self._there, self._looked = 0, float("-inf")
+        self.written = 0
 
     def took(self, size: int) -> None:
         self._there += size
+        self.written += size
 
     def is_full(self) -> bool:
         if self._most is None:

@@ -1,13 +1,15 @@
 """The data that a run does not write: entries by their name, and parts of texts by a regular expression.
 
-It is about texts. The token ids stay, and decode to the text that the model read and wrote.
+`Redaction` hides texts. Token ids stay, and decode to the text that the model read and wrote. So a gateway keeps no
+record of a session whose ids show what a rule hides (`Redaction.is_seen`).
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from verl_multiturn.errors import ConfigError
 
@@ -25,9 +27,12 @@ _WORDS = frozenset(("nan", "inf", "-inf"))
 _LEFT = frozenset(("events",))
 """Entries of ours that hold words of a fixed list."""
 
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+"""Returns the text of token ids, with that of control tokens."""
 
-def redaction(rules: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return the function that hides the rules' matches in a record or a line, as `json_text.plain` returns it.
+
+class Redaction:
+    """Hides the rules' matches in records and lines, as `json_text.plain` returns them.
 
     The redacted data still fits the schema: numbers of our own entries, such as a call's `turn`, stay.
 
@@ -38,37 +43,91 @@ def redaction(rules: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, Any]
     Raises:
         ConfigError: A rule is not a regular expression.
     """
-    names = frozenset(rule for rule in rules if not rule.startswith(_REGEX))
-    patterns = [_compiled(rule) for rule in rules if rule.startswith(_REGEX)]
 
-    def hide(value: Any, named: bool, free: bool) -> Any:
+    def __init__(self, rules: Sequence[str]) -> None:
+        self._names = frozenset(rule for rule in rules if not rule.startswith(_REGEX))
+        self._patterns = [_compiled(rule) for rule in rules if rule.startswith(_REGEX)]
+
+    def __call__(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """Return a record or a line in which the matches are hidden."""
+        if not self._names and not self._patterns:
+            return entries
+        hidden = {key: self._below(key, value, False, False) for key, value in entries.items() if key in _WHOLE}
+        if "generations" in entries:
+            turns = entries["generations"] or []
+            texts = [self._below("text", turn.get("text"), False, False) for turn in turns]
+            hidden["generations"] = [{**turn, "text": text} for turn, text in zip(turns, texts, strict=True)]
+        return {**entries, **hidden}
+
+    def is_seen(self, record: dict[str, Any], decode: Decode) -> bool:
+        """Return whether the token ids of a record show what a rule hides.
+
+        They do where a regular expression hits in the text of ids, where a rule hides a part of a text that became ids
+        (there it may be escaped), and where the text of ids has a value that a rule hides elsewhere in the record.
+
+        Args:
+            record: A record before its matches are hidden.
+            decode: Returns the text of token ids.
+        """
+        if not self._names and not self._patterns:
+            return False
+        redacted = self(record)
+        if list(_became_ids(redacted)) != list(_became_ids(record)):
+            return True
+        ids = [each["ids"] for each in (*record["rows"], *record["generations"]) if each["ids"] is not None]
+        texts = [decode([int(each) for each in row]) for row in ids]
+        hidden = {
+            re.compile(rf"(?<!\w){re.escape(written)}(?!\w)")
+            for key in _WHOLE
+            for value in _changed(record.get(key), redacted.get(key))
+            for written in (value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
+        }
+        return any(pattern.search(text) for pattern in (*self._patterns, *hidden) for text in texts)
+
+    def _hide(self, value: Any, named: bool, free: bool) -> Any:
         if isinstance(value, dict):
-            return {key: item if not free and key in _LEFT else below(key, item, named, free)
-                    for key, item in value.items()}  # fmt: skip
+            return {
+                key: item if not free and key in _LEFT else self._below(key, item, named, free)
+                for key, item in value.items()
+            }
         if isinstance(value, list):
-            return [hide(item, named, free) for item in value]
+            return [self._hide(item, named, free) for item in value]
         if value is None or isinstance(value, bool) or (not free and (value in _WORDS or not isinstance(value, str))):
             return value
         if named:
             return HIDDEN
         if isinstance(value, str):
-            for pattern in patterns:
+            for pattern in self._patterns:
                 value = pattern.sub(HIDDEN, value)
         return value
 
-    def below(key: str, value: Any, named: bool, free: bool) -> Any:
+    def _below(self, key: str, value: Any, named: bool, free: bool) -> Any:
         # A session's request may name an earlier one's tools by its number.
         is_free = free or (key in _FREE and not (key == "tools" and isinstance(value, int)))
-        return hide(value, named or key in names, is_free)
+        return self._hide(value, named or key in self._names, is_free)
 
-    def redact(entries: dict[str, Any]) -> dict[str, Any]:
-        hidden = {key: below(key, value, named=False, free=False) for key, value in entries.items() if key in _WHOLE}
-        if "generations" in entries:
-            turns = entries["generations"] or []
-            hidden["generations"] = [{**turn, "text": below("text", turn.get("text"), False, False)} for turn in turns]
-        return {**entries, **hidden}
 
-    return redact if rules else lambda entries: entries
+def _became_ids(record: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the texts of a record that the model read or wrote."""
+    yield record["messages"]
+    yield [turn.get("text") for turn in record["generations"]]
+    yield [[call["name"], call["arguments"], call["text"]] for call in record["calls"]]
+    yield [reply["text"] for reply in record["replies"]]
+    for request in (record["session"] or {}).get("requests", ()):
+        if request.get("refused") is None:
+            yield [request.get(part) for part in ("messages", "said", "tools")]
+
+
+def _changed(was: Any, now: Any) -> Iterator[str]:
+    """Yield the texts and numbers, as texts, that are hidden as a whole."""
+    if isinstance(was, dict):
+        for key, value in was.items():
+            yield from _changed(value, now[key])
+    elif isinstance(was, list):
+        for value, hidden in zip(was, now, strict=True):
+            yield from _changed(value, hidden)
+    elif now == HIDDEN and was not in (HIDDEN, ""):
+        yield str(was)
 
 
 def _compiled(rule: str) -> re.Pattern[str]:

@@ -1,9 +1,10 @@
 """`remove_old`: the oldest files of a gateway's records, removed whole.
 
 Invariants:
-- what belongs together goes together. Files of which one has a line about a session of another are one group: it goes
-  when all of it is old, so that no session loses its reward, and no reward its session;
-- a file whose gateway runs stays, and so does its group;
+- a file is as young as the last line about one of its sessions, wherever that line is: a reward that comes late keeps
+  its session;
+- a file that has lines about the sessions of another goes with it or after it: no session loses its reward;
+- a file that its gateway writes stays;
 - the sessions' lines go last, so that what a kill interrupts is found again and finished.
 """
 
@@ -46,23 +47,19 @@ def remove_old(folder: Path, before: float) -> Removed:
     """
     index = SessionIndex(folder)
     index.refresh()
-    stems = {path.name.removesuffix(SESSIONS): path for path in index.files}
-    files: list[str] = []
-    gone: set[str] = set()
-    for group in _groups(index, stems):
-        newest = max((_newest(index, stem, stems[stem]) for stem in group), default=0.0)
-        if newest >= before or any(is_held(stems[stem]) for stem in group):
-            continue
-        own = {name for name, files_of in index.files_of.items() if files_of & group}
-        files += remove_joined(folder, own)[1]
-        for stem in sorted(group):
-            for ending in (PACKED, LINES, OPEN, SESSIONS):
-                path = folder / f"{stem}{ending}"
-                if path.exists():
-                    path.unlink(missing_ok=True)
-                    files.append(path.name)
-        files += _remove_runs(folder, {start_of(stem, _starts(folder)) for stem in group})
-        gone |= own
+    old = _old(index, before)
+    if not old:
+        return Removed([], frozenset())
+    gone = {name for name, session in index.sessions.items() if session.file in old}
+    starts = {start_of(stem, _starts(folder)) for stem in old}
+    files = remove_joined(folder, gone)[1]
+    for stem in sorted(old):
+        for ending in (PACKED, LINES, OPEN, SESSIONS):
+            path = folder / f"{stem}{ending}"
+            if path.exists():
+                path.unlink(missing_ok=True)
+                files.append(path.name)
+    files += _remove_runs(folder, starts)
     return Removed(files, frozenset(gone))
 
 
@@ -104,20 +101,26 @@ def remove_joined(folder: Path, request_ids: Collection[str]) -> tuple[int, list
     return count, files
 
 
-def _groups(index: SessionIndex, stems: Collection[str]) -> list[set[str]]:
-    """Return the stems in groups that share a session."""
-    groups: dict[str, set[str]] = {stem: {stem} for stem in stems}
-    for files in index.files_of.values():
-        shared = [groups[stem] for stem in files]
-        if len(shared) > 1 and any(each is not shared[0] for each in shared):
-            whole = set().union(*shared)
-            groups |= dict.fromkeys(whole, whole)
-    return list({id(group): group for group in groups.values()}.values())
-
-
-def _newest(index: SessionIndex, stem: str, path: Path) -> float:
-    """Return when something happened last that a file of sessions tells; of one without a line, when it was written."""
-    return index.newest.get(stem) or path.stat().st_mtime
+def _old(index: SessionIndex, before: float) -> set[str]:
+    """Return the stems of the files that may go."""
+    paths = {path.name.removesuffix(SESSIONS): path for path in index.files}
+    # Of one without a line, when it was written.
+    newest = {stem: index.newest.get(stem) or path.stat().st_mtime for stem, path in paths.items()}
+    for session in index.sessions.values():
+        if session.file in newest:
+            rewarded = max((reward.at for reward in session.rewards), default=0.0)
+            newest[session.file] = max(newest[session.file], session.ended or 0.0, rewarded)
+    old = {stem for stem, path in paths.items() if newest[stem] < before and not is_held(path)}
+    while True:
+        needed = {
+            stem
+            for name, stems in index.files_of.items()
+            if (file := index.sessions[name].file) in paths and file not in old
+            for stem in stems & old
+        }
+        if not needed:
+            return old
+        old -= needed
 
 
 def _starts(folder: Path) -> list[str]:

@@ -12,12 +12,17 @@ import hashlib
 import json
 import re
 import secrets
+import socket
 import time
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
+from platform import python_version
 from typing import Any
 
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.paths import whole_file
+from verl_multiturn.records.schema import SCHEMA
 
 HIDDEN = "***"
 _SECRET = re.compile(
@@ -74,6 +79,7 @@ _HOOK = re.compile(
     re.IGNORECASE,
 )
 """Addresses where every client that knows them may write."""
+_KNOWN_OF_MODEL = ("versions", "settings", "tools", "schemas", "tokenizer", "template")
 _OPTION = re.compile(r"--?(?P<key>[a-z][\w.-]*)", re.IGNORECASE)
 _NO_SECRET = re.compile(r"[\d.,]+|none|null|true|false", re.IGNORECASE)
 
@@ -178,6 +184,34 @@ def digest_of_vocabulary(vocabulary: Mapping[str, int]) -> str:
     """Return the digest of a tokenizer's vocabulary, whatever the order of its entries."""
     ordered = sorted(vocabulary.items(), key=lambda entry: (entry[1], entry[0]))
     return digest(json.dumps(ordered).encode())
+
+
+def gateway_run(start: str, began: float, about: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of the file of a gateway's start, a `schema.RunFile`.
+
+    Args:
+        start: The start, as file names have it.
+        began: When it began.
+        about: What the caller knows of the model: `versions`, `settings`, `tools`, `schemas`, `tokenizer`, `template`,
+            as `schema.RunFile` has them.
+        limits: The gateway's own settings. By `settings.gateway` readers know a gateway's folder.
+
+    Raises:
+        ConfigError: `about` has another entry.
+    """
+    if unknown := sorted(set(about) - set(_KNOWN_OF_MODEL)):
+        raise ConfigError(f"about has {unknown[0]!r}, expected {', '.join(_KNOWN_OF_MODEL)}; leave it out")
+    known = {"versions": {"verl_multiturn": version("verl-multiturn"), "python": python_version()}, **about}
+    return {
+        "schema": SCHEMA,
+        "start": start,
+        "began": began,
+        "host": socket.gethostname(),
+        **known,
+        "settings": without_secrets({**known.get("settings", {}), "gateway": dict(limits)}),
+        "tools": without_secrets(known.get("tools")),
+        "resumed_from": None,
+    }
 
 
 def path_of(folder: Path, start: str) -> Path:
