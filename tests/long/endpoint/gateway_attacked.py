@@ -26,7 +26,7 @@ _PATIENCE_S = 300.0
 _HONEST, _OWN, _MOST_OWN = 6, 6, 12
 _OPEN = re.compile(rb'\{"status": "(ok|ready)"\}|# TYPE verl_multiturn_gateway_')
 """Answers that need no key."""
-_STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 _MARKER = re.compile(rb"marker-[0-9a-f]{12}")
 _COMPLETION = re.compile(rb'"id":"((?:chatcmpl-|msg_|resp_)[0-9A-Za-z]+)"')
 
@@ -63,11 +63,12 @@ class Siege:
             self._sessions.honest.append(honest)
         for _ in range(_OWN):
             self._sessions.own.append(await self._begin())
-        playing = [asyncio.ensure_future(self._play_honest(each)) for each in self._sessions.honest]
         left = iter(range(requests))
-        await asyncio.gather(*(self._attack(left) for _ in range(_AT_ONCE)))
-        self._over = True
-        await asyncio.gather(*playing)
+        async with asyncio.TaskGroup() as playing:
+            for each in self._sessions.honest:
+                playing.create_task(self._play_honest(each))
+            await asyncio.gather(*(self._attack(left) for _ in range(_AT_ONCE)))
+            self._over = True
 
     async def _begin(self) -> Known:
         """Start a session, and let it say its marker."""
