@@ -151,7 +151,7 @@ class Siege:
                 return b""
             writer.write_eof()
             return await reader.read(-1)
-        except ConnectionError:
+        except OSError:  # it was refused before its end
             return b""
         finally:
             writer.close()
