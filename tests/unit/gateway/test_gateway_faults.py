@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.agent_sessions import turns
+from tests.agent_sessions import make_run, turns
 from tests.conftest import until
+from tests.support.replayed_sessions import replayed
 from tests.unit.gateway.test_gateway import ADMIN, serving, stems, written
 from verl_multiturn.errors import EngineError
 from verl_multiturn.gateway import journal, sessions
@@ -21,6 +22,7 @@ from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.sessions import SessionIndex
 from verl_multiturn.records.write import records as record_files
 from verl_multiturn.records.write.records import NO_SHARE, SEEN
+from verl_multiturn.replay.engine import ReplayEngine
 from verl_multiturn.rollout.engines.protocol import Ask, Generation
 from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
@@ -194,6 +196,9 @@ async def test_a_session_goes_on_when_the_engine_is_back(tmp_path: Path) -> None
     assert [(record["valid"], len(record["generations"])) for record in records] == [(True, 2), (True, 1)]
     refused = [request["refused"] for request in records[0]["session"]["requests"]]
     assert refused == [None, *["engine_away"] * 3, None]
+    for record in records:
+        stage = ReplayEngine()
+        assert await replayed(record, make_run(stage), stage) == []
 
 
 async def test_sessions_that_a_kill_left_are_lost_by_name(tmp_path: Path) -> None:
