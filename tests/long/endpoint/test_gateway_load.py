@@ -1,4 +1,4 @@
-"""A gateway holds: hostile requests, an engine that is away, a full disk, many sessions, kills; the figures see faults."""
+"""A gateway holds: hostile requests, an engine that is away, a full disk, many sessions, kills; faults are seen."""
 
 from typing import Any
 
