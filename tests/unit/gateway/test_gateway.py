@@ -22,6 +22,7 @@ from verl_multiturn.records.read.fates import fates_of
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.sessions import SessionIndex
 from verl_multiturn.records.schema import RunFile
+from verl_multiturn.records.write import recorder
 from verl_multiturn.records.write.locks import is_held
 
 ADMIN = "admin-key"
@@ -205,7 +206,10 @@ def stems(folder: Path) -> list[str]:
     return sorted(path.name.removesuffix(".sessions.jsonl") for path in folder.glob("*.sessions.jsonl"))
 
 
-async def test_new_files_are_begun_and_a_session_ends_in_its_own(tmp_path: Path) -> None:
+async def test_new_files_are_begun_and_a_session_ends_in_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recorder, "LOOK_S", 0.01)
     async with serving(tmp_path, "two", "two") as client:
         files = client.gateway.store._files
         key = (await client.start())["api_key"]
@@ -227,6 +231,7 @@ async def test_new_files_are_begun_and_a_session_ends_in_its_own(tmp_path: Path)
     events = [json.loads(line) for line in (tmp_path / f"{first[0]}.sessions.jsonl").read_text().splitlines()]
     assert [each["event"] for each in events] == ["start", "end"]
     assert '"start"' in (tmp_path / f"{second}.sessions.jsonl").read_text()
+    assert "lost" not in caplog.text
     records = Records(tmp_path)
     assert sorted(fate.fate for fate in fates_of(records)) == ["collected", "collected"]
     assert records.faults == []

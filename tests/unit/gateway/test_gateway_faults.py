@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -305,3 +306,22 @@ async def test_of_a_session_whose_ids_show_a_secret_counts_are_kept_alone(tmp_pa
     lines = [line for line in Records(tmp_path).lines() if line["why"] == SEEN]
     assert [(line["event"], line["summary"]["turns"]) for line in lines] == [("end", 1)]
     assert sorted(fate for fate, _ in fates(tmp_path)) == ["collected", "dropped"]
+
+
+async def test_the_end_of_many_idle_sessions_reads_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def refresh(index: SessionIndex) -> set[str]:
+        nonlocal looks
+        looks += 1
+        return own(index)
+
+    own = SessionIndex.refresh
+    async with serving(tmp_path, idle_s=3600.0) as client:
+        store = client.gateway.store
+        await asyncio.gather(*(store.start("t", None, {}) for _ in range(100)))
+        monkeypatch.setattr(SessionIndex, "refresh", refresh)
+        monkeypatch.setattr(store, "_settings", replace(store._settings, idle_s=0.001))
+        await until(lambda: store.running == 0)
+        assert looks <= 3  # of the care for files
+    assert set(fates(tmp_path)) == {("collected", "")}
