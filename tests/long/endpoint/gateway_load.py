@@ -60,6 +60,7 @@ _TIMED = 200
 _BY_SESSION = 20
 """Timed requests of one session."""
 _ROOM = 1 << 20
+_ID = "an id longer than those that use up the room"
 
 Figures = dict[str, Any]
 Report = Callable[[str], None]
@@ -177,7 +178,7 @@ async def full(folder: Path) -> tuple[Figures, list[str]]:
                 await _use_up(client, begun[0], ledger)
                 for each in begun:
                     answers = [
-                        await client.reward(each["api_key"], 0.5, id="x"),
+                        await client.reward(each["api_key"], 0.5, id=_ID),
                         await client.end(each["api_key"]),
                         await client.start(),
                     ]
@@ -186,8 +187,8 @@ async def full(folder: Path) -> tuple[Figures, list[str]]:
                     figures["full_not_507"] += len(wrong)
                     problems += map(str, wrong)
             for each in begun:
-                name = RewardName(each["session_id"], "", "x")
-                rewarded = await client.reward(each["api_key"], 0.5, id="x")
+                name = RewardName(each["session_id"], "", _ID)
+                rewarded = await client.reward(each["api_key"], 0.5, id=_ID)
                 ended = await client.end(each["api_key"])
                 if (rewarded.status, ended.status) != (200, 200) or not rewarded.body["counted"]:
                     figures["lost"] += 1
