@@ -28,11 +28,22 @@ class WeightsServer:
         self.aborted: set[str] = set()
         self.underway = 0
         self.is_loading = False
+        self.loads = asyncio.Event()
+        """Set when the first load begins."""
         self.logprob = -0.25
         self.nan_tokens: set[int] = set()
         """Tokens of weights whose log-probabilities are no numbers."""
+        self.hanging_tokens: set[int] = set()
+        """Tokens of weights that never answer."""
         self.keeps_tokens = True
         """Whether a generation that is aborted returns the tokens so far."""
+        self.deaf = 0
+        """Orders to stop a generation that it ignores before it takes one."""
+        self.abort_status = 200
+        """Status of the answer of a generation that is aborted."""
+        self.place = "first"
+        """Folder of the weights, as it reports it."""
+        self._lock = asyncio.Lock()
 
     @asynccontextmanager
     async def serve(self, port: int = 0) -> AsyncIterator[str]:
@@ -48,23 +59,31 @@ class WeightsServer:
             yield url
 
     async def _about(self, request: web.Request) -> web.Response:
-        return web.json_response({"weight_version": self.version})
+        return web.json_response({"weight_version": self.version, "model_path": self.place})
 
     async def _abort(self, request: web.Request) -> web.Response:
+        if self.deaf:
+            self.deaf -= 1
+            return web.Response()
         self.aborted.add((await request.json())["rid"])
         return web.Response()
 
     async def _update(self, request: web.Request) -> web.Response:
-        assert not self.underway, "weights are loaded while a generation is under way"
         body = await request.json()
+        async with self._lock:
+            return await self._load(body)
+
+    async def _load(self, body: dict[str, Any]) -> web.Response:
+        assert not self.underway, "weights are loaded while a generation is under way"
         self.is_loading = True
+        self.loads.set()
         await asyncio.sleep(self.step_s)
         self.is_loading = False
         try:
             token = self.token_of(Path(body["model_path"]))
         except ValueError as error:
             return web.json_response({"success": False, "message": str(error)}, status=400)
-        self.token, self.version = token, body["weight_version"]
+        self.token, self.version, self.place = token, body["weight_version"], body["model_path"]
         self.loaded.append(body["model_path"])
         return web.json_response({"success": True, "message": "", "num_paused_requests": 0})
 
@@ -72,11 +91,15 @@ class WeightsServer:
         body = await request.json()
         assert not self.is_loading, "a generation begins while weights are loaded"
         ids: list[int] = []
+        if self.token in self.hanging_tokens:
+            await asyncio.Event().wait()
         self.underway += 1
         try:
             for _ in range(body["sampling_params"]["max_new_tokens"]):
                 await asyncio.sleep(self.step_s)
                 if body["rid"] in self.aborted:
+                    if self.abort_status != 200:
+                        return web.json_response({"error": "aborted"}, status=self.abort_status)
                     return self._answer(ids if self.keeps_tokens else [], {"type": "abort", "message": ""})
                 ids.append(self.token)
             return self._answer(ids, {"type": "length", "length": len(ids)})

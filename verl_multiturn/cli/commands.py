@@ -76,6 +76,12 @@ GROUPS = {
         "run": CommandPlace(
             "run", "run", "Run a recipe: prepare its data, start verl's trainer, show its progress and sum it up."
         ),
+        "gateway": CommandPlace(
+            "gateway",
+            "gateway",
+            "Serve a model to agents on one port: each session is recorded with proven tokens, and rewards come by "
+            "HTTP.",
+        ),
         "deploy": CommandPlace(
             "deploy",
             "deploy",

@@ -24,7 +24,7 @@ _READING = frozenset({
     "install", "retrieval-server", "sessions", "",
 })  # fmt: skip
 """Commands that import nothing that a user names; `--tools` does."""
-_TRUSTING = frozenset({"replay", "eval", "probe"})
+_TRUSTING = frozenset({"replay", "eval", "probe", "gateway"})
 """Commands that import code that a folder names, once it is the user's own or trusted (`import_from_here`)."""
 
 

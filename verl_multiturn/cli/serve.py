@@ -39,11 +39,8 @@ from verl_multiturn.proxy.agents.waiting import WaitingRunner
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.opponents.addresses import opponents_at_addresses, read_opponents
-from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
-from verl_multiturn.proxy.sessions.rendering import PromptRenderer
-from verl_multiturn.proxy.sessions.roles import Roles
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun, build_proxy_run
 from verl_multiturn.proxy.sessions.rows import Select, load_select
-from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.records.verify.record import verify_record
 from verl_multiturn.records.write.encode import record_of
 from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
@@ -180,17 +177,18 @@ def scripted_run(
     def say(request_id: str, ids: Sequence[int], turn: int) -> list[int]:
         return tokenizer.encode(script.next() + tokenizer.eos_token)
 
-    return ProxyRun(
-        engine=ReceiptingEngine(StopTexts(ScriptedEngine(say), tokenizer)),
-        renderer=PromptRenderer(tiny_codec(tokenizer), ends),
-        reader=TurnReader(JsonParser(tokenizer, ends), tokenizer, ends, [THINK]),
-        limits=limits,
-        fill_id=tokenizer.eos_token_id,
-        max_completions=settings.max_completions,
-        max_rows=settings.max_rows,
-        select=select,
-        roles=Roles.of(settings),
-        opponents=opponents_at_addresses(settings, Outages(OutageSettings(mode="mask")), _ANSWER_S),
+    return build_proxy_run(
+        ReceiptingEngine(StopTexts(ScriptedEngine(say), tokenizer)),
+        tiny_codec(tokenizer),
+        ends,
+        JsonParser(tokenizer, ends),
+        tokenizer,
+        [THINK],
+        limits,
+        tokenizer.eos_token_id,
+        settings,
+        select,
+        opponents_at_addresses(settings, Outages(OutageSettings(mode="mask")), _ANSWER_S),
     )
 
 

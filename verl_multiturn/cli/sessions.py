@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,8 +39,8 @@ def forget(
     """Remove every trace of a user's sessions from a gateway's records, and name the models that learned from them.
 
     Records, lines, joins, rewards, snapshots and the index go; the weights of a model that learned from them remain. A
-    command that was cut off is finished by the same command. The last line is a JSON object. Exit status 1: files that
-    are not the gateway's name a session.
+    command that was cut off is finished by the same command, which names the models of all of its sessions. The last
+    line is a JSON object. Exit status 1: files that are not the gateway's name a session.
     """
     try:
         if not user:
@@ -48,21 +49,30 @@ def forget(
             raise ConfigError(f"{str(records)!r} is no folder; name the folder of a gateway's records")
         folder = folder_of(records)
         models_that_learned(models or [], ())  # a wrong folder is refused before anything is removed
-        found = forget_user(folder, user)
-        learned = models_that_learned([folder, *(models or [])], found.sessions)
+        # Printed before the ids of the sessions are given up: a kill in between must not lose the names of the models.
+        found = forget_user(folder, user, partial(_print, folder, models or []))
     except MultiTurnError as error:
         refuse(error)
     except OSError as error:
         fail(f"a file cannot be read or written: {error}; repeat the command, which goes on")
+    if found.elsewhere:
+        raise typer.Exit(1)
+
+
+def _print(folder: Path, models: list[Path], found: Forgotten) -> None:
+    """Print what was removed and the models that learned from it, to the end.
+
+    Raises:
+        ConfigError: The lineage of a training cannot be read.
+    """
+    learned = models_that_learned([folder, *models], found.sessions)
     for each in learned:
         print(one_line(f"{each.folder} learned from {each.sessions} of these sessions ({each.rows} rows)"))
         for place, name in _weights(each.folder).items():
             print(one_line(f"  its weights {name}: {place}"))
     for name in found.elsewhere:
         print(one_line(f"{folder / name} names a session, and is no file of a gateway; remove it yourself"))
-    print(json.dumps(_told(found, learned)))
-    if found.elsewhere:
-        raise typer.Exit(1)
+    print(json.dumps(_told(found, learned)), flush=True)
 
 
 def _weights(folder: Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -81,17 +82,25 @@ def read_points(run: Path, fault: Callable[[str], None] = lambda what: None) -> 
         run: Folder of the run.
         fault: It is called with why there are none, where something is in the place of their file.
     """
+    found = {point.step: point for point in all_points(run, fault)}
+    return [found[step] for step in sorted(found)]
+
+
+def all_points(run: Path, fault: Callable[[str], None] = lambda what: None) -> list[Point]:
+    """Return the points of a run in the order in which they were written, also those of steps that were trained again.
+
+    Args:
+        run: Folder of the run.
+        fault: As `read_points` has it.
+    """
     try:
         text = read_regular(run / FOLDER / _POINTS, within=run)
     except OSError as error:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             fault(f"no evaluations are shown: {error}")
         return []
-    found: dict[int, Point] = {}
+    found = []
     for line in text.decode(errors="replace").splitlines():
-        try:
-            point = Point.model_validate_json(line)
-        except ValidationError:
-            continue
-        found[point.step] = point
-    return [found[step] for step in sorted(found)]
+        with suppress(ValidationError):
+            found.append(Point.model_validate_json(line))
+    return found

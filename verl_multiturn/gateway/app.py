@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hmac
 import logging
@@ -28,6 +29,8 @@ _MOST_BYTES = 1_000_000
 _LONGEST_NAME = 500
 """Characters of a task, a user and the id of a reward."""
 _RETRY_S = "5"
+_LOOK_S = 2.0
+"""How often the engine is looked at."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -54,6 +57,7 @@ class Gateway:
         deployer: Swaps the weights; None: nobody can.
         about: What is known of the model, for the run's file: `versions`, `settings`, `tools`, `schemas`, `tokenizer`
             and `template`, as `records.schema.RunFile` has them.
+        sampling: Sampling parameters of all generations, as the engine takes them, the stop ids among them.
 
     Raises:
         ConfigError: A rule or the host is not usable.
@@ -72,10 +76,14 @@ class Gateway:
         port: int = 0,
         deployer: Deployer | None = None,
         about: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
         self._server = ProxyServer(host, port=port, beside=self._route, unknown=self._unknown)
-        self.store = SessionStore(run, folder, settings, self._server, lambda: engine.models, about or {})
+        self.store = SessionStore(
+            run, folder, settings, self._server, lambda: engine.models, about or {}, sampling or {}
+        )
         self._engine, self._admin, self._deployer = engine, digest_of(admin_key), deployer
+        self._watch: asyncio.Task[None] | None = None
         self._routes = {
             ("POST", "/rl/start_session"): self._start,
             ("POST", "/rl/set_reward"): self._reward,
@@ -101,12 +109,21 @@ class Gateway:
         """
         await self._server.start()
         self.store.is_listening()
+        self._watch = asyncio.get_running_loop().create_task(self._look())
 
     async def aclose(self) -> None:
         """End all sessions with their records, and stop."""
+        if self._watch is not None:
+            self._watch.cancel()
         await self.store.aclose()
         if self._deployer is not None:
             await self._deployer.aclose()
+
+    async def _look(self) -> None:
+        """Look at the engine from time to time, so that one that was away serves again."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self._engine.look()
 
     def _unknown(self, key: str) -> RefusedError | None:
         return self.store.refusal(key)

@@ -5,18 +5,19 @@
                  └─▶ failed: nothing was touched
 
 Invariants:
-- before the server is touched, the folder is whole, its weights have the named hash, and its vocabulary, template,
-  architecture and tensors are those of the model that serves; and the weights that serve can be loaded again;
+- before the server is touched, the model can take the place of the one that serves (`candidate.py`), and the weights
+  that serve can be loaded again;
 - no token is delivered of weights that did not pass their trial, or whose files changed since their hash was computed;
-- after a failure the former weights serve again; if they cannot be loaded either, the engine has a `fault`.
+- after a failure the former weights serve again; if they cannot be loaded either, the engine has a `fault`, until
+  weights serve that passed their trial.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -25,11 +26,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from verl_multiturn.describe import describe, show
-from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
+from verl_multiturn.errors import EngineError, MultiTurnError
+from verl_multiturn.gateway.candidate import Files, changed, check_candidate
 from verl_multiturn.gateway.engine import DeployedEngine
-from verl_multiturn.models.hash import model_hash, tensor_shapes, weight_files
-from verl_multiturn.models.location import find_model
-from verl_multiturn.records.write.run_file import digest_of_vocabulary
 from verl_multiturn.rollout.engines.protocol import Ask, Generation
 
 logger = logging.getLogger(__name__)
@@ -39,12 +38,10 @@ DRAIN_S = 60.0
 _MOST_DRAIN_S = 3600.0
 _HASH = re.compile(r"[0-9a-f]{16}")
 _TRIAL_TOKENS = 8
-_CONFIG = ("architectures", "model_type", "vocab_size", "tie_word_embeddings", "max_position_embeddings")
-"""Entries of `config.json` that both models need alike, beside their tensors."""
+_TRIAL_S = 300.0
+"""Seconds in which the trial has to end."""
 _FIELDS = ("path", "hash", "mode", "drain_s")
 
-Files = tuple[tuple[str, int, int, int, int], ...]
-"""Name, inode, size and times of the files of weights, which tell whether they were written since."""
 State = Literal["idle", "checking", "draining", "loading", "trial", "done", "failed"]
 
 
@@ -104,19 +101,24 @@ class Deployer:
 
     Args:
         engine: The engine.
-        served: Folder of the model that it serves now, as the server reads it.
+        served: Folder of the model that it serves now, as the server reads it. Later changes of links to it do not
+            count.
         trial: Token ids of the prompt that new weights are tried with.
     """
 
     def __init__(self, engine: DeployedEngine, served: Path, trial: Sequence[int]) -> None:
         self._engine = engine
-        self._served = _Served(served, engine.model, list(trial))
+        self._served = _Served(served.resolve(), engine.model, list(trial))
         self._now = Deployment()
         self._task: asyncio.Task[None] | None = None
 
     def state(self) -> dict[str, Any]:
-        """Return the last deployment (`Deployment`), and the hashes of all that were deployed (`models`)."""
-        return {**asdict(self._now), "serves": self._engine.model, "models": list(self._engine.models)}
+        """Return the last deployment (`Deployment`), and what serves now.
+
+        That is its hash (`serves`) and its folder (`serves_path`); `models` has the hashes of all that were deployed.
+        """
+        serves = {"serves": self._served.weights, "serves_path": str(self._served.path)}
+        return {**asdict(self._now), **serves, "models": list(self._engine.models)}
 
     def begin(self, body: Any) -> dict[str, Any]:
         """Begin a deployment, and return its state.
@@ -144,19 +146,22 @@ class Deployer:
         return self._now
 
     async def aclose(self) -> None:
-        """End the running deployment; the server keeps the weights that it has."""
+        """End the running deployment; where its weights were touched, the server loads the former ones before."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
 
     async def _deploy(self, order: _Order, now: Deployment) -> None:
         try:
-            files, self._served.files = await asyncio.to_thread(_check, order, self._served)
-            new = _Served(order.path, order.weights, self._served.ids, files)
+            served = self._served
+            files, served.files = await asyncio.to_thread(
+                check_candidate, order.path, order.weights, served.path, served.weights
+            )
+            new = _Served(order.path, order.weights, served.ids, files)
             now.state = "draining"
             async with self._engine.paused(order.drain_s) as now.interrupted:
                 await self._swap(new, now)
-            self._served = new
+                self._served = new  # before generations begin, and a report of what serves
             now.state = "done"
         except asyncio.CancelledError:
             now.state, now.error = "failed", "the gateway was closed"
@@ -176,6 +181,8 @@ class Deployer:
             EngineError: They do not serve.
         """
         engine, former, known = self._engine, self._served, list(self._engine.models)
+        # The drain took minutes. SGLang 0.5.12 ends where a file breaks while it is loaded.
+        await _require_same(new)
         try:
             await self._serve(new, now)
         except BaseException as error:  # whatever it is, weights that were not tried must not serve
@@ -192,21 +199,35 @@ class Deployer:
         await engine.load(str(model.path), model.weights)
         if now is not None:
             now.state = "trial"
-        made = await engine.sample_alone(Ask("trial", model.ids, {"temperature": 0.0}, _TRIAL_TOKENS))
+        try:
+            async with asyncio.timeout(_TRIAL_S):
+                made = await engine.sample_alone(Ask("trial", model.ids, {"temperature": 0.0}, _TRIAL_TOKENS))
+        except TimeoutError:
+            raise EngineError(f"the weights {model.weights} did not end their trial in {_TRIAL_S:g} s") from None
         if problem := trial_fault(made, engine.models.index(model.weights)):
             raise EngineError(f"the weights {model.weights} failed their trial: {problem}")
-        # The drain before took minutes, in which somebody may have written into the folder.
-        if problem := await asyncio.to_thread(_changed, model):
-            raise EngineError(problem)
+        await _require_same(model)
+        engine.fault = ""
 
     async def _take_back(self, former: _Served, why: BaseException) -> None:
         try:
+            await _require_same(former)
             await self._serve(former)
         except Exception as error:  # whatever it is, the server's weights are not known
             self._engine.fault = (
                 f"the weights before, {former.weights}, could not be loaded again from {str(former.path)!r} "
                 f"({describe(error)}), after a deployment had failed ({describe(why)}); restart the gateway"
             )
+
+
+async def _require_same(model: _Served) -> None:
+    """Refuse a model whose files may be others than those with its hash.
+
+    Raises:
+        EngineError: They may.
+    """
+    if problem := await asyncio.to_thread(changed, model.path, model.weights, model.files):
+        raise EngineError(problem)
 
 
 def trial_fault(made: Generation, version: int) -> str:
@@ -246,116 +267,4 @@ def _order(body: Any) -> _Order:
     is_number = isinstance(drain_s, int | float) and not isinstance(drain_s, bool)
     if not is_number or not 0 <= drain_s <= _MOST_DRAIN_S:
         raise DeployRefusedError(400, f"drain_s={show(drain_s, 100)}: expected seconds from 0 to {_MOST_DRAIN_S:.0f}")
-    return _Order(Path(path), weights, 0.0 if mode == "cut" else float(drain_s))
-
-
-def _files(folder: Path) -> Files:
-    """Return the state of the files of weights in a folder.
-
-    Raises:
-        ConfigError: They are not whole.
-    """
-    found = []
-    for path in weight_files(folder):
-        try:
-            about = path.stat()
-        except OSError as error:
-            raise ConfigError(f"{str(path)!r} cannot be read ({describe(error)}); write the folder again") from None
-        found.append((path.name, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns))
-    return tuple(found)
-
-
-def _changed(model: _Served) -> str:
-    """Return why the files that were just loaded may be others than those with the model's hash; "": they are not."""
-    try:
-        if model.files == _files(model.path):
-            return ""
-        found = model_hash(model.path)
-    except (ConfigError, OSError) as error:
-        return f"{str(model.path)!r} changed while it was loaded: {describe(error)}"
-    if found == model.weights:
-        return ""
-    return (
-        f"{str(model.path)!r} changed before it was loaded: its weights are {found} by now, and were {model.weights}; "
-        "deploy a folder that nobody writes into"
-    )
-
-
-def _check(order: _Order, served: _Served) -> tuple[Files, Files]:
-    """Refuse a model that cannot take the place of the one that serves, before anything is touched.
-
-    Returns the states of the files of both, from before their hashes were computed.
-
-    Raises:
-        ConfigError: It cannot.
-    """
-    where = f"{str(order.path)!r}, as the server reads it"
-    model = find_model(order.path)
-    if model.ranks:
-        raise ConfigError(
-            f"{where}, is a checkpoint of {model.ranks} ranks; export it first (verl-multiturn export MODEL --to DIR)"
-        )
-    files = _files(order.path)
-    if (found := model_hash(order.path)) != order.weights:
-        raise ConfigError(
-            f"{where}, has the weights {found}, and {order.weights} were to be deployed; name the folder that both see"
-        )
-    for name, mine, its in _differences(order.path, served.path):
-        raise ConfigError(
-            f"{where}, has another {name} than the model that serves: {show(mine, 120)} in the place of "
-            f"{show(its, 120)}; deploy a model that was trained from it, or start a gateway with this one"
-        )
-    former = _files(served.path)
-    if (found := model_hash(served.path)) != served.weights:
-        raise ConfigError(
-            f"the folder of the model that serves, {str(served.path)!r}, has the weights {found} by now, and no more "
-            f"{served.weights}, so that a deployment that fails could not be taken back; restart the gateway with the "
-            "new model"
-        )
-    return files, former
-
-
-def _differences(new: Path, served: Path) -> list[tuple[str, Any, Any]]:
-    """Return the parts in which two models differ beside the values of their weights: name, new, served."""
-    found: list[tuple[str, Any, Any]] = []
-    configs = [_config(each) for each in (new, served)]
-    found += [(f"{name} in config.json", *(each.get(name) for each in configs)) for name in _CONFIG]
-    shapes = [tensor_shapes(each) for each in (new, served)]
-    names = sorted(name for name in shapes[0].keys() | shapes[1].keys() if shapes[0].get(name) != shapes[1].get(name))
-    found += [(f"tensor {name}", shapes[0].get(name), shapes[1].get(name)) for name in names[:1]]
-    tokenizers = [_tokenizer(each) for each in (new, served)]
-    vocabularies = [each.get_vocab() for each in tokenizers]
-    found.append(("number of tokens", *map(len, vocabularies)))
-    found.append(("vocabulary", *map(digest_of_vocabulary, vocabularies)))
-    found.append(("chat template", *(each.chat_template for each in tokenizers)))
-    return [each for each in found if each[1] != each[2]]
-
-
-def _config(folder: Path) -> Mapping[str, Any]:
-    """Return a model's `config.json`.
-
-    Raises:
-        ConfigError: It cannot be read.
-    """
-    path = folder / "config.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError(f"it holds {show(found, 100)}")
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} cannot be read ({describe(error)}); write the folder again") from None
-    return found
-
-
-def _tokenizer(folder: Path) -> Any:
-    """Return a model's tokenizer, without its own code.
-
-    Raises:
-        ConfigError: It cannot be loaded.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # of many kinds, for damaged files
-        raise ConfigError(f"{str(folder)!r} has no tokenizer that can be loaded ({describe(error)})") from error
+    return _Order(Path(os.path.realpath(path)), weights, 0.0 if mode == "cut" else float(drain_s))

@@ -1,4 +1,4 @@
-"""`deploy_model`: asks a gateway to serve another model, and follows it to the end."""
+"""`deploy_model`: lets a gateway serve another model, and waits for its end. `deployment_at`: asks how far it is."""
 
 from __future__ import annotations
 
@@ -24,10 +24,25 @@ _SILENT_S = 300.0
 _ENDS = ("done", "failed")
 
 
+def deployment_at(url: str, key: str) -> Mapping[str, Any]:
+    """Return a gateway's report of its last deployment (`gateway.deploy.Deployer.state`).
+
+    Args:
+        url: Address of the gateway.
+        key: Its admin key.
+
+    Raises:
+        ConfigError: The gateway refuses the request.
+        EngineError: It does not answer.
+    """
+    with _client(url.rstrip("/"), key) as client:
+        return _answer(client, "GET", url.rstrip("/") + _PATH, None)
+
+
 def deploy_model(
     folder: Path, url: str, key: str, mode: str, drain_s: float | None, report: Callable[[str], None]
 ) -> Mapping[str, Any]:
-    """Let a gateway serve a model, and return its report (`gateway.deploy.Deployment`) when that is over.
+    """Let a gateway serve a model, and return its report (`gateway.deploy.Deployer.state`) when that is over.
 
     Args:
         folder: Folder of the model in the form of Hugging Face; the gateway reads the same path.
@@ -39,7 +54,7 @@ def deploy_model(
 
     Raises:
         ConfigError: The model is none that can be deployed, or the gateway refuses the request.
-        EngineError: The gateway does not answer.
+        EngineError: The gateway does not answer, or refuses to tell how far it is.
     """
     model = find_model(folder)
     if model.ranks:
@@ -54,9 +69,7 @@ def deploy_model(
     body: dict[str, Any] = {"path": str(path), "hash": weights, "mode": mode}
     if drain_s is not None:
         body["drain_s"] = drain_s
-    route = route_to(address, "--to")
-    headers = {"Authorization": f"Bearer {key}"}
-    with open_client(httpx.Client, route, headers=headers, timeout=_ANSWER_S) as client:
+    with _client(address, key) as client:
         now = _answer(client, "POST", address + _PATH, body)
         shown, heard = "", time.monotonic()
         while True:
@@ -70,9 +83,16 @@ def deploy_model(
             time.sleep(_LOOK_S)
             try:
                 now, heard = _answer(client, "GET", address + _PATH, None), time.monotonic()
+            except ConfigError as error:  # it has begun, so that it is no refusal
+                raise EngineError(str(error)) from None
             except EngineError:
                 if time.monotonic() - heard > _SILENT_S:
                     raise
+
+
+def _client(address: str, key: str) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {key}"}
+    return open_client(httpx.Client, route_to(address, "--to"), headers=headers, timeout=_ANSWER_S)
 
 
 def _answer(client: httpx.Client, method: str, address: str, body: Mapping[str, Any] | None) -> dict[str, Any]:

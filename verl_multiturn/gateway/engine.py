@@ -6,7 +6,8 @@
 
 Invariants:
 - a token has the version of the weights that the server named when it sampled it, an index into `models`; weights that
-  nobody deployed here are an `EngineError`, and the server is not ready any more;
+  nobody deployed here are an `EngineError`, and the server is not ready any more. The same holds if the server has
+  loaded another folder under the old name, as `/update_weights_from_disk` without a `weight_version` does;
 - while it is paused, no generation is under way and none begins;
 - a generation that a pause interrupts goes on after it, from the tokens that it has; nothing of it is lost or twice.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +31,8 @@ from verl_multiturn.rollout.life import stopped
 
 _ABORT_S = 5.0
 """Seconds in which the server returns the tokens of interrupted generations; later ones are sampled anew."""
-
+_AGAIN_S = 0.25
+"""Seconds until the next order to stop one: the server ignores an order for a request that it has not read yet."""
 
 _LOAD_S = 1800.0
 """Seconds in which the server has to load a model."""
@@ -62,6 +65,13 @@ class DeployedEngine(GenerateEngine):
         """Why the server's weights are not known any more, so that nothing is sampled; "" while they are."""
         self._foreign = ""
         """The weights that the last answer named, where nobody deployed them here."""
+        self._place: str | None = None
+        """The folder that the server reports as its model's; None: it has not yet, or reports none."""
+        self._look_lock = asyncio.Lock()
+        self._looked = 0.0
+        """When the last question for this folder was sent (`time.monotonic`)."""
+        self._loads = 0
+        """Beginnings and ends of loading; while it is odd, the folder is none that can be compared."""
         self._open = asyncio.Event()
         self._open.set()
         self._parts: set[_Part] = set()
@@ -106,6 +116,10 @@ class DeployedEngine(GenerateEngine):
         self._idle.clear()
         try:
             return await asyncio.shield(part.task), part.is_cut
+        except EngineError:
+            if part.is_cut and not (self.lost or self.fault):  # a server may answer an order to stop with an error
+                return None, True
+            raise
         except asyncio.CancelledError:
             if part.is_cut and part.task.cancelled() and not _is_cancelled():
                 return None, True
@@ -144,9 +158,10 @@ class DeployedEngine(GenerateEngine):
         parts = list(self._parts)
         for part in parts:
             part.is_cut = True
-        await asyncio.gather(*(self._stop(part.rid) for part in parts))
-        if parts:
-            await asyncio.wait([part.task for part in parts], timeout=_ABORT_S)
+        until = time.monotonic() + _ABORT_S
+        while (running := [part for part in parts if not part.task.done()]) and time.monotonic() < until:
+            await asyncio.gather(*(self._stop(part.rid) for part in running))
+            await asyncio.wait([part.task for part in running], timeout=_AGAIN_S)
         for part in parts:
             part.task.cancel()  # of one that has ended it does nothing
         await self._idle.wait()
@@ -181,24 +196,73 @@ class DeployedEngine(GenerateEngine):
             EngineError: It has not loaded them.
         """
         body = {"model_path": path, "weight_version": weights, "flush_cache": True, "abort_all_requests": False}
+        self._loads += 1
         try:
             # Not watched as generations are: a large model takes minutes, in which the server answers nothing else.
             async with asyncio.timeout(_LOAD_S), self._answer("/update_weights_from_disk", body) as response:
                 answer = await self._read(response)
         except TimeoutError:
             raise EngineError(f"{self.url} has not loaded {path!r} in {_LOAD_S:.0f} s") from None
+        finally:
+            self._loads += 1
         if answer.get("success") is not True:
             raise EngineError(f"{self.url} did not load {path!r}: {show(answer.get('message'), 300)}")
+        if self._place is not None:
+            self._place = path
 
     async def look(self) -> str:
-        """Return why the server cannot serve now, as when somebody else has swapped its weights; "" if it can."""
+        """Return why the server cannot serve now, as when somebody else has swapped its weights; "" if it can.
+
+        A server that was away serves again once it answers with the weights that were deployed last. The gateway calls
+        it from time to time.
+        """
         if self._open.is_set() and not self.fault:
             try:
                 await self.check()
-            except ConfigError as error:
+                await self._check_place()
+            except (ConfigError, EngineError) as error:
                 return str(error)
             self._foreign = ""
+            if self.lost and await self.answered():
+                self.revive()
         return self.lost or self.fault or self._foreign
+
+    def restart(self) -> None:
+        """Take requests again: the server was started anew with the weights that were deployed last."""
+        self.fault = self._foreign = ""
+        self._place = None
+        self.revive()
+
+    async def _sample(self, ask: Ask, rid: str) -> Generation:
+        made = await super()._sample(ask, rid)
+        await self._check_place()
+        return made
+
+    async def _check_place(self) -> None:
+        """Refuse what a server has sampled until now if it has loaded a folder that was not deployed here.
+
+        One question serves all generations that ended before it was sent.
+
+        Raises:
+            EngineError: It has, or it does not answer.
+        """
+        ended = time.monotonic()
+        async with self._look_lock:
+            if self._looked > ended:
+                return
+            sent, loads = time.monotonic(), self._loads
+            found = (await self._get("/get_model_info")).get("model_path")
+            if not isinstance(found, str) or loads % 2 or loads != self._loads:
+                return
+            self._looked = sent
+        if self._place is None:
+            self._place = found
+        if found != self._place:
+            self.fault = (
+                f"{self.url} has loaded {found!r}, which was not deployed here, under the name of {self._place!r}; "
+                "deploy a model anew, so that its hash is known"
+            )
+            raise EngineError(self.fault)
 
     def _version(self, weights: Any) -> int:
         if weights not in self.models:

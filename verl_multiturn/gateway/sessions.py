@@ -84,6 +84,7 @@ class SessionStore:
         server: Lets agents in.
         models: Returns the hashes of the weights that were deployed, in order.
         about: What is known of the model, for the run's file, as `run_file.gateway_run` has it.
+        sampling: Sampling parameters of all generations.
 
     Raises:
         HeldError: Users are being forgotten there.
@@ -99,8 +100,10 @@ class SessionStore:
         server: ProxyServer,
         models: Callable[[], Sequence[str]],
         about: Mapping[str, Any],
+        sampling: Mapping[str, Any],
     ) -> None:
         self._settings, self._server, self._models, self._folder = settings, server, models, folder
+        self._sampling = sampling
         self._files = GatewayFiles(folder, settings, about, self._kept, run.reader.decode)
         self._index = SessionIndex(folder)
         self._numbers: Counter[str] = Counter()
@@ -318,9 +321,9 @@ class SessionStore:
         opened.record = asyncio.get_running_loop().create_future()
         try:
             with live(life, opened.files.recorder):
-                outcome, receipts = await self._endpoint.run(life.id, life.row, {})
+                outcome, receipts = await self._endpoint.run(life.id, life.row, self._sampling)
                 life.model = list(self._models())
-                life.complete(outcome, receipts, life.row, {}, None, False)
+                life.complete(outcome, receipts, life.row, self._sampling, None, False)
         except Exception as error:
             logger.error("session %s failed: %s", life.id, describe(error))
         if life.generations is None and not opened.record.done():

@@ -245,7 +245,7 @@ def _evaluate(run: Path, step: int) -> None:
         if wanted.deploy_to is not None and point.state == "evaluated":
             point = point.model_copy(update={"at": time.time()})
             to = wanted.deploy_to, wanted.deploy_key_env or "", wanted.deploy_if
-            point = deploy_point(run, point, out / "model", *to)
+            point = deploy_point(run, point, out / "model", *to, partial(_skip_older, run))
     except Exception as error:  # the disk is full, or somebody removed a file: of this checkpoint alone
         point = Point(step=step, state="failed", why=f"{type(error).__name__}: {error}")
     for path in (held, waiting, out / "model"):

@@ -14,6 +14,7 @@ from tests.conftest import ROOT
 from tests.support.weights_server import WeightsServer
 from verl_multiturn.errors import EngineError
 from verl_multiturn.gateway import deploy
+from verl_multiturn.gateway import engine as engine_module
 from verl_multiturn.gateway.deploy import Deployer, DeployRefusedError
 from verl_multiturn.gateway.engine import DeployedEngine
 from verl_multiturn.models.hash import model_hash
@@ -183,7 +184,7 @@ async def test_the_old_weights_cannot_be_loaded_again_either(models: dict[int, P
 async def test_a_folder_that_is_written_into_after_its_check_is_taken_back(
     models: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, check = tmp_path / "new", deploy._check
+    folder, check = tmp_path / "new", deploy.check_candidate
     shutil.copytree(models[6], folder)
 
     def check_and_write(*given: Any) -> Any:
@@ -191,13 +192,13 @@ async def test_a_folder_that_is_written_into_after_its_check_is_taken_back(
         shutil.copy(models[7] / "model.safetensors", folder)
         return found
 
-    monkeypatch.setattr(deploy, "_check", check_and_write)
+    monkeypatch.setattr(deploy, "check_candidate", check_and_write)
     async with serving(models) as (server, engine, deployer):
         deployer.begin(order(folder))
         now = await deployer.wait()
         assert now.state == "failed"
         assert f"its weights are {model_hash(models[7])} by now, and were {model_hash(models[6])}" in now.error
-        assert server.loaded == [str(folder), str(models[5])]
+        assert server.loaded == []
         made = await engine.generate(ask())
         assert (made.ids, made.versions, engine.models) == ([5] * 4, [0] * 4, [model_hash(models[5])])
 
@@ -218,6 +219,142 @@ async def test_a_mistake_in_the_trial_takes_the_weights_back(
         assert (now.state, tried) == ("failed", [1, 0])
         assert "ZeroDivisionError" in now.error
         assert (await engine.generate(ask())).ids == [5] * 4
+
+
+async def test_an_order_to_stop_that_the_server_has_missed_is_repeated(
+    models: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_ABORT_S", 60.0)
+    async with serving(models, step_s=0.002) as (server, engine, deployer):
+        server.deaf = 2
+        running = asyncio.ensure_future(engine.generate(ask(1500)))
+        await asyncio.sleep(0.05)
+        deployer.begin(order(models[6], mode="cut"))
+        assert (await deployer.wait()).state == "done"
+        made = await running
+        assert (made.ids[0], made.versions[0], made.ids[-1], made.versions[-1]) == (5, 0, 6, 1)
+
+
+async def test_an_error_in_the_place_of_a_generation_that_is_cut(models: dict[int, Path]) -> None:
+    async with serving(models, step_s=0.002) as (server, engine, deployer):
+        server.abort_status = 500
+        running = asyncio.ensure_future(engine.generate(ask(1500)))
+        await asyncio.sleep(0.05)
+        deployer.begin(order(models[6], mode="cut"))
+        assert (await deployer.wait()).state == "done"
+        made = await running
+        assert (made.ids, made.versions) == ([6] * 1500, [1] * 1500)
+
+
+async def test_a_trial_without_an_end_is_taken_back(models: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deploy, "_TRIAL_S", 0.2)
+    async with serving(models) as (server, engine, deployer):
+        server.hanging_tokens = {6}
+        deployer.begin(order(models[6]))
+        now = await deployer.wait()
+        assert (now.state, server.loaded) == ("failed", [str(models[6]), str(models[5])])
+        assert "did not end their trial in 0.2 s" in now.error
+        assert (await engine.generate(ask())).ids == [5] * 4
+
+
+async def test_a_gateway_that_is_closed_while_weights_are_loaded(models: dict[int, Path]) -> None:
+    async with serving(models, step_s=0.05) as (server, engine, deployer):
+        deployer.begin(order(models[6]))
+        await server.loads.wait()
+        await deployer.aclose()
+        now = await deployer.wait()
+        assert (now.state, now.error) == ("failed", "the gateway was closed")
+        assert server.loaded[-1] == str(models[5])
+        assert (server.version, engine.models) == (model_hash(models[5]), [model_hash(models[5])])
+
+
+async def test_links_that_change_later(models: dict[int, Path], tmp_path: Path) -> None:
+    served, newest = tmp_path / "served", tmp_path / "newest"
+    served.symlink_to(models[5])
+    newest.symlink_to(models[6])
+    async with serving(models) as (server, engine, _):
+        deployer = Deployer(engine, served, TRIAL)
+        served.unlink()
+        deployer.begin(order(newest))
+        newest.unlink()
+        newest.symlink_to(models[7])
+        assert (await deployer.wait()).error == ""
+        assert deployer.state()["serves_path"] == str(models[6])
+        deployer.begin(order(newest))
+        assert (await deployer.wait()).error == ""
+        assert server.loaded == [str(models[6]), str(models[7])]
+
+
+async def test_a_report_names_what_serves_until_the_new_weights_do(models: dict[int, Path]) -> None:
+    serves = model_hash(models[5]), str(models[5])
+    async with serving(models) as (server, _, deployer):
+        seen = []
+
+        def seeing(folder: Path) -> int:
+            seen.append(deployer.state())
+            return token_of(folder)
+
+        server.token_of = seeing
+        deployer.begin(order(models[6]))
+        await deployer.wait()
+        seen.append(deployer.state())
+        assert [(each["state"], each["serves"], each["serves_path"]) for each in seen] == [
+            ("loading", *serves),
+            ("done", model_hash(models[6]), str(models[6])),
+        ]
+
+
+async def test_weights_that_somebody_else_swapped_under_the_old_name(models: dict[int, Path]) -> None:
+    async with serving(models) as (server, engine, deployer):
+        assert (await engine.generate(ask())).versions == [0] * 4
+        server.token, server.place = 7, "/elsewhere"
+        with pytest.raises(
+            EngineError, match="has loaded '/elsewhere', which was not deployed here, under the name of"
+        ):
+            await engine.generate(ask())
+        assert "'/elsewhere'" in await engine.look()
+        deployer.begin(order(models[6]))
+        assert (await deployer.wait()).error == ""
+        made = await engine.generate(ask())
+        assert (made.ids, made.versions, await engine.look()) == ([6] * 4, [1] * 4, "")
+        server.token, server.place = 7, "/elsewhere"
+        assert "which was not deployed here" in await engine.look()
+
+
+async def test_one_question_serves_all_generations_that_ended_before_it(models: dict[int, Path]) -> None:
+    async with serving(models, step_s=0.01) as (_, engine, _):
+        asked: list[str] = []
+        real = engine._get
+
+        async def counted(path: str) -> dict[str, Any]:
+            asked.append(path)
+            await asyncio.sleep(0.2)
+            return await real(path)
+
+        engine._get = counted  # type: ignore[method-assign]
+        await asyncio.gather(*(engine.generate(ask()) for _ in range(20)))
+        assert 0 < len(asked) < 10
+
+
+async def test_a_look_while_weights_are_loaded_is_no_fault(models: dict[int, Path]) -> None:
+    async with serving(models, step_s=0.02) as (server, engine, _):
+        assert await engine.look() == ""
+        real, held = engine._get, asyncio.Event()
+
+        async def late(path: str) -> dict[str, Any]:
+            found = await real(path)
+            await held.wait()
+            return found
+
+        engine._get = late  # type: ignore[method-assign]
+        looking = asyncio.ensure_future(engine._check_place())
+        await asyncio.sleep(0.05)
+        engine._get = real  # type: ignore[method-assign]
+        async with engine.paused(0):
+            await engine.load(str(models[6]), server.version)
+        held.set()
+        await looking
+        assert engine.fault == ""
 
 
 async def test_weights_that_somebody_else_swapped(models: dict[int, Path]) -> None:
@@ -242,6 +379,14 @@ def changed(models: dict[int, Path], to: Path, change: str) -> Path:
         tokenizer.write_text(json.dumps(held))
     elif change == "architecture":
         config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "qwen3"}))
+    elif change == "positions":
+        held = json.loads(config.read_text())
+        config.write_text(json.dumps({**held, "rope_parameters": {**held["rope_parameters"], "rope_theta": 1e6}}))
+    elif change == "tail":
+        with (folder / "model.safetensors").open("ab") as file:
+            file.write(b"more")
+    elif change == "second file":
+        shutil.copy(models[7] / "model.safetensors", folder / "more.safetensors")
     elif change == "template":
         (folder / "chat_template.jinja").write_text("{{ messages }}")
     elif change == "half":
@@ -268,6 +413,9 @@ def changed(models: dict[int, Path], to: Path, change: str) -> Path:
     [
         ("vocabulary", "has another vocabulary than the model that serves"),
         ("architecture", "has another model_type in config.json than the model that serves: 'qwen3'"),
+        ("positions", "has another rope_parameters in config.json than the model that serves"),
+        ("tail", "model.safetensors' cannot be loaded ("),
+        ("second file", "holds 'more.safetensors' beside 'model.safetensors', and a server may load both"),
         ("template", "has another chat template than the model that serves"),
         ("half", "is no whole file of safetensors (it is cut short"),
         ("tensor", "has another tensor "),
@@ -286,6 +434,29 @@ async def test_a_model_that_cannot_take_its_place_touches_nothing(
         now = await deployer.wait()
         assert (now.state, server.loaded) == ("failed", [])
         assert message in now.error
+
+
+def in_float32(folder: Path) -> None:
+    """Write a model's weights in another precision, and its configuration as another program spells it."""
+    from safetensors.torch import load_file, save_file
+
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    save_file({name: tensor.float() for name, tensor in load_file(weights).items()}, weights)
+    held = json.loads(config.read_text())
+    names = ("dtype", "rope_parameters", "layer_types", "use_cache")
+    spelled = {"torch_dtype": "float32", "rope_theta": 10000.0, "eos_token_id": [2, 5]}
+    config.write_text(json.dumps({**{name: each for name, each in held.items() if name not in names}, **spelled}))
+
+
+async def test_weights_in_another_precision_are_cast_by_the_server(models: dict[int, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "wide"
+    shutil.copytree(models[6], folder)
+    in_float32(folder)
+    async with serving(models) as (server, _, deployer):
+        server.token_of = lambda folder: 6
+        deployer.begin(order(folder))
+        now = await deployer.wait()
+        assert (now.state, now.error) == ("done", "")
 
 
 async def test_the_model_that_serves_is_gone(models: dict[int, Path], tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def test_an_unknown_recipe_is_refused(tmp_path: Path) -> None:
 def test_every_recipe_has_its_settings_beside_the_originals(recipe: str) -> None:
     text = (RECIPES / recipe / "README.md").read_text(encoding="utf-8")
     own = ("smollm2", "quickstart", "ask_first", "errands", "frozen_lake", "proxy_quickstart", "repair", "from_records")
-    own += ("tictactoe",)
+    own += ("tictactoe", "closed_loop")
     if recipe in own:
         assert "There is no original" in text or recipe == "quickstart"
         return
@@ -297,7 +297,8 @@ def test_every_recipe_has_its_settings_beside_the_originals(recipe: str) -> None
 @pytest.mark.parametrize(
     "recipe",
     sorted(
-        {path.parent.name for path in RECIPES.glob("*/run.sh")} - {"quickstart", "proxy_quickstart", "from_records"}
+        {path.parent.name for path in RECIPES.glob("*/run.sh")}
+        - {"quickstart", "proxy_quickstart", "from_records", "closed_loop"}
     ),
 )
 def test_a_run_neither_loses_its_model_nor_fills_the_disk(recipe: str) -> None:

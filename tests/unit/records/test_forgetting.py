@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.gateway_samples import BEGAN, START, GatewaySamples
+from verl_multiturn.cli import sessions
 from verl_multiturn.cli.sessions import sessions_app
 from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.records.index.index import Index
@@ -166,6 +167,44 @@ def test_a_kill_at_any_change_is_finished_by_a_repeated_command(
         hold(folder / LOCK, alone=False).close()
         assert seen(folder) == {"bob"}, number
         assert is_well(folder), number
+
+
+def test_a_kill_before_the_end_of_the_report_does_not_lose_the_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, words = gateway(tmp_path / "records"), ["--models", str(tmp_path / "runs")]
+    (tmp_path / "runs" / "one" / "data").mkdir(parents=True)
+    (tmp_path / "runs" / "one" / "data" / "lineage.jsonl").write_text('{"row": 0, "request_id": "ann-0"}\n')
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions, "_told", lambda *_: 1 // 0)  # nothing of the last line is printed
+        found = CliRunner().invoke(sessions_app, ["forget", "--user", "ann", "--records", str(folder), *words])
+        assert isinstance(found.exception, ZeroDivisionError)
+    assert seen(folder) == {"ann", "bob"}, "the ids are the last trace"
+    status, said, last = told("--user", "ann", "--records", str(folder), *words)
+    assert status == 0
+    assert (last["sessions"], [each["sessions"] for each in last["models"]]) == (4, [1])
+    assert f"{tmp_path / 'runs' / 'one'} learned from 1 of these sessions" in said
+    assert seen(folder) == {"bob"}
+
+
+def test_a_kill_as_ids_are_noted_keeps_those_of_the_command_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = gateway(tmp_path / "records")
+    (folder / LOCK).write_bytes(b'\n["ann-of-before"]\n["torn')
+    noted: list[bytes] = []
+
+    def killed(value: Any) -> bytes:
+        noted.append((folder / LOCK).read_bytes())
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(forgetting.orjson, "dumps", lambda value: killed(value) if isinstance(value, list) else b'"ann"')
+        with pytest.raises(Killed):
+            forget_user(folder, "ann")
+    assert noted
+    assert forget_user(folder, "ann").sessions == {"ann-of-before", "ann-running", "ann-0", "ann-2", "ann-4"}
+    assert seen(folder) == {"bob"}
 
 
 def test_a_torn_member_goes_with_the_user(tmp_path: Path) -> None:

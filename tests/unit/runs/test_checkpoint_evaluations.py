@@ -2,9 +2,7 @@
 
 import errno
 import json
-import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import yaml
 from tests.support.evaluation_samples import write_evaluation
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.points import FOLDER, Point, add_point, read_points
-from verl_multiturn.runs import checkpoint_deployments as deployments
 from verl_multiturn.runs import checkpoint_evaluations as evaluations
 from verl_multiturn.runs.checkpoint_evaluations import CheckpointOptions, has_left, put, started_as, work
 
@@ -228,64 +225,3 @@ def test_points_are_read_by_step_and_torn_lines_left_out(tmp_path: Path) -> None
     with (tmp_path / FOLDER / "points.jsonl").open("a") as file:
         file.write(json.dumps({"step": 15})[:-3] + "\n")
     assert [(point.step, point.avg) for point in read_points(tmp_path)] == [(5, 0.25), (10, 0.75)]
-
-
-GATEWAY = replace(WANTED, deploy_to="http://127.0.0.1:1", deploy_key_env="KEY")
-EXPORTED = RIGHT + "; import os; os.makedirs(sys.argv[1] + '/model')"
-DEPLOYS = "import sys, json; open(sys.argv[2], 'a').write(sys.argv[1] + ' '); print(json.dumps({'model': '00ff'}))"
-
-
-def deploys(run: Path, monkeypatch: pytest.MonkeyPatch, program: str = DEPLOYS) -> Path:
-    """Let a program deploy, which gets the model's folder and a file to note it in; return that file."""
-    noted = run / "deployed"
-    command = [sys.executable, "-I", "-S", "-c", program]
-    monkeypatch.setattr(deployments, "deploy_command", lambda model, to, env: [*command, model.name, str(noted)])
-    return noted
-
-
-def test_a_checkpoint_that_is_better_than_the_one_that_serves_is_deployed(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noted = deploys(run, monkeypatch)
-    child(monkeypatch, EXPORTED)
-    for step in (5, 10):
-        place(run, step, wanted=GATEWAY)
-        assert work(run) == 1
-    shutil.rmtree(run / "made")
-    write_evaluation(run / "made", {0: [1.0, 1.0], 1: [1.0, 1.0]})
-    place(run, 15, wanted=GATEWAY)
-    assert work(run) == 1
-    assert [(point.step, point.deployed, point.not_deployed) for point in read_points(run)] == [
-        (5, True, ""),
-        (10, False, "its mean reward is not above that of the one that serves"),
-        (15, True, ""),
-    ]
-    assert noted.read_text() == "step_5 step_15 "
-    assert sorted(path.name for path in (run / FOLDER / "deployed").iterdir()) == ["step_15", "step_5"]
-    assert not (run / FOLDER / "step_10" / "model").exists()
-
-
-def test_all_checkpoints_are_deployed_where_that_is_set_and_two_folders_stay(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noted = deploys(run, monkeypatch)
-    child(monkeypatch, EXPORTED)
-    for step in (5, 10, 15):
-        place(run, step, wanted=replace(GATEWAY, deploy_if="always"))
-        assert work(run) == 1
-    assert noted.read_text() == "step_5 step_10 step_15 "
-    assert sorted(path.name for path in (run / FOLDER / "deployed").iterdir()) == ["step_10", "step_15"]
-
-
-@pytest.mark.parametrize("program", ["raise SystemExit(1)", "import time; time.sleep(600)"])
-def test_a_deployment_that_fails_costs_itself_alone(run: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    deploys(run, monkeypatch, program)
-    if "sleep" in program:
-        monkeypatch.setattr(deployments, "DEPLOY_S", 0.5)
-    child(monkeypatch, EXPORTED)
-    place(run, 5, wanted=GATEWAY)
-    assert work(run) == 1
-    (point,) = read_points(run)
-    assert (point.state, point.deployed) == ("evaluated", False)
-    assert "verl-multiturn deploy ended with status" in point.not_deployed
-    assert list((run / FOLDER / "deployed").iterdir()) == []

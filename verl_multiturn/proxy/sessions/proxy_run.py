@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from verl_multiturn.certificate.receipts import ReceiptingEngine
+from verl_multiturn.chat.codec import ChatCodec
+from verl_multiturn.chat.images import ReadImages, as_they_are
+from verl_multiturn.chat.parsing.turns import CallParser
+from verl_multiturn.config import ProxySettings
 from verl_multiturn.proxy.opponents.draw import Opponents
 from verl_multiturn.proxy.sessions.rendering import PromptRenderer
 from verl_multiturn.proxy.sessions.roles import Roles
@@ -40,3 +46,47 @@ class ProxyRun:
     invalid then, and a client's of a gateway may wait."""
     opponents: Opponents | None = None
     """Who else plays roles; None: nobody."""
+
+
+def build_proxy_run(
+    engine: ReceiptingEngine,
+    codec: ChatCodec,
+    end_ids: Sequence[int],
+    parser: CallParser,
+    tokenizer: Any,
+    marks: Sequence[tuple[str, str]],
+    limits: Limits,
+    fill_id: int,
+    settings: ProxySettings,
+    select: Select | None = None,
+    opponents: Opponents | None = None,
+    read_images: ReadImages = as_they_are,
+) -> ProxyRun:
+    """Build the state of all sessions, for a training, an evaluation, the gateway and `serve`.
+
+    Args:
+        engine: Samples, and keeps the receipts.
+        codec: Renders requests; nothing else uses it, since that happens in a thread.
+        end_ids: Token ids that end a turn.
+        parser: Reads the calls of a generation.
+        tokenizer: The model's tokenizer.
+        marks: Pairs of texts that open and close a reasoning section.
+        limits: How long a row may be.
+        fill_id: Token id of the prompt of a session without requests.
+        settings: Those of the endpoint.
+        select: Chooses the completions to train; None: all are.
+        opponents: Who else plays roles; None: nobody.
+        read_images: Loads the images of a request.
+    """
+    return ProxyRun(
+        engine=engine,
+        renderer=PromptRenderer(codec, end_ids, read_images),
+        reader=TurnReader(parser, tokenizer, end_ids, marks),
+        limits=limits,
+        fill_id=fill_id,
+        max_completions=settings.max_completions,
+        max_rows=settings.max_rows,
+        select=select,
+        roles=Roles.of(settings),
+        opponents=opponents,
+    )

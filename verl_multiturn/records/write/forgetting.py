@@ -5,8 +5,8 @@
 Invariants:
 - each file is replaced whole, or not at all; the records of others stay byte by byte where their gzip member holds none
   of the user's;
-- the ids lie in the lock file until all is done, so that a repeated command finishes what a kill cut off, and no
-  gateway begins before (`locks.hold`);
+- the ids lie in the lock file until all is done and reported, so that a repeated command finishes what a kill cut off,
+  names the models once more, and no gateway begins before (`locks.hold`);
 - stretches that cannot be read go from a file that has traces of the user: they may hold more of them;
 - a file that is not ours is never changed. If it names a session, the result says so.
 """
@@ -65,12 +65,14 @@ class Forgotten:
     """Files of the folder that are not ours, and name a session."""
 
 
-def forget_user(folder: Path, user: str) -> Forgotten:
+def forget_user(folder: Path, user: str, report: Callable[[Forgotten], None] = lambda found: None) -> Forgotten:
     """Remove every trace of a user's sessions; the command `sessions forget` calls it.
 
     Args:
         folder: Folder of the records of a gateway that does not run.
         user: The user, as the sessions' starts have it.
+        report: Gets the result before the sessions' ids are given up, as their last trace. What it raises leaves them,
+            and so does a kill.
 
     Raises:
         HeldError: A gateway runs on the folder, or another such command.
@@ -84,7 +86,8 @@ def forget_user(folder: Path, user: str) -> Forgotten:
         ids = _pending(lock) | _sessions_of(folder, user)
         found = Forgotten(frozenset(ids))
         if not ids:
-            lock.truncate(0)
+            report(found)
+            lock.truncate(0)  # half a note
             return found
         _note(lock, ids)
         for path in [*folder.iterdir(), *(folder / joins.FOLDER).glob(".*")]:
@@ -97,22 +100,25 @@ def forget_user(folder: Path, user: str) -> Forgotten:
         found.elsewhere = _elsewhere(folder, ids)
         for path in sorted(folder.glob(f"*{SESSIONS}")):  # last: they say whose sessions these were
             _forget_session_lines(path, ids, found)
+        report(found)
         lock.truncate(0)
         os.fsync(lock.fileno())
     return found
 
 
 def _pending(lock: BinaryIO) -> set[str]:
-    """Return the ids that a command before this one did not finish."""
+    """Return the ids that commands before this one did not finish."""
     lock.seek(0)
-    with contextlib.suppress(orjson.JSONDecodeError):  # it was cut off as it noted them, and had removed nothing
-        return {str(each) for each in orjson.loads(lock.read())}
-    return set()
+    found: set[str] = set()
+    for line in lock.read().splitlines():
+        with contextlib.suppress(orjson.JSONDecodeError):  # it was cut off as it noted them, and had removed nothing
+            found |= {str(each) for each in orjson.loads(line)}
+    return found
 
 
 def _note(lock: BinaryIO, ids: Collection[str]) -> None:
-    lock.truncate(0)  # the file is open for appending
-    lock.write(orjson.dumps(sorted(ids)))
+    # Behind those of a command that was cut off: a kill between the two would lose them.
+    lock.write(b"\n" + orjson.dumps(sorted(ids)))
     lock.flush()
     os.fsync(lock.fileno())
 

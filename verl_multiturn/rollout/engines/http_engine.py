@@ -97,6 +97,10 @@ class HttpEngine:
         for task in self._asked:
             task.cancel()
 
+    def revive(self) -> None:
+        """Take requests again after `give_up`: the server answers again, or was started anew."""
+        self.lost, self._watch = "", None
+
     async def check(self) -> None:
         """Refuse a server that does not serve the model, before the first request.
 

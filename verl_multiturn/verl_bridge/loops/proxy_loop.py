@@ -11,11 +11,8 @@ from verl_multiturn.config import PATH
 from verl_multiturn.harnesses.runners import build_runner
 from verl_multiturn.proxy.endpoint import GOOD_AFTER_S, Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
-from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
-from verl_multiturn.proxy.sessions.rendering import PromptRenderer
-from verl_multiturn.proxy.sessions.roles import Roles
+from verl_multiturn.proxy.sessions.proxy_run import ProxyRun, build_proxy_run
 from verl_multiturn.proxy.sessions.rows import load_select
-from verl_multiturn.proxy.sessions.turn_reading import TurnReader
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.loops.agent_loop import shared_runner, spare_loaded
 from verl_multiturn.verl_bridge.loops.life import follow, note_score
@@ -101,17 +98,19 @@ def build_run(runner: Runner) -> ProxyRun:
         processor=model.processor,
         mm_processor_kwargs=plain_dict(config.data.get("mm_processor_kwargs")),
     )
-    return ProxyRun(
-        engine=runner.engine,
-        renderer=PromptRenderer(chat.codec, chat.end_ids, model.read_images),
-        reader=TurnReader(runner.parser, model.tokenizer, chat.end_ids, reasoning_marks(model.tokenizer)),
-        limits=runner.limits,
-        fill_id=runner.output_settings.fill_id,
-        max_completions=proxy.max_completions,
-        max_rows=proxy.max_rows,
-        select=load_select(proxy.select, f"{PATH}.proxy.select"),
-        roles=Roles.of(proxy),
-        opponents=build_opponents(config, proxy, runner.outages, OPPONENT_S),
+    return build_proxy_run(
+        runner.engine,
+        chat.codec,
+        chat.end_ids,
+        runner.parser,
+        model.tokenizer,
+        reasoning_marks(model.tokenizer),
+        runner.limits,
+        runner.output_settings.fill_id,
+        proxy,
+        load_select(proxy.select, f"{PATH}.proxy.select"),
+        build_opponents(config, proxy, runner.outages, OPPONENT_S),
+        model.read_images,
     )
 
 

@@ -109,6 +109,11 @@ class SglangChild:
         """Return the id of the process, which leads the group of all that it starts."""
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the process has ended."""
+        return self._process.poll() is not None
+
     async def ready(self, engine: HttpEngine) -> float:
         """Wait until it serves the model, and return the seconds since its start; give `engine` up when it ends later.
 

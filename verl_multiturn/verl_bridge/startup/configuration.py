@@ -25,7 +25,7 @@ from verl_multiturn.runs.run_folder import OwnFiles
 from verl_multiturn.verl_bridge.startup.derive import complete, copy_settings, make_absolute, move_old_key, unify_name
 from verl_multiturn.verl_bridge.startup.own_code import check_own_code, has_other_environment
 from verl_multiturn.verl_bridge.startup.ray_cpus import required_ray_cpus
-from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, LAST, SETTINGS, VALUES
+from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, LAST, SETTINGS, VALUES, WITHOUT_ROWS
 from verl_multiturn.verl_bridge.startup.refusals.files import models_of
 from verl_multiturn.verl_bridge.startup.table import check
 from verl_multiturn.verl_bridge.startup.versions import check_versions
@@ -61,7 +61,7 @@ def prepare_config(config: DictConfig) -> None:
     complete(run)
 
 
-def check_run(config: DictConfig, is_training: bool = True) -> None:
+def check_run(config: DictConfig, is_training: bool = True, has_rows: bool = True) -> None:
     """Check everything that a run needs on the machine of its start, and complete its configuration in place.
 
     `StartUpCheck` calls it for a training and `eval` for an evaluation. In this order: the versions of verl and SGLang,
@@ -71,6 +71,7 @@ def check_run(config: DictConfig, is_training: bool = True) -> None:
         config: verl's whole configuration.
         is_training: False for an evaluation: it starts no Ray, fills no batches, reports to no logger, and imports the
             user's code in this process before its first conversation.
+        has_rows: Whether the run reads files of rows, as a gateway does not.
 
     Raises:
         ConfigError: The run cannot work; the message names the setting, its value and the remedy.
@@ -79,7 +80,7 @@ def check_run(config: DictConfig, is_training: bool = True) -> None:
     if is_training:
         require_places(OmegaConf.select(config, "ray_kwargs.ray_init") or {}, os.environ)
     run = RunView(config)
-    check(run, VALUES + FILES)
+    check(run, VALUES + (FILES if has_rows else WITHOUT_ROWS))
     make_absolute(config, models_of(run))
     is_imported = is_training and not has_other_environment(config)
     prepare_config(config)

@@ -34,6 +34,9 @@ VALUES = [Section("Values by themselves", [*values.VALUES, *loggers.NAMES])]
 FILES = [Section("Files and folders", files.FILES)]
 """Checked before all that needs them; they lie on the machine of the run alone."""
 
+WITHOUT_ROWS = [Section("Files and folders", [each for each in files.FILES if each is not files.check_data])]
+"""`FILES` of a run that reads no rows."""
+
 BEFORE_PLATFORM = [
     Section("Places of settings", loops.PLACES),
     Section("Trainer", trainer.TRAINER),
