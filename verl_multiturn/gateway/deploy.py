@@ -204,6 +204,8 @@ class Deployer:
                 made = await engine.sample_alone(Ask("trial", model.ids, {"temperature": 0.0}, _TRIAL_TOKENS))
         except TimeoutError:
             raise EngineError(f"the weights {model.weights} did not end their trial in {_TRIAL_S:g} s") from None
+        except EngineError as error:  # SGLang has null for a log-probability that is no number
+            raise EngineError(f"the weights {model.weights} failed their trial: {error}") from error
         if problem := trial_fault(made, engine.models.index(model.weights)):
             raise EngineError(f"the weights {model.weights} failed their trial: {problem}")
         await _require_same(model)
