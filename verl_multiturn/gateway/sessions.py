@@ -112,8 +112,8 @@ class SessionStore:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._care: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
-        self._is_cleaning = False
-        """Whether old files are being removed, in a thread."""
+        self._rebuilding: asyncio.Task[None] | None = None
+        """Reads the index anew, since files were removed."""
         self.counts: Counter[str] = Counter()
         """How often each thing happened since the start: `sessions`, `rewards`, `repeats`, `ends`, and `dropped`, ends
         without a record that was to be kept."""
@@ -270,6 +270,8 @@ class SessionStore:
         self._closing.set()
         if self._care is not None:
             await asyncio.wait({self._care})
+        if self._rebuilding is not None:
+            await asyncio.wait({self._rebuilding})
         await self._end_all([opened for opened in self._open.values() if opened.address is not None], "closed")
         for opened in self._open.values():
             logger.error("session %s is lost: the disk did not take its record or its end", opened.life.id)
@@ -403,11 +405,26 @@ class SessionStore:
         return {"event": event, "at": at, "session_id": session_id, **entries}
 
     def _refresh(self) -> None:
-        if not self._is_cleaning:
-            self._count(self._index.refresh())
+        """Read what gateways have written since."""
+        found = self._index.grow() if self._rebuilding is None else None
+        if found is not None:
+            self._count(found)
             return
-        for path in self._index.files:  # files that went away wait for the new index
+        if self._rebuilding is None:  # in a thread: of a large folder it takes seconds
+            self._rebuilding = asyncio.ensure_future(self._rebuild())
+        for path in self._index.files:
             self._count(self._index.read_on(path))
+
+    async def _rebuild(self) -> None:
+        """Forget the sessions of files that went away."""
+        index = SessionIndex(self._folder)
+        try:
+            names = await asyncio.to_thread(index.refresh)
+        finally:
+            self._rebuilding = None
+        self._index = index
+        self._count(names)
+        self._refresh()
 
     def _count(self, names: set[str]) -> None:
         """Note how many sessions each task has had."""
@@ -418,36 +435,24 @@ class SessionStore:
 
     async def _take_care(self) -> None:
         """End sessions that are idle or late, begin new files, and remove old ones, until the gateway closes."""
-        again_at = 0.0
-        while not await self._is_closing_in(min(_LOOK_S, self._settings.idle_s)):
+        pause_s = 0.0
+        while not await self._is_closing_in(max(pause_s, min(_LOOK_S, self._settings.idle_s))):
+            pause_s = 0.0
             try:
-                if time.monotonic() >= again_at:
-                    for why, sessions in (await self._due()).items():
-                        if not await self._end_all(sessions, why):
-                            again_at = time.monotonic() + _AGAIN_S
+                for why, sessions in (await self._due()).items():
+                    if not await self._end_all(sessions, why):
+                        pause_s = _AGAIN_S
                 await self._files.renew()
-                await self._clean()
+                if await self._files.clean():
+                    self._refresh()
             except Exception as error:  # a full disk, or a mistake of ours, must not end the care for good
                 logger.error("the gateway cannot take care of its files: %s", describe(error))
+                pause_s = _AGAIN_S
 
     async def _is_closing_in(self, seconds: float) -> bool:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closing.wait(), seconds)
         return self._closing.is_set()
-
-    async def _clean(self) -> None:
-        """Remove old files, and forget their sessions."""
-        self._is_cleaning = True
-        try:
-            if not await self._files.clean():
-                return
-            index = SessionIndex(self._folder)
-            names = await asyncio.to_thread(index.refresh)  # of a large folder it takes seconds
-        finally:
-            self._is_cleaning = False
-        self._index = index
-        self._count(names)
-        self._refresh()
 
     async def _due(self) -> dict[str, list[_Open]]:
         """Return the sessions that are to be ended, by the cause."""
