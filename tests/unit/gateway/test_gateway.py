@@ -250,7 +250,7 @@ async def test_old_sessions_go_and_their_keys_too(tmp_path: Path) -> None:
     day = 0.5 / 86400
     async with serving(tmp_path, "two", "two", retain_days=day) as client:
         name, key = await client.session(user="u")
-        await until(lambda: name not in client.gateway.store._index.sessions)
+        await until(lambda: name not in client.gateway.store.known._index.sessions)
         assert name not in written(tmp_path)
         assert (await client.post("/rl/set_reward", key, {"reward": 1}))[0] == 401
         assert (await client.post("/rl/end_session", ADMIN, {"session_id": name}))[0] == 404

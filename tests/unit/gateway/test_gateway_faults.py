@@ -155,7 +155,7 @@ async def test_a_client_that_leaves_while_its_session_ends(tmp_path: Path, monke
         session = await client.start()
         await client.chat(session["api_key"])
         store = client.gateway.store
-        found = store.find(session["api_key"], None)
+        found = store.known.find(session["api_key"], None)
         files, held = store._files.current, asyncio.Event()
         append = files.journal.append
 
@@ -394,7 +394,7 @@ async def test_files_that_another_gateway_removes_are_forgotten_in_a_thread(
         monkeypatch.setattr(SessionIndex, "_read_on", read_on)
         (tmp_path / f"{stem}.sessions.jsonl").unlink()
         assert (await client.post("/rl/set_reward", key, {"reward": 0.5}))[0] == 200
-        await until(lambda: old not in client.gateway.store._index.sessions)
-        assert client.gateway.store._index.sessions[name].reward == 0.5
+        await until(lambda: old not in client.gateway.store.known._index.sessions)
+        assert client.gateway.store.known._index.sessions[name].reward == 0.5
         (other,) = (seen for thread, seen in threads.items() if thread != threading.get_ident())
         assert name in other
