@@ -16,7 +16,8 @@ from aiohttp import web
 
 from verl_multiturn.describe import describe, show
 from verl_multiturn.gateway.deploy import Deployer, DeployRefusedError
-from verl_multiturn.gateway.sessions import GatewaySettings, SessionStore, digest_of
+from verl_multiturn.gateway.known import digest_of
+from verl_multiturn.gateway.sessions import GatewaySettings, SessionStore
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import RefusedError
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
@@ -245,8 +246,8 @@ class Gateway:
         if self._is_admin(key):
             if name is None:
                 raise RefusedError(400, "invalid_request", "the admin key opens all sessions; send session_id, too")
-            return self.store.find(None, name), True
-        session = self.store.find(key, None)
+            return self.store.known.find(None, name), True
+        session = self.store.known.find(key, None)
         if name not in (None, session.session_id):
             raise RefusedError(403, "foreign_session", "this key is another session's; leave session_id out")
         return session, False

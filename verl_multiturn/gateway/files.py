@@ -28,7 +28,7 @@ from verl_multiturn.records.write.recorder import Recorder
 from verl_multiturn.records.write.records import RecordWriter, sync
 from verl_multiturn.records.write.redaction import Decode
 from verl_multiturn.records.write.retention import remove_old
-from verl_multiturn.records.write.run_file import gateway_run, new_start, path_of, write_whole
+from verl_multiturn.records.write.run_file import gateway_run, later_start, path_of, write_whole
 from verl_multiturn.records.write.session_joins import join_sessions
 from verl_multiturn.rollout.life import Life
 
@@ -109,7 +109,12 @@ class SessionFiles:
         )
         self.stem, self.recorder = writer.stem, Recorder(writer, kept)
         self.path = folder / f"{writer.stem}{SESSIONS}"
-        self.journal = SessionJournal(self.path)
+        try:
+            self.journal = SessionJournal(self.path)
+        except BaseException:  # the next try has another stem
+            writer.remove()
+            self.path.unlink(missing_ok=True)
+            raise
         self.open: set[str] = set()
         """Ids of its sessions that have not ended."""
         self.is_used = False
@@ -149,7 +154,7 @@ class GatewayFiles:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._settings, self._kept, self._decode = folder, settings, kept, decode
         self._began, self._since = time.time(), time.monotonic()
-        self.start = new_start(self._began)
+        self.start = later_start(folder, self._began)
         run = gateway_run(self.start, self._began, about, asdict(settings))
         self._lock = hold(folder / LOCK, alone=False)
         try:

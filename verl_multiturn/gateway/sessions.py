@@ -6,19 +6,15 @@ Invariants:
 - nothing is acknowledged before its line is on disk; what is refused is in no file;
 - a session whose record the disk does not take stays in memory, and can be ended again; it counts as open;
 - a reward with an id counts once for its session and target, also after a restart and over all gateways of the folder;
-- the lines of a session are in the order in which they were acknowledged, whatever the clock does;
 - a key reaches its own session alone, and is in no file: its digest is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import math
 import re
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,15 +26,14 @@ from weakref import WeakValueDictionary
 from verl_multiturn.describe import describe, show
 from verl_multiturn.gateway.files import GatewayFiles, SessionFiles
 from verl_multiturn.gateway.files import GatewaySettings as GatewaySettings
+from verl_multiturn.gateway.known import KnownSessions, digest_of
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.waiting import WaitingRunner
 from verl_multiturn.proxy.endpoint import Endpoint
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import RefusedError
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
-from verl_multiturn.records.read.files import SESSIONS
-from verl_multiturn.records.read.sessions import DROPPED, LiveSession, RewardLine, SessionIndex
-from verl_multiturn.records.write.locks import is_held
+from verl_multiturn.records.read.sessions import DROPPED, LiveSession, RewardLine
 from verl_multiturn.records.write.records import NO_SHARE
 from verl_multiturn.rollout.life import Life, live
 
@@ -102,11 +97,9 @@ class SessionStore:
         about: Mapping[str, Any],
         sampling: Mapping[str, Any],
     ) -> None:
-        self._settings, self._server, self._models, self._folder = settings, server, models, folder
-        self._sampling = sampling
+        self._settings, self._server, self._models, self._sampling = settings, server, models, sampling
         self._files = GatewayFiles(folder, settings, about, self._kept, run.reader.decode)
-        self._index = SessionIndex(folder)
-        self._numbers: Counter[str] = Counter()
+        self.known = KnownSessions(folder)
         self._open: dict[str, _Open] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         run = replace(run, outlives_engine=True)
@@ -115,12 +108,9 @@ class SessionStore:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._care: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
-        self._is_cleaning = False
-        """Whether old files are being removed, in a thread."""
         self.counts: Counter[str] = Counter()
         """How often each thing happened since the start: `sessions`, `rewards`, `repeats`, `ends`, and `dropped`, ends
         without a record that was to be kept."""
-        self._refresh()
 
     @property
     def running(self) -> int:
@@ -146,10 +136,8 @@ class SessionStore:
             raise RefusedError(
                 429, "too_many_sessions", f"{len(self._open)} sessions are open, the most here; end one, or try later"
             )
-        self._refresh()
-        name = f"s-{secrets.token_hex(12)}"
-        life = Life(id=name, group=task, number=self._numbers[task], loop="gateway", row=row, task=task, user=user)
-        self._numbers[task] += 1
+        name, number = f"s-{secrets.token_hex(12)}", self.known.number(task)
+        life = Life(id=name, group=task, number=number, loop="gateway", row=row, task=task, user=user)
         opened = self._open[name] = _Open(life, self._files.current)
         opened.files.open.add(name)
         opened.files.is_used = True
@@ -167,7 +155,7 @@ class SessionStore:
             self._let_go(opened)
             raise RefusedError(400, "no_session", f"the session cannot begin: {show(life.error, 300)}; change the row")
         about = {"task_id": life.task, "user": life.user, "number": life.number}
-        line = self._line("start", life.id, **about, key=digest_of(opened.address.api_key))
+        line = self.known.line("start", life.id, **about, key=digest_of(opened.address.api_key))
         try:
             await opened.files.journal.append(line)
         except OSError:
@@ -176,33 +164,14 @@ class SessionStore:
             await asyncio.wait({opened.task})
             self._let_go(opened)
             raise
-        self._index.read_on(opened.files.path)
+        self.known.read_on(opened.files.path)
         self.counts["sessions"] += 1
         return opened.address
-
-    def find(self, key: str | None, session_id: str | None) -> LiveSession:
-        """Return a session by its key, or by its id where the admin asks.
-
-        Raises:
-            RefusedError: There is none.
-        """
-        for look in range(2):
-            if key is not None:
-                found = self._index.by_key(digest_of(key))
-            else:
-                found = self._index.sessions.get(session_id or "")
-            if found is not None and found.file:
-                return found
-            if look == 0:
-                self._refresh()
-        if key is not None:
-            raise RefusedError(401, "invalid_api_key", "this key opens no session; send the key of `start_session`")
-        raise RefusedError(404, "unknown_session", f"session_id {show(session_id, 60)} is unknown; start it first")
 
     def refusal(self, key: str) -> RefusedError | None:
         """Return why a key opens no session at the endpoint; None: it is unknown."""
         try:
-            session = self.find(key, None)
+            session = self.known.find(key, None)
         except RefusedError:
             return None
         if session.ended is not None or session.session_id in self._open:
@@ -230,8 +199,8 @@ class SessionStore:
             raise RefusedError(422, "reward_out_of_range", f"reward is {value!r}, expected {low:g} to {high:g}")
         lock = self._locks.setdefault(session.session_id, asyncio.Lock())
         async with lock:
-            self._refresh()
-            session = self._index.sessions.get(session.session_id, session)
+            self.known.refresh()
+            session = self.known.now(session)
             if session.ended is None and session.session_id not in self._open:
                 raise self._away(session)
             generation = None if whole and interaction is None else self._generation(session, interaction)
@@ -241,10 +210,10 @@ class SessionStore:
                 return False
             files = self._files.of(session.file) or self._files.current
             files.is_used = True
-            line = self._line("reward", session.session_id, generation=generation, reward=value, id=id_)
+            line = self.known.line("reward", session.session_id, generation=generation, reward=value, id=id_)
             await files.journal.append(line)
-            self._refresh()
-            first = self._named(self._index.sessions.get(session.session_id, session), generation, id_)
+            self.known.refresh()
+            first = self._named(self.known.now(session), generation, id_)
             if first is not None and (first.at, first.file) != (line["at"], files.stem):  # another gateway took it
                 self._check_taken(first, value)
                 return False
@@ -262,8 +231,8 @@ class SessionStore:
         if opened is not None:
             await self._end(opened, why)
         else:
-            self._refresh()
-        session = self._index.sessions.get(session.session_id, session)
+            self.known.refresh()
+        session = self.known.now(session)
         if session.ended is None:
             raise self._away(session)
         return session
@@ -273,6 +242,7 @@ class SessionStore:
         self._closing.set()
         if self._care is not None:
             await asyncio.wait({self._care})
+        await self.known.aclose()
         await self._end_all([opened for opened in self._open.values() if opened.address is not None], "closed")
         for opened in self._open.values():
             logger.error("session %s is lost: the disk did not take its record or its end", opened.life.id)
@@ -305,11 +275,11 @@ class SessionStore:
             turns = () if life.outcome is None else life.outcome.turns
             completions = [turn.completion or "" for turn in turns]
             why = f"{DROPPED}{fate}" if fate else opened.why
-            await opened.files.journal.append(self._line("end", life.id, why=why, completions=completions))
+            await opened.files.journal.append(self.known.line("end", life.id, why=why, completions=completions))
         self.counts["ends"] += 1
         self.counts["dropped"] += fate not in ("", NO_SHARE)
         self._let_go(opened)
-        self._index.read_on(opened.files.path)
+        self.known.read_on(opened.files.path)
 
     def _let_go(self, opened: _Open) -> None:
         self._open.pop(opened.life.id, None)
@@ -391,66 +361,32 @@ class SessionStore:
 
     def _away(self, session: LiveSession) -> RefusedError:
         """Return the refusal of a session that has not ended, and is not open here."""
-        if self._files.of(session.file) is None and is_held(self._folder / f"{session.file}{SESSIONS}"):
+        if self._files.of(session.file) is None and self.known.is_elsewhere(session):
             return RefusedError(409, "not_here", "the session is open at another gateway of the folder; ask that one")
         return RefusedError(
             410, "session_lost", "the session was lost in a restart of its gateway, before it had ended; start another"
         )
 
-    def _line(self, event: str, session_id: str, **entries: Any) -> dict[str, Any]:
-        """Return a line about a session, later than those before it, also where the clock was put back."""
-        at, session = time.time(), self._index.sessions.get(session_id)
-        if session is not None:
-            last = max(session.began, session.ended or 0.0, *(reward.at for reward in session.rewards))
-            at = max(at, math.nextafter(last, math.inf))
-        return {"event": event, "at": at, "session_id": session_id, **entries}
-
-    def _refresh(self) -> None:
-        if not self._is_cleaning:
-            self._count(self._index.refresh())
-            return
-        for path in self._index.files:  # files that went away wait for the new index
-            self._count(self._index.read_on(path))
-
-    def _count(self, names: set[str]) -> None:
-        """Note how many sessions each task has had."""
-        for name in names:
-            found = self._index.sessions.get(name)
-            if found is not None and found.file and found.task is not None:
-                self._numbers[found.task] = max(self._numbers[found.task], found.number + 1)
-
     async def _take_care(self) -> None:
         """End sessions that are idle or late, begin new files, and remove old ones, until the gateway closes."""
-        again_at = 0.0
-        while not await self._is_closing_in(min(_LOOK_S, self._settings.idle_s)):
+        pause_s = 0.0
+        while not await self._is_closing_in(max(pause_s, min(_LOOK_S, self._settings.idle_s))):
+            pause_s = 0.0
             try:
-                if time.monotonic() >= again_at:
-                    for why, sessions in (await self._due()).items():
-                        if not await self._end_all(sessions, why):
-                            again_at = time.monotonic() + _AGAIN_S
+                for why, sessions in (await self._due()).items():
+                    if not await self._end_all(sessions, why):
+                        pause_s = _AGAIN_S
                 await self._files.renew()
-                await self._clean()
+                if await self._files.clean():
+                    self.known.refresh()
             except Exception as error:  # a full disk, or a mistake of ours, must not end the care for good
                 logger.error("the gateway cannot take care of its files: %s", describe(error))
+                pause_s = _AGAIN_S
 
     async def _is_closing_in(self, seconds: float) -> bool:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closing.wait(), seconds)
         return self._closing.is_set()
-
-    async def _clean(self) -> None:
-        """Remove old files, and forget their sessions."""
-        self._is_cleaning = True
-        try:
-            if not await self._files.clean():
-                return
-            index = SessionIndex(self._folder)
-            names = await asyncio.to_thread(index.refresh)  # of a large folder it takes seconds
-        finally:
-            self._is_cleaning = False
-        self._index = index
-        self._count(names)
-        self._refresh()
 
     async def _due(self) -> dict[str, list[_Open]]:
         """Return the sessions that are to be ended, by the cause."""
@@ -476,8 +412,3 @@ class SessionStore:
         if failed:
             logger.warning("%d sessions are not ended, and will be: %s", len(failed), describe(failed[0]))
         return not failed
-
-
-def digest_of(key: str) -> str:
-    """Return the form in which a key is kept and compared."""
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()

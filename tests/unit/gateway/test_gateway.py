@@ -209,7 +209,7 @@ def stems(folder: Path) -> list[str]:
 async def test_new_files_are_begun_and_a_session_ends_in_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(recorder, "LOOK_S", 0.01)
+    monkeypatch.setattr(recorder, "LOOK_S", 0.0)
     async with serving(tmp_path, "two", "two") as client:
         files = client.gateway.store._files
         key = (await client.start())["api_key"]
@@ -241,6 +241,7 @@ async def test_files_are_begun_when_the_records_are_large(tmp_path: Path) -> Non
     async with serving(tmp_path, "two", rotate_mb=1e-4) as client:
         await client.session()
         await until(lambda: len(stems(tmp_path)) == 2)
+        client.gateway.store._files.current.began -= 25 * 3600
         await asyncio.sleep(0.3)
         assert len(stems(tmp_path)) == 2  # nothing began in the new ones
 
@@ -249,7 +250,7 @@ async def test_old_sessions_go_and_their_keys_too(tmp_path: Path) -> None:
     day = 0.5 / 86400
     async with serving(tmp_path, "two", "two", retain_days=day) as client:
         name, key = await client.session(user="u")
-        await until(lambda: name not in client.gateway.store._index.sessions)
+        await until(lambda: name not in client.gateway.store.known._index.sessions)
         assert name not in written(tmp_path)
         assert (await client.post("/rl/set_reward", key, {"reward": 1}))[0] == 401
         assert (await client.post("/rl/end_session", ADMIN, {"session_id": name}))[0] == 404

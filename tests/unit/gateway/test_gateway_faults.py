@@ -5,7 +5,9 @@ import errno
 import gzip
 import json
 import shutil
+import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,13 @@ from tests.conftest import until
 from tests.support.replayed_sessions import replayed
 from tests.unit.gateway.test_gateway import ADMIN, serving, stems, written
 from verl_multiturn.errors import EngineError
+from verl_multiturn.gateway import files as gateway_files
 from verl_multiturn.gateway import journal, sessions
 from verl_multiturn.records.read.fates import fates_of
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.sessions import SessionIndex
 from verl_multiturn.records.write import records as record_files
+from verl_multiturn.records.write.locks import is_held
 from verl_multiturn.records.write.records import NO_SHARE, SEEN
 from verl_multiturn.replay.engine import ReplayEngine
 from verl_multiturn.rollout.engines.protocol import Ask, Generation
@@ -35,12 +39,16 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "_AGAIN_S", 0.05)
 
 
-def full(*given: Any) -> int:
+def full(*given: Any, **more: Any) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def kept(folder: Path) -> list[dict[str, Any]]:
     return list(Records(folder).records())
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def unpacked(folder: Path) -> list[str]:
@@ -122,7 +130,7 @@ async def test_sessions_without_a_record_name_why(
 
 
 async def test_many_sessions_end_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_files, "_MOST_RECORDS", 8)
+    monkeypatch.setattr(record_files, "_MOST_RECORDS", 4)
     monkeypatch.setattr(sessions, "_AT_ONCE", 4)
     async with serving(tmp_path, *["two"] * 40) as client:
         started = await asyncio.gather(*(client.start() for _ in range(40)))
@@ -142,17 +150,25 @@ async def test_the_writer_of_records_is_too_slow(tmp_path: Path, monkeypatch: py
     assert len(kept(tmp_path)) == 1
 
 
-async def test_a_client_that_leaves_while_its_session_ends(tmp_path: Path) -> None:
+async def test_a_client_that_leaves_while_its_session_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path, "two") as client:
         session = await client.start()
         await client.chat(session["api_key"])
         store = client.gateway.store
-        found = store.find(session["api_key"], None)
-        for _ in range(3):
-            leaving = asyncio.ensure_future(store.end(found))
-            await asyncio.sleep(0)
-            leaving.cancel()
-            await asyncio.wait({leaving})
+        found = store.known.find(session["api_key"], None)
+        files, held = store._files.current, asyncio.Event()
+        append = files.journal.append
+
+        async def slow(line: Mapping[str, Any]) -> None:
+            await append(line)
+            await held.wait()
+
+        monkeypatch.setattr(files.journal, "append", slow)
+        leaving = asyncio.ensure_future(store.end(found))
+        await until(lambda: '"end"' in written(tmp_path))
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        held.set()
         assert (await client.post("/rl/end_session", session["api_key"]))[1]["completions"] == 1
     assert written(tmp_path).count('"end"') == 1
     assert len(kept(tmp_path)) == 1
@@ -222,6 +238,18 @@ async def test_sessions_that_a_kill_left_are_lost_by_name(tmp_path: Path) -> Non
         assert all("lost in a restart" in json.dumps(answer) for _, answer in answers)
         assert (await client.completes("no-key"))[0] == 401
     assert [fate for fate, _ in fates(after)] == ["collected", "lost"]
+
+
+async def test_a_restart_after_the_clock_was_put_back_is_the_later_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    starts = []
+    for hours in (0, 0, -3, -2):
+        monkeypatch.setattr(time, "time", lambda hours=hours: now + hours * 3600)
+        async with serving(tmp_path) as client:
+            starts.append(client.gateway.store._files.start)
+    assert starts == sorted(set(starts))
 
 
 async def test_two_gateways_on_one_folder(tmp_path: Path) -> None:
@@ -325,3 +353,48 @@ async def test_the_end_of_many_idle_sessions_reads_no_folder(tmp_path: Path, mon
         await until(lambda: store.running == 0)
         assert looks <= 3  # of the care for files
     assert set(fates(tmp_path)) == {("collected", "")}
+
+
+async def test_a_disk_that_is_full_when_new_files_are_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+
+    def none(path: Path) -> None:
+        nonlocal tries
+        tries += 1
+        full()
+
+    async with serving(tmp_path, "two", "two") as client:
+        await client.session()
+        before = names(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(gateway_files, "SessionJournal", none)
+            client.gateway.store._files.current.began -= 25 * 3600
+            await until(lambda: tries > 2)
+            await client.session()
+            assert names(tmp_path) == before
+        await until(lambda: len(stems(tmp_path)) == 2)
+
+
+async def test_files_that_another_gateway_removes_are_forgotten_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, "two") as one:
+        old, _ = await one.session()
+    threads: dict[int, set[str]] = {}
+    own = SessionIndex._read_on
+
+    def read_on(index: SessionIndex, path: Path) -> list[str]:
+        found = list(own(index, path))
+        threads.setdefault(threading.get_ident(), set()).update(found)
+        return found
+
+    async with serving(tmp_path, "two") as client:
+        name, key = await client.session()
+        (stem,) = {stem for stem in stems(tmp_path) if not is_held(tmp_path / f"{stem}.sessions.jsonl")}
+        monkeypatch.setattr(SessionIndex, "_read_on", read_on)
+        (tmp_path / f"{stem}.sessions.jsonl").unlink()
+        assert (await client.post("/rl/set_reward", key, {"reward": 0.5}))[0] == 200
+        await until(lambda: old not in client.gateway.store.known._index.sessions)
+        assert client.gateway.store.known._index.sessions[name].reward == 0.5
+        (other,) = (seen for thread, seen in threads.items() if thread != threading.get_ident())
+        assert name in other

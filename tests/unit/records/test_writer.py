@@ -1,5 +1,6 @@
 """The writer: its files, and that no error ends a run or goes unreported."""
 
+import asyncio
 import gzip
 import json
 import logging
@@ -19,15 +20,18 @@ import pytest
 
 from tests.conftest import until
 from tests.support.sample_records import sample_record, sample_session
+from verl_multiturn.calls.timeline import Timeline
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.records import schema
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.rows import columns, row_of
 from verl_multiturn.records.schema_page import models
+from verl_multiturn.records.write import recorder
 from verl_multiturn.records.write import records as writing
 from verl_multiturn.records.write.records import RecordWriter, in_share
 from verl_multiturn.records.write.redaction import Redaction
+from verl_multiturn.rollout.life import Life
 
 START = "20261126T101500-5f3a"
 
@@ -419,3 +423,15 @@ def test_writers_of_one_process_have_files_of_their_own(tmp_path: Path, caplog: 
         writer.close()
     assert len({writer.stem for writer in writers}) == len(list(tmp_path.glob("*.lines.jsonl"))) == 8
     assert not caplog.records
+
+
+async def test_a_recorder_that_is_closed_looks_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recorder, "LOOK_S", 0.0)
+    made = recorder.Recorder(RecordWriter(tmp_path, START))
+    life = Life(id="a", timeline=Timeline())
+    made.begun(life)
+    await made.aclose()
+    await asyncio.sleep(0.05)
+    assert "are lost" not in caplog.text

@@ -174,16 +174,25 @@ class SessionIndex:
 
         Where a file was replaced or removed all is read anew, and all ids are returned, those that went away as well.
         """
+        changed = self.grow()
+        return self._read_all() if changed is None else changed
+
+    def grow(self) -> set[str] | None:
+        """Do as `refresh` does where files only grew; else return None, since all has to be read anew."""
+        grown = {path: self._grown(path) for path in self._read}
+        if None in grown.values():
+            return None
         changed: set[str] = set()
-        files = self.files
-        sizes = {path: self._grown(path) for path in self._read}
-        if any(grown is None for grown in sizes.values()):
-            changed |= self.sessions.keys()
-            self._clear()
-            sizes = {}
-        for path in files:
-            if sizes.get(path, True):
+        for path in self.files:
+            if grown.get(path, True):
                 changed |= self.read_on(path)
+        return changed
+
+    def _read_all(self) -> set[str]:
+        changed = set(self.sessions)
+        self._clear()
+        for path in self.files:
+            changed |= self.read_on(path)
         return changed
 
     def read_on(self, path: Path) -> set[str]:

@@ -164,6 +164,10 @@ class RecordWriter:
         self._snapshots.append(open)
         self._background.put(None, large=False)
 
+    def remove(self) -> None:
+        """Remove the file of lines, of a writer that nothing was handed over to."""
+        self._lines.path.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Write the data handed over, and stop, within `CLOSE_S`."""
         self._background.close()
@@ -203,11 +207,13 @@ class RecordWriter:
         """Write a member of records, then the lines of these and of other conversations, and report the fates."""
         error = self._write_member(member)
         again = [] if error is None else [made.item for made in member if made.item.kept is not None]
-        self._write_lines([item.line for item in items if item not in again])
-        for item in items:
-            if item.kept is not None:
-                no_record = item.line.get("why") or NO_SHARE
-                item.kept(error if error is not None and item in again else "" if "offset" in item.line else no_record)
+        try:
+            self._write_lines([item.line for item in items if item not in again])
+        finally:  # whoever waits is not forgotten, even by a mistake of ours
+            for item in items:
+                if item.kept is not None:
+                    no_record = "" if "offset" in item.line else item.line.get("why") or NO_SHARE
+                    item.kept(error if error is not None and item in again else no_record)
 
     def _made(self, item: _Item) -> _Made | None:
         """Make a record and fill in the line of its end; None: the record is not kept."""
@@ -243,8 +249,8 @@ class RecordWriter:
         """Write records; return the error where they are not written: those that nobody waits for are lost then."""
         if not member:
             return None
-        data = gzip.compress(b"".join(made.text for made in member), compresslevel=6, mtime=0)
         try:
+            data = gzip.compress(b"".join(made.text for made in member), compresslevel=6, mtime=0)
             offset = append(self._records, data)
             if any(made.item.kept is not None for made in member):
                 try:
@@ -252,13 +258,13 @@ class RecordWriter:
                 except OSError:
                     os.truncate(self._records, offset)
                     raise
-        except OSError as error:
+        except Exception as error:  # beside the disk's, such as that of too little memory
             for made in member:
                 if made.item.kept is None:
                     self._turn_into_drop(made.item, describe(error))
                 else:
                     self._losses.add(describe(error), 0)
-            return error
+            return error if isinstance(error, OSError) else OSError(errno.EIO, describe(error))
         self._room.took(len(data))
         for place, made in enumerate(member):
             made.item.line.update(offset=offset, place=place)
@@ -311,7 +317,7 @@ class LineFile:
     """
 
     def __init__(self, path: Path, what: str, most: int | None = None) -> None:
-        self._path, self._most = path, most
+        self.path, self._most = path, most
         self._losses = Losses(f"lines of {what}", path)
         self._held: list[bytes] = []
 
@@ -333,7 +339,7 @@ class LineFile:
         if not self._held:
             return
         try:
-            append_lines(self._path, b"".join(self._held))
+            append_lines(self.path, b"".join(self._held))
         except OSError as error:
             if self._most is not None and (many := len(self._held) - self._most) > 0:
                 del self._held[:many]

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import calendar
 import hashlib
 import json
 import re
@@ -87,6 +88,21 @@ _NO_SECRET = re.compile(r"[\d.,]+|none|null|true|false", re.IGNORECASE)
 def new_start(now: float | None = None) -> str:
     """Return the name of a start, as in `20261126T101500_9f3c2a`: its time in UTC, and a random part."""
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(now))}_{secrets.token_hex(3)}"
+
+
+def later_start(folder: Path, now: float) -> str:
+    """Return the name of a start that orders behind those of a folder; a gateway calls it.
+
+    So a restart within a second, or after the clock was put back, is the later one.
+    """
+    newest = max((path.stem.removeprefix("run-") for path in folder.glob("run-*.json")), default="")
+    start = new_start(now)
+    if start > newest:
+        return start
+    try:
+        return new_start(calendar.timegm(time.strptime(newest[:15], "%Y%m%dT%H%M%S")) + 1)
+    except ValueError:  # a start of another form
+        return start
 
 
 def without_secrets(value: Any, key: str = "") -> Any:
