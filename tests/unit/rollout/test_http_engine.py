@@ -150,6 +150,7 @@ async def test_a_slow_server_that_lives_is_waited_for() -> None:
 async def test_a_cancelled_generation_is_stopped_at_the_server() -> None:
     begun, stopped = asyncio.Event(), asyncio.Event()
     seen: list[str] = []
+    keys: list[str | None] = []
 
     async def never(request: web.Request) -> web.StreamResponse:
         seen.append((await request.json())["rid"])
@@ -159,11 +160,12 @@ async def test_a_cancelled_generation_is_stopped_at_the_server() -> None:
 
     async def abort(request: web.Request) -> web.StreamResponse:
         seen.append((await request.json())["rid"])
+        keys.append(request.headers.get("Authorization"))
         stopped.set()
         return web.Response()
 
     async with served(generate=never, abort_request=abort) as url:
-        engine = GenerateEngine(url, "00ff")
+        engine = GenerateEngine(url, "00ff", key="sesame")
         try:
             task = asyncio.ensure_future(engine.generate(ASK))
             await begun.wait()
@@ -172,6 +174,7 @@ async def test_a_cancelled_generation_is_stopped_at_the_server() -> None:
                 await task
             await stopped.wait()
             assert seen[0] == seen[1]
+            assert keys == ["Bearer sesame"]
         finally:
             await engine.aclose()
 
