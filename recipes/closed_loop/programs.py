@@ -91,7 +91,7 @@ class Programs:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
             env=self._environment,
             preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
         )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import random
@@ -25,7 +24,6 @@ from typing import Any
 
 from tests.agent_sessions import make_run
 from tests.support.gateway_faults import FAULTS, put_in
-from tests.support.sample_records import sample_run_file
 from verl_multiturn.gateway.app import Gateway
 from verl_multiturn.gateway.engine import DeployedEngine
 from verl_multiturn.gateway.sessions import GatewaySettings
@@ -109,9 +107,6 @@ async def _serve(options: argparse.Namespace, failure: PowerFailure) -> None:
     settings = GatewaySettings(most=options.most, idle_s=options.idle_s)
     run = make_run(engine, response_length=options.tokens, prompt_length=options.tokens)
     gateway = Gateway(run, engine, options.folder, settings, ADMIN, port=options.port)
-    start = gateway.store.recorder.writer.stem.partition("-")[0]
-    about = sample_run_file() | {"start": start, "settings": {"gateway": {}}}
-    (options.folder / f"run-{start}.json").write_text(json.dumps(about))
     over, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, over.set)
     loop.add_signal_handler(signal.SIGUSR1, failure.begin)

@@ -115,6 +115,7 @@ class Gateway:
         """End all sessions with their records, and stop."""
         if self._watch is not None:
             self._watch.cancel()
+            await asyncio.wait({self._watch})
         await self.store.aclose()
         if self._deployer is not None:
             await self._deployer.aclose()
@@ -123,7 +124,10 @@ class Gateway:
         """Look at the engine from time to time, so that one that was away serves again."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            await self._engine.look()
+            try:
+                await self._engine.look()
+            except Exception as error:  # a mistake of ours must not end the looks for good
+                logger.error("the gateway cannot look at its engine: %s", describe(error))
 
     def _unknown(self, key: str) -> RefusedError | None:
         return self.store.refusal(key)

@@ -141,10 +141,11 @@ def _open_all(folder: Path) -> None:
 
 def _differences(new: Path, served: Path) -> list[tuple[str, Any, Any]]:
     """Return the parts in which two models differ beside the values of their weights: name, new, served."""
-    found: list[tuple[str, Any, Any]] = []
     configs = [_config(each) for each in (new, served)]
     names = sorted({*configs[0], *configs[1]}, key=lambda name: (name not in _KIND, name))
-    found += [(f"{name} in config.json", *(each.get(name) for each in configs)) for name in names]
+    found: list[tuple[str, Any, Any]] = [
+        (f"{name} in config.json", configs[0].get(name), configs[1].get(name)) for name in names
+    ]
     shapes = [
         {name: ("float" if dtype in _FLOATS else dtype, shape) for name, (dtype, shape) in tensor_shapes(each).items()}
         for each in (new, served)
@@ -152,10 +153,10 @@ def _differences(new: Path, served: Path) -> list[tuple[str, Any, Any]]:
     names = sorted(name for name in shapes[0].keys() | shapes[1].keys() if shapes[0].get(name) != shapes[1].get(name))
     found += [(f"tensor {name}", shapes[0].get(name), shapes[1].get(name)) for name in names[:1]]
     tokenizers = [_tokenizer(each) for each in (new, served)]
-    vocabularies = [each.get_vocab() for each in tokenizers]
-    found.append(("number of tokens", *map(len, vocabularies)))
-    found.append(("vocabulary", *map(digest_of_vocabulary, vocabularies)))
-    found.append(("chat template", *(each.chat_template for each in tokenizers)))
+    own, former = (each.get_vocab() for each in tokenizers)
+    found.append(("number of tokens", len(own), len(former)))
+    found.append(("vocabulary", digest_of_vocabulary(own), digest_of_vocabulary(former)))
+    found.append(("chat template", tokenizers[0].chat_template, tokenizers[1].chat_template))
     return [each for each in found if each[1] != each[2]]
 
 
@@ -178,7 +179,8 @@ def _config(folder: Path) -> Mapping[str, Any]:
         whole = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False).to_dict()
     except Exception:  # an architecture of its own code, or of another release: the file alone says what it is
         whole = found
-    return _computing(whole)
+    computing: Mapping[str, Any] = _computing(whole)
+    return computing
 
 
 def _computing(value: Any) -> Any:

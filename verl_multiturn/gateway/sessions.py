@@ -146,6 +146,7 @@ class SessionStore:
             raise RefusedError(
                 429, "too_many_sessions", f"{len(self._open)} sessions are open, the most here; end one, or try later"
             )
+        self._refresh()
         name = f"s-{secrets.token_hex(12)}"
         life = Life(id=name, group=task, number=self._numbers[task], loop="gateway", row=row, task=task, user=user)
         self._numbers[task] += 1
@@ -441,13 +442,14 @@ class SessionStore:
         """Remove old files, and forget their sessions."""
         self._is_cleaning = True
         try:
-            if await self._files.clean():
-                index = SessionIndex(self._folder)
-                names = await asyncio.to_thread(index.refresh)  # of a large folder it takes seconds
-                self._index = index
-                self._count(names)
+            if not await self._files.clean():
+                return
+            index = SessionIndex(self._folder)
+            names = await asyncio.to_thread(index.refresh)  # of a large folder it takes seconds
         finally:
             self._is_cleaning = False
+        self._index = index
+        self._count(names)
         self._refresh()
 
     async def _due(self) -> dict[str, list[_Open]]:
@@ -466,8 +468,11 @@ class SessionStore:
 
     async def _end_all(self, sessions: Sequence[_Open], why: str) -> bool:
         """End sessions, and return whether the disk took all of them."""
-        results = await asyncio.gather(*(self._end(opened, why) for opened in sessions), return_exceptions=True)
-        failed = [result for result in results if isinstance(result, BaseException)]
+        failed: list[BaseException] = []
+        for first in range(0, len(sessions), 2 * _AT_ONCE):
+            some = sessions[first : first + 2 * _AT_ONCE]
+            results = await asyncio.gather(*(self._end(opened, why) for opened in some), return_exceptions=True)
+            failed += [result for result in results if isinstance(result, BaseException)]
         if failed:
             logger.warning("%d sessions are not ended, and will be: %s", len(failed), describe(failed[0]))
         return not failed

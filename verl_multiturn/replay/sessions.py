@@ -24,6 +24,7 @@ from verl_multiturn.proxy.protocols.requests import ChatRequest, RefusedError
 from verl_multiturn.proxy.sessions.journal import COUNT, JournalEntry
 from verl_multiturn.proxy.sessions.nodes import PromptNode
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
+from verl_multiturn.proxy.sessions.sampler import ENGINE_AWAY
 from verl_multiturn.proxy.sessions.session import AgentSession, Delivery
 from verl_multiturn.proxy.sessions.turn_reading import CallIds
 from verl_multiturn.replay.calls import DivergedError, ReplayDifference
@@ -92,6 +93,9 @@ class RecordedSession:
     """
 
     def __init__(self, record: Mapping[str, Any], run: ProxyRun, is_changed: bool = False) -> None:
+        requests = record["session"]["requests"]
+        if any(request["refused"] == ENGINE_AWAY for request in requests):  # a gateway's session, which went on
+            run = replace(run, outlives_engine=True)
         self._record, self._run = record, run
         self._is_changed = is_changed
         self._generations = generations_of(record)
@@ -134,6 +138,8 @@ class RecordedSession:
             elif kind == "samples":
                 await self._release(number)
             else:
+                if requests[number]["refused"] == ENGINE_AWAY:
+                    await self._lose(number)
                 self._told(number, kind == "delivered")
                 await self._release(number)
         await self._sample(len(self._generations))
@@ -243,6 +249,18 @@ class RecordedSession:
         raise DivergedError(
             first or ReplayDifference(recorded.number, "generations", None, "it was asked for", "nobody asks")
         )
+
+    async def _lose(self, number: int) -> None:
+        """Let the engine fail at what a request still asks for: it was away."""
+        delivery = self._deliveries.get(number)
+        while delivery is not None and delivery.task is not None and not delivery.task.done():
+            prompt = delivery.prompt
+            lost = [each for each in self._pending if prompt is not None and list(each[0].ids) == list(prompt.ids)]
+            if not lost:
+                return
+            self._pending.remove(lost[0])
+            lost[0][1].set_exception(EngineError("it was away"))
+            await self._settle()
 
     async def _fail(self) -> None:
         """Let the engine fail where it failed for good."""

@@ -154,6 +154,7 @@ async def _at_gateway(console: Console) -> Figures:
             statuses = asyncio.ensure_future(_honest(own))
             for each in (asked, ended):
                 await client.chat(each["api_key"])
+            await client.end(ended["api_key"])
             for requests, session, other in (
                 (REQUESTS, attacked, first),
                 (FRESH, fresh, honest["session_id"]),

@@ -61,15 +61,16 @@ def http(
         framed: Whether the length is in the head.
         version: Its version.
     """
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    given = body if isinstance(body, bytes) else json.dumps(body).encode()
 
     def written(target: Target) -> bytes:
+        content = given.replace(b"{other}", target.other.encode())
         lines = [f"{method} {path} {version}", "host: h"]
         lines += [f"authorization: Bearer {key or target.key}"] if key is not None else []
         lines += [f"content-length: {len(content)}"] if framed else []
         lines += [line.replace("{key}", target.key).replace("{other}", target.other) for line in head]
         start = "\r\n".join([*lines, "", ""]).replace("{key}", target.key)
-        return start.encode("latin-1") + content.replace(b"{other}", target.other.encode())
+        return start.encode("latin-1") + content
 
     return written
 

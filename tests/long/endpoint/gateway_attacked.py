@@ -26,7 +26,7 @@ _PATIENCE_S = 300.0
 _HONEST, _OWN, _MOST_OWN = 6, 6, 12
 _OPEN = re.compile(rb'\{"status": "(ok|ready)"\}|# TYPE verl_multiturn_gateway_')
 """Answers that need no key."""
-_STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 _MARKER = re.compile(rb"marker-[0-9a-f]{12}")
 _COMPLETION = re.compile(rb'"id":"((?:chatcmpl-|msg_|resp_)[0-9A-Za-z]+)"')
 
@@ -63,11 +63,12 @@ class Siege:
             self._sessions.honest.append(honest)
         for _ in range(_OWN):
             self._sessions.own.append(await self._begin())
-        playing = [asyncio.ensure_future(self._play_honest(each)) for each in self._sessions.honest]
         left = iter(range(requests))
-        await asyncio.gather(*(self._attack(left) for _ in range(_AT_ONCE)))
-        self._over = True
-        await asyncio.gather(*playing)
+        async with asyncio.TaskGroup() as playing:
+            for each in self._sessions.honest:
+                playing.create_task(self._play_honest(each))
+            await asyncio.gather(*(self._attack(left) for _ in range(_AT_ONCE)))
+            self._over = True
 
     async def _begin(self) -> Known:
         """Start a session, and let it say its marker."""
@@ -80,7 +81,7 @@ class Siege:
         self._owners[known.marker.encode()] = known.session_id
         answer = await self._client.chat(known.key, known.marker, tokens=200)
         if answer.status == 200:
-            assert known.marker in json.dumps(answer.body), answer
+            self._expect(known.marker in json.dumps(answer.body), f"a session that forgot its marker: {answer}")
             known.completions.append(answer.body["id"])
         return known
 
@@ -90,12 +91,15 @@ class Siege:
         while not self._over:
             answer = await self._client.chat(known.key, f"{known.marker} {count}", tokens=200)
             self._expect(answer.status == 200, f"an honest request: {answer}")
+            if answer.status != 200:
+                return
             count += 1
             known.completions.append(answer.body["id"])
             name, value = RewardName(known.session_id, "", f"h{drawn.getrandbits(60):x}"), drawn.randint(0, 64) / 1024
             self.ledger.reward(name, value, is_acknowledged=True)
             answer = await self._client.reward(known.key, value, id=name.id)
-            self._expect(answer.status == 200 and answer.body["counted"], f"an honest reward: {answer}")
+            is_counted = answer.status == 200 and answer.body["counted"]
+            self._expect(is_counted, f"an honest reward: {answer}")
             rewards += value
             await asyncio.sleep(0.2)
         answer = await self._client.end(known.key)
@@ -150,7 +154,7 @@ class Siege:
                 return b""
             writer.write_eof()
             return await reader.read(-1)
-        except ConnectionError:
+        except OSError:  # it was refused before its end
             return b""
         finally:
             writer.close()

@@ -181,7 +181,7 @@ class Attacks:
         if is_admin and path in ("/rl/set_reward", "/rl/end_session"):
             known = drawn.choice([*self._sessions.own, *self._sessions.ended])
             found["session_id"] = json.dumps(known.session_id).encode()
-        if drawn.random() < 0.45:
+        if drawn.random() < 0.4:
             for _ in range(drawn.randint(1, 2)):
                 name = drawn.choice(("reward", "id", "interaction_id", "session_id", "task_id", "user", "row", "x"))
                 values = {"reward": _NUMBERS, "row": _ROWS}.get(name, _TEXTS)
@@ -203,7 +203,9 @@ class Attacks:
         if drawn.random() < 0.05:
             spelled = drawn.choice(_NEAR).format(path)
         lines = [f"{method} {spelled} HTTP/1.1", "host: h", "connection: close", *head]
-        lines += [drawn.choice((f"content-length: {len(data)}",) * 9 + ("content-length: 7", "expect: 100-continue"))]
+        lines += [f"content-length: {len(data) if drawn.random() < 0.97 else 7}"]
+        if drawn.random() < 0.02:
+            lines.append("expect: 100-continue")
         if drawn.random() < 0.03:
             lines.append(
                 drawn.choice(("content-encoding: gzip", "x: " + "a" * 9000, "content-type: text/plain", "te: x"))
@@ -256,7 +258,7 @@ class Attacks:
     def _key(self) -> tuple[str, list[str], bool]:
         """Return the owner of a key, the lines of its head, and whether it is the admin's."""
         drawn, sessions = self._drawn, self._sessions
-        kind = drawn.choices(("own", "admin", "ended", "near", "none", "wrong", "placed"), (40, 18, 12, 12, 5, 8, 5))[0]
+        kind = drawn.choices(("own", "admin", "ended", "near", "none", "wrong", "placed"), (48, 18, 10, 9, 4, 6, 5))[0]
         own = drawn.choice(sessions.own)
         if kind == "own":
             return own.session_id, _bearer(own.key), False

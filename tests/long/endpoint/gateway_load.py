@@ -12,7 +12,8 @@ Gateway and engine are processes of their own; no model. Each part has a folder 
 - `crowd`: `sessions` at once: `crowd_refused`, requests that were not answered well;
 - `idle`: as many sessions that nobody ends: `not_idle`, those without an end after the idle limit;
 - `latency`: a completion of `p50_engine_ms` by the engine's client and `p50_gateway_ms` by the gateway, in turn;
-  `added_p50_ms`, the median of their differences, and `added_p50_ms_crowd` while other sessions are open;
+  `added_p50_ms`, the median of their differences, and `added_p50_ms_crowd` while other sessions are open; `cpu_ms`, the
+  gateway's processor time of one, which a busy machine hardly changes;
 - `kills`: SIGKILL of gateway, engine and writer under load: `lost`, `twice`, `unknown` of what a 2xx of `end_session`
   and `set_reward` acknowledged; `violations` of the certificate.
 
@@ -35,6 +36,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.long.endpoint.gateway_attacked import attack
 from tests.long.endpoint.gateway_children import Answer, Child, Client, engine, gateway
@@ -60,6 +63,7 @@ _TIMED = 200
 _BY_SESSION = 20
 """Timed requests of one session."""
 _ROOM = 1 << 20
+_ID = "an id longer than those that use up the room"
 
 Figures = dict[str, Any]
 Report = Callable[[str], None]
@@ -177,7 +181,7 @@ async def full(folder: Path) -> tuple[Figures, list[str]]:
                 await _use_up(client, begun[0], ledger)
                 for each in begun:
                     answers = [
-                        await client.reward(each["api_key"], 0.5, id="x"),
+                        await client.reward(each["api_key"], 0.5, id=_ID),
                         await client.end(each["api_key"]),
                         await client.start(),
                     ]
@@ -186,8 +190,8 @@ async def full(folder: Path) -> tuple[Figures, list[str]]:
                     figures["full_not_507"] += len(wrong)
                     problems += map(str, wrong)
             for each in begun:
-                name = RewardName(each["session_id"], "", "x")
-                rewarded = await client.reward(each["api_key"], 0.5, id="x")
+                name = RewardName(each["session_id"], "", _ID)
+                rewarded = await client.reward(each["api_key"], 0.5, id=_ID)
                 ended = await client.end(each["api_key"])
                 if (rewarded.status, ended.status) != (200, 200) or not rewarded.body["counted"]:
                     figures["lost"] += 1
@@ -267,7 +271,10 @@ async def latency(folder: Path, sessions: int) -> tuple[Figures, list[str]]:
         alone = DeployedEngine(behind.address, WEIGHTS)
         async with Client(front.address) as client:
             await _timed(alone, client, _BY_SESSION)
+            assert front.process is not None
+            before = _seconds(front.process.pid)
             own, by_gateway = await _timed(alone, client, _TIMED)
+            figures["cpu_ms"] = round(1000 * (_seconds(front.process.pid) - before) / _TIMED, 2)
             figures["p50_engine_ms"] = _milliseconds(own)
             figures["p50_gateway_ms"] = _milliseconds(by_gateway)
             figures["added_p50_ms"] = _milliseconds([b - a for a, b in zip(own, by_gateway, strict=True)])
@@ -298,6 +305,12 @@ async def _timed(alone: DeployedEngine, client: Client, requests: int) -> tuple[
         own.append(between - began)
         by_gateway.append(ended - between)
     return own, by_gateway
+
+
+def _seconds(process: int) -> float:
+    """Return the processor time of a process."""
+    used = psutil.Process(process).cpu_times()
+    return float(used.user + used.system)
 
 
 def _milliseconds(seconds: Sequence[float]) -> float:

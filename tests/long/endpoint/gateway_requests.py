@@ -109,7 +109,7 @@ ENDED: Sequence[HostileRequest] = [
     HostileRequest(*each)
     for each in (
         ("an end twice", joined(http(b"", END), http(b"{}", END)), (200, 200)),
-        ("a completion after the end", http(), (401,)),
+        ("a completion after the end", http(), (410,)),
         ("a reward after the end, of another session's completion",
          http(b'{"reward": 0.5, "interaction_id": "{other}"}', REWARD), (404,)),
         ("a reward after the end", http(_GOOD, REWARD), (200,)),

@@ -54,7 +54,9 @@ async def test_what_is_not_shared(tmp_path: Path) -> None:
         key: dict[str, Any] = {"task_id": "t", "api_key": one.api_key}
         assert (await client.post("/rl/start_session", ADMIN, key))[0] == 400
         assert (await one.reward_last(0.5)).status == 409
+        assert (await ArealSession(http, client.gateway.address, "wrong").start("t")).status == 401
         await client.chat(one.api_key)
+        assert (await one.reward_last(1.5)).status == 422
         assert (await one.reward("chatcmpl-none", 0.5)).status == 404
         ended = await one.end()
         assert set(ended.body) == {"session_id", "completions", "reward"}

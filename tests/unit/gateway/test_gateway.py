@@ -22,6 +22,7 @@ from verl_multiturn.records.read.fates import fates_of
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.sessions import SessionIndex
 from verl_multiturn.records.schema import RunFile
+from verl_multiturn.records.write import recorder
 from verl_multiturn.records.write.locks import is_held
 
 ADMIN = "admin-key"
@@ -50,6 +51,16 @@ class Client:
         data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
         async with self._http.post(self.gateway.address + path, data=data, headers=headers) as response:
             return response.status, await response.json()
+
+    async def completes(
+        self, key: str, path: str = "/v1/chat/completions", messages: Any = None
+    ) -> tuple[int, Any, Mapping[str, str]]:
+        """Ask for a completion; return status, answer and headers."""
+        asked = messages or [{"role": "user", "content": "1+1?"}]
+        body = {"model": "policy", "max_tokens": 100, ("input" if path.endswith("responses") else "messages"): asked}
+        headers = {"Authorization": f"Bearer {key}"}
+        async with self._http.post(self.gateway.address + path, json=body, headers=headers) as response:
+            return response.status, await response.json(), response.headers
 
     async def session(self, **body: Any) -> tuple[str, str]:
         """Let a session begin, get a completion and end; return its id and its key."""
@@ -187,11 +198,18 @@ async def test_a_full_disk_counts_nothing_and_a_repeat_works(tmp_path: Path, mon
         assert (await client.post("/rl/end_session", key))[1]["reward"] == 0.5
 
 
+def runs(folder: Path) -> list[RunFile]:
+    return [RunFile.model_validate_json(path.read_text()) for path in folder.glob("run-*.json")]
+
+
 def stems(folder: Path) -> list[str]:
     return sorted(path.name.removesuffix(".sessions.jsonl") for path in folder.glob("*.sessions.jsonl"))
 
 
-async def test_new_files_are_begun_and_a_session_ends_in_its_own(tmp_path: Path) -> None:
+async def test_new_files_are_begun_and_a_session_ends_in_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recorder, "LOOK_S", 0.01)
     async with serving(tmp_path, "two", "two") as client:
         files = client.gateway.store._files
         key = (await client.start())["api_key"]
@@ -213,6 +231,7 @@ async def test_new_files_are_begun_and_a_session_ends_in_its_own(tmp_path: Path)
     events = [json.loads(line) for line in (tmp_path / f"{first[0]}.sessions.jsonl").read_text().splitlines()]
     assert [each["event"] for each in events] == ["start", "end"]
     assert '"start"' in (tmp_path / f"{second}.sessions.jsonl").read_text()
+    assert "lost" not in caplog.text
     records = Records(tmp_path)
     assert sorted(fate.fate for fate in fates_of(records)) == ["collected", "collected"]
     assert records.faults == []
@@ -235,7 +254,7 @@ async def test_old_sessions_go_and_their_keys_too(tmp_path: Path) -> None:
         assert (await client.post("/rl/set_reward", key, {"reward": 1}))[0] == 401
         assert (await client.post("/rl/end_session", ADMIN, {"session_id": name}))[0] == 404
         younger = await client.start()
-        assert len(list(tmp_path.glob("run-*.json"))) == 1
+        assert len(runs(tmp_path)) == 1
         lines = [json.loads(line) for line in written(tmp_path).splitlines()]
         assert [(each["session_id"], each["number"]) for each in lines] == [(younger["session_id"], 1)]
 
@@ -258,8 +277,7 @@ async def test_the_run_is_described(tmp_path: Path) -> None:
     about = {"tokenizer": {"path": "m"}, "schemas": [], "settings": {"served": "m", "hf_token": "hf_secretsecret"}}
     async with serving(tmp_path, about=about, rewards=(-1.0, 1.0)):
         pass
-    (path,) = tmp_path.glob("run-*.json")
-    run = RunFile.model_validate_json(path.read_text())
+    (run,) = runs(tmp_path)
     assert stems(tmp_path)[0].startswith(f"{run.start}-")
     assert run.settings["gateway"]["rewards"] == [-1.0, 1.0]
     assert run.settings["hf_token"] == "***"

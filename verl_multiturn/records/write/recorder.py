@@ -45,6 +45,8 @@ class Recorder:
 
     async def aclose(self) -> None:
         """Write the records that were handed over, and stop."""
+        if self._look is not None:
+            self._look.cancel()
         await self.writer.aclose()
 
     def begun(self, life: Life) -> None:
