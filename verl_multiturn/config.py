@@ -419,7 +419,7 @@ class CheckpointEvaluationSettings(BaseModel):
     """Environment variable with the gateway's admin key."""
 
     deploy_if: Literal["better", "always"] = "better"
-    """The checkpoints that are deployed: those with a higher mean reward than the last one deployed, or all."""
+    """The checkpoints that are deployed: those with a higher mean reward than the one that serves, or all."""
 
     @model_validator(mode="after")
     def _has_key(self) -> CheckpointEvaluationSettings:

@@ -314,8 +314,9 @@ class GenerateEngine(HttpEngine):
     async def _stop(self, rid: str) -> None:
         """Let the server stop a generation whose caller is gone."""
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+            told: dict[str, Any] = {"json": {"rid": rid}, "headers": self._headers}
             limit = aiohttp.ClientTimeout(total=5.0)
-            async with self._client().post(f"{self.url}/abort_request", json={"rid": rid}, timeout=limit):
+            async with self._client().post(f"{self.url}/abort_request", **told, timeout=limit):
                 pass
 
 
