@@ -87,11 +87,13 @@ class Loop:
         self._once(f"learned-{number}", lambda: self._learned(number))
         self._once(f"model-{number}", lambda: self._exported(number, self._run_of(number)))
         self._once(f"deployed-{number}", lambda: self._deployed(number))
-        found = self._once(f"accuracy-{number}", lambda: self._accuracy(number))
+        seconds = time.monotonic() - began
+        said = f"deployed:{self._hash(number)} - s:{seconds:.0f}"
+        if number == self._rounds or self._own["evaluates_each"]:
+            found = self._once(f"accuracy-{number}", lambda: self._accuracy(number))
+            said = f"held-out accuracy:{found['accuracy']:.3f} - {said}"
         # In the form of verl's console logger, which `verl-multiturn run` shows.
-        print(
-            f"step:{number} - held-out accuracy:{found['accuracy']:.3f} - s:{time.monotonic() - began:.0f}", flush=True
-        )
+        print(f"step:{number} - {said}", flush=True)
 
     def _once(self, name: str, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Do a part that is not done, and return its result."""
