@@ -132,10 +132,10 @@ class PatientErrors:
     A client may read nothing of it, and a print that waits for ever would keep the server from its end. Of a pipe a
     thread holds the other end, too: when it was full for `_LAST_S` and nobody read it, the thread empties it. So a text
     is with the client as soon as it is written, and a crash loses none. A socket, and a pipe whose other end cannot be
-    opened, go behind the thread, which writes what others put there; a crash loses what it has not written yet.
+    opened, go behind the thread, which passes texts on; a crash loses those that it has not passed on yet.
 
     Args:
-        descriptor: The descriptor of standard error; one that is neither a pipe nor a socket is left.
+        descriptor: The descriptor of standard error; one that is neither a pipe nor a socket stays as it is.
     """
 
     def __init__(self, descriptor: int = 2) -> None:

@@ -11,8 +11,8 @@ An attack is blocked when all of these hold:
 - `Host.harm` finds nothing: it looks at marker files, listeners, the victim, signals, mounts and processes;
 - the other conversation's sandbox, the number of processes and the memory are as they should be.
 
-Without `--only`, no other program should run: then the peak memory of each attack but `IN_MANY`, and the memory and disk
-that the machine lost, have limits, too.
+Without `--only`, no other program should run: then the peak memory of each attack but `IN_MANY`, and the memory and
+disk that the machine lost, have limits, too.
 
 The benchmark prints each attack that was not blocked, and the peak memory of each attack on memory. The peak is that of
 the control group that this program runs in, including the kernel's memory for our sockets and pipes. Where the group's

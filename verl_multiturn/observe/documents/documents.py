@@ -223,7 +223,7 @@ class Documents:
         if count > _EXPLAINED:
             said = f"{count} conversations are too many to look for findings here; run verl-multiturn explain DIR"
             return {"findings": None, "said": said}
-        with self._finding:  # pages that ask at once get what is found once
+        with self._finding:  # requests at one time share one search
             known = self._found
             if known is None or (known[0] != count and time.monotonic() - known[1] > _ANEW_S):
                 found = [
