@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.idle_loop import IdleLoop
+from tests.support.warm_python import session_servers
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -208,10 +209,24 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
+def child_processes(recursive: bool = False) -> list[psutil.Process]:
+    """Return this process's children, and with `recursive` all below them.
+
+    The servers of `warm_python` are left out: a session keeps one from the first test that needs it to its end, so that
+    whether there is one depends on the tests before.
+    """
+    found = [each for each in psutil.Process().children() if each.pid not in session_servers]
+    if recursive:
+        for child in list(found):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += child.children(recursive=True)
+    return found
+
+
 def names_of_children() -> list[str]:
     """Return the names of the processes below this one. One that ends meanwhile is skipped."""
     found = []
-    for process in psutil.Process().children(recursive=True):
+    for process in child_processes(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             found.append(process.name())
     return found

@@ -242,7 +242,7 @@ def kills(count: int, seed: int) -> dict[str, Any]:
             early = {f"r{number}" for number, at in said if float(at) < killed - HANDED_S}
             found = {record["request_id"] for record in Records(folder).records()}
             members = [member for path in folder.glob("*.jsonl.gz") for member in read_members(path)]
-            cut = sum(member.text is None for member in members)
+            cut = sum(member.lines is None for member in members)
             handed, lost, torn = handed + len(early), lost + len(early - found), max(torn, cut)
             unread += len(said) - len(found)
             for path in folder.iterdir():

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests import agent_programs
-from tests.conftest import ROOT
+from tests.conftest import ROOT, child_processes
 from tests.forger import forger
 from tests.proxy_clients import until
 from tests.support.bare_python import make_bare_python
@@ -63,7 +63,7 @@ def no_process_left() -> Iterator[None]:
     """Check that a test leaves no process and no descriptor."""
     fds = len(os.listdir("/proc/self/fd"))
     yield
-    assert psutil.Process().children(recursive=True) == []
+    assert child_processes(recursive=True) == []
     assert len(os.listdir("/proc/self/fd")) <= fds
 
 
@@ -193,7 +193,7 @@ async def test_a_dead_zygote_is_replaced(tmp_path: Path, python: str | None) -> 
         runner.run({"do": "hang", "pids": str(tmp_path / "pids")}, address(), asyncio.Event())
     )
     await until(lambda: bool(living(tmp_path / "pids")), 60)
-    psutil.Process().children()[0].kill()
+    child_processes()[0].kill()
     end = await running
     assert (end.kind, end.problem) == ("exited", "the agent's process, and the one that keeps it, were killed")
     end = await runner.run({"do": "nothing", "pids": str(tmp_path / "pids")}, address(), asyncio.Event())
@@ -208,7 +208,7 @@ async def test_a_stopped_zygote_goes_on(tmp_path: Path) -> None:
     for _ in range(2):
         end = await runner.run({"do": "nothing", "pids": str(tmp_path / "pids")}, address(), asyncio.Event())
         assert end == AgentEnd("returned", AgentResult(0.0))
-        (zygote,) = psutil.Process().children()
+        (zygote,) = child_processes()
         zygote.suspend()
         await until(lambda process=zygote: process.status() == psutil.STATUS_STOPPED, 60)
     await runner.aclose()

@@ -1,11 +1,13 @@
 """Reading a YAML file with an MCP server: the tools that are found, and the errors."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.servers.starting import PLAIN, WORKSHOP, HttpServer, by_name, children, plain, text
 from verl_multiturn import ConfigError, load_tools
 from verl_multiturn.tools.loading.kwargs import bind_kwargs
@@ -86,6 +88,22 @@ def test_a_bad_entry_names_what_is_wrong(settings: dict[str, Any], message: str)
     assert message in str(caught.value)
     assert str(caught.value).startswith("tools.yaml: tools[0].mcp")
     assert children() == before
+
+
+@pytest.mark.parametrize("end", ["os.abort()", "os._exit(3)"])
+def test_the_words_of_our_server_that_crashes_are_in_the_error(end: str, tmp_path: Path) -> None:
+    (tmp_path / "crashing.py").write_text(f"import os, sys\nprint('no licence,')\nos.write(2, b'giving up')\n{end}\n")
+    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [{"class_name": "crashing.Tool"}]}))
+    settings = {
+        "command": sys.executable,
+        "args": ["-m", "verl_multiturn.cli", "mcp", str(tmp_path / "tools.yaml")],
+        "env": {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        "start_timeout_s": 300,
+    }
+    with pytest.raises(
+        ConfigError, match=r"did not list its tools[^;]*; its last words:\n(.*\n)*no licence,\ngiving up"
+    ):
+        mcp_tools(settings, "here")
 
 
 def test_an_excluded_tool_may_have_any_schema_and_pages_end() -> None:

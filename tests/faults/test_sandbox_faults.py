@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import ROOT, has_ended
+from tests.conftest import ROOT, child_processes, has_ended
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.pool import SandboxPool
 from verl_multiturn.sandbox.sandbox import Sandbox
@@ -308,7 +308,7 @@ async def test_a_supervisor_that_dies_takes_its_worker(pool: SandboxPool) -> Non
 
 async def _named(name: str) -> int:
     async with asyncio.timeout(120):
-        while not (found := [p.pid for p in psutil.Process().children(recursive=True) if _comm(p) == name]):  # noqa: ASYNC110
+        while not (found := [p.pid for p in child_processes(recursive=True) if _comm(p) == name]):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return found[0]
 

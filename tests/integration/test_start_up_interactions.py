@@ -141,11 +141,23 @@ class Customer(PolicyUser):
     role = "customer"  # type: ignore[assignment]
 
 
+class Game(PolicyUser):
+    """A user that scores the conversation."""
+
+    def score(self, instance_id: str) -> float:
+        return 1.0
+
+
 PLAYED = "interaction: [{class_name: verl_multiturn.interactions.policy_user.PolicyUser, config: {persona: x}}]"
 TRAIN = {f"{OURS}.train": "[assistant,user]", "algorithm.adv_estimator": "mt_grpo", f"{ROLLOUT}.n": "4"}
 
 
+SCORED = PLAYED.replace("verl_multiturn.interactions.policy_user.PolicyUser", f"{__name__}.Game")
+
+
 def test_a_run_that_trains_the_user_too(tmp_path: Path) -> None:
+    for mode in ("add", "replace"):
+        prepared(tmp_path, SCORED, **{**TRAIN, f"{OURS}.interaction_reward.mode": mode})
     prepared(tmp_path, PLAYED, **TRAIN)
     prepared(tmp_path, PLAYED, **{**TRAIN, f"{OURS}.train": "[assistant]", "algorithm.adv_estimator": "grpo"})
 
@@ -167,6 +179,11 @@ def test_a_run_that_trains_the_user_too(tmp_path: Path) -> None:
             PLAYED.replace("verl_multiturn.interactions.policy_user.PolicyUser", f"{__name__}.Customer"),
             {},
             "interaction 'customer': its role is 'customer', expected 'user' or None; .*train trains no other",
+        ),
+        (
+            SCORED,
+            {},
+            r"'game': Game.score gives rewards .*interaction_reward.mode=none only reports them",
         ),
         (PLAYED, {"algorithm.adv_estimator": "grpo"}, "adv_estimator=grpo compares all rows of a prompt"),
         (PLAYED, {f"{OURS}.context.mode": "window"}, "the user's view of a conversation is appended to alone"),

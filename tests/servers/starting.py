@@ -7,9 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import psutil
-
-from tests.conftest import ROOT, has_ended
+from tests.conftest import ROOT, child_processes, has_ended
 from verl_multiturn.tools.mcp_tools import McpTool, mcp_tools
 
 WORKSHOP = str(ROOT / "tests" / "servers" / "workshop.py")
@@ -62,7 +60,7 @@ async def gone(pid: int) -> None:
 
 
 def children() -> set[int]:
-    return {process.pid for process in psutil.Process().children(recursive=True) if not has_ended(process)}
+    return {process.pid for process in child_processes(recursive=True) if not has_ended(process)}
 
 
 def open_files() -> int:

@@ -28,6 +28,8 @@ SHARED_STACK = "VERL_MULTITURN_TESTS_STACK_SERVER"
 """The same of a server that has imported Ray, verl and our plugin, too."""
 LIGHT_MODULES = ("hydra", "matplotlib.pyplot", "pandas", "pyarrow.parquet", "pydantic", "rich.progress", "typer")
 """Imports of the command `verl-multiturn` and of the rows' scripts, without PyTorch."""
+session_servers: set[int] = set()
+"""Process ids of the servers that this session has started, and that live until its end."""
 
 
 @functools.cache
@@ -52,9 +54,7 @@ def executable() -> str:
     """Return the program that starts a fork of this session's server; Ray may use it as Python in a `py_executable`."""
     if SHARED in os.environ:
         return os.environ[SHARED]
-    started = ForkServer(environment=environment_of_server())
-    atexit.register(started.close)
-    return started.executable
+    return _started(ForkServer(environment=environment_of_server()))
 
 
 @functools.cache
@@ -82,9 +82,13 @@ def light_python() -> str:
     """Return such a program that has imported `LIGHT_MODULES` alone, for processes with this one's environment."""
     if SHARED_LIGHT in os.environ:
         return _program(os.environ[SHARED_LIGHT])
-    started = ForkServer(LIGHT_MODULES)
-    atexit.register(started.close)
-    return _program(started.executable)
+    return _program(_started(ForkServer(LIGHT_MODULES)))
+
+
+def _started(server: ForkServer) -> str:
+    session_servers.add(server.pid)
+    atexit.register(server.close)
+    return server.executable
 
 
 def _program(executable: str) -> str:

@@ -44,10 +44,10 @@ class LoopWatch:
         """Start the watch; call it on the event loop that is to be watched."""
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
-        self._beat = time.monotonic()
         self._loop.call_later(self._looks_s, self._on_loop)
         self._thread = threading.Thread(target=self._watch, daemon=True, name="loop watch")
         self._thread.start()
+        self._beat = time.monotonic()  # now: on a busy machine the thread takes its time to start
         return self
 
     def stop(self) -> None:

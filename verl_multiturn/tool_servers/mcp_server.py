@@ -19,11 +19,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import fcntl
 import io
 import os
 import select
 import stat
+import struct
 import sys
+import termios
 import threading
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -43,8 +46,11 @@ PATH = "/mcp"
 _STDIO = "stdio"
 SESSION_ID = "mcp-session-id"
 _PIECE = 1 << 16
+_LOOK_S, _UNREAD_LOOK_S = 1.0, 0.05
+"""Seconds between two looks at standard error that is read, and at one that is not."""
 _LAST_S = 5.0
-"""Seconds for a piece of an answer, once standard input has ended: its client may be there and read nothing."""
+"""Seconds for a piece of an answer, once standard input has ended: its client may be there and read nothing. A text on
+standard error has as long."""
 
 
 def mcp_tool(schema: dict[str, Any]) -> types.Tool:
@@ -121,12 +127,15 @@ def session_key(request: Any) -> str:
 
 
 class PatientErrors:
-    """Standard error that keeps nobody waiting: a thread writes what this process and its children put there.
+    """Standard error that keeps nobody waiting, neither this process nor its children.
 
-    A client may read nothing of it, and a print that waits for ever would keep the server from its end.
+    A client may read nothing of it, and a print that waits for ever would keep the server from its end. Of a pipe a
+    thread holds the other end, too: when it was full for `_LAST_S` and nobody read it, the thread empties it. So a text
+    is with the client as soon as it is written, and a crash loses none. A socket, and a pipe whose other end cannot be
+    opened, go behind the thread, which passes texts on; a crash loses those that it has not passed on yet.
 
     Args:
-        descriptor: The descriptor of standard error, whose file goes behind the thread; one that is no pipe is left.
+        descriptor: The descriptor of standard error; one that is neither a pipe nor a socket stays as it is.
     """
 
     def __init__(self, descriptor: int = 2) -> None:
@@ -136,14 +145,37 @@ class PatientErrors:
         if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
             return
         self._file = os.dup(descriptor)
-        self._read, write = os.pipe()
+        self._writable = select.poll()
+        self._writable.register(self._file, select.POLLOUT)
         self._over, self._open = os.pipe()
-        os.dup2(write, descriptor)
-        os.close(write)
         self._is_read = True
-        """Whether the last text was taken by a reader."""
-        self._thread = threading.Thread(target=self._pass_on, daemon=True, name="standard error")
+        """Whether a reader took the last text that had to wait."""
+        work = self._empty
+        try:
+            self._read = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            work = self._pass_on
+            self._read, write = os.pipe()
+            os.dup2(write, descriptor)
+            os.close(write)
+        self._thread = threading.Thread(target=work, daemon=True, name="standard error")
         self._thread.start()
+
+    def _empty(self) -> None:
+        """Empty the pipe whenever it is full and nobody reads it."""
+        over = select.poll()
+        over.register(self._over, select.POLLIN)
+        before, is_over = 0, False
+        while not is_over:
+            is_over = bool(over.poll(1000 * _LOOK_S if self._is_read else 1000 * _UNREAD_LOOK_S))
+            held = struct.unpack("i", fcntl.ioctl(self._read, termios.FIONREAD, bytes(4)))[0]
+            self._is_read |= held < before  # by the client
+            if not self._writable.poll(1000 * _LAST_S if self._is_read else 0):
+                self._is_read, held = False, 0
+                with contextlib.suppress(BlockingIOError):
+                    while os.read(self._read, _PIECE):
+                        pass
+            before = held
 
     def _pass_on(self) -> None:
         waiting = select.poll()
@@ -154,10 +186,8 @@ class PatientErrors:
 
     def _write(self, rest: memoryview, wait_s: float) -> bool:
         """Write a text; return False where nobody reads, and the rest of it is lost."""
-        writable = select.poll()
-        writable.register(self._file, select.POLLOUT)
         try:
-            while rest and writable.poll(wait_s * 1000):  # then it takes PIPE_BUF bytes without a wait
+            while rest and self._writable.poll(wait_s * 1000):  # then it takes PIPE_BUF bytes without a wait
                 rest = rest[os.write(self._file, rest[: select.PIPE_BUF]) :]
         except OSError:  # its reader is gone
             return False
@@ -172,8 +202,11 @@ class PatientErrors:
         os.close(nothing)
         os.close(self._open)
         self._thread.join(2 * _LAST_S)
-        if self._is_read and not self._thread.is_alive():
-            os.dup2(self._file, self._descriptor)
+        if not self._thread.is_alive():
+            os.close(self._read)
+            is_gone = any(event & select.POLLERR for _, event in self._writable.poll(0))
+            if self._is_read and not is_gone:
+                os.dup2(self._file, self._descriptor)
 
 
 class Wire:

@@ -11,8 +11,8 @@ An attack is blocked when all of these hold:
 - `Host.harm` finds nothing: it looks at marker files, listeners, the victim, signals, mounts and processes;
 - the other conversation's sandbox, the number of processes and the memory are as they should be.
 
-Without `--only`, no other program should run: then the peak memory of each attack, and the memory and disk that the
-machine lost, have limits, too.
+Without `--only`, no other program should run: then the peak memory of each attack but `IN_MANY`, and the memory and
+disk that the machine lost, have limits, too.
 
 The benchmark prints each attack that was not blocked, and the peak memory of each attack on memory. The peak is that of
 the control group that this program runs in, including the kernel's memory for our sockets and pipes. Where the group's
@@ -59,6 +59,11 @@ process).
 """
 MAX_PEAK_BYTES = 640 << 20
 """The most bytes for an attack that may use 256 MB and 64 MB of files, plus the bytes it gets between two looks."""
+IN_MANY = frozenset({"memory_bomb_in_many", "socket_buffers_in_many"})
+"""Attacks whose processes all take memory: a limit must stop them.
+
+They have no bound in bytes, since the time between two looks depends on the machine. Each process has `memory_mb`.
+"""
 MAX_LOSS_BYTES = 4 << 30
 """The most memory and disk that a run of all attacks may cost the machine."""
 _TOO_MUCH = "MB were used"
@@ -171,9 +176,14 @@ async def run_attack(
             problems.append(f"{cell.strip()} was answered with {answer[:200]!r}")
     if await ask(tool, bystander, "kept, open('kept').read()") != f"{(host.secret, host.secret)!r}\n":
         problems.append("the other conversation was harmed")
-    if watch.descendants > MAX_DESCENDANTS or watch.resident > MAX_RESIDENT_BYTES:
+    in_many = attack.name in IN_MANY
+    if in_many and not any("the code was stopped" in answer for answer in answers):
+        problems.append("no limit stopped it")
+    if watch.descendants > MAX_DESCENDANTS or (watch.resident > MAX_RESIDENT_BYTES and not in_many):
         problems.append(f"there were {watch.descendants} processes with {watch.resident >> 20} MB")
-    if alone and watch.is_ours and watch.peak > MAX_PEAK_BYTES:  # else another program may have taken it
+    if (
+        alone and watch.is_ours and watch.peak > MAX_PEAK_BYTES and not in_many
+    ):  # else another program may have taken it
         problems.append(f"{watch.peak >> 20} {_TOO_MUCH}")
     return problems + host.harm(), watch.peak
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.conftest import ROOT
-from tests.long.sandbox.sandbox_attacks import ATTACKS, Attack, run_attacks
+from tests.long.sandbox.sandbox_attacks import ATTACKS, IN_MANY, Attack, run_attacks
 from tests.long.sandbox.sandbox_host import Host
 
 pytestmark = pytest.mark.slow
@@ -104,6 +104,12 @@ async def test_the_checks_see_what_weaker_isolation_lets_through(name: str, seen
 async def test_the_checks_see_processes_and_answers(cells: tuple[str, ...], seen: str | None) -> None:
     problems = (await run_attacks([Attack("made_up", cells)], "subprocess"))["made_up"]
     assert any(seen in problem for problem in problems) if seen else problems == []
+
+
+@pytest.mark.parametrize("name", sorted(IN_MANY))
+async def test_an_attack_in_many_processes_that_no_limit_stops_is_seen(name: str) -> None:
+    assert name in {attack.name for attack in ATTACKS}
+    assert (await run_attacks([Attack(name, ("1",))], "subprocess"))[name] == ["no limit stopped it"]
 
 
 HARMS: dict[str, Callable[[Host], object]] = {

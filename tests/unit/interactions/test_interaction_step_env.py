@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.conftest import ROOT, has_ended
+from tests.conftest import ROOT, child_processes, has_ended
 from tests.forger import forger
 from tests.idle_loop import hold_up
 from tests.long.interactions import interaction_envs
@@ -55,7 +55,7 @@ async def world(env: str, **config: Any) -> AsyncIterator[StepEnv]:
         yield made
     finally:
         await made.aclose()
-    assert not psutil.Process().children(recursive=True)
+    assert not child_processes(recursive=True)
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
@@ -227,7 +227,7 @@ async def test_faults_of_an_environment(tmp_path: Path) -> None:
         for (what, where, message), text in zip(faults, found, strict=True):
             kind = "InteractionContractError" if (what, where, message) in WRONG else "InteractionFailedError"
             assert re.search(f"^{kind}: .*{message}" if message else "^$", text), text
-        (zygote,) = psutil.Process().children()
+        (zygote,) = child_processes()
         await _until(lambda: not zygote.children(recursive=True))
 
 
@@ -299,7 +299,7 @@ async def test_a_cancelled_session_leaves_no_process(tmp_path: Path) -> None:
             for index in range(8):
                 await env.close(f"{delay_s} {index}")
         await env.close("warm")
-        (zygote,) = psutil.Process().children()
+        (zygote,) = child_processes()
         await _until(lambda: not zygote.children(recursive=True))
 
 
@@ -323,7 +323,7 @@ async def test_closing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_zygote_that_dies_is_started_again() -> None:
     async with world("Odd") as env:
         await play(env, "a")
-        (zygote,) = psutil.Process().children()
+        (zygote,) = child_processes()
         (episode,) = zygote.children()
         zygote.kill()
         await _until(lambda: not episode.is_running() or episode.status() == psutil.STATUS_ZOMBIE)
@@ -337,12 +337,12 @@ async def test_a_zygote_that_dies_is_started_again() -> None:
 async def test_a_zygote_that_was_stopped_goes_on() -> None:
     async with world("Odd") as env:
         await play(env, "a")
-        (zygote,) = psutil.Process().children()
+        (zygote,) = child_processes()
         zygote.suspend()
         await _until(lambda: zygote.status() == psutil.STATUS_STOPPED)
         assert (await play(env, "b", "go"))[1].text == "did go"
         assert (await env.reply("a", said("go"))).text == "did go"  # its process lived on
-        assert psutil.Process().children() == [zygote]
+        assert child_processes() == [zygote]
         for name in "ab":
             await env.close(name)
 
@@ -350,7 +350,7 @@ async def test_a_zygote_that_was_stopped_goes_on() -> None:
 async def test_a_zygote_that_is_stopped_again_and_again_is_replaced() -> None:
     async with world("Odd") as env:
         await play(env, "a", "go", env_kwargs={"what": "stops its zygote"})
-        (zygote,) = psutil.Process().children()
+        (zygote,) = child_processes()
         await _until(lambda: zygote.status() == psutil.STATUS_STOPPED)
         for name in "bcd":
             assert (await play(env, name, "go"))[1].text == "did go"
@@ -363,7 +363,7 @@ async def test_a_zygote_that_dies_as_it_is_asked_is_replaced(monkeypatch: pytest
 
     def killed_first(channel: socket.socket, *args: Any) -> int:
         monkeypatch.setattr(socket, "send_fds", asked)
-        (zygote,) = psutil.Process().children()
+        (zygote,) = child_processes()
         zygote.kill()
         select.select([channel], [], [])  # until the kernel has closed its end
         return asked(channel, *args)
@@ -377,7 +377,7 @@ async def test_a_stopped_zygote_ends_with_its_environment(tmp_path: Path, monkey
     monkeypatch.setattr(forks, "_POLITE_S", 60.0)  # as long as a busy machine needs
     async with world("Odd", env_kwargs={"folder": str(tmp_path)}) as env:
         await play(env, "a", "go", env_kwargs={"what": "child"})
-        (zygote,) = psutil.Process().children()
+        (zygote,) = child_processes()
         zygote.suspend()
         await _until(lambda: zygote.status() == psutil.STATUS_STOPPED)
         await env.close("a")

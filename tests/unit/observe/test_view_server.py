@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.support.sample_records import sample_run
 from tests.support.view_samples import HOSTILE, START, TOKENIZER, write_samples
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.observe.documents import documents as documents_module
 from verl_multiturn.observe.documents.documents import Documents
 from verl_multiturn.observe.view.export import export
 from verl_multiturn.observe.view.server import ViewServer
@@ -319,3 +321,32 @@ def test_a_line_that_is_not_what_its_record_says(tmp_path: Path) -> None:
     assert "says turns 9 for 2; the record is taken" in fault
     export(documents, tmp_path / "run.html")
     assert len(documents.faults()) == 1
+
+
+def test_findings_are_looked_for_once_for_pages_that_ask_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample_run(tmp_path)
+    asked = threading.Event()
+    looked: list[bool] = []
+    explained = documents_module.explain
+
+    def slow(records: Any) -> Any:
+        looked.append(documents._finding.locked())
+        second.start()
+        asked.wait()
+        return explained(records)
+
+    def ask() -> None:
+        asked.set()
+        got.append(documents.findings())
+
+    documents = Documents([tmp_path])
+    documents.refresh()
+    got: list[dict[str, Any]] = []
+    second = threading.Thread(target=ask)
+    monkeypatch.setattr(documents_module, "explain", slow)
+    got.append(documents.findings())
+    second.join()
+    assert looked == [True]
+    assert got[0] == got[1]

@@ -6,10 +6,14 @@ import fnmatch
 import itertools
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from tests.conftest import ROOT
+from tests import conftest
+from tests.conftest import ROOT, child_processes
+from tests.support import warm_python
 from tests.support.lanes import LANES, Lane
 from tests.support.warm_python import light_python, run_with_stack
 
@@ -102,3 +106,20 @@ def test_the_lanes_together_collect_every_test() -> None:
     default = [name for lane in LANES[""] for name in collected(*lane.arguments())]
     assert set(default) < set(of_lanes)
     assert sorted([*default, *collected("-m", "long", "tests")]) == sorted(of_lanes)
+
+
+def test_a_server_of_the_session_is_no_child_to_the_tests_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers: set[int] = set()
+    for module in (conftest, warm_python):
+        monkeypatch.setattr(module, "session_servers", servers)
+    before = set(child_processes(recursive=True))
+    with subprocess.Popen(["sh", "-c", "sleep 600 & wait"]) as server:
+        try:
+            made = SimpleNamespace(pid=server.pid, executable="python", close=server.wait)
+            assert server.pid in {each.pid for each in child_processes()}
+            assert warm_python._started(made) == "python"  # type: ignore[arg-type]
+            assert set(child_processes(recursive=True)) <= before
+        finally:
+            for each in psutil.Process(server.pid).children():
+                each.kill()
+            server.kill()

@@ -290,6 +290,8 @@ _CROSSED = ((1, "r"), (0, "s"))
         (_IN_ORDER, _NO_IDS, 1),
         (_CROSSED, ((1, "r"), (None, "s")), 1),
         (_NO_IDS, _NO_IDS, 1),
+        (_CROSSED, ((None, "r"), (0, "s")), 1),
+        (((None, "r"),), ((None, "r"), (0, "s")), 2),
     ],
 )
 async def test_an_answer_without_an_id_is_of_the_first_call_that_waits(
@@ -313,6 +315,15 @@ async def test_an_answer_without_an_id_is_of_the_first_call_that_waits(
         assert [message["tool_call_id"] for message in node.prompt.conversation[2:]] == meant
         assert node.parent is not None
     assert len(agent.session.forest.completions[first.id].prompts) == prompts
+
+
+async def test_a_further_answer_with_an_id_is_the_same_prompt_as_without_the_request_before_it() -> None:
+    agent = Agent(make_run(turns(f"{SUM}\n{OTHER}", "a", "b", "c")))
+    first = await agent.ask(TASK, [ADD])
+    for given in (((None, "r"),), _CROSSED, ((None, "r"), (0, "s"))):
+        await agent.ask([*TASK, echo(first), *_answers(first, *given)], [ADD])
+    one, both = agent.session.forest.completions[first.id].prompts
+    assert (len(one.completions), len(both.completions)) == (1, 2)
 
 
 @pytest.mark.parametrize("calls_have_ids", [True, False])

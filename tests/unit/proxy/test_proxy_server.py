@@ -224,7 +224,8 @@ def test_whole_numbers_stay_whole() -> None:
 def test_inflated_bodies_are_bounded() -> None:
     assert inflated(gzip.compress(b'{"a": 1}'), "gzip") == b'{"a": 1}'
     bomb = gzip.compress(b'{"a": "' + b" " * MOST_BYTES + b'"}')
-    cases = [(bomb, 413), (gzip.compress(b'{"a": 1}')[:-3], 400), (b'{"a": 1}', 400)]
+    whole = gzip.compress(b'{"a": 1}')
+    cases = [(bomb, 413), (whole[:-3], 400), (b'{"a": 1}', 400), (whole + whole, 400), (whole + b" ", 400)]
     for body, status in cases:
         with pytest.raises(RefusedError) as raised:
             inflated(body, "gzip")
@@ -247,6 +248,36 @@ async def test_compressed_bodies() -> None:
                 content = gzip.compress(orjson.dumps(HELLO))
                 got = await client.post("/v1/chat/completions", content=content, headers=headers)
             assert got.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "code"),
+    [
+        (["transfer-encoding: chunked"], 200, ""),
+        (["transfer-encoding: Chunked"], 200, ""),
+        (["transfer-encoding: gzip, chunked"], 400, "unsupported_transfer_encoding"),
+        (["transfer-encoding: chunked, chunked"], 400, ""),  # by the parser, as the next
+        (["transfer-encoding: gzip", "transfer-encoding: chunked"], 400, ""),
+        (["transfer-encoding: chunked", "content-encoding: identity"], 200, ""),
+        (["transfer-encoding: chunked", "content-encoding: identity", "content-encoding: gzip"], 415, ""),
+        (["transfer-encoding: chunked", "content-encoding: identity", "content-encoding: br"], 415, ""),
+    ],
+)
+async def test_a_body_of_another_coding_is_refused_by_name(lines: list[str], status: int, code: str) -> None:
+    session = FakeSession()
+    body = orjson.dumps(HELLO)
+    async with serving(session) as (_, access):
+        reader, writer = await connect(access)
+        writer.write(post(access, b"", "/v1/chat/completions", *lines))
+        writer.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+        found, _, text = await answer(reader)
+        writer.close()
+    assert found == status
+    assert len(session.asked) == (status == 200)
+    if code:
+        error = json.loads(text)["error"]
+        assert error["code"] == code
+        assert repr(lines[0].partition(": ")[2]) in error["message"]
 
 
 async def test_the_largest_body_is_read_and_a_larger_one_refused_unread() -> None:

@@ -3,10 +3,14 @@
 import gzip
 import json
 import random
+import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +19,8 @@ from tests.support.sample_records import START, sample_record, sample_run, sampl
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.records import schema
 from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.read import lines as lines_module
+from verl_multiturn.records.read import members
 from verl_multiturn.records.read.joins import name_of
 from verl_multiturn.records.read.lines import fitted
 from verl_multiturn.records.read.records import Records
@@ -293,3 +299,46 @@ def test_random_bytes_in_a_folder_raise_nothing(tmp_path: Path, seed: int) -> No
         path.write_bytes(bytes(data[: draw.choice([len(data), draw.randrange(len(data)) or 1])]))
     read_all(tmp_path)
     assert all(summary_of(record) for record in Records(tmp_path).records())
+
+
+def is_taken() -> bool:
+    """Return whether a thread reads a large text: another one cannot."""
+    with ThreadPoolExecutor(1) as pool:
+        taken = not pool.submit(lines_module._reading.acquire, blocking=False).result()
+        if not taken:
+            pool.submit(lines_module._reading.release).result()
+    return taken
+
+
+def test_of_large_texts_one_is_read_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs several times its size while it is read, and threads would add that up."""
+    large = line_of(sample_record(**{"left": 0, "extra_info": {"text": "x" * (9 << 20)}}))
+    small = line_of(sample_record())
+    seen: list[tuple[str, int, bool]] = []
+    unpacking, loads = zlib.decompressobj, orjson.loads
+
+    class Unpacking:
+        def __init__(self, *kind: int) -> None:
+            self._made, self._size = unpacking(*kind), 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._made, name)
+
+        def decompress(self, *given: Any) -> bytes:
+            seen.append(("unpack", self._size, is_taken()))
+            piece: bytes = self._made.decompress(*given)
+            self._size += len(piece)
+            return piece
+
+    def parsed(text: bytes) -> Any:
+        seen.append(("parse", len(text), is_taken()))
+        return loads(text)
+
+    (folder / f"{START}-large.jsonl.gz").write_bytes(gzip.compress(small + large))
+    monkeypatch.setattr(members, "zlib", SimpleNamespace(decompressobj=Unpacking, error=zlib.error))
+    monkeypatch.setattr(lines_module, "orjson", SimpleNamespace(loads=parsed, JSONDecodeError=orjson.JSONDecodeError))
+    assert read_all(folder)
+    for what, size in (("unpack", 8 << 20), ("parse", 9 << 20)):
+        assert {taken for step, at, taken in seen if step == what and at > size} == {True}, what
+        assert False in {taken for step, at, taken in seen if step == what and at < 1 << 20}
+    assert not is_taken()

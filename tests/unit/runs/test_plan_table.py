@@ -85,11 +85,16 @@ def test_the_roles_of_conversations_are_shown(tmp_path: Path) -> None:
     found = facts(tmp_path, *words, "algorithm.adv_estimator=mt_grpo")
     assert (found["roles"], found["trained_roles"], found["opponents"]) == (["assistant", "user"],) * 2 + ({},)
     assert lines_of(found)["roles"] == "assistant, user"
+    assert (found["tool_reward"], found["interaction_reward"]) == ("none", "none")
+    assert lines_of(found)["interaction_reward.mode"] == "none (these rewards are only reported)"
+    found = facts(tmp_path, *words, f"{ours}.interaction_reward.mode=add", f"{ours}.tool_reward.mode=replace")
+    assert lines_of(found)["interaction_reward.mode"] == "add (to the reward)"
+    assert lines_of(found)["tool_reward.mode"] == "replace (the reward)"
 
 
 def test_the_reward_function_and_its_options_are_shown(tmp_path: Path) -> None:
     lines = lines_of(facts(tmp_path))
-    assert "roles" not in lines
+    assert not {"roles", "interaction_reward.mode"} & set(lines)
     assert lines["reward"] == f"{ROOT / 'recipes' / 'quickstart' / 'reward.py'}:compute_score"
     section, ours = "reward.custom_reward_function", "pkg://verl_multiturn.rewards:compute_score"
     words = [f"{section}.path=pkg://verl_multiturn.rewards"]

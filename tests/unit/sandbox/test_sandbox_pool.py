@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from tests.conftest import has_ended, until
+from tests.conftest import child_processes, has_ended, until
 from verl_multiturn.sandbox.guest.cell import VALUE_BYTES
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.sandbox.pool import SandboxPool
@@ -57,7 +57,7 @@ def held() -> tuple[int, set[int], int]:
 
 
 def descendants() -> set[psutil.Process]:
-    return set(psutil.Process().children(recursive=True))
+    return set(child_processes(recursive=True))
 
 
 @pytest.mark.parametrize(

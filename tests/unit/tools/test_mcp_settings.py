@@ -1,7 +1,12 @@
 """The settings of an MCP server, in messages and before anything is sent; standard errors that nobody reads."""
 
+import asyncio
+import contextlib
 import os
+import signal
+import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,13 +62,60 @@ async def test_a_program_that_writes_for_ever_keeps_nobody_waiting(monkeypatch: 
     words.close()
 
 
+@pytest.mark.parametrize("end", [os._exit, lambda _: os.kill(os.getpid(), signal.SIGKILL)], ids=["exit", "kill"])
+def test_a_text_on_standard_error_is_with_the_client_when_the_server_crashes(end: Callable[[int], None]) -> None:
+    theirs, errors = os.pipe()
+    for _ in range(20):
+        if (server := os.fork()) == 0:
+            try:
+                PatientErrors(errors)
+                os.write(errors, b"words" * 10_000)
+                end(3)
+            finally:
+                os._exit(4)
+        os.waitpid(server, 0)
+        os.set_blocking(theirs, False)
+        assert os.read(theirs, 1 << 20) == b"words" * 10_000
+    os.close(errors)
+    os.close(theirs)
+
+
+async def test_a_client_that_reads_late_has_all_but_a_text_that_had_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_server, "_UNREAD_LOOK_S", 0.001)
+    monkeypatch.setattr(mcp_server, "_LAST_S", 0.05)
+    theirs, errors = os.pipe()
+    kept = PatientErrors(errors)
+    await asyncio.to_thread(os.write, errors, b"x" * 200_000)  # until the pipe was emptied
+    os.set_blocking(theirs, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.read(theirs, 1 << 20):
+            pass
+    os.write(errors, b"later")
+    assert os.read(theirs, 100) == b"later"
+    while not kept._is_read:  # until a look has seen that a reader takes something
+        os.write(errors, b"more")
+        await asyncio.sleep(0.02)
+        os.read(theirs, 100)
+    kept.close()
+    os.write(errors, b"last")
+    assert os.read(theirs, 100) == b"last"
+    for each in (errors, theirs, kept._file):
+        os.close(each)
+
+
+def _sockets() -> tuple[int, int]:
+    theirs, errors = socket.socketpair()
+    return theirs.detach(), errors.detach()
+
+
+@pytest.mark.parametrize("make", [os.pipe, _sockets], ids=["pipe", "socket"])
 @pytest.mark.parametrize("is_read", [True, False])
 def test_a_client_that_reads_no_standard_error_keeps_no_writer_waiting(
-    is_read: bool, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], tuple[int, int]], is_read: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_read:
         monkeypatch.setattr(mcp_server, "_LAST_S", 0.05)
-    theirs, errors = os.pipe()
+    theirs, errors = make()
     taken: list[bytes] = []
 
     def take() -> None:

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import psutil
 import pytest
 
-from tests.conftest import ROOT, make_schema, names_of_children, until
+from tests.conftest import ROOT, child_processes, make_schema, names_of_children, until
 from tests.idle_loop import hold_up
 from verl_multiturn import ConfigError, load_tools
 from verl_multiturn.tools.python import PythonTool
@@ -71,7 +70,7 @@ async def test_a_session_that_died_says_what_is_lost(stateful: PythonTool) -> No
     await ask(stateful, "import ctypes; ctypes.CDLL(None).prctl(15, b'victim')")
     sandbox = stateful._sessions["c"].sandbox
     assert sandbox is not None
-    (victim,) = [process for process in psutil.Process().children(recursive=True) if process.name() == "victim"]
+    (victim,) = [process for process in child_processes(recursive=True) if process.name() == "victim"]
     victim.kill()
     await sandbox.wait_gone()
     lost = "[The earlier variables are lost: the Python process was killed by signal SIGKILL.]\n"
@@ -99,7 +98,7 @@ async def test_too_long_is_stopped(is_stateful: bool) -> None:
 async def test_cancelled_it_leaves_no_process(is_stateful: bool) -> None:
     tool = PythonTool({"stateful": is_stateful, "timeout_s": 60, "pool": 0})
     await tool.create("c")
-    before = set(psutil.Process().children(recursive=True))
+    before = set(child_processes(recursive=True))
     await ask(tool, "1")
     running = asyncio.create_task(ask(tool, "import subprocess; subprocess.run(['sleep', '1000'])"))
     await until(lambda: "sleep" in names_of_children())
@@ -108,11 +107,11 @@ async def test_cancelled_it_leaves_no_process(is_stateful: bool) -> None:
         await running
     await tool.release("c")
     # The zygote, which waits for the next conversation, and bubblewrap remain.
-    left = set(psutil.Process().children(recursive=True)) - before
+    left = set(child_processes(recursive=True)) - before
     assert len(left) == 2
     assert "bwrap" in [process.name() for process in left]
     await tool.aclose()
-    assert set(psutil.Process().children(recursive=True)) <= before
+    assert set(child_processes(recursive=True)) <= before
 
 
 async def test_release_ends_what_runs_in_the_background(stateful: PythonTool) -> None:

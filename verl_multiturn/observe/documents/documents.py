@@ -8,6 +8,7 @@ timeline    the waits of a step's conversations             open      running co
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -60,6 +61,7 @@ class Documents:
         self._pieces: dict[int, Pieces | None] = {}
         self._tokenizer = tokenizer
         self._found: tuple[int, float, list[dict[str, Any]]] | None = None
+        self._finding = threading.Lock()
         self._flips: tuple[int, dict[str, Any] | None] | None = None
         self._built = self._rebuilds()
         if tokenizer is not None:
@@ -221,14 +223,16 @@ class Documents:
         if count > _EXPLAINED:
             said = f"{count} conversations are too many to look for findings here; run verl-multiturn explain DIR"
             return {"findings": None, "said": said}
-        if self._found is None or (self._found[0] != count and time.monotonic() - self._found[1] > _ANEW_S):
-            found = [
-                {**each.as_json(), "dir": number}
-                for number, folder in enumerate(self.folders)
-                for each in explain(Records(folder))
-            ]
-            self._found = count, time.monotonic(), found
-        return plain({"findings": self._found[2], "said": ""})  # type: ignore[no-any-return]
+        with self._finding:  # requests at one time share one search
+            known = self._found
+            if known is None or (known[0] != count and time.monotonic() - known[1] > _ANEW_S):
+                found = [
+                    {**each.as_json(), "dir": number}
+                    for number, folder in enumerate(self.folders)
+                    for each in explain(Records(folder))
+                ]
+                known = self._found = count, time.monotonic(), found
+        return plain({"findings": known[2], "said": ""})  # type: ignore[no-any-return]
 
     def open(self) -> dict[str, Any]:
         """Return the running conversations, by the workers' snapshots."""

@@ -106,7 +106,7 @@ class RequestReader:
 
     async def _asked(self, request: web.BaseRequest, protocol: Protocol, body: bytes) -> tuple[ChatRequest, int]:
         """Return a body's request, and its length in bytes, inflated."""
-        encoding = request.headers.get("content-encoding", "")
+        encoding = _listed(request, "content-encoding")
         appends = protocol is _APPENDING and not encoding
         if appends and (continued := self._histories.continued(protocol, body)) is not None:
             return continued, len(body)
@@ -130,9 +130,16 @@ def _most_bytes(request: web.BaseRequest) -> int:
     """Return the most bytes that a request's body may take, from its headers alone.
 
     Raises:
-        RefusedError: It is too long, or compressed in a way that is not read here.
+        RefusedError: It is too long, or coded in a way that is not read here.
     """
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    transfer = _listed(request, "transfer-encoding")
+    if transfer not in ("", "chunked"):  # the parser has taken off the chunks, and no other coding
+        raise RefusedError(
+            400,
+            "unsupported_transfer_encoding",
+            f"transfer-encoding {transfer[:40]!r}: expected chunked or none; send the body without another coding",
+        )
+    encoding = _listed(request, "content-encoding")
     if encoding not in ("", "identity", "gzip"):
         raise RefusedError(
             415,
@@ -145,6 +152,11 @@ def _most_bytes(request: web.BaseRequest) -> int:
     if length > MOST_BYTES:
         raise _too_long()
     return length
+
+
+def _listed(request: web.BaseRequest, name: str) -> str:
+    """Return the codings that a header lists, in one line or several, in lower case; "" without one."""
+    return ", ".join(request.headers.getall(name, ())).strip().lower()
 
 
 async def _received(request: web.BaseRequest) -> bytes:
@@ -177,12 +189,12 @@ def inflated(body: bytes, encoding: str) -> bytes:
 
     Args:
         body: The body, as it was sent.
-        encoding: Its content encoding: gzip, or any other for none.
+        encoding: Its content encoding, in lower case: gzip, or any other for none.
 
     Raises:
         RefusedError: It cannot be inflated, or is too long when it is.
     """
-    if encoding.strip().lower() != "gzip":
+    if encoding != "gzip":
         return body
     inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     try:
@@ -193,6 +205,12 @@ def inflated(body: bytes, encoding: str) -> bytes:
         raise _too_long()
     if not inflater.eof:
         raise RefusedError(400, "invalid_request_error", "the body's gzip is cut off; send all of it")
+    if inflater.unused_data:
+        raise RefusedError(
+            400,
+            "invalid_request_error",
+            f"{len(inflater.unused_data)} bytes follow the body's gzip; send one gzip and nothing after it",
+        )
     return whole
 
 

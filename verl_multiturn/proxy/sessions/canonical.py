@@ -47,7 +47,7 @@ def compared(message: Message, answers: int | None = None) -> CanonicalMessage:
 
     Args:
         message: The message.
-        answers: Index of the call that it answers in the turn before it, if it is known (`OpenCalls.answered`).
+        answers: Index of the call that it answers in the turn before it, if it is known (`answered_calls`).
     """
     role, text = message["role"], content_key(message.get("content"))
     if role == "assistant":

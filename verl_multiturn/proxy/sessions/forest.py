@@ -16,7 +16,7 @@ Requests are looked up message by message, in a tree of messages as clients writ
 completions with equal texts look the same, and one message may lead to several places in the tree. The deepest
 completion wins; among equally deep ones, the one that was delivered last. A client that has given the calls other ids
 is understood: its request is read with the session's ids (`renaming.py`). An answer without an id is for the first call
-that waits for one (`open_calls.py`).
+that no other answer names (`open_calls.py`).
 
 Invariants:
 - a request costs a look at its new messages only: the part shared with an earlier request is found by one comparison;
@@ -33,7 +33,7 @@ from typing import NamedTuple
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.proxy.sessions.canonical import compared
 from verl_multiturn.proxy.sessions.nodes import CompletionNode, PromptNode, SampledGeneration, TrieNode
-from verl_multiturn.proxy.sessions.open_calls import NamedCall, OpenCalls, with_ids
+from verl_multiturn.proxy.sessions.open_calls import NamedCall, answered_calls, are_final, with_ids
 from verl_multiturn.proxy.sessions.renaming import AS_WRITTEN, Renaming
 
 # How many requests are remembered whole. A session with more branches at once looks at each message again.
@@ -114,10 +114,9 @@ class Forest:
         given = self.called if renamed else {}
         reached = places[0]
         best = max(places, key=_place_rank)
-        calls = OpenCalls.before(messages, known)
-        for index in range(known, len(messages)):
+        for index, answers in enumerate(answered_calls(messages, known), known):
             message = messages[index]
-            one = compared(message, calls.answered(message))
+            one = compared(message, answers)
             before = islice(messages, index)
             places = [
                 _Place(to, renaming)
@@ -155,9 +154,9 @@ class Forest:
         """
         (self.roots if prompt.parent is None else prompt.parent.prompts).append(prompt)
         reached = match.reached
-        calls = OpenCalls.before(match.messages, reached.depth, match.new, _calls_of(match.parent))
-        for message in match.messages[reached.depth :]:
-            one = compared(message, calls.answered(message))
+        answered = answered_calls(match.messages, reached.depth, match.new, _calls_of(match.parent))
+        for message, answers in zip(match.messages[reached.depth :], answered, strict=True):
+            one = compared(message, answers)
             steps = reached.steps.setdefault(one.key, [])
             # A turn of the model's leads to a node with another completion above.
             following = next((to for other, to in steps if other == one and to.above is reached.above), None)
@@ -238,6 +237,8 @@ class Forest:
         for each in self._histories:
             known = len(each.messages)
             if each.branch != branch or known > len(messages) or (found and known <= len(found.messages)):
+                continue
+            if not are_final(messages, known):
                 continue
             # The last message distinguishes most branches, at the least cost.
             if each.messages[-1] == messages[known - 1] and each.messages == messages[:known]:

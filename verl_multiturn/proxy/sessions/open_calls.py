@@ -1,17 +1,18 @@
-"""`OpenCalls`: which call of a turn each answer of a tool is for, also where its client writes no id.
+"""Which call of a turn each answer of a tool is for, also where its client writes no id.
 
     the turn has       call X of f · call Y of g · call Z of g
-    the answers are    "a" for Y · "b" of g, without an id: it is for Z · "c" without both: it is for X
+    the answers are    "a" without an id · "b" of g · "c" for Y: "c" is for Y, "b" for Z and "a" for X
 
-An answer without an id is for the first call that has no answer yet: of its function, where it names one, else of all.
-Without that two requests with the same texts were one prompt, although they answered other calls: the model was shown
-an answer as the one to a call that its client had not named.
+The answers with an id have theirs first, then those that name a function have the first call of it that is open, then
+the others the first that is open: a client that names some answers has not named the calls of the others. Without that
+two requests with the same texts were one prompt, although they answered other calls: the model was shown an answer as
+the one to a call that its client had not named.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from verl_multiturn.chat.codec import Message
@@ -26,83 +27,108 @@ class NamedCall(NamedTuple):
     """Name of its function."""
 
 
-class OpenCalls:
-    """The calls of the last turn, while the messages after it are read in order.
+def answered_calls(
+    messages: Sequence[Message], begin: int, start: int = 0, calls: Sequence[NamedCall] = ()
+) -> Iterator[int | None]:
+    """Yield for each message of a request the index of the call that it answers, in the last turn before it.
+
+    None is for a message that answers none that is known.
 
     Args:
-        calls: The turn's calls.
+        messages: The request's messages.
+        begin: Index of the first message that one is yielded for.
+        start: Index of the message after a turn of the session's.
+        calls: Calls of that turn.
     """
+    first = min(begin, len(messages))
+    while first > start and messages[first - 1]["role"] != "assistant":
+        first -= 1
+    if first > start:
+        calls = _calls(messages[first - 1])
+    while first < len(messages):
+        end = first
+        while end < len(messages) and messages[end]["role"] != "assistant":
+            end += 1
+        yield from _answered(calls, messages[first:end])[max(0, begin - first) :]
+        if end < len(messages):
+            if end >= begin:
+                yield None
+            calls = _calls(messages[end])
+        first = end + 1
 
-    def __init__(self, calls: Sequence[NamedCall] = ()) -> None:
-        self._begin(calls)
 
-    def _begin(self, calls: Sequence[NamedCall]) -> None:
-        self._calls = calls
-        self._of_id: dict[str, list[int]] = defaultdict(list)
-        self._of_function: dict[str | None, list[int]] = defaultdict(list)
-        """Indices of the calls with an id, and of those of a function or of all (None), the first one last."""
-        self._first: dict[str, int] = {}
-        """Index of the first call with an id."""
-        for index in reversed(range(len(calls))):
-            self._first[calls[index].id] = index
-            self._of_id[calls[index].id].append(index)
-            self._of_function[None].append(index)
-            self._of_function[calls[index].function].append(index)
-        self._answered: set[int] = set()
-        self._known = True
+def _answered(calls: Sequence[NamedCall], messages: Sequence[Message]) -> list[int | None]:
+    """Return for each message between two turns the index of the call that it answers."""
+    found: list[int | None] = [None] * len(messages)
+    answers = [index for index, message in enumerate(messages) if message["role"] == "tool"]
+    if not answers:
+        return found
+    of_id: dict[str, list[int]] = defaultdict(list)
+    of_function: dict[str, list[int]] = defaultdict(list)
+    for index in reversed(range(len(calls))):
+        of_id[calls[index].id].append(index)
+        of_function[calls[index].function].append(index)
+    taken: set[int] = set()
 
-    @classmethod
-    def before(
-        cls, messages: Sequence[Message], end: int, start: int = 0, calls: Sequence[NamedCall] = ()
-    ) -> OpenCalls:
-        """Return the calls that wait for an answer after the first messages of a request.
-
-        Args:
-            messages: The request's messages.
-            end: Number of messages that were read.
-            start: Index of the message after a turn of the session's.
-            calls: Calls of that turn.
-        """
-        first = end
-        while first > start and messages[first - 1]["role"] != "assistant":
-            first -= 1
-        waiting = cls(calls) if first <= start else cls(_calls(messages[first - 1]))
-        for index in range(first, end):
-            waiting.answered(messages[index])
-        return waiting
-
-    def answered(self, message: Message) -> int | None:
-        """Return the index of the call that the next message answers; None if it answers none that is known."""
-        if message["role"] == "assistant":
-            self._begin(_calls(message))
-        if message["role"] != "tool":
-            return None
-        named = message.get("tool_call_id")
-        if named and named not in self._first:
-            # It may be the session's id of a call that the client has sent back without one.
-            self._known = self._known and "" not in self._first
-            return None
-        if named:
-            index = self._first_open(self._of_id[named])
-            index = self._first[named] if index is None else index  # it is answered twice
-        else:
-            index = self._first_open(self._of_function[message.get("name") or None]) if self._known else None
-        if index is not None:
-            self._answered.add(index)
-        return index
-
-    def _first_open(self, indices: list[int]) -> int | None:
-        """Return the first of some calls that has no answer yet, and forget those before it; None: all have one."""
-        while indices and indices[-1] in self._answered:
+    def first_open(indices: list[int]) -> int | None:
+        """Return the first of some calls, the last of the list, that has no answer yet; None if all have one."""
+        while indices and indices[-1] in taken:
             indices.pop()
-        return indices[-1] if indices else None
+        if not indices:
+            return None
+        taken.add(indices[-1])
+        return indices[-1]
 
-    def named(self, message: Message) -> Message:
-        """Return the next message, with the id of the call that it answers."""
-        index = self.answered(message)
-        if index is None or message.get("tool_call_id") or not self._calls[index].id:
-            return message
-        return {**message, "tool_call_id": self._calls[index].id}
+    first_of_id = {id_: indices[-1] for id_, indices in of_id.items()}
+    known = True
+    for index in answers:
+        if not (named := messages[index].get("tool_call_id")):
+            continue
+        if named in first_of_id:
+            answered = first_open(of_id[named])
+            found[index] = first_of_id[named] if answered is None else answered  # it is answered twice
+        elif "" in first_of_id:
+            known = False  # it may be the session's id of a call that the client has sent back without one
+    if not known:
+        return found
+    unnamed = [index for index in answers if not messages[index].get("tool_call_id")]
+    for index in unnamed:
+        if name := messages[index].get("name"):
+            found[index] = first_open(of_function[name])
+    every = list(reversed(range(len(calls))))
+    for index in unnamed:
+        if not messages[index].get("name"):
+            found[index] = first_open(every)
+    return _in_order(found, calls) if unnamed and any(len(indices) > 1 for indices in of_id.values()) else found
+
+
+def _in_order(found: Sequence[int | None], calls: Sequence[NamedCall]) -> list[int | None]:
+    """Return the answers with those to calls of one id in the order of these calls, as if each had the id."""
+    of_id: dict[str, list[int]] = defaultdict(list)
+    for index in found:
+        if index is not None:
+            of_id[calls[index].id].append(index)
+    ordered = {id_: iter(sorted(indices) if id_ else indices) for id_, indices in of_id.items()}
+    return [None if index is None else next(ordered[calls[index].id]) for index in found]
+
+
+def are_final(messages: Sequence[Message], end: int) -> bool:
+    """Return whether no message after the first ones of a request changes which calls their answers are for.
+
+    Args:
+        messages: The request's messages.
+        end: How many are the first ones.
+    """
+    following, before = end, end
+    while following < len(messages) and messages[following]["role"] not in ("assistant", "tool"):
+        following += 1
+    if following == len(messages) or messages[following]["role"] == "assistant":
+        return True
+    while before and (message := messages[before - 1])["role"] != "assistant":
+        if message["role"] == "tool" and not message.get("tool_call_id"):
+            return False
+        before -= 1
+    return True
 
 
 def with_ids(messages: Sequence[Message], start: int, calls: Sequence[NamedCall]) -> Sequence[Message]:
@@ -115,8 +141,15 @@ def with_ids(messages: Sequence[Message], start: int, calls: Sequence[NamedCall]
     """
     if all(message["role"] != "tool" or message.get("tool_call_id") for message in messages[start:]):
         return messages
-    waiting = OpenCalls(calls)
-    return [*messages[:start], *map(waiting.named, messages[start:])]
+    named = list(messages[:start])
+    last = calls
+    for message, index in zip(messages[start:], answered_calls(messages, start, start, calls), strict=True):
+        if message["role"] == "assistant":
+            last = _calls(message)
+        if index is not None and not message.get("tool_call_id") and last[index].id:
+            message = {**message, "tool_call_id": last[index].id}
+        named.append(message)
+    return named
 
 
 def _calls(message: Message) -> list[NamedCall]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +31,7 @@ _COSTS = {b",": 80, b"[": 80, b"{": 80, b":": 250, b'"': 12}
 """Bytes of memory that a line's values take at most, by the characters between them, with the copy of `fitted`."""
 _CHEAP = MOST_MEMORY // 64
 """A line of so many bytes cannot take more, whatever is in it."""
+_reading = threading.RLock()
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
@@ -40,6 +43,15 @@ class TextLine(NamedTuple):
     text: bytes
     whole: bool
     """Whether it has its line end."""
+
+
+def alone_if_large(size: int) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which a text is read: of large ones a process reads one at a time, or threads add them up.
+
+    Args:
+        size: Bytes of the text.
+    """
+    return _reading if size > _CHEAP else contextlib.nullcontext()
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[TextLine]:
@@ -93,13 +105,14 @@ def read_object(text: bytes) -> dict[str, Any]:
         CertificateError: It is torn, or no object, or would fill the memory.
     """
     _refuse_costly(text)
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        value = parse_line(text)
-        if value is None:
-            raise CertificateError("it is torn, or no JSON") from None
-        value = plain(value)
+    with alone_if_large(len(text)):
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            value = parse_line(text)
+            if value is None:
+                raise CertificateError("it is torn, or no JSON") from None
+            value = plain(value)
     if not isinstance(value, dict):
         raise CertificateError(f"expected a JSON object, got {show(value, 60)}")
     return value

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from verl_multiturn.paths import open_regular
-from verl_multiturn.records.read.lines import LONGEST_LINE
+from verl_multiturn.records.read.lines import LONGEST_LINE, alone_if_large
 
 _GZIP = 31  # zlib's `wbits` for a member with its header and checksum
 _HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00"
@@ -16,6 +17,8 @@ _HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00"
 _CHUNK = 1 << 15
 _PIECE = 1 << 20
 """Bytes that are unpacked at a time; zlib doubles its buffer, and a large one is taken twice."""
+_LARGE = 8 << 20
+"""Bytes from which on a member is unpacked while no other one is."""
 LONGEST_MEMBER = LONGEST_LINE
 """Largest number of bytes that are unpacked of a member; a larger one is of a stranger, or holds a longer line."""
 _MOST_TRIED = 1 << 30
@@ -31,8 +34,8 @@ class Member(NamedTuple):
 
     offset: int
     end: int
-    text: bytes | None
-    """Its text; None: it cannot be read."""
+    lines: list[bytes] | None
+    """Its lines that are not empty; None: it cannot be read."""
     problem: str = ""
     """Why it cannot be read."""
     cost: int = 0
@@ -56,14 +59,14 @@ def read_members(path: Path, start: int = 0) -> Iterator[Member]:
             if not file.read(1):
                 return
             member = _read(file, start)
-            if member.text is not None:
+            if member.lines is not None:
                 yield member
                 start = member.end
                 continue
             following = _next_header(file, start + 1)
             while following is not None and tried < _MOST_TRIED:
                 candidate = _read(file, following)
-                if candidate.text is not None:
+                if candidate.lines is not None:
                     break
                 tried += candidate.cost
                 following = _next_header(file, following + 1)
@@ -91,18 +94,24 @@ def _read(file: IO[bytes], offset: int) -> Member:
     def none(problem: str) -> Member:
         return Member(offset, file.tell(), None, problem, file.tell() - offset + size)
 
-    while not unpack.eof:
-        chunk = unpack.unconsumed_tail or file.read(_CHUNK)
-        if not chunk:
-            return none("the file ends within it, as a killed process or a full disk does")
-        try:
-            parts.append(unpack.decompress(chunk, min(_PIECE, LONGEST_MEMBER + 1 - size)))
-        except zlib.error as error:
-            return none(f"it is damaged: {error}")
-        size += len(parts[-1])
-        if size > LONGEST_MEMBER:
-            return none(f"it holds more than {LONGEST_MEMBER} bytes")
-    return Member(offset, file.tell() - len(unpack.unused_data), b"".join(parts))
+    with contextlib.ExitStack() as stack:
+        while not unpack.eof:
+            chunk = unpack.unconsumed_tail or file.read(_CHUNK)
+            if not chunk:
+                return none("the file ends within it, as a killed process or a full disk does")
+            try:
+                parts.append(unpack.decompress(chunk, min(_PIECE, LONGEST_MEMBER + 1 - size)))
+            except zlib.error as error:
+                return none(f"it is damaged: {error}")
+            size += len(parts[-1])
+            if size > LONGEST_MEMBER:
+                return none(f"it holds more than {LONGEST_MEMBER} bytes")
+            if size - len(parts[-1]) <= _LARGE < size:
+                stack.enter_context(alone_if_large(size))
+        text = b"".join(parts)
+        parts.clear()
+        lines = [line for line in text.split(b"\n") if line]
+    return Member(offset, file.tell() - len(unpack.unused_data), lines)
 
 
 def _next_header(file: IO[bytes], start: int) -> int | None:

@@ -40,7 +40,7 @@ from verl_multiturn.records.read.files import (
     names_in,
     record_files,
 )
-from verl_multiturn.records.read.lines import fitted, read_lines, read_object, require_schema
+from verl_multiturn.records.read.lines import alone_if_large, fitted, read_lines, read_object, require_schema
 from verl_multiturn.records.read.members import Member, member_at, read_members
 from verl_multiturn.records.read.oddities import are_close, score_fault
 from verl_multiturn.records.read.repeats import Repeats
@@ -433,18 +433,19 @@ class Records:
             self._fault(file.path, offset, f"it cannot be read: {error}")
 
     def _of_member(self, path: Path, member: Member) -> Iterator[StoredRecord]:
-        if member.text is None:
+        if member.lines is None:
             what = (
                 f"a gzip member cannot be read: {member.problem}; its {member.end - member.offset} bytes are left out"
             )
             self._fault(path, member.offset, what)
             return
-        for place, text in enumerate(filter(None, member.text.split(b"\n"))):
+        for place, text in enumerate(member.lines):
             yield from self._of_text(path, member.offset, place, text)
 
     def _of_text(self, path: Path, offset: int, place: int, text: bytes) -> Iterator[StoredRecord]:
         try:
-            record = _in_form(read_object(text))
+            with alone_if_large(len(text)):
+                record = _in_form(read_object(text))
         except CertificateError as error:
             self._fault(path, offset, f"record {place} is left out: {error}")
         else:

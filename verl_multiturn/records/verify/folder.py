@@ -151,8 +151,8 @@ def _texts(path: Path) -> Iterator[tuple[str, tuple[int, int], bytes | Member]]:
             yield str(line.number), (line.offset, 0), line.text
         return
     for member in read_members(path):
-        if member.text is None:
+        if member.lines is None:
             yield f"offset {member.offset}", (member.offset, 0), member
             continue
-        for number, text in enumerate(filter(None, member.text.split(b"\n"))):
+        for number, text in enumerate(member.lines):
             yield f"offset {member.offset}:{number + 1}", (member.offset, number), text

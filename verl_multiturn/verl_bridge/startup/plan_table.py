@@ -59,6 +59,14 @@ def _parameters_in(path: Path) -> int:
     return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
+_USES = {
+    "none": "none (these rewards are only reported)",
+    "add": "add (to the reward)",
+    "replace": "replace (the reward)",
+}
+"""Words for the modes of rewards from outside the reward function."""
+
+
 def facts_of(run: RunView) -> dict[str, Any]:
     """Return the facts of a run, by name, for the table and the JSON line; null for those that are not known here.
 
@@ -107,12 +115,18 @@ def facts_of(run: RunView) -> dict[str, Any]:
 
 
 def _rewards(run: RunView) -> dict[str, Any]:
-    """Return the reward function, null for verl's own, and the names of its options."""
+    """Return the reward function, null for verl's own, the names of its options, and the uses of other rewards."""
     older = run.value(_FUNCTION) or {}
     section = _FUNCTION if any(each is not None for each in older.values()) else f"reward.{_FUNCTION}"
     path, options = run.value(f"{section}.path"), run.value(f"{section}.reward_kwargs") or {}
     function = f"{path}:{run.value(f'{section}.name')}" if path else None
-    return {"reward_function": function, "reward_options": sorted(map(str, options))}
+    ours = run.settings
+    return {
+        "reward_function": function,
+        "reward_options": sorted(map(str, options)),
+        "tool_reward": ours.tool_reward.mode,
+        "interaction_reward": None if ours.interaction_config_path is None else ours.interaction_reward.mode,
+    }
 
 
 def _roles(run: RunView) -> dict[str, Any]:
@@ -248,6 +262,7 @@ def lines_of(facts: dict[str, Any]) -> dict[str, str]:
         "estimator, KL": f"{facts['estimator']}{_given(facts['advantage_options'])}, {facts['kl']}",
         "reward": (facts["reward_function"] or "verl's own, by data_source")
         + (f" ({', '.join(facts['reward_options'])})" if facts["reward_options"] else ""),
+        **{f"{key}.mode": _USES[facts[key]] for key in ("tool_reward", "interaction_reward") if facts[key] is not None},
         **_lines_of_roles(facts),
         "disk of a checkpoint": known(facts["checkpoint_gib"], " GiB"),
         "logical CPUs in Ray": known(facts["ray_cpus"]),

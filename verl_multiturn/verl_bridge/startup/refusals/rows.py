@@ -7,6 +7,7 @@ from verl_multiturn.advantages.estimators import load_estimator
 from verl_multiturn.config import PATH, USER, AdvantageSettings
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.verl_bridge.names import RECORDED_LOOP
 from verl_multiturn.verl_bridge.settings import divides_by_deviation, may_have_several_rows
@@ -32,9 +33,9 @@ def _trains_user(run: RunView) -> bool:
 
 
 def check_trained_users(run: RunView) -> None:
-    """Refuse `train` without a user whom the policy plays, another role, and another temperature than the run's.
+    """Refuse `train` without a user whom the policy plays, another role, another temperature, and scores without use.
 
-    The trainer computes all log-probabilities with the run's.
+    The trainer computes all log-probabilities with the run's temperature.
     """
     path = run.settings.interaction_config_path
     if not run.settings.trains_user or path is None:
@@ -60,6 +61,12 @@ def check_trained_users(run: RunView) -> None:
             raise ConfigError(
                 f"interaction {name!r}: config.temperature is {own:g}; a user that is trained ({_TRAIN}) samples as "
                 f"the assistant does: set it to rollout.temperature, which is {temperature:g}"
+            )
+        if run.settings.interaction_reward.mode == "none" and type(each).score is not Interaction.score:
+            raise ConfigError(
+                f"interaction {name!r}: {type(each).__name__}.score gives rewards to those that {_TRAIN} trains, "
+                f"and {PATH}.interaction_reward.mode=none only reports them; set it to replace or add, or leave the "
+                "method out"
             )
 
 
