@@ -306,6 +306,19 @@ def test_a_name_with_dots_in_python_may_have_spaces_around_them() -> None:
     assert calls_of(parse("lfm2", call)) == [("math.add", {"x": "1"})]
 
 
+@pytest.mark.parametrize(
+    ("call", "shown"),
+    [
+        ('f-1(x-a="1")(y="2")', "f-1(x-a='1')"),
+        ('f(x="q\\x5f7")(y="2")', "f(x='q_7')"),  # it looks like a name that stands for another
+    ],
+)
+def test_a_call_of_a_result_in_python_is_refused_with_the_names_that_the_model_wrote(call: str, shown: str) -> None:
+    (malformed,) = parse("lfm2", FORMATS["lfm2"].around.replace("{}", call)).calls
+    assert isinstance(malformed, MalformedCall)
+    assert f'"{shown}" is no name of a tool' in malformed.problem
+
+
 def test_the_longest_name_of_an_argument_counts() -> None:
     schemas = [schema_of("f", **{"x[": STRING, "x[=y": STRING})]
     call = FORMATS["lfm2"].around.replace("{}", 'f(x[="1", x[=y="2")')
