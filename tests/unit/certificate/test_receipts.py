@@ -196,7 +196,7 @@ def test_roles_of_receipts() -> None:
     older = with_header(blob, lambda header: header.pop("roles"))  # in a checkpoint
     assert [each.role for each in Receipts.from_bytes(older).generations] == [None] * count
     for roles in ([1] * count, "w" * count, None):
-        wrong = with_header(blob, lambda header, roles=roles: header.update(roles=roles))  # type: ignore[misc]
+        wrong = with_header(blob, lambda header, roles=roles: header.update(roles=roles))
         with pytest.raises(ValueError, match=rf"roles is {re.escape(repr(roles))}, expected a list of texts"):
             Receipts.from_bytes(wrong)
 
