@@ -68,7 +68,7 @@ COVERED: dict[str, list[str]] = {
         f"{UNIT}rollout/test_conversation_ends",
         f"{UNIT}chat/test_images",
     ],
-    "rows/reward_numbers": [f"{UNIT}rewards/test_reward_numbers"],
+    "rows/reward_numbers": [f"{UNIT}rewards/test_reward_numbers", f"{UNIT}observe/test_roles"],
     "records/read/scores": [f"{UNIT}records/test_scores", f"{UNIT}records/test_one_answer"],
     "rollout/turn_rewards": [f"{UNIT}trainer/test_metrics", f"{UNIT}rollout/test_context"],
     "rollout/trajectory": [
@@ -77,7 +77,11 @@ COVERED: dict[str, list[str]] = {
         f"{UNIT}certificate/test_receipts",
         f"{LONG}tokens/test_certificate",
     ],
-    "rollout/outcome": [f"{UNIT}chat/test_void_turns", f"{UNIT}rollout/test_conversation"],
+    "rollout/outcome": [
+        f"{UNIT}chat/test_void_turns",
+        f"{UNIT}rollout/test_conversation",
+        f"{UNIT}trainer/test_metrics",
+    ],
     "certificate/check": [
         f"{UNIT}certificate/test_certificate",
         f"{UNIT}chat/test_void_turns",

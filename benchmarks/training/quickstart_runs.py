@@ -16,6 +16,9 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 MODES = ("sync", "colocate_async", "separate_async")
 
+_MARK = ":actor_name:"
+"""How the line in the log of a Ray worker begins that names its actor's class."""
+
 
 def arguments(description: str, modes: Sequence[str] = MODES) -> argparse.ArgumentParser:
     """Return a parser with the options that all these benchmarks have."""
@@ -60,11 +63,12 @@ def start(
 
 
 def processes_of(running: subprocess.Popen[bytes], titles: tuple[str, ...]) -> list[psutil.Process]:
-    """Return the processes of a run's session whose command lines show one of the titles; none of one that has ended.
+    """Return the processes of a run's session that have one of the titles; none of one that has ended.
 
     Args:
         running: The run, as `start` returns it.
-        titles: How command lines begin (those with `::`), or a part of them.
+        titles: Parts of command lines, or `ray::CLASS` for the process of an actor. Ray's forked workers keep the
+            command line of the fork server, so an actor is found by its log, too.
     """
     found: list[psutil.Process] = []
     if running.poll() is not None:
@@ -72,10 +76,21 @@ def processes_of(running: subprocess.Popen[bytes], titles: tuple[str, ...]) -> l
     sessions = {child.pid for child in psutil.Process(running.pid).children()}
     for process in psutil.process_iter():
         try:
+            if os.getsid(process.pid) not in sessions:
+                continue
             line = " ".join(process.cmdline())
-            begins = [line.startswith(title) if "::" in title else title in line for title in titles]
-            if any(begins) and os.getsid(process.pid) in sessions:
+            is_actor = [line.startswith(each) or _actor(process) == each for each in titles if "::" in each]
+            if any(is_actor) or any(title in line for title in titles if "::" not in title):
                 found.append(process)
-        except (psutil.Error, ProcessLookupError):
+        except (psutil.Error, OSError):
             continue
     return found
+
+
+def _actor(process: psutil.Process) -> str:
+    """Return `ray::CLASS` of an actor's process, from the mark that Ray writes into its log; "" for another one."""
+    log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
+    if not log.name.startswith("worker-"):
+        return ""
+    marks = (line for line in log.read_text(errors="replace").splitlines() if line.startswith(_MARK))
+    return f"ray::{next(marks, _MARK).removeprefix(_MARK)}"

@@ -119,8 +119,9 @@ def test_a_part_that_hangs_ends_the_run(cluster: None, store: WritableStore) -> 
     from verl_multiturn import CertificateError
 
     trainer = make_trainer()
-    trainer._verifier._parts = parts_of(faulty("hangs"), hung_s=1.0)
-    with pytest.raises(CertificateError, match=r"part 1 of 3 .* has not answered for 1 s; the batch is not trained on"):
+    trainer._verifier._parts = parts_of(faulty("hangs"), hung_s=1.0, count=2)
+    named = "part 1 of 2 of the certificate, with the 4 rows from u_0_0 to u_3_0, has not answered for 1 s; the batch"
+    with pytest.raises(CertificateError, match=f"{named} is not trained on"):
         step(trainer, store.batch())
     assert trainer.updates == [], "it was trained unchecked"
 

@@ -127,6 +127,35 @@ def test_a_prompt_is_measured_with_its_tools(tokenizer: Any) -> None:
         assert PromptMeasure(model, given, tool_format)({"prompt": prompt}) == len(whole)
 
 
+def test_a_prompt_without_a_user_is_measured_with_an_empty_message_of_one(tokenizer: Any) -> None:
+    from verl_multiturn import Interaction
+    from verl_multiturn.verl_bridge.model.chat_setup import PromptMeasure
+    from verl_multiturn.verl_bridge.model.loading import load_model
+
+    class Opening(Interaction):
+        def reply(self, *args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError
+
+    measure = PromptMeasure(load_model({"path": str(MODEL)}, ""), {}, interactions={"opening": Opening({})})
+    system, user = conversation()[:2]
+    for prompt, shown in (([system], [system, {"role": "user", "content": ""}]), ([system, user], [system, user])):
+        whole = tokenizer.apply_chat_template(shown, add_generation_prompt=True, return_dict=False)
+        assert measure({"prompt": prompt, "interaction_kwargs": {"name": "opening"}}) == len(whole)
+
+
+def test_reasoning_that_the_template_leaves_out_of_a_prompt_is_counted() -> None:
+    from verl_multiturn.verl_bridge.model.chat_setup import PromptMeasure
+    from verl_multiturn.verl_bridge.model.loading import load_model
+
+    measure = PromptMeasure(load_model({"path": str(MODEL)}, ""), {})
+    user = {"role": "user", "content": "Q"}
+    counts = []
+    for reasoning in ({}, {"reasoning_content": "Which one?"}, {"reasoning_content": "This one."}):
+        measure({"prompt": [user, {"role": "assistant", "content": "A", **reasoning}, user]})
+        counts.append(measure.reasoning_left_out)
+    assert counts == [0, 1, 2]
+
+
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     from verl_multiturn import ConfigError
     from verl_multiturn.verl_bridge.model.loading import load_model

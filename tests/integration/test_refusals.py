@@ -18,6 +18,7 @@ from tests.support.warm_python import run_with_stack
 pytestmark = pytest.mark.stack
 
 ROLLOUT = "actor_rollout_ref.rollout"
+REWARD = "reward.custom_reward_function"
 RIGHT = {
     "actor_rollout_ref.model.path": str(ROOT / "recipes" / "quickstart" / "model"),
     f"{ROLLOUT}.name": "sglang_async",
@@ -115,12 +116,22 @@ def composed(**changes: str) -> Any:
         ),
         (
             {
-                "reward.custom_reward_function.path": "pkg://verl_multiturn.rewards",
-                "+reward.custom_reward_function.reward_kwargs.judge.url": "http://judge.corp:8000/v1",
+                f"{REWARD}.path": "pkg://verl_multiturn.rewards",
+                f"+{REWARD}.reward_kwargs.judge.url": "http://judge.corp:8000/v1",
             },
             None,
-            "reward.custom_reward_function.reward_kwargs.judge.url: the environment variable "
+            f"{REWARD}.reward_kwargs.judge.url: the environment variable "
             "ALL_PROXY='socks://desk:1' names the proxy for judge.corp, and 'socks' is no kind of proxy",
+        ),
+        (
+            {f"{REWARD}.path": "pkg://verl_multiturn.rewards", f"+{REWARD}.reward_kwargs.gsm8k.methud": "strict"},
+            None,
+            f"{REWARD}.reward_kwargs.gsm8k.methud: unknown setting; did you mean 'method'?",
+        ),
+        (
+            {f"{REWARD}.path": "pkg://verl_multiturn.rewards", f"+{REWARD}.reward_kwargs": "strict"},
+            None,
+            f"{REWARD}.reward_kwargs='strict': expected a mapping",
         ),
         ({"ray_kwargs.ray_init.num_cpus": "4"}, None, "Ray has 4 logical CPUs and this run reserves 13"),
     ],
@@ -140,6 +151,8 @@ def composed(**changes: str) -> Any:
         "manager_that_keeps",
         "no_pass",
         "no_proxy_of_the_judge",
+        "unknown_option",
+        "no_options",
         "few_cpus",
     ],
 )

@@ -200,7 +200,7 @@ def test_rewards_of_completions_are_the_accuracy_only_where_the_agent_gave_no_ot
     from tests.integration.test_agent_loop import runner
     from verl_multiturn import ScriptedEngine
 
-    outcome, receipts = asyncio.run(play(Tree([None, 0], 0.0, {0: 0.5, 1: 0.25})))
+    outcome, receipts = asyncio.run(play(Tree([None, 0, 1], 0.0, {0: 0.5, 1: 0.25, 2: 0.0})))
     outcome.session = replace(outcome.session, by_id=by_id)
     (output,) = runner(ScriptedEngine([])).finish(outcome, receipts, {"uid": "u"}, 4, {"temperature": 1.0})
     assert output.extra_fields["reward_extra_info"] == {"acc": accuracy}

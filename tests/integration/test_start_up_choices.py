@@ -380,3 +380,20 @@ def test_a_cluster_with_too_few_cpus_is_warned_of(
         said = capsys.readouterr().err
         assert told in said
         assert bool(said) == bool(told)
+
+
+def test_a_dry_start_counts_only_the_cpus_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.startup import ray_cpus
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_cpus, "is_dry_start", lambda: True)
+    monkeypatch.setattr("ray.init", None)  # nothing is joined
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    here, there = {"use_v1": True, "device": "cpu"}, {"use_v1": True, "device": "cuda"}
+    unknown = {"ray_init": {"address": None, "num_cpus": None}}
+    for config in (cpu_config("192.0.2.1:6379", trainer=here), cpu_config(trainer=there, ray_kwargs=unknown)):
+        check_ray_cpus(monkeypatch, config, workers=10**6)
+    for config in (cpu_config(trainer=here, ray_kwargs=unknown), cpu_config(trainer=there)):
+        with pytest.raises(ConfigError, match="logical CPUs and this run reserves 1000000"):
+            check_ray_cpus(monkeypatch, config, workers=10**6)

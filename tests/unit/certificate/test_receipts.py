@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
@@ -184,6 +185,20 @@ def test_a_header_with_other_counts_is_no_receipt(change: Callable[[list[int]], 
     blob = with_header(literal().receipts.to_bytes(), lambda header: change(header["generations"][0]))
     with pytest.raises(ValueError, match="no receipts"):
         Receipts.from_bytes(blob)
+
+
+def test_roles_of_receipts() -> None:
+    receipts = literal().receipts
+    count = len(receipts.generations)
+    blob = receipts.to_bytes()
+    named = with_header(blob, lambda header: header.update(roles=["white"] * count))
+    assert [each.role for each in Receipts.from_bytes(named).generations] == ["white"] * count
+    older = with_header(blob, lambda header: header.pop("roles"))  # in a checkpoint
+    assert [each.role for each in Receipts.from_bytes(older).generations] == [None] * count
+    for roles in ([1] * count, "w" * count, None):
+        wrong = with_header(blob, lambda header, roles=roles: header.update(roles=roles))
+        with pytest.raises(ValueError, match=rf"roles is {re.escape(repr(roles))}, expected a list of texts"):
+            Receipts.from_bytes(wrong)
 
 
 @pytest.mark.parametrize("unrewarded", [False, True])

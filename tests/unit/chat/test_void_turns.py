@@ -27,8 +27,9 @@ from verl_multiturn import ConfigError, Conversation, Generation, Limits, Reques
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.certificate.check import verify
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
+from verl_multiturn.chat.parsing.turns import AssistantTurn
 from verl_multiturn.chat.tir import TirCodec, TirParser
-from verl_multiturn.config import read_settings
+from verl_multiturn.config import USER, read_settings
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.verify.record import verify_record
 from verl_multiturn.records.write.encode import record_of
@@ -66,6 +67,18 @@ async def test_a_turn_that_was_not_read_is_not_void() -> None:
     outcome = await run(Fails(), Pieces(), CodeTool(), end=0)
     assert (outcome.stop_reason, outcome.trajectory.mask[-1]) == (StopReason.ENGINE_ERROR, 1)
     assert not outcome.has_void_turn(BOXED)
+
+
+async def test_a_turn_of_the_user_is_not_void() -> None:
+    outcome, _ = await pieces([ANSWER])
+    (own,) = outcome.turns
+    asked = replace(own, number=1, role=USER, said=AssistantTurn("And then?"))
+    both = replace(outcome, turns=[own, asked], trained=["assistant", USER])
+    assert both.assistant_turns == [own]
+    assert not both.has_void_turn(BOXED)
+    of_a_session = replace(both, trained=[])
+    assert of_a_session.assistant_turns == [own, asked]
+    assert of_a_session.has_void_turn(BOXED)
 
 
 async def test_a_record_says_that_a_turn_is_void() -> None:

@@ -293,6 +293,44 @@ def test_python_that_says_something_twice(name: str) -> None:
         assert isinstance(malformed, MalformedCall)
 
 
+@pytest.mark.parametrize("name", ["pythonic", "lfm2"])
+@pytest.mark.parametrize("sign", ["==", "!=", "<=", ">=", ":="])
+def test_a_comparison_in_python_is_no_argument(name: str, sign: str) -> None:
+    (malformed,) = parse(name, FORMATS[name].around.replace("{}", f'f(x{sign}"1")')).calls
+    assert isinstance(malformed, MalformedCall)
+    assert "arguments are named" in malformed.problem
+
+
+def test_a_name_with_dots_in_python_may_have_spaces_around_them() -> None:
+    call = FORMATS["lfm2"].around.replace("{}", 'math . add(x="1")')
+    assert calls_of(parse("lfm2", call)) == [("math.add", {"x": "1"})]
+
+
+@pytest.mark.parametrize(
+    ("call", "shown"),
+    [
+        ('f-1(x-a="1")(y="2")', "f-1(x-a='1')"),
+        ('f(x="q\\x5f7")(y="2")', "f(x='q_7')"),  # it looks like a name that stands for another
+    ],
+)
+def test_a_call_of_a_result_in_python_is_refused_with_the_names_that_the_model_wrote(call: str, shown: str) -> None:
+    (malformed,) = parse("lfm2", FORMATS["lfm2"].around.replace("{}", call)).calls
+    assert isinstance(malformed, MalformedCall)
+    assert f'"{shown}" is no name of a tool' in malformed.problem
+
+
+def test_the_longest_name_of_an_argument_counts() -> None:
+    schemas = [schema_of("f", **{"x[": STRING, "x[=y": STRING})]
+    call = FORMATS["lfm2"].around.replace("{}", 'f(x[="1", x[=y="2")')
+    assert calls_of(parse("lfm2", call, schemas)) == [("f", {"x[": "1", "x[=y": "2"})]
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", 1), ('"1"', "1"), ("None", None), ("a b", "a b"), ("{", "{")])
+def test_a_value_that_the_model_marks_as_no_string(text: str, value: Any) -> None:
+    call = write("deepseekv32", {"x": "QQ"}).replace('string="true">QQ', f'string="false">{text}')
+    assert calls_of(parse("deepseekv32", call)) == [("f", {"x": value})]
+
+
 @pytest.mark.parametrize("name", sorted(set(PLAIN_TAGS)))
 def test_an_argument_that_is_there_twice(name: str) -> None:
     text = write(name, {"first": "1", "second": "2"}).replace("second", "first")

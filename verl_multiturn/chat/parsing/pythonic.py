@@ -154,7 +154,7 @@ def _python_calls(source: str, schemas: Sequence[dict[str, Any]]) -> list[NamedC
             raise ValueError("not a call whose arguments are named")
         name = ast.unparse(call.func)
         if not re.fullmatch(r"[\w.]+", name):
-            raise ValueError(f"{name[:100]!r} is no name of a tool")
+            raise ValueError(f"{names.written(name)[:100]!r} is no name of a tool")
         arguments = {names.written(str(keyword.arg)): _literal(keyword.value) for keyword in call.keywords}
         if len(arguments) < len(call.keywords):
             raise ValueError("an argument is there twice")
@@ -186,9 +186,9 @@ class _CallNames:
             position = end
         self.source = "".join([*parts, source[position:]])
 
-    def written(self, name: str) -> str:
-        """Return a name of the tree as the model wrote it."""
-        return self._replaced.get(name, name)
+    def written(self, text: str) -> str:
+        """Return a name of the tree, or a longer text of it, with the names that the model wrote."""
+        return re.sub(rf"{self._prefix}\d+", lambda found: self._replaced.get(found[0], found[0]), text)
 
     def _stand_in(self, name: str, is_call: bool) -> str:
         if all(map(_is_kept, map(str.strip, name.split(".")) if is_call else (name,))):
