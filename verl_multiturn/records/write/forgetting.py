@@ -152,10 +152,10 @@ def _texts(path: Path) -> Iterator[bytes | None]:
         yield from _lines(path)
         return
     for member in read_members(path):
-        if member.text is None:
+        if member.lines is None:
             yield None
         else:
-            yield from filter(None, member.text.split(b"\n"))
+            yield from member.lines
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -209,10 +209,10 @@ def _rewrite_records(path: Path, ids: Collection[str], found: Forgotten) -> None
     """Write a packed file of records anew, without some."""
     with open_regular(path, within=path.parent) as file, whole_file(path) as half, half.open("wb") as new:
         for member in read_members(path):
-            if member.text is None:
+            if member.lines is None:
                 found.unreadable += 1
                 continue
-            texts = list(filter(None, member.text.split(b"\n")))
+            texts = member.lines
             names = [_id_of(text) for text in texts]
             kept = [text for text, name in zip(texts, names, strict=True) if name is not None and name not in ids]
             found.records += sum(name is not None and name in ids for name in names)
@@ -230,7 +230,7 @@ def _places(path: Path) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     members: Iterator[Member] = read_members(path)
     for member in members:
-        for place, text in enumerate(filter(None, (member.text or b"").split(b"\n"))):
+        for place, text in enumerate(member.lines or ()):
             if (name := _id_of(text)) is not None:
                 found.setdefault(name, (member.offset, place))
     return found
