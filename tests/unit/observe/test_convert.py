@@ -47,6 +47,9 @@ class Held:
     def joins(self, columns: Any) -> Any:
         return []
 
+    def sessions(self) -> dict[str, Any]:
+        return {}
+
 
 def test_a_conversation_is_a_row_of_scouts_table(tmp_path: Path) -> None:
     assert write_parquet(RunSource(Held(sample_record())), tmp_path / "db") == 1

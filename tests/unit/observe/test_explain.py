@@ -44,6 +44,9 @@ class Held:
     def joins(self, columns: Any) -> Iterator[tuple[JoinName, pa.Table]]:
         yield JoinName(False, 1, "start"), self.joined()
 
+    def sessions(self) -> dict[str, Any]:
+        return {}
+
 
 def kinds(records: Any) -> dict[str, str]:
     return {each.symptom: each.kind for each in explain(records)}
