@@ -52,6 +52,7 @@ _TURNS = 3
 _TOKENS = (16, 160)
 _DRAIN_S = 1.0
 """Less than the longest generations take here, so that some drain and others are interrupted."""
+_END = "<|im_end|>"
 _NEAR = 2e-3
 """Largest difference of log-probabilities between SGLang and transformers, both in float32."""
 _NOISE = 0.5
@@ -347,8 +348,8 @@ def _turns(record: dict[str, Any]) -> dict[int, list[tuple[int, int]]]:
 
 def _texts(record: dict[str, Any], decode: Callable[..., str]) -> list[str]:
     turns = _turns(record)
-    texts = [decode([token for token, _ in turns[turn]], skip_special_tokens=True) for turn in sorted(turns)]
-    return [text.strip() for text in texts]  # as clients get them
+    texts = [decode([token for token, _ in turns[turn]]) for turn in sorted(turns)]
+    return [text.removesuffix(_END).strip() for text in texts]  # as clients get them
 
 
 def _versions(record: dict[str, Any], turn: int) -> list[int]:
