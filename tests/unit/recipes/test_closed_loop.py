@@ -258,6 +258,11 @@ def test_a_loop_may_get_further_rounds(looped: Callable[..., Started]) -> None:
     ]  # fmt: skip
 
 
+def test_the_model_of_each_round_may_be_evaluated(looped: Callable[..., Started]) -> None:
+    names = looped(evaluates_each=True).names
+    assert [name for name in names if name.startswith("eval")] == ["eval-0", "eval-1", "eval-2"]
+
+
 def test_a_loop_with_other_settings_is_refused(looped: Callable[..., Started]) -> None:
     with pytest.raises(ConfigError, match="learn-1 failed"):
         looped("learn-1")
