@@ -21,6 +21,7 @@ from tests.unit.gateway.test_gateway import ADMIN, Weights
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.gateway.app import Gateway
 from verl_multiturn.gateway.sessions import GatewaySettings
+from verl_multiturn.records.read.learning import RecordLoader, SelectionRule, choose
 from verl_multiturn.records.read.sessions import SessionIndex
 from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
@@ -131,9 +132,9 @@ def test_a_line_of_the_ledger_that_was_cut_off_costs_itself_alone(tmp_path: Path
     }
 
 
-async def test_learned_tokens_are_traced_to_session_weights_and_receipt(tmp_path: Path) -> None:
-    from verl_multiturn.records.read.learning import SelectionRule, choose
-
+async def test_learned_tokens_are_traced_to_session_weights_and_receipt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await asked_and_rewarded(tmp_path)
     chosen = choose([tmp_path / "records"], SelectionRule(min_score=1.0)).conversations
     lines = [{**each.lineage(number, 0), "trained_tokens": sum(each.trained)} for number, each in enumerate(chosen)]
@@ -147,11 +148,19 @@ async def test_learned_tokens_are_traced_to_session_weights_and_receipt(tmp_path
         return trace.untraced
 
     every = sum(line["trained_tokens"] for line in lines)
+    take = RecordLoader.take
+
+    def without_digests(loader: RecordLoader, pointer: Any) -> dict[str, Any]:
+        record = take(loader, pointer)
+        return {**record, "generations": [{**each, "digest": "0" * 64} for each in record["generations"]]}
+
     assert every > 0
     assert untraced({}) == 0
     assert untraced({}, ("b" * 64,)) == untraced({"models": []}) == untraced({"uid": "another"}) == every
     assert untraced({"request_id": lines[0]["request_id"]}) == every - lines[0]["trained_tokens"]
     assert untraced({"trained_tokens": 1}) == len(lines)
+    monkeypatch.setattr(RecordLoader, "take", without_digests)
+    assert untraced({}) == every
 
 
 def test_a_program_that_fails_is_named_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +265,11 @@ def test_a_loop_may_get_further_rounds(looped: Callable[..., Started]) -> None:
     assert [name for name in looped(rounds=3).names if name[-1] == "3" or name == "reward-4"] == [
         "ask-3", "reward-3", "learn-3", "export-3", "deploy-3", "eval-3", "reward-4",
     ]  # fmt: skip
+
+
+def test_the_model_of_each_round_may_be_evaluated(looped: Callable[..., Started]) -> None:
+    names = looped(evaluates_each=True).names
+    assert [name for name in names if name.startswith("eval")] == ["eval-0", "eval-1", "eval-2"]
 
 
 def test_a_loop_with_other_settings_is_refused(looped: Callable[..., Started]) -> None:
