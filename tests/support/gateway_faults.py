@@ -12,6 +12,7 @@ from aiohttp import web
 from verl_multiturn.gateway import app, journal
 from verl_multiturn.gateway.app import Gateway
 from verl_multiturn.gateway.journal import SessionJournal
+from verl_multiturn.gateway.known import KnownSessions
 from verl_multiturn.gateway.sessions import SessionStore
 
 _LATE_S = 0.3
@@ -60,13 +61,13 @@ def _counted_again() -> Any:
 
 def _any_key() -> Any:
     """Let each key open the first session."""
-    find = SessionStore.find
+    find = KnownSessions.find
 
-    def finds(self: SessionStore, key: str | None, session_id: str | None) -> Any:
+    def finds(self: KnownSessions, key: str | None, session_id: str | None) -> Any:
         first = next(iter(self._index.sessions), None)
         return find(self, None, first) if key is not None and first is not None else find(self, key, session_id)
 
-    return patch.object(SessionStore, "find", finds)
+    return patch.object(KnownSessions, "find", finds)
 
 
 def _other_status() -> Any:
