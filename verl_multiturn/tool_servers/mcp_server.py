@@ -172,9 +172,8 @@ class PatientErrors:
             self._is_read |= held < before  # by the client
             if not self._writable.poll(1000 * _LAST_S if self._is_read else 0):
                 self._is_read, held = False, 0
-                with contextlib.suppress(BlockingIOError):
-                    while os.read(self._read, _PIECE):
-                        pass
+                with contextlib.suppress(BlockingIOError):  # its reader is back
+                    os.read(self._read, _PIECE)
             before = held
 
     def _pass_on(self) -> None:
