@@ -45,7 +45,7 @@ class SessionJournal:
             OSError: It is not written, and nothing of it is in the file.
         """
         done = asyncio.get_running_loop().create_future()
-        self._waiting.append((line_of(line), done))
+        self._waiting.append((line_of(dict(line)), done))
         if self._writer is None or self._writer.done():
             self._writer = asyncio.get_running_loop().create_task(self._write())
         await done
