@@ -77,7 +77,7 @@ class Client:
     async def start(self, **body: Any) -> dict[str, Any]:
         status, found = await self.post("/rl/start_session", ADMIN, {"task_id": "t", **body})
         assert status == 201, found
-        return found
+        return dict(found)
 
     async def chat(self, key: str) -> str:
         body = {"model": "policy", "messages": [{"role": "user", "content": "1+1?"}]}
