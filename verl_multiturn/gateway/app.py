@@ -7,7 +7,7 @@ import errno
 import hmac
 import logging
 import math
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,8 @@ from verl_multiturn.describe import describe, show
 from verl_multiturn.gateway.deploy import Deployer, DeployRefusedError
 from verl_multiturn.gateway.known import digest_of
 from verl_multiturn.gateway.sessions import GatewaySettings, SessionStore
+from verl_multiturn.proxy.http.bodies import read_body
+from verl_multiturn.proxy.http.clients import ClientConnection
 from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import RefusedError
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
@@ -29,6 +31,11 @@ _MOST_BYTES = 1_000_000
 """The longest body of a request to `/rl/*`."""
 _LONGEST_NAME = 500
 """Characters of a task, a user and the id of a reward."""
+_START = ("task_id", "user", "row")
+_REWARD = ("reward", "interaction_id", "id", "session_id")
+_END = ("session_id",)
+_DEPLOY = ("path", "hash", "mode", "drain_s")
+"""Fields of the bodies."""
 _RETRY_S = "5"
 _LOOK_S = 2.0
 """How often the engine is looked at."""
@@ -162,7 +169,7 @@ class Gateway:
 
     async def _start(self, request: web.BaseRequest) -> web.Response:
         self._check_admin(request)
-        body = await _body(request)
+        body = await _body(request, _START)
         row = body.get("row")
         if row is not None and not isinstance(row, dict):
             raise RefusedError(400, "invalid_request", f"row is {show(row, 60)}, expected an object; send the data row")
@@ -182,8 +189,8 @@ class Gateway:
 
     async def _reward(self, request: web.BaseRequest) -> web.Response:
         key = self._key(request)
-        body = await _body(request)
-        session, is_admin = self._session(key, body)
+        body = await _body(request, _REWARD)
+        session, is_admin = self._session(request, key, body)
         value = body.get("reward")
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise RefusedError(
@@ -195,7 +202,7 @@ class Gateway:
 
     async def _end(self, request: web.BaseRequest) -> web.Response:
         key = self._key(request)
-        session, _ = self._session(key, await _body(request))
+        session, _ = self._session(request, key, await _body(request, _END))
         ended = await self.store.end(session)
         count = sum(bool(each) for each in ended.completions)
         answer = {"session_id": ended.session_id, "completions": count, "reward": ended.reward}
@@ -209,7 +216,7 @@ class Gateway:
 
     async def _deploy(self, request: web.BaseRequest) -> web.Response:
         self._check_admin(request)
-        return web.json_response(self._deploys().begin(await _body(request)), status=202)
+        return web.json_response(self._deploys().begin(await _body(request, _DEPLOY)), status=202)
 
     async def _deployment(self, request: web.BaseRequest) -> web.Response:
         self._check_admin(request)
@@ -240,14 +247,16 @@ class Gateway:
             raise RefusedError(409, "no_deployer", "this gateway cannot swap weights; start it with a model's folder")
         return self._deployer
 
-    def _session(self, key: str, body: Mapping[str, Any]) -> tuple[LiveSession, bool]:
+    def _session(self, request: web.BaseRequest, key: str, body: Mapping[str, Any]) -> tuple[LiveSession, bool]:
         """Return the session that a request is about, and whether the admin sent it."""
         name = _name(body, "session_id")
         if self._is_admin(key):
+            _authenticate(request)
             if name is None:
                 raise RefusedError(400, "invalid_request", "the admin key opens all sessions; send session_id, too")
             return self.store.known.find(None, name), True
         session = self.store.known.find(key, None)
+        _authenticate(request)
         if name not in (None, session.session_id):
             raise RefusedError(403, "foreign_session", "this key is another session's; leave session_id out")
         return session, False
@@ -265,25 +274,36 @@ class Gateway:
     def _check_admin(self, request: web.BaseRequest) -> None:
         if not self._is_admin(self._key(request)):
             raise RefusedError(401, "invalid_api_key", "this needs the admin key; send that of --admin-key-env")
+        _authenticate(request)
 
 
-async def _body(request: web.BaseRequest) -> dict[str, Any]:
+def _authenticate(request: web.BaseRequest) -> None:
+    """Note that a connection has shown a key, so that it may stay as long as those of the sessions."""
+    assert isinstance(request.protocol, ClientConnection)
+    request.protocol.authenticated()
+
+
+async def _body(request: web.BaseRequest, fields: Collection[str]) -> dict[str, Any]:
     """Return the JSON object of a request; no body is an empty one.
 
     Raises:
-        RefusedError: It is something else, or too long.
+        RefusedError: It is something else, is too long, or has another field than these.
     """
-    data = bytearray()
-    async for part in request.content.iter_chunked(65536):
-        data += part
-        if len(data) > _MOST_BYTES:
-            raise RefusedError(413, "too_long", f"the body has more than {_MOST_BYTES} bytes; send a shorter row")
+    data = await read_body(request)
+    if len(data) > _MOST_BYTES:
+        raise RefusedError(413, "too_long", f"the body has more than {_MOST_BYTES} bytes; send a shorter row")
     try:
-        body = orjson.loads(bytes(data)) if data.strip() else {}
+        body = orjson.loads(data) if data.strip() else {}
     except ValueError:
         raise RefusedError(400, "invalid_request", "the body is not JSON; send an object") from None
     if not isinstance(body, dict):
         raise RefusedError(400, "invalid_request", f"the body is {show(body, 60)}, expected an object; send one")
+    if unknown := sorted(name for name, value in body.items() if value is not None and name not in fields):
+        raise RefusedError(
+            400,
+            "invalid_request",
+            f"the field {show(unknown[0], 60)} is unknown, expected {', '.join(fields)}; omit it",
+        )
     return body
 
 

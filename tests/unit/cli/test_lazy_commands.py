@@ -115,8 +115,8 @@ def test_the_help_groups_the_commands_by_when_one_needs_them() -> None:
             "index",
             "retrieval-server",
         ],
-        "Train": ["install", "doctor", "run", "export"],
-        "Look": ["show", "view", "explain", "verify", "replay", "convert"],
+        "Train": ["install", "doctor", "run", "gateway", "deploy", "export"],
+        "Look": ["show", "view", "explain", "verify", "replay", "convert", "sessions"],
         "Evaluate": ["probe", "eval", "compare", "rows"],
     }
 

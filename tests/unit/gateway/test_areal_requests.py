@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import aiohttp
-import pytest
 
 from tests.support.areal_requests import ArealSession
 from tests.unit.gateway.test_gateway import ADMIN, Client, serving
@@ -65,7 +64,6 @@ async def test_what_is_not_shared(tmp_path: Path) -> None:
         assert (await client.post("/export_trajectories", ADMIN, {"session_id": one.session_id}))[0] == 404
 
 
-@pytest.mark.xfail(strict=True, reason="the gateway ignores the field; it is to be refused by name")
 async def test_a_key_is_not_used_again(tmp_path: Path) -> None:
     async with serving(tmp_path) as client:
         body = {"task_id": "t", "api_key": (await client.start())["api_key"]}

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gzip
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -286,3 +287,41 @@ async def test_the_run_is_described(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="about has 'start', expected versions, settings, "):
         async with serving(tmp_path, about={"start": "mine"}):
             pass
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("start_session", {"task_id": "t", "api_key": "x"}, "api_key"),
+        ("set_reward", {"reward": 0.5, "interactionid": "chatcmpl-1"}, "interactionid"),
+        ("set_reward", {"reward": 0.5, "generation": 0}, "generation"),
+        ("end_session", {"reward": 1.0}, "reward"),
+    ],
+)
+async def test_a_field_that_is_not_known_is_refused(
+    tmp_path: Path, path: str, body: dict[str, Any], named: str
+) -> None:
+    async with serving(tmp_path, "two") as client:
+        session = await client.start()
+        await client.chat(session["api_key"])
+        key = ADMIN if path == "start_session" else session["api_key"]
+        status, answer = await client.post(f"/rl/{path}", key, body)
+        assert (status, repr(named) in answer["error"]["message"]) == (400, True)
+        assert '"reward"' not in written(tmp_path)
+        assert client.gateway.store.running == 1
+
+
+async def test_a_body_is_read_as_those_of_the_endpoint(tmp_path: Path) -> None:
+    async with serving(tmp_path, "two") as client:
+        key = (await client.start())["api_key"]
+        await client.chat(key)
+        url, headers = client.gateway.address + "/rl/set_reward", {"Authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession() as http:
+            for data, coding, status in (
+                (gzip.compress(b'{"reward": 1}'), "gzip", 200),
+                (b'{"reward": 1}', "gzip", 400),
+                (b'{"reward": 1}', "br", 415),
+                (gzip.compress(b" " * 2_000_000), "gzip", 413),
+            ):
+                async with http.post(url, data=data, headers={**headers, "Content-Encoding": coding}) as response:
+                    assert response.status == status, await response.text()

@@ -94,6 +94,8 @@ async def test_the_record_of_a_session() -> None:
         "opponents": {},
         "end": "returned",
         "problem": "",
+        "task": None,
+        "user": None,
     }
     assert [(each["protocol"], each["parent"], each["shared"], each["generations"]) for each in (first, second)] == [
         ("chat", None, 0, [0]),

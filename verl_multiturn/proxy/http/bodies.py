@@ -126,6 +126,17 @@ class RequestReader:
         return asked, length
 
 
+async def read_body(request: web.BaseRequest) -> bytes:
+    """Read a body of at most `MOST_BYTES` as it was before it was compressed; routes beside the protocols' call it.
+
+    Raises:
+        RefusedError: It is too long, too slow, badly framed, or coded in a way that is not read here.
+        ConnectionError: The client has gone.
+    """
+    _most_bytes(request)
+    return inflated(await _received(request), _listed(request, "content-encoding"))
+
+
 def _most_bytes(request: web.BaseRequest) -> int:
     """Return the most bytes that a request's body may take, from its headers alone.
 
