@@ -42,6 +42,8 @@ async def test_what_nobody_got_is_kept_for_the_next_identical_request() -> None:
     await agent.ask(HELLO, lost=True, max_tokens=5)
     outcome, _ = await agent.close()
     assert outcome.places == [0, 1, "undelivered"]
+    # A gateway rewards by these ids after a session's end: then as before it, nobody got the last one.
+    assert [turn.completion for turn in outcome.turns] == [taken.id, again.id, None]
 
 
 async def test_a_client_that_leaves_early_hands_its_generation_on() -> None:

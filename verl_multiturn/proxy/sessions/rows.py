@@ -233,10 +233,10 @@ def _turn(
     turn.finish, turn.cached = entry.finish, entry.cached
     if node is None:
         return turn
-    turn.completion = node.completion.id
     if not node.delivered:
         turn.place = "undelivered"
         return turn
+    turn.completion = node.completion.id
     if roles is not None and not roles.trains(entry.role):
         turn.place = "not_trained_role"
     else:
