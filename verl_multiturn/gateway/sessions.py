@@ -12,18 +12,20 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from verl_multiturn.describe import describe, show
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.gateway.files import GatewayFiles, SessionFiles
 from verl_multiturn.gateway.files import GatewaySettings as GatewaySettings
 from verl_multiturn.gateway.known import KnownSessions, digest_of
@@ -34,7 +36,9 @@ from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import RefusedError
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.records.read.sessions import DROPPED, LiveSession, RewardLine
+from verl_multiturn.records.write.locks import REWARDS_LOCK
 from verl_multiturn.records.write.records import NO_SHARE
+from verl_multiturn.records.write.redaction import Redaction
 from verl_multiturn.rollout.life import Life, live
 
 logger = logging.getLogger(__name__)
@@ -47,6 +51,10 @@ _AT_ONCE = 256
 """So many sessions are ended at once: further ones would wait for the writer of records."""
 _CORE_ID = re.compile(r"[0-9A-Za-z]*\Z")
 """The part of a completion's id that all protocols share."""
+
+
+_NEEDED = frozenset(("session", "task", "user"))
+"""Entries of a record that no rule may hide."""
 
 
 @dataclass(eq=False)
@@ -98,6 +106,12 @@ class SessionStore:
         sampling: Mapping[str, Any],
     ) -> None:
         self._settings, self._server, self._models, self._sampling = settings, server, models, sampling
+        self._redaction = Redaction(settings.redact)
+        if hidden := sorted(self._redaction.names & _NEEDED):
+            raise ConfigError(
+                f"--redact {hidden[0]!r} would hide names by which sessions are found, forgotten and learned from; "
+                "send names that say nothing, and leave the rule out"
+            )
         self._files = GatewayFiles(folder, settings, about, self._kept, run.reader.decode)
         self.known = KnownSessions(folder)
         self._open: dict[str, _Open] = {}
@@ -105,6 +119,8 @@ class SessionStore:
         run = replace(run, outlives_engine=True)
         self._endpoint = Endpoint(run, WaitingRunner(self._begun), server, settings.longest_s)
         self._at_once = asyncio.Semaphore(_AT_ONCE)
+        self._named_rewards = asyncio.Lock()
+        self._named_file = (folder / REWARDS_LOCK).open("ab")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._care: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -136,6 +152,7 @@ class SessionStore:
             raise RefusedError(
                 429, "too_many_sessions", f"{len(self._open)} sessions are open, the most here; end one, or try later"
             )
+        self._check_names(task_id=task, user=user)
         name, number = f"s-{secrets.token_hex(12)}", self.known.number(task)
         life = Life(id=name, group=task, number=number, loop="gateway", row=row, task=task, user=user)
         opened = self._open[name] = _Open(life, self._files.current)
@@ -186,7 +203,8 @@ class SessionStore:
         Args:
             session: The session.
             value: The reward.
-            interaction: Id of the completion that earned it; None: the last one, or with `whole` the session.
+            interaction: Id of the completion that earned it; None: the last one, or with `whole` the session. An id
+                stays with the one that was the last when it first came.
             id_: Name under which it counts once; None: it replaces the one before.
             whole: Whether a reward without `interaction` is the whole session's.
 
@@ -194,16 +212,21 @@ class SessionStore:
             RefusedError: It cannot be taken.
             OSError: Its line cannot be written.
         """
+        self._check_names(id=id_)
         low, high = self._settings.rewards
         if not low <= value <= high:
             raise RefusedError(422, "reward_out_of_range", f"reward is {value!r}, expected {low:g} to {high:g}")
         lock = self._locks.setdefault(session.session_id, asyncio.Lock())
-        async with lock:
+        async with lock, self._turn(id_):
             self.known.refresh()
             session = self.known.now(session)
             if session.ended is None and session.session_id not in self._open:
                 raise self._away(session)
             generation = None if whole and interaction is None else self._generation(session, interaction)
+            if not whole and interaction is None and id_ is not None:
+                # A client repeats a request of which it has no answer: by then another completion may be the last.
+                named = [each for each in session.rewards if each.id == id_ and each.generation is not None]
+                generation = min(named, key=lambda line: line[:3]).generation if named else generation
             first = self._named(session, generation, id_)
             if first is not None:
                 self._check_taken(first, value)
@@ -213,12 +236,33 @@ class SessionStore:
             line = self.known.line("reward", session.session_id, generation=generation, reward=value, id=id_)
             await files.journal.append(line)
             self.known.refresh()
-            first = self._named(self.known.now(session), generation, id_)
-            if first is not None and (first.at, first.file) != (line["at"], files.stem):  # another gateway took it
-                self._check_taken(first, value)
-                return False
         self.counts["rewards"] += 1
         return True
+
+    @asynccontextmanager
+    async def _turn(self, id_: str | None) -> AsyncIterator[None]:
+        """Wait for this reward's turn: of those with an id one is looked up and written at a time in the folder."""
+        if id_ is None:
+            yield
+            return
+        async with self._named_rewards:
+            waiting = asyncio.ensure_future(asyncio.to_thread(fcntl.flock, self._named_file, fcntl.LOCK_EX))
+            try:
+                await asyncio.shield(waiting)
+                yield
+            finally:
+                await asyncio.wait({waiting})
+                fcntl.flock(self._named_file, fcntl.LOCK_UN)
+
+    def _check_names(self, **names: str | None) -> None:
+        """Refuse names that a rule would hide: they are in lines by which sessions are found.
+
+        Raises:
+            RefusedError: A rule hits one.
+        """
+        for entry, name in names.items():
+            if name is not None and self._redaction.hits(name):
+                raise RefusedError(400, "redacted", f"a rule of --redact hits {entry}; send a name that says nothing")
 
     async def end(self, session: LiveSession, why: str = "ended") -> LiveSession:
         """End a session, and return it once its record is on disk; one that has ended is returned as it is.
@@ -248,6 +292,7 @@ class SessionStore:
             logger.error("session %s is lost: the disk did not take its record or its end", opened.life.id)
         await self._endpoint.aclose()
         await self._files.aclose()
+        self._named_file.close()
 
     async def _end(self, opened: _Open, why: str) -> None:
         """End a session; calls at the same time share its end, and a client that leaves changes nothing."""

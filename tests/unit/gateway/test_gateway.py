@@ -325,3 +325,44 @@ async def test_a_body_is_read_as_those_of_the_endpoint(tmp_path: Path) -> None:
             ):
                 async with http.post(url, data=data, headers={**headers, "Content-Encoding": coding}) as response:
                     assert response.status == status, await response.text()
+
+
+async def test_a_rule_hides_no_name_in_secret(tmp_path: Path) -> None:
+    async with serving(tmp_path, "two", redact=("re:[a-z]+@[a-z.]+",)) as client:
+        for body in ({"task_id": "ann@b.de"}, {"task_id": "t", "user": "ann@b.de"}):
+            status, answer = await client.post("/rl/start_session", ADMIN, body)
+            assert (status, "ann" in json.dumps(answer)) == (400, False)
+        key = (await client.start(user="ann"))["api_key"]
+        await client.chat(key)
+        assert (await client.post("/rl/set_reward", key, {"reward": 1, "id": "ann@b.de"}))[0] == 400
+        assert "@" not in written(tmp_path)
+    for name in ("user", "task", "session"):
+        with pytest.raises(ConfigError, match=f"--redact '{name}' would hide"):
+            Gateway(make_run(turns()), Weights(), tmp_path, GatewaySettings(redact=(name,)), ADMIN)
+
+
+async def test_an_id_counts_once_over_two_gateways_at_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, "two") as one, serving(tmp_path) as two:
+        key = (await one.start())["api_key"]
+        await one.chat(key)
+        await one.post("/rl/end_session", key)
+        for number in range(8):
+            bodies = [{"reward": value, "id": f"i{number}"} for value in (0.25, 0.5)]
+            answers = await asyncio.gather(
+                one.post("/rl/set_reward", key, bodies[0]), two.post("/rl/set_reward", key, bodies[1])
+            )
+            assert sorted(status for status, _ in answers) == [200, 409]
+    events = [json.loads(line)["event"] for line in written(tmp_path).splitlines()]
+    assert events.count("reward") == 8
+
+
+async def test_a_repeated_request_stands_for_the_completion_that_it_named_first(tmp_path: Path) -> None:
+    async with serving(tmp_path, "two", "three") as client:
+        key = (await client.start())["api_key"]
+        await client.chat(key)
+        body = {"reward": 1, "id": "r1"}
+        assert (await client.post("/rl/set_reward", key, body))[1]["counted"] is True
+        await client.chat(key)
+        assert (await client.post("/rl/set_reward", key, body))[1]["counted"] is False
+        assert (await client.post("/rl/end_session", key))[1]["reward"] == 1
+        assert (await client.post("/rl/set_reward", key, body))[1]["counted"] is False

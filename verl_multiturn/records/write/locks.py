@@ -1,6 +1,7 @@
 """Locks of a folder of a gateway's records: who writes there, and who may take something away.
 
     sessions.lock                shared: a gateway runs on the folder; alone: `sessions forget` is at work
+    sessions.rewards.lock        alone: a gateway looks up a reward's id and writes it
     <stem>.sessions.jsonl        alone: the gateway that writes the file runs
 
 Invariants:
@@ -19,6 +20,8 @@ from verl_multiturn.errors import MultiTurnError
 
 LOCK = "sessions.lock"
 """Name of the folder's lock file. It is empty, but while users are forgotten (`forgetting`)."""
+REWARDS_LOCK = "sessions.rewards.lock"
+"""Name of the lock file of rewards with ids. It is empty."""
 
 
 class HeldError(MultiTurnError):

@@ -45,12 +45,13 @@ class Redaction:
     """
 
     def __init__(self, rules: Sequence[str]) -> None:
-        self._names = frozenset(rule for rule in rules if not rule.startswith(_REGEX))
+        self.names = frozenset(rule for rule in rules if not rule.startswith(_REGEX))
+        """Names of entries."""
         self._patterns = [_compiled(rule) for rule in rules if rule.startswith(_REGEX)]
 
     def __call__(self, entries: dict[str, Any]) -> dict[str, Any]:
         """Return a record or a line in which the matches are hidden."""
-        if not self._names and not self._patterns:
+        if not self.names and not self._patterns:
             return entries
         hidden = {key: self._below(key, value, False, False) for key, value in entries.items() if key in _WHOLE}
         if "generations" in entries:
@@ -58,6 +59,10 @@ class Redaction:
             texts = [self._below("text", turn.get("text"), False, False) for turn in turns]
             hidden["generations"] = [{**turn, "text": text} for turn, text in zip(turns, texts, strict=True)]
         return {**entries, **hidden}
+
+    def hits(self, text: str) -> bool:
+        """Return whether a regular expression hits in a text."""
+        return any(pattern.search(text) for pattern in self._patterns)
 
     def is_seen(self, record: dict[str, Any], decode: Decode) -> bool:
         """Return whether the token ids of a record show what a rule hides.
@@ -69,7 +74,7 @@ class Redaction:
             record: A record before its matches are hidden.
             decode: Returns the text of token ids.
         """
-        if not self._names and not self._patterns:
+        if not self.names and not self._patterns:
             return False
         redacted = self(record)
         if list(_became_ids(redacted)) != list(_became_ids(record)):
@@ -104,7 +109,7 @@ class Redaction:
     def _below(self, key: str, value: Any, named: bool, free: bool) -> Any:
         # A session's request may name an earlier one's tools by its number.
         is_free = free or (key in _FREE and not (key == "tools" and isinstance(value, int)))
-        return self._hide(value, named or key in self._names, is_free)
+        return self._hide(value, named or key in self.names, is_free)
 
 
 def _became_ids(record: Mapping[str, Any]) -> Iterator[Any]:
