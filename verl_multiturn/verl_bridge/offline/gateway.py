@@ -26,11 +26,11 @@ from verl_multiturn.config import PATH
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError, EngineError
 from verl_multiturn.gateway.app import Gateway
+from verl_multiturn.gateway.candidate import changed
 from verl_multiturn.gateway.deploy import Deployer
 from verl_multiturn.gateway.engine import DeployedEngine
 from verl_multiturn.gateway.files import GatewaySettings
 from verl_multiturn.models.evaluation_model import EvaluatedModel
-from verl_multiturn.models.hash import model_hash
 from verl_multiturn.runs.compose import compose_run
 from verl_multiturn.runs.plan import RunPlan
 from verl_multiturn.verl_bridge.loops.proxy_loop import build_run
@@ -152,7 +152,7 @@ async def _until_stopped(
     stop: asyncio.Event,
     say: Say,
 ) -> None:
-    waits, stops = asyncio.ensure_future(_until_ready(server, engine)), asyncio.ensure_future(stop.wait())
+    waits, stops = asyncio.ensure_future(_until_ready(job, server, engine)), asyncio.ensure_future(stop.wait())
     await asyncio.wait({waits, stops}, return_when=asyncio.FIRST_COMPLETED)
     if not waits.done():
         waits.cancel()
@@ -197,24 +197,37 @@ class _Server:
             folder, served = Path(now["serves_path"]), str(now["serves"])
             try:
                 self.child.close()
-                if (found := await asyncio.to_thread(model_hash, folder)) != served:
-                    raise EngineError(f"{str(folder)!r} has the weights {found} by now, and served {served}")
+                engine.fault = "SGLang has ended, and starts again"  # until the weights are known to be the same
+                await _require_weights(folder, served)
                 self._say(f"SGLang has ended; it starts again with {folder}, and prints into {self._log}")
                 self.child = self._start(str(folder), served)
                 await self.child.ready(engine)
+                await _require_weights(folder, served)
                 engine.restart()
                 pause_s = _PAUSE_S
                 self._say("SGLang serves again")
             except (ConfigError, EngineError, OSError) as error:
                 self._say(f"SGLang does not start: {describe(error)}")
+                self.child.close()
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-async def _until_ready(server: _Server | None, engine: DeployedEngine) -> None:
+async def _until_ready(job: GatewayJob, server: _Server | None, engine: DeployedEngine) -> None:
     if server is not None:
         await server.child.ready(engine)
     await engine.check()
+    await _require_weights(job.model.folder, job.model.weights)
+
+
+async def _require_weights(folder: Path, weights: str) -> None:
+    """Refuse a folder that was written while SGLang loaded it: each token would have a wrong hash.
+
+    Raises:
+        EngineError: It was.
+    """
+    if problem := await asyncio.to_thread(changed, folder, weights, None):
+        raise EngineError(problem)
 
 
 async def _gateway(
