@@ -78,6 +78,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     try:
         yield gateway
     finally:
+        gateway.http.close()
         gateway.process.kill()
         gateway.process.wait()
 
