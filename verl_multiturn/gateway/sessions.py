@@ -186,7 +186,8 @@ class SessionStore:
         Args:
             session: The session.
             value: The reward.
-            interaction: Id of the completion that earned it; None: the last one, or with `whole` the session.
+            interaction: Id of the completion that earned it; None: the last one, or with `whole` the session. An id
+                stays with the one that was the last when it first came.
             id_: Name under which it counts once; None: it replaces the one before.
             whole: Whether a reward without `interaction` is the whole session's.
 
@@ -204,6 +205,10 @@ class SessionStore:
             if session.ended is None and session.session_id not in self._open:
                 raise self._away(session)
             generation = None if whole and interaction is None else self._generation(session, interaction)
+            if not whole and interaction is None and id_ is not None:
+                # A client repeats a request of which it has no answer: by then another completion may be the last.
+                named = [each for each in session.rewards if each.id == id_ and each.generation is not None]
+                generation = min(named, key=lambda line: line[:3]).generation if named else generation
             first = self._named(session, generation, id_)
             if first is not None:
                 self._check_taken(first, value)
