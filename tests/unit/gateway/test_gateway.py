@@ -366,3 +366,19 @@ async def test_a_repeated_request_stands_for_the_completion_that_it_named_first(
         assert (await client.post("/rl/set_reward", key, body))[1]["counted"] is False
         assert (await client.post("/rl/end_session", key))[1]["reward"] == 1
         assert (await client.post("/rl/set_reward", key, body))[1]["counted"] is False
+
+
+async def test_an_id_without_an_interaction_stays_with_the_completion_that_it_first_named(tmp_path: Path) -> None:
+    async with serving(tmp_path, "a", "b") as client:
+        found = await client.start()
+        key, named = found["api_key"], {"reward": 1.0, "id": "x"}
+        first = await client.chat(key)
+        assert (await client.post("/rl/set_reward", key, named))[1]["counted"] is True
+        second = await client.chat(key)  # before the client repeats a request of which it has no answer
+        assert (await client.post("/rl/set_reward", key, named))[1]["counted"] is False
+        assert (await client.post("/rl/set_reward", key, {"reward": 0.5, "id": "x"}))[0] == 409
+        assert (await client.post("/rl/end_session", key))[1]["reward"] == 1.0
+        assert (await client.post("/rl/set_reward", key, named))[1]["counted"] is False
+        for interaction, counted in ((first, False), (second, True)):  # named, each completion has ids of its own
+            status, answer = await client.post("/rl/set_reward", key, {**named, "interaction_id": interaction})
+            assert (status, answer["counted"]) == (200, counted)
