@@ -163,7 +163,7 @@ def report(out: Path) -> dict[str, Any]:
     for fault in trace.faults[:5]:
         print(fault, file=sys.stderr)
     seconds = [
-        sum(entry["seconds"] for name, entry in state.items() if name.endswith(f"-{number}") and number)
+        round(sum(entry["seconds"] for name, entry in state.items() if name.endswith(f"-{number}")))
         for number in range(1, rounds + 1)
     ]
     return {
