@@ -96,6 +96,17 @@ def lineage(folder: Path) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
+def meant_by(own: Mapping[str, Any]) -> float | None:
+    """Return the reward that a customer meant for a session; None: they sent none.
+
+    Args:
+        own: The session in their list. One that was cut off before its end has at most the reward that came before it.
+    """
+    if not own["sent"]:
+        return None
+    return float(own["right"] if "right" in own else own["sent"][-1]["reward"])
+
+
 def rewards(ledger: Mapping[str, Mapping[str, Any]], sessions: Mapping[str, LiveSession]) -> dict[str, int]:
     """Compare the rewards of sessions with the customers' list, and return counts.
 
@@ -111,7 +122,7 @@ def rewards(ledger: Mapping[str, Mapping[str, Any]], sessions: Mapping[str, Live
     for name, own in ledger.items():
         session = sessions.get(name)
         lines = [] if session is None else session.rewards
-        meant = own["right"] if own["sent"] else None
+        meant = meant_by(own)
         found["rewarded"] += meant is not None
         found["wrong_rewards"] += session is None or session.reward != meant
         found["late"] += sum(line.file != (session.file if session else "") for line in lines)
@@ -140,7 +151,7 @@ def report(out: Path) -> dict[str, Any]:
         allowed = hashes[:number][-1 - state["about"]["loop"]["staleness"] :]
         for line in lineage(training):
             trace.add(line, allowed, in_group)
-            wrong += line["reward"] != ledger[line["request_id"]]["right"]
+            wrong += line["reward"] != meant_by(ledger[line["request_id"]])
         data = [entry["data"] for entry in read_metrics(training)]
         violations += int(sum(each.get(_VIOLATIONS) or 0 for each in data))
         certified += int(sum(each.get(_CERTIFIED) or 0 for each in data))
@@ -152,7 +163,7 @@ def report(out: Path) -> dict[str, Any]:
     for fault in trace.faults[:5]:
         print(fault, file=sys.stderr)
     seconds = [
-        sum(entry["seconds"] for name, entry in state.items() if name.endswith(f"-{number}") and number)
+        round(sum(entry["seconds"] for name, entry in state.items() if name.endswith(f"-{number}")))
         for number in range(1, rounds + 1)
     ]
     return {

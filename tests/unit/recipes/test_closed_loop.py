@@ -120,6 +120,13 @@ def test_each_way_is_gone() -> None:
     assert {way_of(task, slot) for task in range(8) for slot in range(6)} == {*customers.WAYS, "round after"}
 
 
+def test_a_session_that_was_cut_off_has_the_reward_that_came_before() -> None:
+    assert report.meant_by({"sent": []}) is None
+    assert report.meant_by({"sent": [], "right": 1.0}) is None
+    assert report.meant_by({"sent": [{"reward": 1.0}]}) == 1.0
+    assert report.meant_by({"sent": [{"reward": 0.5}], "right": 1.0}) == 1.0
+
+
 def test_a_line_of_the_ledger_that_was_cut_off_costs_itself_alone(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     first = Ledger(path)
