@@ -183,7 +183,7 @@ class Siege:
 
     async def _take(self, attack: Attack, data: bytes, shown: str) -> None:
         """Look at a request to `/rl/*` that was taken, and go on with the sessions that there are now."""
-        body = json.loads(data.partition(b"\r\n\r\n")[2])
+        body = json.loads(data.rpartition(b"\r\n\r\n")[2])  # an interim answer may be before it
         if attack.path == "/rl/start_session":
             if attack.owner != ADMIN_OWNER:
                 self._foreign(shown)
