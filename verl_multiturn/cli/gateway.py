@@ -20,6 +20,7 @@ from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
 from verl_multiturn.models.evaluation_model import evaluated, require_trusted, runs_model_code
 from verl_multiturn.models.export import ExportError
 from verl_multiturn.models.location import find_model
+from verl_multiturn.records.write.locks import LOCK, hold
 from verl_multiturn.runs.compose import compose_run, resolved
 from verl_multiturn.runs.environment import environment_of
 from verl_multiturn.runs.plan import chosen_outputs, plan_run
@@ -113,6 +114,7 @@ def gateway(
         plan = plan_run(name, variants=variants or [], smoke=smoke, out=out, overrides=changes or [])
         runs_code = runs_model_code(found, trust, model_code)
         out.mkdir(parents=True, exist_ok=True)
+        held = hold(records / LOCK, alone=False)  # nobody is forgotten while SGLang starts
         model = evaluated(str(named), found, out, say, runs_code)
         # The modules that recipes name (recipes.NAME.module), and the platform, are known before verl is imported.
         os.environ.update(environment_of(plan, resolved(compose_run(plan))))
@@ -150,6 +152,7 @@ def gateway(
             ),
             say,
         )
+        held.close()
     except KeyboardInterrupt:
         fail("interrupted before it served", 130)
     except OSError as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -178,7 +179,7 @@ class _Server:
 
     def __init__(self, job: GatewayJob, config: DictConfig, say: Say) -> None:
         self._config, self._say, self._port = config, say, free_port()
-        self._log = job.plan.out / "sglang.log"
+        self._log = job.plan.out / f"sglang-{os.getpid()}.log"
         self.child = self._start(str(job.model.folder), job.model.weights)
         say(f"SGLang starts, in half a minute or more; it prints into {self._log}")
 
