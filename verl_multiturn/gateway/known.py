@@ -1,6 +1,7 @@
 """`KnownSessions`: the sessions of a gateway's folder, its own and those of other gateways, as their lines have them.
 
 Invariants:
+- of rewards with ids one is looked up and written at a time, over all gateways of the folder;
 - a line that this makes is later than those of its session before it, whatever the clock does;
 - files that went away are noticed, and all is read anew in a thread: the event loop never reads a whole folder.
 """
@@ -8,10 +9,13 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import math
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ from verl_multiturn.describe import show
 from verl_multiturn.proxy.protocols.requests import RefusedError
 from verl_multiturn.records.read.files import SESSIONS
 from verl_multiturn.records.read.sessions import LiveSession, SessionIndex
-from verl_multiturn.records.write.locks import is_held
+from verl_multiturn.records.write.locks import REWARDS_LOCK, is_held
 
 
 class KnownSessions:
@@ -36,6 +40,23 @@ class KnownSessions:
         self._rebuilding: asyncio.Task[None] | None = None
         """Reads the index anew, since files were removed."""
         self._count(self._index.refresh())
+        self._turns = asyncio.Lock()
+        self._turns_file = (folder / REWARDS_LOCK).open("ab")
+
+    @asynccontextmanager
+    async def turn(self, id_: str | None) -> AsyncIterator[None]:
+        """Wait for a reward's turn: of those with an id one is looked up and written at a time in the whole folder."""
+        if id_ is None:
+            yield
+            return
+        async with self._turns:
+            waiting = asyncio.ensure_future(asyncio.to_thread(fcntl.flock, self._turns_file, fcntl.LOCK_EX))
+            try:
+                await asyncio.shield(waiting)
+                yield
+            finally:
+                await asyncio.wait({waiting})
+                fcntl.flock(self._turns_file, fcntl.LOCK_UN)
 
     def get(self, session_id: str) -> LiveSession | None:
         """Return a session by its id, as far as it was read; None: there is none."""
@@ -98,6 +119,10 @@ class KnownSessions:
         """Wait for the thread that reads the folder."""
         if self._rebuilding is not None:
             await asyncio.wait({self._rebuilding})
+
+    def close(self) -> None:
+        """Let go of the lock of rewards, when the last one was taken."""
+        self._turns_file.close()
 
     async def _rebuild(self) -> None:
         """Forget the sessions of files that went away."""

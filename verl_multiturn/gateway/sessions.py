@@ -12,13 +12,12 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import RefusedError
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.records.read.sessions import DROPPED, LiveSession, RewardLine
-from verl_multiturn.records.write.locks import REWARDS_LOCK
 from verl_multiturn.records.write.records import NO_SHARE
 from verl_multiturn.records.write.redaction import Redaction
 from verl_multiturn.rollout.life import Life, live
@@ -119,8 +117,6 @@ class SessionStore:
         run = replace(run, outlives_engine=True)
         self._endpoint = Endpoint(run, WaitingRunner(self._begun), server, settings.longest_s)
         self._at_once = asyncio.Semaphore(_AT_ONCE)
-        self._named_rewards = asyncio.Lock()
-        self._named_file = (folder / REWARDS_LOCK).open("ab")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._care: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -217,7 +213,7 @@ class SessionStore:
         if not low <= value <= high:
             raise RefusedError(422, "reward_out_of_range", f"reward is {value!r}, expected {low:g} to {high:g}")
         lock = self._locks.setdefault(session.session_id, asyncio.Lock())
-        async with lock, self._turn(id_):
+        async with lock, self.known.turn(id_):
             self.known.refresh()
             session = self.known.now(session)
             if session.ended is None and session.session_id not in self._open:
@@ -238,21 +234,6 @@ class SessionStore:
             self.known.refresh()
         self.counts["rewards"] += 1
         return True
-
-    @asynccontextmanager
-    async def _turn(self, id_: str | None) -> AsyncIterator[None]:
-        """Wait for this reward's turn: of those with an id one is looked up and written at a time in the folder."""
-        if id_ is None:
-            yield
-            return
-        async with self._named_rewards:
-            waiting = asyncio.ensure_future(asyncio.to_thread(fcntl.flock, self._named_file, fcntl.LOCK_EX))
-            try:
-                await asyncio.shield(waiting)
-                yield
-            finally:
-                await asyncio.wait({waiting})
-                fcntl.flock(self._named_file, fcntl.LOCK_UN)
 
     def _check_names(self, **names: str | None) -> None:
         """Refuse names that a rule would hide: they are in lines by which sessions are found.
@@ -292,7 +273,7 @@ class SessionStore:
             logger.error("session %s is lost: the disk did not take its record or its end", opened.life.id)
         await self._endpoint.aclose()
         await self._files.aclose()
-        self._named_file.close()
+        self.known.close()
 
     async def _end(self, opened: _Open, why: str) -> None:
         """End a session; calls at the same time share its end, and a client that leaves changes nothing."""
