@@ -104,7 +104,8 @@ def test_our_callback_asks_for_an_evaluation(monkeypatch: pytest.MonkeyPatch) ->
 
     evaluations(monkeypatch, put).on_save(trainer=None, global_step=5, checkpoint_dir="c/global_step_5")
     assert done.wait(600)
-    settings = {"samples": 4, "devices": None, "timeout_s": 7200.0}
+    deploy = {"deploy_to": None, "deploy_key_env": None, "deploy_if": "better"}
+    settings = {"samples": 4, "devices": None, "timeout_s": 7200.0, **deploy}
     assert asked == [(Path("run"), 5, Path("c/global_step_5"), (settings, Path("run"), ["rows.parquet"]))]
 
 

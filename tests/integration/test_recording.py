@@ -188,7 +188,7 @@ async def test_a_record_is_the_same_whenever_it_is_made(tmp_path: Path) -> None:
     class Twice:
         dropped = 0
 
-        def keep(self, make: Any, line: Any) -> None:
+        def keep(self, make: Any, line: Any, kept: Any) -> None:
             made.append((early[line["request_id"]], line_of({**make(), "timeline": [], "ended": 0.0})))
 
         def __getattr__(self, name: str) -> Any:
