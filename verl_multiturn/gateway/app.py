@@ -188,21 +188,21 @@ class Gateway:
         )
 
     async def _reward(self, request: web.BaseRequest) -> web.Response:
-        key = self._key(request)
+        opened = self._opened(request)
         body = await _body(request, _REWARD)
-        session, is_admin = self._session(request, key, body)
+        session = self._session(opened, body)
         value = body.get("reward")
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise RefusedError(
                 400, "invalid_reward", f"reward is {show(value, 60)}, expected a finite number; send one"
             )
         target, id_ = _name(body, "interaction_id"), _name(body, "id")
-        counted = await self.store.reward(session, float(value), target, id_, whole=is_admin)
+        counted = await self.store.reward(session, float(value), target, id_, whole=opened is None)
         return web.json_response({"session_id": session.session_id, "counted": counted})
 
     async def _end(self, request: web.BaseRequest) -> web.Response:
-        key = self._key(request)
-        session, _ = self._session(request, key, await _body(request, _END))
+        opened = self._opened(request)
+        session = self._session(opened, await _body(request, _END))
         ended = await self.store.end(session)
         count = sum(bool(each) for each in ended.completions)
         answer = {"session_id": ended.session_id, "completions": count, "reward": ended.reward}
@@ -247,19 +247,27 @@ class Gateway:
             raise RefusedError(409, "no_deployer", "this gateway cannot swap weights; start it with a model's folder")
         return self._deployer
 
-    def _session(self, request: web.BaseRequest, key: str, body: Mapping[str, Any]) -> tuple[LiveSession, bool]:
-        """Return the session that a request is about, and whether the admin sent it."""
+    def _opened(self, request: web.BaseRequest) -> LiveSession | None:
+        """Return the session that a request's key opens; None: it is the admin's, and opens all.
+
+        Raises:
+            RefusedError: It opens none.
+        """
+        key = self._key(request)
+        session = None if self._is_admin(key) else self.store.known.find(key, None)
+        _authenticate(request)
+        return session
+
+    def _session(self, opened: LiveSession | None, body: Mapping[str, Any]) -> LiveSession:
+        """Return the session that a request is about."""
         name = _name(body, "session_id")
-        if self._is_admin(key):
-            _authenticate(request)
+        if opened is None:
             if name is None:
                 raise RefusedError(400, "invalid_request", "the admin key opens all sessions; send session_id, too")
-            return self.store.known.find(None, name), True
-        session = self.store.known.find(key, None)
-        _authenticate(request)
-        if name not in (None, session.session_id):
+            return self.store.known.find(None, name)
+        if name not in (None, opened.session_id):
             raise RefusedError(403, "foreign_session", "this key is another session's; leave session_id out")
-        return session, False
+        return opened
 
     def _key(self, request: web.BaseRequest) -> str:
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
