@@ -25,7 +25,7 @@ DOCUMENTS = sorted(
 )
 
 # A command is not run where a comment excludes it: at its end, on the line above it, or (`<!-- … -->`) above its block.
-_NOT_RUN = re.compile(r"\bGPUs\b|\bGPU environment\b|\bminutes\b|\bhours\b|\btests\b")
+_NOT_RUN = re.compile(r"\bGPUs\b|\bGPU environment\b|\bminutes\b|\bhours\b|\btests\b|\ba gateway\b")
 _FENCE = re.compile(r"( *)(`{3,})(\w*) *")
 _FILE = re.compile(r"# ([\w-]+\.\w+)")
 _WORDS = "verl-multiturn |python |python3 |bash |sh |pip |uv |git |.venv/bin/"
