@@ -64,7 +64,7 @@ if (child := os.fork()) == 0:
     began = len(me.children())
     del tools
     gc.collect()
-    for _ in range(600):
+    for _ in range(6000):
         if not (left := [each for each in me.children() if each.status() != psutil.STATUS_ZOMBIE]):
             break
         time.sleep(0.1)
@@ -112,5 +112,5 @@ async def test_a_server_that_ends_after_a_failed_start_is_stopped_again_and_leav
 )
 def test_a_process_that_was_forked_has_a_loop_and_servers_of_its_own(script: str, expected: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", script, str(ROOT / "tests" / "servers" / "notes.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.stdout.split() == [expected], done.stderr
