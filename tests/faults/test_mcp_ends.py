@@ -58,6 +58,12 @@ async def converse(servers):
     servers.enter("r1", "add")
     await servers.wait("r1", "add", None)
 
+def is_there(each):
+    try:
+        return each.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
 if (child := os.fork()) == 0:
     from_outside(converse(tools[0].server._servers))
     me = psutil.Process()
@@ -65,7 +71,7 @@ if (child := os.fork()) == 0:
     del tools
     gc.collect()
     for _ in range(6000):
-        if not (left := [each for each in me.children() if each.status() != psutil.STATUS_ZOMBIE]):
+        if not (left := list(filter(is_there, me.children()))):
             break
         time.sleep(0.1)
     os._exit(0 if began and not left else 1)
