@@ -72,6 +72,8 @@ def _print(folder: Path, models: list[Path], found: Forgotten) -> None:
             print(one_line(f"  its weights {name}: {place}"))
     for name in found.elsewhere:
         print(one_line(f"{folder / name} names a session, and is no file of a gateway; remove it yourself"))
+    if not found.sessions:
+        print(one_line(f"no session in {folder} was started with this user; nothing was removed"))
     print(json.dumps(_told(found, learned)), flush=True)
 
 
