@@ -210,6 +210,8 @@ def test_a_logger_with_an_account_or_without_the_net_is_taken(tmp_path: Path, mo
     ("given", "message"),
     [
         ("deploy_to=127.0.0.1", "checkpoint_evaluation: deploy_to and deploy_key_env need each other; set both"),
+        ("deploy_to=gateway,deploy_key_env=NO_KEY", "deploy_to: expected an address such as 'http://127.0.0.1:8000"),
+        ("deploy_to='http://gateway:1',deploy_key_env=NO_KEY", "the environment variable 'NO_KEY' is not set here"),
     ],
 )
 def test_a_gateway_that_could_never_be_asked_is_refused_early(tmp_path: Path, given: str, message: str) -> None:

@@ -6,6 +6,7 @@ from verl_multiturn.verl_bridge.startup import own_code, ray_cpus
 from verl_multiturn.verl_bridge.startup.refusals import (
     agents,
     data_rows,
+    deployments,
     files,
     filters,
     loggers,
@@ -74,6 +75,7 @@ SETTINGS = [
 LAST = [
     Section("Rows of the data", data_rows.DATA_ROWS, _ours),
     Section("Loggers", loggers.LOGGERS),
+    Section("Deployments of checkpoints", deployments.DEPLOYMENTS),
 ]
 """Checked when all settings fit: rows are many, and accounts are those of the machine of the run."""
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from verl_multiturn.clients.chat_endpoint import check_address, key_of
 from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.names import EVALUATE_CHECKPOINTS
 from verl_multiturn.verl_bridge.startup.needs import has_weight
-from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
+from verl_multiturn.verl_bridge.startup.table import RefusalRow
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -68,16 +67,7 @@ def _of_mode(mode: str) -> RefusalRow:
     return _off(f"trainer.v1.{mode}.*", f"{key}={mode}", lambda run: not str(run.value(key)).endswith(mode))
 
 
-def check_deployments(run: RunView) -> None:
-    """Refuse an address of a gateway that is none, and a key that is not there."""
-    settings = run.settings.checkpoint_evaluation
-    if settings.deploy_to is not None:
-        check_address(settings.deploy_to, f"{_EVALUATION}.deploy_to")
-        key_of(settings.deploy_key_env, f"{_EVALUATION}.deploy_key_env")
-
-
-PARTS_OFF: list[Check] = [
-    check_deployments,
+PARTS_OFF = [
     _off("critic.*", "critic.enable", lambda run: not run.has_critic),
     _off_without("reward.reward_model.*", "reward.reward_model.enable"),
     _off_without("reward_model.model.* reward_model.rollout.*", "reward_model.enable"),

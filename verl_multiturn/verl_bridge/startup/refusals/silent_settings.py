@@ -294,7 +294,8 @@ def tell_all(run: RunView, rows: Sequence[Check]) -> None:
     """
     found: dict[bool, list[str]] = {True: [], False: []}
     for row in rows:
-        if isinstance(row, RefusalRow) and (message := row.message(run)) is not None:
+        assert isinstance(row, RefusalRow), row  # a function would be left out in silence
+        if (message := row.message(run)) is not None:
             found[row.is_refusal].append(f"\n  - {message}")
     refused, told = map("".join, (found[True], found[False]))
     begin = "settings of verl that do nothing here, or not what they say"
