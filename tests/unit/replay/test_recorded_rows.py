@@ -236,8 +236,13 @@ def recorded(outcome: Outcome, generations: list[Receipt]) -> str:
     assert (record.pop("scores"), record.pop("trained")) == ({}, [])  # so of rewards by role
     assert record.pop("status") == "finished"  # records had none when these were kept, and no roles
     roles += [generation.pop("role") for generation in record["generations"]]
-    if record["session"] is not None:
-        later = {"rewards": {}, "roles": [], "trained": [], "opponents": {}}
+    completions = [generation.pop("completion") for generation in record["generations"]]
+    if record["session"] is None:
+        assert set(completions) <= {None}
+    else:
+        # A completion that a client got has an id of its own; the digests are older.
+        assert completions == [turn.completion for turn in outcome.turns]
+        later = {"rewards": {}, "roles": [], "trained": [], "opponents": {}, "task": None, "user": None}
         assert {name: record["session"].pop(name) for name in later} == later
         roles += [request.pop("role") for request in record["session"]["requests"]]
     assert set(roles) == {None}
