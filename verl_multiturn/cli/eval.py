@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from verl_multiturn.cli.ends import fail, refuse, wide_console
+from verl_multiturn.cli.options import Changes, Smoke, Variants
 from verl_multiturn.clients.chat_endpoint import check_address
 from verl_multiturn.clients.http_connections import is_http
 from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
@@ -48,13 +49,9 @@ def evaluate(
         typer.Argument(metavar="MODEL…", help="Runs, checkpoints of verl, or Hugging Face folders."),
     ],
     recipe: Annotated[str, typer.Option(help="Name, as `recipe list` shows it, or the path of a recipe's folder.")],
-    variants: Annotated[
-        list[str] | None, typer.Option("--variant", help="A variant, from `variant/*.yaml`; repeatable.")
-    ] = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="As the recipe's smoke run, on a CPU.")] = False,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE: one of Hydra's overrides; repeatable.")
-    ] = None,
+    variants: Variants = None,
+    smoke: Smoke = False,
+    changes: Changes = None,
     only: Annotated[str | None, typer.Option(metavar="SOURCE", help="Only the rows of this data source.")] = None,
     rows: Annotated[
         list[Path] | None, typer.Option("--rows", help="A file of rows in the place of the recipe's validation.")
@@ -169,6 +166,20 @@ def _folders(
     return [(out or Path("outputs") / "-".join(parts)) / name for name in names_of(models)]
 
 
+def enter_recipe(plan: RunPlan) -> None:
+    """Let this process know the platform and the modules that a recipe names, before it imports verl.
+
+    Args:
+        plan: The recipe.
+
+    Raises:
+        ConfigError: Its configuration cannot be composed.
+    """
+    os.environ.update(environment_of(plan, resolved(compose_run(plan))))
+    if str(plan.root) not in sys.path:
+        sys.path.insert(1, str(plan.root))
+
+
 def evaluate_model(
     plan: RunPlan, model: EvaluatedModel, rows: tuple[Path, ...] | None, asked: EvalOptions, runs_code: bool | None
 ) -> bool:
@@ -184,10 +195,7 @@ def evaluate_model(
     Raises:
         MultiTurnError: See `verl_bridge.evaluate.command.evaluate`.
     """
-    # The modules that recipes name (recipes.NAME.module), and the platform, are known before verl is imported.
-    os.environ.update(environment_of(plan, resolved(compose_run(plan))))
-    if str(plan.root) not in sys.path:
-        sys.path.insert(1, str(plan.root))
+    enter_recipe(plan)
     with RunFolder(plan.out).held(), Console(stderr=True).status("verl is imported") as status:
         try:
             from verl_multiturn.verl_bridge.offline.evaluate.command import evaluate

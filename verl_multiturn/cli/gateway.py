@@ -6,23 +6,20 @@ verl-multiturn gateway MODEL --records DIR
 from __future__ import annotations
 
 import ipaddress
-import os
 import secrets
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from verl_multiturn.cli.ends import fail, refuse
-from verl_multiturn.cli.eval import check_engine
+from verl_multiturn.cli.eval import check_engine, enter_recipe
+from verl_multiturn.cli.options import Changes, Smoke, Variants
 from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
 from verl_multiturn.models.evaluation_model import evaluated, require_trusted, runs_model_code
 from verl_multiturn.models.export import ExportError
 from verl_multiturn.models.location import find_model
 from verl_multiturn.records.write.locks import LOCK, hold
-from verl_multiturn.runs.compose import compose_run, resolved
-from verl_multiturn.runs.environment import environment_of
 from verl_multiturn.runs.plan import chosen_outputs, plan_run
 from verl_multiturn.runs.progress import say
 from verl_multiturn.runs.run_folder import require_folder
@@ -45,13 +42,9 @@ def gateway(
             "proxy_quickstart, with the lengths of the model's context."
         ),
     ] = None,
-    variants: Annotated[
-        list[str] | None, typer.Option("--variant", help="A variant, from `variant/*.yaml`; repeatable.")
-    ] = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="As the recipe's smoke run, on a CPU.")] = False,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE: one of Hydra's overrides; repeatable.")
-    ] = None,
+    variants: Variants = None,
+    smoke: Smoke = False,
+    changes: Changes = None,
     engine: Annotated[str, typer.Option(help="sglang, started here; or the address of SGLang.")] = "sglang",
     engine_key_env: Annotated[
         str | None, typer.Option(metavar="VAR", help="Environment variable with the key of the engine's address.")
@@ -116,10 +109,7 @@ def gateway(
         out.mkdir(parents=True, exist_ok=True)
         held = hold(records / LOCK, alone=False)  # nobody is forgotten while SGLang starts
         model = evaluated(str(named), found, out, say, runs_code)
-        # The modules that recipes name (recipes.NAME.module), and the platform, are known before verl is imported.
-        os.environ.update(environment_of(plan, resolved(compose_run(plan))))
-        if str(plan.root) not in sys.path:
-            sys.path.insert(1, str(plan.root))
+        enter_recipe(plan)
         try:
             from verl_multiturn.gateway.files import GatewaySettings
             from verl_multiturn.verl_bridge.offline.gateway import GatewayJob, serve_model

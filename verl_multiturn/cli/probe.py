@@ -10,6 +10,7 @@ import typer
 
 from verl_multiturn.cli.ends import fail, refuse, wide_console
 from verl_multiturn.cli.eval import EvalOptions, check_engine, evaluate_model
+from verl_multiturn.cli.options import Changes, Smoke, Variants
 from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
 from verl_multiturn.evaluation.chat_address import chat_address
 from verl_multiturn.evaluation.probe import ProbeAdvice, probe_summary, probe_table
@@ -36,13 +37,9 @@ def probe(
         Path, typer.Argument(metavar="MODEL", help="A run, a checkpoint of verl, or a Hugging Face folder.")
     ],
     recipe: Annotated[str, typer.Option(help="Name, as `recipe list` shows it, or the path of a recipe's folder.")],
-    variants: Annotated[
-        list[str] | None, typer.Option("--variant", help="A variant, from `variant/*.yaml`; repeatable.")
-    ] = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="As the recipe's smoke run, on a CPU.")] = False,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE: one of Hydra's overrides; repeatable.")
-    ] = None,
+    variants: Variants = None,
+    smoke: Smoke = False,
+    changes: Changes = None,
     only: Annotated[str | None, typer.Option(metavar="SOURCE", help="Only the rows of this data source.")] = None,
     rows: Annotated[
         list[Path] | None, typer.Option("--rows", help="A file of rows in the place of the recipe's training rows.")

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_multiturn.cli.ends import refuse, wide_console
+from verl_multiturn.cli.options import Variants
 from verl_multiturn.cli.recipe import recipe_names
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.runs.environment import environment_of
@@ -35,9 +36,7 @@ def run(
             "setting of ours (actor_rollout_ref.rollout.custom.multiturn.KEY)."
         ),
     ] = None,
-    variants: Annotated[
-        list[str] | None, typer.Option("--variant", help="A variant, from `variant/*.yaml`; repeatable.")
-    ] = None,
+    variants: Variants = None,
     mode: Annotated[
         str | None, typer.Option(help="verl's trainer mode: sync, colocate_async or separate_async.")
     ] = None,
