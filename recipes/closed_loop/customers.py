@@ -34,7 +34,7 @@ TRIES = 60
 WAYS = ("before the end", "twice", "corrected", "late", "in parts", "disputed")
 """How a customer rewards, by the number of the session in its task."""
 LATER = 8
-"""Of so many tasks the last one is rewarded in the round after its own."""
+"""Number of tasks of which the last one is rewarded in the round after its own."""
 
 
 class Reward(NamedTuple):

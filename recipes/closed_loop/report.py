@@ -42,7 +42,7 @@ class Trace:
         self.tokens = 0
         """Learned tokens."""
         self.untraced = 0
-        """Those without session, weights or receipt."""
+        """Number of tokens without session, weights or receipt."""
         self.faults: list[str] = []
         self._loader = RecordLoader()
 

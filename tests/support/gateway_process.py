@@ -26,7 +26,7 @@ from tests.agent_sessions import make_run
 from tests.support.gateway_faults import FAULTS, put_in
 from verl_multiturn.gateway.app import Gateway
 from verl_multiturn.gateway.engine import DeployedEngine
-from verl_multiturn.gateway.sessions import GatewaySettings
+from verl_multiturn.gateway.files import GatewaySettings
 from verl_multiturn.rollout.engines.protocol import Ask, Generation
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
 
@@ -70,7 +70,7 @@ class PowerFailure:
         self._left: int | None = None
         self._lock = threading.Lock()  # it stays locked at the end, so that nothing is promised any more
         self._sizes = {path: path.stat().st_size for path in self._files()}
-        """Of each file how much an fsync took."""
+        """Bytes of each file that an fsync took."""
         self._sync = os.fsync
         os.fsync = self.sync
 

@@ -161,7 +161,7 @@ class GatewayFiles:
             write_whole(path_of(folder, self.start), line_of(run).decode())
             sync(path_of(folder, self.start))
             self.current = self._new()
-        except BaseException:
+        except BaseException:  # whatever it is, the folder is let go of
             self._lock.close()
             raise
         self._draining: dict[str, SessionFiles] = {}

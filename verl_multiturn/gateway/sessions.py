@@ -25,8 +25,7 @@ from weakref import WeakValueDictionary
 
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.gateway.files import GatewayFiles, SessionFiles
-from verl_multiturn.gateway.files import GatewaySettings as GatewaySettings
+from verl_multiturn.gateway.files import GatewayFiles, GatewaySettings, SessionFiles
 from verl_multiturn.gateway.known import KnownSessions, digest_of
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.waiting import WaitingRunner
@@ -49,8 +48,6 @@ _AT_ONCE = 256
 """So many sessions are ended at once: further ones would wait for the writer of records."""
 _CORE_ID = re.compile(r"[0-9A-Za-z]*\Z")
 """The part of a completion's id that all protocols share."""
-
-
 _NEEDED = frozenset(("session", "task", "user"))
 """Entries of a record that no rule may hide."""
 
@@ -219,11 +216,7 @@ class SessionStore:
             if session.ended is None and session.session_id not in self._open:
                 raise self._away(session)
             generation = None if whole and interaction is None else self._generation(session, interaction)
-            if not whole and interaction is None and id_ is not None:
-                # A client repeats a request of which it has no answer: by then another completion may be the last.
-                named = [each for each in session.rewards if each.id == id_ and each.generation is not None]
-                generation = min(named, key=lambda line: line[:3]).generation if named else generation
-            first = self._named(session, generation, id_)
+            first = self._first(session, id_, generation, is_last=interaction is None and not whole)
             if first is not None:
                 self._check_taken(first, value)
                 return False
@@ -320,7 +313,7 @@ class SessionStore:
                 outcome, receipts = await self._endpoint.run(life.id, life.row, self._sampling)
                 life.model = list(self._models())
                 life.complete(outcome, receipts, life.row, self._sampling, None, False)
-        except Exception as error:
+        except Exception as error:  # a mistake of ours: the session ends without a record, and its end says why
             logger.error("session %s failed: %s", life.id, describe(error))
         if life.generations is None and not opened.record.done():
             opened.record.set_result(life.error or life.status)
@@ -368,10 +361,22 @@ class SessionStore:
             )
         return numbers[found[0]]
 
-    def _named(self, session: LiveSession, generation: int | None, id_: str | None) -> RewardLine | None:
-        """Return the reward that counts under an id; None: there is none."""
-        named = [each for each in session.rewards if each.id == id_ and each.generation == generation]
-        return min(named, key=lambda line: line[:3]) if named and id_ is not None else None
+    def _first(self, session: LiveSession, id_: str | None, generation: int | None, is_last: bool) -> RewardLine | None:
+        """Return the reward that counts under an id and for a target; None: there is none.
+
+        Args:
+            session: The session.
+            id_: The id; None: the reward has none.
+            generation: The target; None: the whole session.
+            is_last: Whether the client named no completion. A repeat then stands for the one that was the last when
+                the id first came, though another may be the last by now.
+        """
+        if id_ is None:
+            return None
+        of_id = (each for each in sorted(session.rewards, key=lambda line: line[:3]) if each.id == id_)
+        return next(
+            (each for each in of_id if each.generation == generation or (is_last and each.generation is not None)), None
+        )
 
     def _check_taken(self, first: RewardLine, value: float) -> None:
         """Count a reward that came before under its id.

@@ -56,7 +56,7 @@ _END = "<|im_end|>"
 _NEAR = 2e-3
 """Largest difference of log-probabilities between SGLang and transformers, both in float32."""
 _NOISE = 0.5
-"""Of each tensor's own standard deviation: such a model writes on, and another one writes otherwise."""
+"""Size of the noise, in standard deviations of a tensor: such a model writes on, and each one writes otherwise."""
 
 
 def make_models(folder: Path) -> tuple[list[Path], dict[str, Path]]:

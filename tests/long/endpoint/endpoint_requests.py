@@ -23,7 +23,7 @@ _PATIENCE_S = 120.0
 
 @dataclass(frozen=True)
 class Target:
-    """What an attacker knows of a door."""
+    """The knowledge of an attacker about a door."""
 
     port: int
     key: str

@@ -64,7 +64,7 @@ _MODEL_FIELDS: Mapping[str, Sequence[bytes]] = {
 
 @dataclass
 class Known:
-    """What an attacker knows of a session.
+    """The knowledge of an attacker about a session.
 
     Attributes:
         session_id: Its id.

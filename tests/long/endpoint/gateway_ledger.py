@@ -46,7 +46,7 @@ class Comparison:
 
 
 class Ledger:
-    """What clients know: each reward has an id, and a value that a sum of binary fractions holds exactly."""
+    """The clients' own list: each reward has an id, and a value that a sum of binary fractions holds exactly."""
 
     def __init__(self) -> None:
         self.ended: dict[str, int] = {}

@@ -18,7 +18,7 @@ from tests.conftest import until
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.gateway import journal, sessions
 from verl_multiturn.gateway.app import Gateway
-from verl_multiturn.gateway.sessions import GatewaySettings
+from verl_multiturn.gateway.files import GatewaySettings
 from verl_multiturn.records.read.fates import fates_of
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.sessions import SessionIndex

@@ -20,7 +20,7 @@ from tests.recipe_scripts import composed
 from tests.unit.gateway.test_gateway import ADMIN, Weights
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.gateway.app import Gateway
-from verl_multiturn.gateway.sessions import GatewaySettings
+from verl_multiturn.gateway.files import GatewaySettings
 from verl_multiturn.records.read.learning import RecordLoader, SelectionRule, choose
 from verl_multiturn.records.read.sessions import SessionIndex
 from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine

@@ -149,7 +149,7 @@ class SessionIndex:
         """The latest time of a file's lines, by its stem."""
         self._keys: dict[str, str] = {}
         self._read: dict[Path, tuple[int, int, int]] = {}
-        """Of each file its device, inode, and the position up to which it was read."""
+        """Device, inode, and the position up to which it was read, by file."""
 
     def by_key(self, key: str) -> LiveSession | None:
         """Return the session of a key, by the key's SHA-256 in hexadecimal; None: no line has it."""

@@ -45,7 +45,7 @@ Line = dict[str, Any]
 
 @dataclass
 class Forgotten:
-    """What `forget_user` removed, and what it found."""
+    """The result of `forget_user`: counts of removed parts, and files that it does not change."""
 
     sessions: frozenset[str] = frozenset()
     """Ids of the sessions."""

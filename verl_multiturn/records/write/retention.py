@@ -27,7 +27,7 @@ from verl_multiturn.records.write.run_file import path_of
 
 
 class Removed(NamedTuple):
-    """What `remove_old` removed."""
+    """The result of `remove_old`."""
 
     files: list[str]
     """Names of the files."""
