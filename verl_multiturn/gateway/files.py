@@ -22,10 +22,10 @@ from typing import Any
 from verl_multiturn.describe import describe
 from verl_multiturn.gateway.journal import SessionJournal
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.read.files import SESSIONS
+from verl_multiturn.records.read.files import SESSIONS, STEPS
 from verl_multiturn.records.write.locks import LOCK, hold
 from verl_multiturn.records.write.recorder import Recorder
-from verl_multiturn.records.write.records import RecordWriter, sync
+from verl_multiturn.records.write.records import RecordWriter, append_lines, sync
 from verl_multiturn.records.write.redaction import Decode
 from verl_multiturn.records.write.retention import remove_old
 from verl_multiturn.records.write.run_file import gateway_run, later_start, path_of, write_whole
@@ -207,6 +207,7 @@ class GatewayFiles:
                 logger.error("files of sessions were not closed: %s", describe(result))
         try:
             await asyncio.to_thread(self._join)
+            await asyncio.to_thread(self._write_end)
         finally:
             self._lock.close()
 
@@ -234,3 +235,11 @@ class GatewayFiles:
             join_sessions(self._folder, self.start)
         except OSError as error:  # the lines have all that the join would have
             logger.warning("the join of the sessions is not written: %s", describe(error))
+
+    def _write_end(self) -> None:
+        """Write that the start is over; one that is killed has no such line."""
+        end = {"event": "end", "start": self.start, "at": time.time(), "error": ""}
+        try:
+            append_lines(self._folder / STEPS, line_of(end))
+        except OSError as error:
+            logger.warning("the end of the gateway is not written: %s", describe(error))

@@ -19,6 +19,9 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.gateway import journal, sessions
 from verl_multiturn.gateway.app import Gateway
 from verl_multiturn.gateway.files import GatewaySettings
+from verl_multiturn.observe.documents.folder import RunDocuments
+from verl_multiturn.observe.explain.explanation import explain
+from verl_multiturn.observe.explain.finding import OF_TRAINER
 from verl_multiturn.records.read.fates import fates_of
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.sessions import SessionIndex
@@ -382,3 +385,18 @@ async def test_an_id_without_an_interaction_stays_with_the_completion_that_it_fi
         for interaction, counted in ((first, False), (second, True)):  # named, each completion has ids of its own
             status, answer = await client.post("/rl/set_reward", key, {**named, "interaction_id": interaction})
             assert (status, answer["counted"]) == (200, counted)
+
+
+async def test_its_folder_has_an_end_and_misses_nothing_of_a_trainer(tmp_path: Path) -> None:
+    async with serving(tmp_path, "two", "three") as client:
+        await client.session()
+        await client.start()
+    async with serving(tmp_path, "four") as client:
+        await client.session()
+        records = Records(tmp_path)
+        starts = RunDocuments(records).run()["starts"]
+        assert [start["ended"] is None for start in starts] == [False, True]
+    records = Records(tmp_path)
+    assert not records.has_trainer
+    assert not {finding.symptom for finding in explain(records)} & OF_TRAINER
+    assert all(start["ended"] for start in RunDocuments(records).run()["starts"])

@@ -28,6 +28,7 @@ class Held:
         self._records, self._rows, self._more = records, rows or [], more
         self.runs: list[dict[str, Any]] = more.get("runs", [])
         self.evaluations: set[str] = set()
+        self.has_trainer = True
 
     def records(self) -> list[dict[str, Any]]:
         return self._records

@@ -70,7 +70,7 @@ class RunDocuments:
         Returns:
             `starts`; `steps`, each as `step_entries` has it; `evaluations` of checkpoints; `fates` of `training` and of
             `validation`, and `stops`: how many conversations had each fate and stop reason; `open`, how many were
-            running when the workers last looked; `settings` of each start.
+            running when the workers last looked; `has_trainer`; `settings` of each start.
         """
         ended = {end["start"]: end for end in self.records.ends()}
         ends = {name: (end["at"], end["error"]) for name, end in ended.items()}
@@ -88,6 +88,7 @@ class RunDocuments:
             "evaluations": [point.model_dump() for point in points],
             "fates": {kind: fates[kind] for kind in ("training", "validation")},
             "stops": _stops(table),
+            "has_trainer": self.records.has_trainer,
             "open": sum(
                 len(shot["open"]) for shot in self.records.snapshots() if start_of(shot["file"], ended) not in ended
             ),

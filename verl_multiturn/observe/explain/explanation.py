@@ -15,7 +15,7 @@ from verl_multiturn.observe.explain import (
     waste,
 )
 from verl_multiturn.observe.explain.facts import read_facts
-from verl_multiturn.observe.explain.finding import SYMPTOMS, Finding, ranked
+from verl_multiturn.observe.explain.finding import OF_TRAINER, SYMPTOMS, Finding, ranked
 from verl_multiturn.records.read.records import Records
 
 _FAMILIES = (groups, limits, calls, answers, learning, drift, waste, stragglers, rewards, agents)
@@ -30,4 +30,5 @@ def explain(records: Records) -> list[Finding]:
     facts = read_facts(records)
     if not facts.played:
         return [Finding(symptom, "unknown", "no conversation was recorded") for symptom in SYMPTOMS]
-    return ranked(finding for family in _FAMILIES for finding in family.find(facts))
+    found = (finding for family in _FAMILIES for finding in family.find(facts))
+    return ranked(each for each in found if records.has_trainer or each.symptom not in OF_TRAINER)

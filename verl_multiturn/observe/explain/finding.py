@@ -27,6 +27,20 @@ _LAYERS = (
 )
 SYMPTOMS = tuple(name for layer in _LAYERS for name in layer)
 """Names of all symptoms; `docs/reference/symptoms.md` has a paragraph for each."""
+OF_TRAINER = frozenset(
+    [
+        "advantages_contradict",
+        "drift",
+        "evicted",
+        "rerolled",
+        "stale",
+        "groups_failed",
+        "validation_behind",
+        "entropy",
+        "rows_unused",
+    ]
+)
+"""Symptoms that only a training can have: an evaluation and a gateway have no trainer."""
 _LAYER = {name: number for number, layer in enumerate(_LAYERS) for name in layer}
 _KINDS: tuple[Kind, ...] = ("alarm", "note", "unknown")
 EXAMPLES = 3

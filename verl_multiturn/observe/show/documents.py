@@ -50,6 +50,7 @@ class ShowDocuments:
             "evaluations": found["evaluations"],
             "fates": found["fates"],
             "open": found["open"],
+            "has_trainer": found["has_trainer"],
             "faults": self._documents.faults(),
         }
 

@@ -125,7 +125,7 @@ def _run(document: Mapping[str, Any], console: Console) -> None:
             _say(console, f"{name}: {total} conversations began: {_counts(counted)}")
     if document["open"]:
         _say(console, f"{document['open']} conversations were running when the workers last looked")
-    if not any(line["start"] for line in document["steps"]):
+    if document["has_trainer"] and not any(line["start"] for line in document["steps"]):
         _say(console, "steps.jsonl is missing: phases and metrics of steps are not known", "yellow")
 
 

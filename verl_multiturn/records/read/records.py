@@ -258,6 +258,11 @@ class Records:
             for line in self._repeats.once(self._lines_of(path), path, stem):
                 yield {**line, "file": stem}
 
+    @property
+    def has_trainer(self) -> bool:
+        """Return whether a trainer belongs to them: not where each start is an evaluation's or a gateway's."""
+        return not self.runs or not all(_adds(run) for run in self.runs)
+
     def steps(self) -> list[dict[str, Any]]:
         """Return the trainer's steps and validations, dictionaries as `schema.StepLine`, in the order of writing."""
         found = []

@@ -21,11 +21,11 @@ import pyarrow as pa
 from verl_multiturn.describe import describe
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.read import joins
+from verl_multiturn.records.read.files import STEPS
 from verl_multiturn.records.write import run_file
 from verl_multiturn.records.write.background import BackgroundWriter, Losses
 from verl_multiturn.records.write.records import LineFile
 
-STEPS = "steps.jsonl"
 _MOST_JOINS = 3
 """So many joins wait, besides the one that is being written."""
 
