@@ -5,9 +5,11 @@ import json
 import socket
 import struct
 from typing import Any
+from unittest.mock import ANY
 
 import httpx
 import pytest
+from aiohttp import web
 
 from tests.proxy_clients import HELLO, FakeSession, answer, connect, post, serving, until
 from verl_multiturn.proxy.http import bodies, clients
@@ -317,6 +319,37 @@ async def test_a_connection_that_sessions_share_outlives_the_first(monkeypatch: 
         assert (await answer(opened[0][0]))[0] == 200
         for _, writer in opened:
             writer.close()
+
+
+async def test_a_connection_outlives_its_session_while_a_route_beside_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_IDLE_S", 0.0)
+    looks, gate, reached = 0, asyncio.Event(), asyncio.Event()
+    close_idle = server_module._OpenSession._close_idle
+
+    def look(opened: Any) -> None:
+        nonlocal looks
+        looks += 1
+        close_idle(opened)
+
+    async def slow() -> web.Response:
+        reached.set()
+        await gate.wait()
+        return web.Response(text="counted")
+
+    monkeypatch.setattr(server_module._OpenSession, "_close_idle", look)
+    beside = lambda request: slow() if request.path == "/beside" else None  # noqa: E731
+    async with serving(FakeSession(), beside=beside) as (server, access):
+        reader, writer = await connect(access)
+        writer.write(post(access, HELLO))
+        assert (await answer(reader))[0] == 200
+        writer.write(post(access, HELLO, "/beside"))
+        await reached.wait()
+        await server.close_session(access)
+        await until(lambda: looks >= 2)
+        gate.set()
+        assert await answer(reader) == (200, ANY, b"counted")
+        assert await reader.read() == b""  # idle now
+        writer.close()
 
 
 async def test_a_stuck_request_is_ended_by_force(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def engine(*args: str) -> Child:
 
 
 class Answer(NamedTuple):
-    """An answer of a gateway; status 0: there was none."""
+    """An answer of a gateway; status 0: there was none, and `body` has the error."""
 
     status: int
     body: Any = None
@@ -162,8 +162,8 @@ class Client:
                 text = await response.read()
                 found = json.loads(text) if response.content_type == "application/json" else text.decode()
                 return Answer(response.status, found, response.headers.get("Retry-After"))
-        except (aiohttp.ClientError, OSError, ValueError):
-            return Answer(0)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return Answer(0, repr(error))
 
 
 def _free_port() -> int:

@@ -48,6 +48,8 @@ class ClientConnection(web.RequestHandler):
         """Done when the client sends nothing more, but may read its answers."""
         self.request: web.BaseRequest | None = None
         """The request under way; those that came with it wait for it."""
+        self._used = loop.time()
+        """When its last request was over."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin. Writing then waits until the kernel has taken everything, which shows that it was delivered."""
@@ -67,6 +69,11 @@ class ClientConnection(web.RequestHandler):
     def is_idle(self) -> bool:
         """Whether it waits for the next request."""
         return self._waiter is not None and not self._waiter.done()
+
+    @property
+    def idle_s(self) -> float:
+        """Return the seconds since its last request was over, or since it was opened."""
+        return self._loop.time() - self._used
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio closes the connection unless it is True
         """Stay open while a whole request of the client has no answer."""
@@ -91,6 +98,7 @@ class ClientConnection(web.RequestHandler):
     def end(self) -> None:
         """Note that the request is over."""
         self.request = None
+        self._used = self._loop.time()
         self._close_after_last()
 
     def _close_after_last(self) -> None:

@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 _ENDING_S = 1.0
 """Seconds in which answers of a session that has ended may still be written."""
 _IDLE_S = 20.0
-"""Seconds after which the idle connections of a session that has ended are closed. Clients use none that long."""
+"""Seconds after which an idle connection of a session that has ended is closed. Clients use none that long."""
 _MOST_CONNECTIONS = 256
 """Connections of one session, and at most a quarter of the open-file limit. Beyond it those are closed that were idle
 longest."""
@@ -125,8 +125,13 @@ class _OpenSession:
         await asyncio.gather(*handlers, return_exceptions=True)
 
     def _close_idle(self) -> None:
+        """Close the connections that were idle for long; a gateway's other routes may use them for other sessions."""
         for connection in list(self.connections):
-            connection.abort()
+            if connection.is_idle and connection.idle_s >= _IDLE_S:
+                connection.abort()
+                self.connections.pop(connection, None)
+        if self.connections:
+            asyncio.get_running_loop().call_later(max(_IDLE_S, 0.01), self._close_idle)
 
 
 def _let_go(connection: ClientConnection) -> None:
