@@ -88,9 +88,12 @@ def processes_of(running: subprocess.Popen[bytes], titles: tuple[str, ...]) -> l
 
 
 def _actor(process: psutil.Process) -> str:
-    """Return `ray::CLASS` of an actor's process, from the mark that Ray writes into its log; "" for another one."""
+    """Return `ray::CLASS` of an actor's process, from the mark that Ray writes into its log; "" for another one.
+
+    The children of an actor write into its log, whose name has the actor's own pid.
+    """
     log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
-    if not log.name.startswith("worker-"):
+    if not (log.name.startswith("worker-") and log.stem.endswith(f"-{process.pid}")):
         return ""
     marks = (line for line in log.read_text(errors="replace").splitlines() if line.startswith(_MARK))
     return f"ray::{next(marks, _MARK).removeprefix(_MARK)}"

@@ -198,7 +198,7 @@ class Records:
     def __init__(self) -> None:
         self.taken: list[dict[str, Any]] = []
 
-    def keep(self, make: Callable[[], dict[str, Any]], line: dict[str, Any]) -> None:
+    def keep(self, make: Callable[[], dict[str, Any]], line: dict[str, Any], kept: Any = None) -> None:
         """Keep a record, after a round trip through JSON."""
         self.taken.append(json.loads(line_of(make())))
 
