@@ -81,11 +81,3 @@ SEVERAL = "conversations have several rows here, and a policy loss sees the rows
 def test_a_level_that_cannot_be_had_is_refused_by_name(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         started(*words)
-
-
-def test_verl_knows_the_loss_in_every_process() -> None:
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
-
-    from verl_multiturn.verl_bridge.policy_losses import turn_loss
-
-    assert get_policy_loss_fn("mt_gspo") is turn_loss

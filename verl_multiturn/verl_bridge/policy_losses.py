@@ -19,7 +19,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +27,6 @@ from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 from verl.utils.torch_functional import masked_mean
 
 from verl_multiturn.verl_bridge.names import TURN_LOSS
-
-if TYPE_CHECKING:
-    from verl.workers.config import ActorConfig
 
 _LARGEST_LOG_RATIO = 10.0
 """verl's bound in `gspo`: the exponential of a larger one counts as that of this one, without a gradient."""
@@ -74,7 +71,7 @@ def turn_loss(
     advantages: Tensor,
     response_mask: Tensor,
     loss_agg_mode: str,
-    config: ActorConfig,
+    config: Any,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
     """Return the loss of a micro-batch, and verl's three metrics of it; verl calls it by the name `mt_gspo`.

@@ -5,6 +5,7 @@ With advantages of 1, the aggregation `token-sum` and no clip, the gradient of a
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -148,6 +149,41 @@ def test_a_row_of_one_turn_has_the_loss_gradient_and_metrics_of_gspo(seed: int, 
     assert ours[2]["actor/pg_clipfrac"] > 0
     several = drawn(seed, SEVERAL)
     assert not torch.equal(computed(several, aggregation=aggregation)[1], computed(several, "gspo", aggregation)[1])
+
+
+def test_turns_have_the_gradient_of_rows_of_their_own() -> None:
+    batch = drawn(3, SEVERAL)
+    masks: list[str] = []
+    owners: list[int] = []
+    for row, mask in enumerate(SEVERAL):
+        for run in re.finditer("1+", mask):
+            masks.append("0" * run.start() + run.group() + "0" * (len(mask) - run.end()))
+            owners.append(row)
+    apart = {name: column[owners] for name, column in batch.items()}
+    apart["mask"] = torch.tensor([[each == "1" for each in mask] for mask in masks])
+    (loss, gradient, metrics), (other, parts, others) = computed(batch), computed(apart, "gspo")
+    assert len(masks) > len(SEVERAL)
+    assert loss.item() == pytest.approx(other.item(), rel=1e-5)
+    assert torch.equal(torch.zeros_like(gradient).index_add(0, torch.tensor(owners), parts), gradient)
+    assert metrics == pytest.approx(others, rel=1e-5)
+
+
+def test_one_advantage_has_the_gradient_of_the_papers_objective() -> None:
+    """Its gradient goes through the ratio of a whole sequence, which is a row's one turn here."""
+    batch = drawn(4, ["000111111", "111100000", "001111100"])
+    advantages = torch.tensor([1.5, -0.5, 1.0])
+    batch["advantages"] = advantages[:, None].expand(3, 9)
+    del batch["rollout_is_weights"]
+    low, high = 0.1, 0.05
+    log_prob = batch["log_prob"].clone().requires_grad_()
+    changes = zip(log_prob - batch["old_log_prob"], batch["mask"], strict=True)
+    ratios = torch.stack([change[mask].mean().exp() for change, mask in changes])
+    objective = torch.minimum(ratios * advantages, ratios.clamp(1 - low, 1 + high) * advantages).mean()
+    (wanted,) = torch.autograd.grad(-objective, log_prob)
+    loss, gradient, _ = computed(batch, aggregation="seq-mean-token-mean", clip_ratio_low=low, clip_ratio_high=high)
+    assert loss.item() == pytest.approx(-objective.item(), rel=1e-5)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-8)
+    assert wanted.any(-1).tolist() != [False] * 3
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
