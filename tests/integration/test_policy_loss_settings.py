@@ -29,7 +29,8 @@ def started(*words: str) -> Any:
     from verl_multiturn.verl_bridge.startup.table import Section, check
     from verl_multiturn.verl_bridge.startup.view import RunView
 
-    config = compose_config([*words])
+    loops = [] if any(word.startswith(LOOP) for word in words) else [in_loop("multiturn_agent")]
+    config = compose_config([*loops, *words])
     run = RunView(config)
     other = Section("", OTHER_LOOPS, lambda run: not run.has_our_loop)
     check(run, [Section("", POLICY_LOSSES), Section("", PREFIX_TREE, is_on), other])
