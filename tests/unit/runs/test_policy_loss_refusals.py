@@ -13,17 +13,17 @@ __all__ = ["_here"]  # a fixture
 PAGE = ROOT / "docs" / "train" / "idea_to_run.md"
 
 
-def keys_of(algorithm: str) -> list[str]:
-    """Return the keys of a row of the page's table, as a command has them."""
+def keys_of(begin: str) -> list[str]:
+    """Return the keys of the row of the page's table that begins so, as a command has them."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
-    (keys,) = (line.split(" | ")[1] for line in lines if re.match(rf"\| \[?{algorithm}[] (]", line))
+    (keys,) = (line.split(" | ")[1] for line in lines if line.startswith(f"| {begin}"))
     words: list[str] = re.findall(r"`([^`]+=[^`]+)`", keys)
     return [re.sub(r"^actor\.", "actor_rollout_ref.actor.", word) for word in words]
 
 
 def test_gspo_of_turns_is_accepted_over_several_rows(tmp_path: Path) -> None:
     """And that of conversations, where each is one row."""
-    rows, turns = keys_of("GSPO \\("), keys_of("GSPO of turns")
+    rows, turns = keys_of("GSPO ("), keys_of("[GSPO of turns]")
     assert (len(rows), len(turns)) == (6, 2)
     several = ["mt.context.mode=window", "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5"]
     for words in (rows, [*rows, "mt.ratio_level=conversation"], [*rows, *turns], [*rows, *turns, *several]):

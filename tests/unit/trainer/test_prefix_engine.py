@@ -361,17 +361,15 @@ def test_every_loss_has_the_same_gradient(kit: Any, engines: tuple[Any, Any]) ->
 def test_ratios_of_turns_are_the_same_in_forests_in_rows_and_in_micro_batches(
     kit: Any, engines: tuple[Any, Any]
 ) -> None:
-    turns = [1, 1, 0, 0, 1, 1, 1, 0, 1]
-    rows = [(prompt, tokens, [*turns[:-1], 1]) for prompt, tokens, _ in kit.as_rows(
-        *([*range(1, 8), 20 + end, end] for end in range(30, 36)), prompt=3
-    )]  # fmt: skip
+    made = kit.as_rows(*([*range(1, 8), 20 + end, end] for end in range(30, 36)), prompt=3)
+    rows = [(prompt, response, [1, 1, 0, 1, 1, 1]) for prompt, response, _ in made]
     loss = kit.make_loss("mt_gspo", loss_agg_mode="seq-mean-token-mean", clip_ratio_low=0.2, clip_ratio_high=0.2)
     found = [
         kit.backward(engine, kit.make_batch(rows, micro_batch_size_per_gpu=size), loss)
         for engine in engines
         for size in (1, 2, 6)
     ]
-    assert [len(output["loss"]) for output, _ in found] == [6, 3, 1, 2, 1, 1]
+    assert [len(output["loss"]) for output, _ in found] == [6, 3, 1, 6, 2, 1]
     for output, gradient in found[1:]:
         assert kit.gradients_differ(found[0][1], gradient)[0] <= 1e-5
         assert sum(output["loss"]) == pytest.approx(sum(found[0][0]["loss"]), rel=1e-4, abs=1e-6)
