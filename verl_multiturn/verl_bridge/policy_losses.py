@@ -8,8 +8,8 @@ so a turn is found in the mask alone: a run of trained tokens in one row, withou
     loss      = -min(s(token) * A(token), clip(s(token), 1 - low, 1 + high) * A(token))
 
 The second line is GSPO-token's of https://arxiv.org/abs/2507.18071, section 4.3, with the turn in the response's place:
-the value is the turn's ratio, and the gradient goes through the token alone. `docs/reference/policy-losses.md` lists the
-cases of turns and all differences from the paper.
+the value is the turn's ratio, and the gradient goes through the token alone. `docs/reference/policy-losses.md` lists
+the cases of turns and all differences from the paper.
 
 Invariants:
 - a row's loss depends on no other row, so that it is the same in every split into micro-batches;
