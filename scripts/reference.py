@@ -44,9 +44,10 @@ SETTINGS = {
         "[From rewards to a score](scores.md), [Rewards](../write/rewards.md)",
     ),
     "Which part of a conversation is the model shown, and how do its rows learn?": (
-        ["context", "advantage", "void_turn_pattern"],
+        ["context", "advantage", "ratio_level", "void_turn_pattern"],
         [],
-        "[Simulated users and environments](../write/interactions.md), [What is trained](../understand/training.md)",
+        "[Simulated users and environments](../write/interactions.md), [Ratios of turns](policy-losses.md), "
+        "[What is trained](../understand/training.md)",
     ),
     "Which groups are trained?": (["filter"], [], "[Groups without signal](../train/filters.md)"),
     "How old may a trained token be?": (

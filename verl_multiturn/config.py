@@ -622,6 +622,13 @@ class MultiTurnSettings(BaseModel):
     - `verl`: verl's settings stay as they are. Its defaults have no weight.
     """
 
+    ratio_level: Literal["turn", "conversation"] = "turn"
+    """The tokens that share one ratio and one clip in the policy loss `mt_gspo`.
+
+    - `turn`: those of a turn, which is a run of trained tokens in a row.
+    - `conversation`: those of the whole conversation, which then has to be one row. The loss is verl's `gspo`.
+    """
+
     old_log_prob_bound: float | None = Field(None, ge=0, allow_inf_nan=False)
     """Nats by which the engine's log-probs may differ from the trainer's, to be taken for the old ones; null: verl's
     pass over the whole batch computes them.

@@ -19,6 +19,7 @@ from verl_multiturn.interactions.old_verl import modules as verl_modules
 from verl_multiturn.processes.driver import is_trainer
 
 _TRAINERS = "verl.trainer.ppo.v1"
+_LOSSES = "verl.trainer.ppo.core_algos"
 _ENGINES = "verl.workers.engine.fsdp.transformer_impl"
 # SGLang's own settings for external packages. SGLang reads them in its processes, which inherit the environment.
 _SGLANG = {
@@ -37,6 +38,13 @@ def _register_engines(_: ModuleType) -> None:
         from verl_multiturn.verl_bridge.prefix_tree.engine import register_engines
 
         register_engines()
+
+
+def _register_losses(_: ModuleType) -> None:
+    with _told():
+        from verl_multiturn.verl_bridge.policy_losses import register_policy_losses
+
+        register_policy_losses()
 
 
 @contextmanager
@@ -62,8 +70,8 @@ def _told() -> Iterator[None]:
 def register() -> None:
     """Register this package with verl.
 
-    The rollout, its replica, the agent loop, the trainers, the training engines and the start-up check are registered,
-    and the CPU platform where it is wanted. Modules that verl deleted are found again.
+    The rollout, its replica, the agent loop, the trainers, the training engines, the policy loss and the start-up check
+    are registered, and the CPU platform where it is wanted. Modules that verl deleted are found again.
     """
     verl_modules.install()
     from verl_multiturn.verl_bridge.servers import registrations
@@ -86,10 +94,11 @@ def register() -> None:
     recorded_loop.register_recorded_loop()
     configuration.register_callback()
 
-    # verl looks its trainers and its engines up just after it has imported them. Importing them here instead would cost
-    # every worker that needs none of them a quarter of a second and five warnings.
+    # verl looks its trainers, engines and losses up just after it has imported them. Importing them here instead would
+    # cost every worker that needs none of them a quarter of a second and five warnings.
     wrapt.register_post_import_hook(_register_trainers, _TRAINERS)
     wrapt.register_post_import_hook(_register_engines, _ENGINES)
+    wrapt.register_post_import_hook(_register_losses, _LOSSES)
 
 
 with _told():

@@ -42,6 +42,8 @@ assert "verl.trainer.ppo.v1" not in sys.modules
 from verl.trainer.ppo.v1 import get_trainer_cls
 for mode in ("sync", "colocate_async", "separate_async"):
     assert issubclass(get_trainer_cls("multiturn_" + mode), get_trainer_cls(mode))
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+assert get_policy_loss_fn("mt_gspo").__module__ == "verl_multiturn.verl_bridge.policy_losses"
 print(get_platform().device_name)
 """
     done = run_warm("-c", program)

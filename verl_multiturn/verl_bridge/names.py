@@ -1,4 +1,4 @@
-"""Names of ours that verl's configuration and batches have: agent loops, rollout, manager, trainers, estimators."""
+"""Names of ours that verl's configuration and batches have: agent loops, rollout, manager, trainers, losses."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ OUR_TRAINER = "multiturn_"
 REROLLED_FROM = "__rerolled_from__"
 """Field of a batch of prompts that are begun anew: for each new uid that of the group in whose place it is. The worker
 takes it out of the rows."""
+
+TURN_LOSS = "mt_gspo"
+"""Our policy loss with a ratio for each turn."""
+
+ROW_LOSS = "gspo"
+"""verl's policy loss with a ratio for each row."""
 
 STATS = "rollout"
 """Key of a conversation's stats in the batch column `metrics`, which the rows of every agent loop have."""

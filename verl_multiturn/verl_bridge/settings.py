@@ -16,7 +16,16 @@ from omegaconf import DictConfig, OmegaConf
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.old_names import name_of_today
-from verl_multiturn.verl_bridge.names import MANAGER, NUMBERED_ROWS, OUR_LOOPS, PROXY_LOOP, ROLLOUT, SGLANG
+from verl_multiturn.verl_bridge.names import (
+    MANAGER,
+    NUMBERED_ROWS,
+    OUR_LOOPS,
+    PROXY_LOOP,
+    ROLLOUT,
+    ROW_LOSS,
+    SGLANG,
+    TURN_LOSS,
+)
 
 _MODEL = "actor_rollout_ref.model"
 
@@ -27,11 +36,12 @@ ADAPTER_RANKS = (f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank")
 """verl's settings of an adapter's rank: FSDP reads the first, Megatron the second."""
 
 
-PROPORTIONAL = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo")
-"""verl's policy losses in which each token's loss is its advantage times something that other rows do not change."""
+PROPORTIONAL = ("vanilla", "dppo_tv", "dppo_kl", ROW_LOSS, TURN_LOSS, "sapo", "gpg", "cispo")
+"""Policy losses, verl's and ours, in which each token's loss is its advantage times something that other rows do not
+change."""
 OF_ROWS = (*PROPORTIONAL, "dro", "bypass_mode")
-"""verl's policy losses in which a row's loss does not depend on the others of its micro-batch. Its further ones average
-over a micro-batch, or choose tokens among its own; those of a user's own are unknown."""
+"""Policy losses, verl's and ours, in which a row's loss does not depend on the others of its micro-batch. verl's
+further ones average over a micro-batch, or choose tokens among its own; those of a user's own are unknown."""
 
 
 def only_our_loop(config: DictConfig) -> bool:

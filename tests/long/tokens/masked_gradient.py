@@ -2,8 +2,8 @@
 
     python -m benchmarks.masked_gradient
 
-The benchmark tries every loss and aggregation that verl registers. The losses are the policy losses, bypass mode with
-each of verl's presets, the KL loss with every penalty, and entropy.
+The benchmark tries every loss and aggregation that verl registers, and our policy loss `mt_gspo`. The losses are the
+policy losses, bypass mode with each of verl's presets, the KL loss with every penalty, and entropy.
 
 With every aggregation, it computes the gradient of the logits twice: once for a batch, and once for the same batch
 after one input was replaced at masked positions by numbers up to some thousands. The two gradients must be equal, and
@@ -30,6 +30,8 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGI
 from verl.utils.torch_functional import entropy_from_logits
 from verl.workers.config import ActorConfig
 from verl.workers.config.actor import PolicyLossConfig
+
+from verl_multiturn.verl_bridge.names import TURN_LOSS
 
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 # verl's `kl_penalty` compares its argument with these names and lists them nowhere. (k1, k2 and k3 are other names of
@@ -138,11 +140,16 @@ def verl_losses() -> list[str]:
     return [name for name, loss in POLICY_LOSS_REGISTRY.items() if loss.__module__.startswith("verl.")]
 
 
+def policy_losses() -> list[str]:
+    """Return the names of the policy losses that are tried: verl's and ours."""
+    return [*verl_losses(), TURN_LOSS]
+
+
 def terms() -> dict[str, Term]:
     """Return every term by its name."""
     presets = {name: getattr(RolloutCorrectionConfig, name)() for name in BYPASS_PRESETS}
     return {
-        **{name: policy_term(name) for name in verl_losses()},
+        **{name: policy_term(name) for name in policy_losses()},
         **{name: policy_term("bypass_mode", preset) for name, preset in presets.items()},
         **{f"kl loss {penalty}": kl_term(penalty) for penalty in KL_PENALTIES},
         "entropy": entropy_term(),
@@ -250,7 +257,7 @@ def measure() -> dict[str, Any]:
     non_finite = {name: non_finite_leaks(term) for name, term in known.items()}
     torch.set_num_threads(threads)
     return {
-        "losses": len(verl_losses()),
+        "losses": len(policy_losses()),
         "aggregations": len(AGGREGATIONS),
         "estimators": len(ESTIMATORS),
         "terms": list(known),

@@ -277,9 +277,9 @@ def test_a_loss_that_depends_on_its_micro_batches_is_left_to_verl(
     from verl_multiturn.errors import ConfigError
     from verl_multiturn.verl_bridge.prefix_tree.support import unfit_loss
 
-    fit, unfit = ("vanilla", "gspo", "dro", "bypass_mode"), ("geo_mean", "kl_cov", "of a user")
+    fit, unfit = ("vanilla", "gspo", "mt_gspo", "dro", "bypass_mode"), ("geo_mean", "kl_cov", "of a user")
     told = [unfit_loss(kit.make_loss(mode).keywords["config"]) for mode in (*fit, *unfit)]
-    assert told == [None] * 4 + [f"loss_mode={mode}, which may depend on the micro-batches" for mode in unfit]
+    assert told == [None] * len(fit) + [f"loss_mode={mode}, which may depend on the micro-batches" for mode in unfit]
     batch = kit.make_batch(kit.as_rows(*([1, 2, 3, end] for end in range(4, 8)), prompt=2), micro_batch_size_per_gpu=1)
     norm = {"loss_agg_mode": "seq-mean-token-sum-norm"}
     assert unfit_loss(kit.make_loss(**norm, loss_scale_factor=9).keywords["config"]) is None
@@ -356,3 +356,22 @@ def test_every_loss_has_the_same_gradient(kit: Any, engines: tuple[Any, Any]) ->
         share, cosine = kit.gradients_differ(*(kit.backward(engine, batch, loss)[1] for engine in engines))
         assert share <= 1e-5, name
         assert cosine >= 0.999999, name
+
+
+def test_ratios_of_turns_are_the_same_in_forests_in_rows_and_in_micro_batches(
+    kit: Any, engines: tuple[Any, Any]
+) -> None:
+    made = kit.as_rows(*([*range(1, 8), 20 + end, end] for end in range(30, 36)), prompt=3)
+    rows = [(prompt, response, [1, 1, 0, 1, 1, 1]) for prompt, response, _ in made]
+    loss = kit.make_loss("mt_gspo", loss_agg_mode="seq-mean-token-mean", clip_ratio_low=0.2, clip_ratio_high=0.2)
+    found = [
+        kit.backward(engine, kit.make_batch(rows, micro_batch_size_per_gpu=size), loss)
+        for engine in engines
+        for size in (1, 2, 6)
+    ]
+    assert [len(output["loss"]) for output, _ in found] == [6, 3, 1, 6, 2, 1]
+    for output, gradient in found[1:]:
+        assert kit.gradients_differ(found[0][1], gradient)[0] <= 1e-5
+        assert sum(output["loss"]) == pytest.approx(sum(found[0][0]["loss"]), rel=1e-4, abs=1e-6)
+    of_rows = kit.backward(engines[0], kit.make_batch(rows), kit.make_loss("gspo", loss_agg_mode="seq-mean-token-mean"))
+    assert kit.gradients_differ(found[0][1], of_rows[1])[0] > 1e-3

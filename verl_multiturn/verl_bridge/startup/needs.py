@@ -23,7 +23,7 @@ from typing import Any
 from omegaconf import OmegaConf, open_dict
 
 from verl_multiturn.old_names import name_of_today
-from verl_multiturn.verl_bridge.names import MEASURED_ROWS, NUMBERED_ROWS
+from verl_multiturn.verl_bridge.names import MEASURED_ROWS, NUMBERED_ROWS, ROW_LOSS, TURN_LOSS
 from verl_multiturn.verl_bridge.startup.table import RefusalRow
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -153,6 +153,15 @@ def _of_filter(run: RunView) -> Values:
     return needs
 
 
+def _of_ratios(run: RunView) -> Values:
+    """Return the loss for ratios of whole conversations: with a row for each, `mt_gspo` is verl's `gspo`.
+
+    So no setting of ours has to reach the workers that compute the loss. Empty with any other loss or level.
+    """
+    is_ours = run.settings.ratio_level == "conversation" and run.policy_loss == TURN_LOSS
+    return {_LOSS: (TURN_LOSS, ROW_LOSS)} if is_ours else {}
+
+
 def _other_weight(run: RunView, key: str) -> str:
     is_exact = run.settings.importance_weight == "exact"
     keeps = is_exact and key not in _WITHOUT_WEIGHT and run.value(key) != "bypass_mode"
@@ -178,5 +187,5 @@ FILTER = Need(
     why="{PATH}.filter={run.settings.filter} makes it {found[needed]!r}",
     remedy="leave it out, or set {PATH}.filter=skip",
 )
-NEEDS = (WEIGHT, STALENESS, Need(_of_long_prompts), FILTER)
+NEEDS = (WEIGHT, Need(_of_ratios), STALENESS, Need(_of_long_prompts), FILTER)
 """Where two need one setting, the last one decides."""

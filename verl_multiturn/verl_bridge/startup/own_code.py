@@ -15,7 +15,7 @@ from yaml import YAMLError
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.runs.imports import ADVANTAGES, PACKAGE, POLICY_LOSS, Code, import_problem
-from verl_multiturn.verl_bridge.names import MANAGER
+from verl_multiturn.verl_bridge.names import MANAGER, TURN_LOSS
 from verl_multiturn.verl_bridge.startup import verl_names
 from verl_multiturn.verl_bridge.startup.view import LaterError, RunView
 
@@ -153,7 +153,7 @@ def _policy_loss(run: RunView) -> Iterator[Code]:
     """Yield a policy loss that is none of verl's, where a module of the user's may register it."""
     given, name = run.value(LIBRARY), run.value(_LOSS)
     libraries = list(given) if OmegaConf.is_list(given) else [given]
-    if given and name is not None and name not in verl_names.policy_losses():
+    if given and name is not None and name not in {*verl_names.policy_losses(), TURN_LOSS}:
         place = PACKAGE + str(libraries[-1])  # the others are imported by then
         yield Code(f"{LIBRARY}={given!r}", place, f"{_LOSS}={name!r}", str(name), POLICY_LOSS)
 

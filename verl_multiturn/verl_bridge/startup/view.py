@@ -315,6 +315,11 @@ class RunView:
         return estimator_of(self.config)
 
     @property
+    def policy_loss(self) -> str:
+        """The name of the policy loss."""
+        return str(self.value("actor_rollout_ref.actor.policy_loss.loss_mode") or "vanilla")
+
+    @property
     def counts_conversations(self) -> bool:
         """Whether the estimator counts conversations; verl's own count rows."""
         return counts_conversations(self.estimator)

@@ -58,7 +58,7 @@ PREFIX_TREE: list[Check] = [
     ),
     _row(
         _LOSS,
-        lambda run: (run.value(_LOSS) or "vanilla") not in OF_ROWS,
+        lambda run: run.policy_loss not in OF_ROWS,
         "such a loss may depend on the rows of a micro-batch, which are others then",
         f"{_LOSS}=vanilla",
     ),

@@ -10,6 +10,7 @@ from verl_multiturn.advantages.function import GROUP
 from verl_multiturn.calls.entry_points import installed_entry, is_reference
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.verl_bridge.names import TURN_LOSS
 from verl_multiturn.verl_bridge.startup import verl_names
 from verl_multiturn.verl_bridge.startup.own_code import LIBRARY
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
@@ -94,7 +95,7 @@ def check_policy_loss(run: RunView) -> None:
 
         return POLICY_LOSS_REGISTRY
 
-    _check_name(run, _LOSS, verl_names.policy_losses(), registered, ())
+    _check_name(run, _LOSS, {*verl_names.policy_losses(), TURN_LOSS}, registered, ())
 
 
 VALUES: list[Check] = [check_value_types, *map(_row_of_size, _SIZES), check_estimator, check_policy_loss]
