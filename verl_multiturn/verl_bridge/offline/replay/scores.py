@@ -13,7 +13,7 @@ from verl_multiturn.verl_bridge.loops.output import CertifiedOutput
 from verl_multiturn.verl_bridge.loops.rewards import LocalRewards, reward_of
 from verl_multiturn.verl_bridge.settings import is_our_reward
 
-_ASKING = ("judge",)
+_ASKING = ("judge", "rubric")
 """Rewards in the box whose verdict is another program's, and not the same each time."""
 
 
