@@ -6,7 +6,7 @@ an agent or a network never raises out of a conversation: it ends the conversati
     MultiTurnError
     ├── ConfigError          a setting, a tool YAML, a schema or a data row that cannot work
     │   ├── RewardContractError     a reward function returned something that is not a reward
-    │   │   └── TeacherContractError    a teacher's answer is not about the row that it was asked about
+    │   │   └── TeacherContractError    a teacher's answer is not the log-probs of the row's tokens
     │   └── UnguardedError          a row whose tests pay code that knows nothing, in `verdicts/task.py`
     ├── ToolContractError    a tool's code broke the `BaseTool` contract (for example: returned the wrong type)
     ├── InteractionContractError   an interaction's code broke the `Interaction` contract

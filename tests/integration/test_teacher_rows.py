@@ -137,7 +137,7 @@ async def test_a_conversation_fails_whose_teacher_stays_away_and_has_no_column()
     skip_waits()
     teacher, output = Teacher(), row(1, 2, 3)
     teacher.error = RayActorError()
-    with pytest.raises(OutageError, match="^distillation: the teacher is not there"):
+    with pytest.raises(OutageError, match=r"^distillation: the teacher is not there"):
         await questions(mode="mask").ask([output], teacher)
     assert len(teacher.asked) == 4
     assert output.extra_fields == {}

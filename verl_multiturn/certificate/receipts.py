@@ -123,7 +123,7 @@ class Receipts:
     unrewarded: bool = False
     """True if its reward could not be computed, for a cause of ours, so that nothing of the row is trained."""
     teacher: str = ""
-    """`teacher_digest` of a teacher's answer about the row; "": none was asked."""
+    """`teacher_digest` of a teacher's answer about the row; "": there is no teacher."""
 
     @classmethod
     def of_rows(

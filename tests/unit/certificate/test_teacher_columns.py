@@ -64,7 +64,11 @@ def test_the_columns_of_another_row_of_the_same_length_are_caught() -> None:
     sample, other = taught(), foreign()
     moved = replace(other.row, teacher=sample.row.teacher)
     told = Receipts.from_bytes(with_teacher(other.receipts.to_bytes(), sample.receipts.teacher))
-    assert found(moved, told) == ["the teacher's columns are not the answer that was given about the row's tokens"]
+    said = "the teacher's columns are not the answer that was given about the row's tokens"
+    assert found(moved, told)[-1] == said
+    digest = teacher_digest(np.concatenate([PROMPT, other.row.response_ids]), *(sample.row.teacher or ()))
+    own = Receipts.from_bytes(with_teacher(other.receipts.to_bytes(), digest))
+    assert said not in found(moved, own)
 
 
 def test_columns_of_another_length_and_columns_of_nobody_are_caught() -> None:

@@ -47,7 +47,7 @@ Role = Literal["create", "call", "repeatable", "reward", "score"]
 """
 _NO_CAUSE = (OutageEndError, ToolContractError, InteractionContractError)
 _TRIES = 3
-"""How often a question that has waited for the end of an outage is asked again after it."""
+"""How often a question that has waited for the end of an outage is repeated after it."""
 
 
 class GuardedCall:
@@ -298,8 +298,8 @@ async def ask_through(
 
     Args:
         watched: The call, in the role `reward`; it has not begun.
-        ask: Asks once; returns the outage that it met, or None where there was an answer, whatever it was.
-        tries: How often it is asked again, at first after 1 s, where it failed and no outage is known.
+        ask: Asks once; returns the outage that ended it, or None where there was an answer, of any kind.
+        tries: How often it is repeated, at first after 1 s, where it failed and no outage is known.
 
     Returns:
         The last outage, where the service was there and did not answer; None: it has answered.

@@ -13,7 +13,7 @@ row's own token, or `distillation_loss.topk`, and the ids are the teacher's like
 Invariants:
 - a row is scored by itself, also where it shares a prefix with another one: verl asks for the log-probs of all of its
   tokens, so that a teacher's cache is not read;
-- no row is stored without the columns, and nothing stands in their place: an answer that is not one ends the run, and
+- no row is stored without the columns, and nothing takes their place: an answer that cannot be used ends the run, and
   an outage of the teacher makes the conversation wait, and then fail;
 - all tokens have finite log-probs, those that are not trained, too: verl multiplies by the mask, and infinity times 0
   is NaN.
@@ -46,7 +46,7 @@ IDS, LOGPROBS = "teacher_ids", "teacher_logprobs"
 _LEASE_S = 600.0
 """Seconds after which a question that was let through in an outage counts as failed."""
 _TRIES = 3
-"""How often a question is asked again where a server has died, and no outage is known: another one may take it."""
+"""How often a question is repeated where a server has died, and no outage is known: another one may take it."""
 _NONE_LEFT = "No available servers"
 """The error of verl's load balancers without a server."""
 _MOST = 0.05
@@ -76,7 +76,7 @@ class TeacherRows:
     async def ask(self, outputs: Sequence[Any], ask: Ask) -> None:
         """Ask about every row of a conversation, all at once, and check the answers.
 
-        After an outage only those rows are asked about again that have no answer.
+        After an outage it asks about those rows alone that have no answer.
 
         Args:
             outputs: The conversation's rows.
@@ -109,7 +109,7 @@ class TeacherRows:
         return next((answer for answer in answers if answer is not None), None)
 
     async def _one(self, output: Any, ask: Ask) -> OutageError | None:
-        """Ask about one row; return the outage that the question met."""
+        """Ask about one row; return the outage that ended the question."""
         async with self._slots:
             try:
                 async with asyncio.timeout(self._stop_s):
@@ -137,7 +137,7 @@ class TeacherRows:
 
 def _wrong(why: str) -> TeacherContractError:
     return TeacherContractError(
-        f"distillation: a teacher's answer is not the log-probs of the row that it was asked about: {why}; give it the "
+        f"distillation: a teacher's answer is not the log-probs of the row's tokens: {why}; give it the "
         "vocabulary of the model that is trained, and a context of rollout.prompt_length + response_length + 1 tokens"
     )
 

@@ -17,9 +17,10 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.trainer.distillation import distillation_ppo_loss
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.metric import AggregationType, Metric
+from verl.utils.metric import Metric
 
-_NEUTRAL = {AggregationType.MIN: math.inf, AggregationType.MAX: -math.inf}
+_NEUTRAL = {"min": math.inf, "max": -math.inf}
+"""Values that count in no aggregate of verl's of this name; of others 0."""
 
 
 def distillation_loss(
@@ -71,5 +72,5 @@ def _with_one(data: TensorDict) -> TensorDict:
 def _nothing(metric: Any) -> Any:
     """Return a metric in whose aggregate nothing counts."""
     if isinstance(metric, Metric):
-        return Metric(metric.aggregation, _NEUTRAL.get(metric.aggregation, 0.0))
+        return Metric(metric.aggregation, _NEUTRAL.get(metric.aggregation.value, 0.0))
     return metric * 0.0
