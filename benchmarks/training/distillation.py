@@ -4,15 +4,15 @@
 
 A tiny model of transformers is student and teacher. Each random forest is a conversation: its rows share prompts and
 beginnings, as those of context windows and of sessions do. They go through our worker's questions, verl's method and
-client, and the teacher answers in the form of verl's servers (`tests/support/teachers.py`). The columns go with the rows
-into verl's FSDP2 engine and into ours, which computes common prefixes once, with verl's own losses; each forest has
-another one.
+client, and the teacher answers in the form of verl's servers (`tests/support/teachers.py`). The rows go with their
+columns into verl's FSDP2 engine and into ours, which computes common prefixes once, with verl's own losses; each forest
+has another one.
 
 - `loss`: the farthest from 0 that a loss was, in absolute value;
 - `rows`, `asked`: rows of the forests, and questions to the teacher, one for each;
 - `differing`: rows whose columns are not, to the bit, those of verl for a conversation of that row alone;
-- `gradient`, `cosine`: with another teacher, ours beside verl's: the largest difference as a share of the largest entry,
-  and the smallest cosine.
+- `gradient`, `cosine`: with another teacher, our engine beside verl's: the largest difference as a share of the largest
+  entry, and the smallest cosine.
 
 The last line is one JSON object.
 """

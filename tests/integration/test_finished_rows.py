@@ -4,7 +4,7 @@ import asyncio
 import copy
 import random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -23,7 +23,9 @@ DROPPED = {"extra_info", "tools_kwargs", "agent_name", "index", "ability", "sess
 class Teacher:
     """verl's manager of a teacher's clients: five ids for each token."""
 
-    teacher_model_configs = {"default": SimpleNamespace(num_replicas=1, inference=SimpleNamespace(max_num_seqs=8))}
+    teacher_model_configs: ClassVar = {
+        "default": SimpleNamespace(num_replicas=1, inference=SimpleNamespace(max_num_seqs=8))
+    }
     distillation_loss_config = SimpleNamespace(topk=5, loss_settings=SimpleNamespace(use_topk=True))
 
     async def compute_teacher_logprobs_single(self, sequence_ids: list[int], **_: Any) -> tuple[Any, Any]:
