@@ -328,10 +328,18 @@ def test_the_trainer_asks_for_rows_by_prompts(store: WritableStore) -> None:
         (
             {
                 "distillation.enabled": "True",
+                "distillation.distillation_loss.use_policy_gradient": "True",
+                "algorithm.rollout_correction.rollout_is": "token",
+            },
+            "use_policy_gradient=True with .*rollout_is='token': verl 0.9.1 gives that loss the importance weights",
+        ),
+        (
+            {
+                "distillation.enabled": "True",
                 "distillation.distillation_loss.use_task_rewards": "False",
                 "+actor_rollout_ref.rollout.custom.multiturn.context.weight": "conversation",
             },
-            "context.weight='conversation', .*use_task_rewards=False: it has no effect",
+            "context.weight='conversation' with .*use_task_rewards=False: it has no effect",
         ),
         ({"algorithm.filter_groups.enable": "True", "algorithm.filter_groups.metric": "acc"}, ""),
         ({}, ""),

@@ -96,7 +96,11 @@ def row_output(prompt: list[int], response: list[int]) -> Any:
 
 
 def with_columns(batch: TensorDict, columns: Sequence[dict[str, torch.Tensor]]) -> TensorDict:
-    """Return a batch with its rows' columns of a teacher."""
+    """Return a batch with its rows' columns of a teacher, and without importance weights.
+
+    verl 0.9.1 raises where it has both and `use_policy_gradient`; the start refuses that.
+    """
+    del batch["rollout_is_weights"]
     for name in ("teacher_ids", "teacher_logprobs"):
         batch[name] = torch.nested.as_nested_tensor([each[name] for each in columns], layout=torch.jagged)
     return batch

@@ -30,7 +30,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     student, other = (training_engine.make_model(folder / str(seed), "qwen3", seed) for seed in (0, 1))
     engines = [training_engine.make_engine(kind, student) for kind in (FSDPEngineWithLMHead, PrefixTreeEngine)]
     clients = [teachers.ModelClient(each) for each in (student, other)]
-    yield SimpleNamespace(**vars(training_engine), **{**vars(teachers), "engines": engines, "clients": clients})
+    yield SimpleNamespace(**{**vars(training_engine), **vars(teachers), "engines": engines, "clients": clients})
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
@@ -91,8 +91,8 @@ async def test_a_micro_batch_of_which_nothing_is_trained_adds_nothing(kit: Any) 
     masked = [(prompt, response, [0] * len(response)) for prompt, response, _ in kit.random_rows(2)[:3]]
     for mode in (MODES[0], {**MODES[0], "use_task_rewards": True}, MODES[2]):
         sizes = {"micro_batch_size_per_gpu": 1, "global_batch_size": len(trained) + len(masked)}
-        part, config = await taught(kit, mode, kit.clients[1], trained, **sizes)
-        whole, _ = await taught(kit, mode, kit.clients[1], [*trained, *masked], **sizes)
+        whole, config = await taught(kit, mode, kit.clients[1], [*trained, *masked], **sizes)
+        part = kit.tu.index_select_tensor_dict(whole, list(range(len(trained))))
         loss = kit.loss_of(config)
         with pytest.raises(RuntimeError, match="min"):
             kit.backward(kit.engines[0], whole, kit.loss_of(config, distillation_ppo_loss))

@@ -11,6 +11,7 @@ from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.verl_bridge.names import RECORDED_LOOP
 from verl_multiturn.verl_bridge.settings import divides_by_deviation, may_have_several_rows
+from verl_multiturn.verl_bridge.startup.needs import has_weight
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow, needs_our_trainer, set_beside
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -169,6 +170,7 @@ SEVERAL_ROWS: list[Check] = [
 ]
 
 _TEACHER = "distillation.enabled"
+_LOSS = "distillation.distillation_loss"
 _MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 
 
@@ -184,14 +186,18 @@ _DISTILLATION: list[Check] = [
         remedy=f"leave {_MANAGER} out, or distillation",
     ),
     RefusalRow(
-        (f"{_CONTEXT}.weight", "distillation.distillation_loss.use_task_rewards"),
+        (f"{_CONTEXT}.weight", f"{_LOSS}.use_task_rewards"),
         when=lambda run: (
-            run.value(_TEACHER)
-            and run.settings.context.weight != "row"
-            and not run.value("distillation.distillation_loss.use_task_rewards")
+            run.value(_TEACHER) and run.settings.context.weight != "row" and not run.value(f"{_LOSS}.use_task_rewards")
         ),
         why="it has no effect: it weighs advantages, and the loss against the teacher takes none",
         remedy="set the weight to row, or use_task_rewards=True",
+    ),
+    RefusalRow(
+        (f"{_LOSS}.use_policy_gradient", "algorithm.rollout_correction.rollout_is"),
+        when=lambda run: run.value(_TEACHER) and run.value(f"{_LOSS}.use_policy_gradient") and has_weight(run),
+        why="verl 0.9.1 gives that loss the importance weights in a form in which it raises",
+        remedy="set use_policy_gradient=False, or rollout_is=null",
     ),
     RefusalRow(
         ("actor_rollout_ref.rollout.temperature", _TEACHER),
