@@ -6,6 +6,7 @@ an agent or a network never raises out of a conversation: it ends the conversati
     MultiTurnError
     ├── ConfigError          a setting, a tool YAML, a schema or a data row that cannot work
     │   ├── RewardContractError     a reward function returned something that is not a reward
+    │   │   └── TeacherContractError    a teacher's answer is not the log-probs of the row's tokens
     │   └── UnguardedError          a row whose tests pay code that knows nothing, in `verdicts/task.py`
     ├── ToolContractError    a tool's code broke the `BaseTool` contract (for example: returned the wrong type)
     ├── InteractionContractError   an interaction's code broke the `Interaction` contract
@@ -40,6 +41,13 @@ class RewardContractError(ConfigError):
     """A reward function made a mistake: it returned something that is not a reward, or raised `ConfigError`.
 
     It ends a run and an evaluation: no conversation could be trusted to have its reward.
+    """
+
+
+class TeacherContractError(RewardContractError):
+    """A teacher (verl's distillation) answered with something that is not the log-probs of the row's tokens.
+
+    It ends a run, as a mistake of the reward function does: nothing could be learned from any row.
     """
 
 

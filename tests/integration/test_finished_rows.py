@@ -3,7 +3,8 @@
 import asyncio
 import copy
 import random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,7 +21,12 @@ DROPPED = {"extra_info", "tools_kwargs", "agent_name", "index", "ability", "sess
 
 
 class Teacher:
-    """verl's client of a teacher."""
+    """verl's manager of a teacher's clients: five ids for each token."""
+
+    teacher_model_configs: ClassVar = {
+        "default": SimpleNamespace(num_replicas=1, inference=SimpleNamespace(max_num_seqs=8))
+    }
+    distillation_loss_config = SimpleNamespace(topk=5, loss_settings=SimpleNamespace(use_topk=True))
 
     async def compute_teacher_logprobs_single(self, sequence_ids: list[int], **_: Any) -> tuple[Any, Any]:
         import torch
@@ -28,7 +34,7 @@ class Teacher:
         await asyncio.sleep(0)
         length = len(sequence_ids)
         ids = torch.arange(length * 5).reshape(length, 5)
-        return ids, -ids.float() / 7
+        return ids, -2 - ids.float() / 7 - sum(sequence_ids) / 1000
 
 
 class Judge:
@@ -54,7 +60,7 @@ def make_worker(cls: type, processor: Any, teacher: bool) -> Any:
     worker.mm_processor_kwargs, worker.reward_loop_worker_handles = {}, [Judge()]
     worker.distillation_enabled, worker.teacher_key, worker.teacher_server_manager = teacher, "data_source", Teacher()
     worker.config = OmegaConf.create({
-        "actor_rollout_ref": {"rollout": {"custom": {"multiturn": {}}}},
+        "actor_rollout_ref": {"rollout": {"custom": {"multiturn": {}}, "agent": {"num_workers": 2}}},
         "algorithm": {"adv_estimator": "grpo"},
         "trainer": {"v1": {"trainer_mode": "sync"}},
     })  # fmt: skip
@@ -154,7 +160,10 @@ def plain(value: Any) -> Any:
 async def test_the_rows_are_verls(
     queue: Any, processors: dict[str, Any], count: int, images: bool, teacher: bool, validate: bool
 ) -> None:
-    """200 rows in all. With images or a teacher a conversation has one row: verl can do no more."""
+    """200 rows in all. With images or a teacher a conversation has one row: verl can do no more.
+
+    So does the next test, of a teacher with several rows.
+    """
     from verl_multiturn.verl_bridge.workers.worker import MultiTurnWorker
 
     processor = processors[KIND] if images else None
@@ -187,6 +196,37 @@ async def test_the_rows_are_verls(
             }
         if not kept:
             assert columns.keys() >= DROPPED
+
+
+async def test_each_row_of_a_conversation_has_the_teachers_columns_of_verls_conversation_of_that_row(
+    queue: Any,
+) -> None:
+    from verl_multiturn.verl_bridge.workers.worker import MultiTurnWorker
+
+    chance = random.Random(11)
+    made = [output for _ in range(30) if isinstance(output := outputs_of(chance, None), list)]
+    assert sum(len(output) > 1 for output in made) >= 5
+    ours = make_worker(MultiTurnWorker, None, True)
+    await write(ours, copy.deepcopy(made), False)
+    found = await asyncio.to_thread(read, queue, "train")
+    verls = make_worker(MultiTurnWorker.__mro__[1], None, True)
+    await write(verls, copy.deepcopy([row for output in made for row in output]), False)
+    alone = list((await asyncio.to_thread(read, queue, "train")).items())
+    expected = {key: columns for key, (_, columns) in sorted(alone, key=lambda each: number_of(each[0]))}
+    rows = sorted(found.items(), key=lambda each: (number_of(each[0]), int(each[0].rsplit("_", 1)[1])))
+    assert len(rows) == len(expected)
+    for (_, (_, columns)), verls_columns in zip(rows, expected.values(), strict=True):
+        for name in ("teacher_ids", "teacher_logprobs", "input_ids"):
+            assert plain(columns[name]) == plain(verls_columns[name])
+    await write(ours, copy.deepcopy(made), True)
+    checked = await asyncio.to_thread(read, queue, "val")
+    assert not any("teacher_logprobs" in columns for _, columns in checked.values()), "a validation asks nothing"
+
+
+def number_of(key: str) -> int:
+    """Return the number of a conversation, by the name of a row."""
+    uid, session, _ = key.split("_")
+    return 4 * int(uid[1:]) + int(session)
 
 
 async def test_a_put_that_failed_half_way_is_done_again_and_leaves_each_row_once(

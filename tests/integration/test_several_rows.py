@@ -317,9 +317,29 @@ def test_the_trainer_asks_for_rows_by_prompts(store: WritableStore) -> None:
         ({"actor_rollout_ref.rollout.n": "1"}, "rollout.n=1: it compares conversations of one prompt"),
         ({"algorithm.gamma": "0.9"}, "algorithm.gamma=0.9: .* discounts turns, not tokens"),
         ({"algorithm.filter_groups.enable": "True"}, ""),
+        ({"distillation.enabled": "True"}, ""),
         (
-            {"distillation.enabled": "True"},
-            "distillation.enabled=True: conversations have several rows here, and verl 0.9.1 asks its teacher about",
+            {
+                "distillation.enabled": "True",
+                "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": "verl.trainer.ppo.v1.Manager",
+            },
+            "conversations have several rows here, and verl 0.9.1's own workers ask a teacher about the last one alone",
+        ),
+        (
+            {
+                "distillation.enabled": "True",
+                "distillation.distillation_loss.use_policy_gradient": "True",
+                "algorithm.rollout_correction.rollout_is": "token",
+            },
+            "use_policy_gradient=True with .*rollout_is='token': verl 0.9.1 gives that loss the importance weights",
+        ),
+        (
+            {
+                "distillation.enabled": "True",
+                "distillation.distillation_loss.use_task_rewards": "False",
+                "+actor_rollout_ref.rollout.custom.multiturn.context.weight": "conversation",
+            },
+            "context.weight='conversation' with .*use_task_rewards=False: it has no effect",
         ),
         ({"algorithm.filter_groups.enable": "True", "algorithm.filter_groups.metric": "acc"}, ""),
         ({}, ""),

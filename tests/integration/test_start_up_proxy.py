@@ -52,7 +52,7 @@ def test_with_one_row_verls_estimators_serve() -> None:
     filtered = {"algorithm.filter_groups.enable": "True", f"{OURS}.proxy.max_rows": "1"}
     prepared(**filtered)
     prepared(**filtered, **{"algorithm.filter_groups.metric": "acc"})
-    prepared(**{"distillation.enabled": "True", f"{OURS}.proxy.max_rows": "1"})
+    prepared(**{"distillation.enabled": "True"})
     prepared(**{f"{OURS}.proxy.credit": "completion", f"{OURS}.proxy.gamma": "0.9"})
     one_role = {f"{OURS}.proxy.roles": "[white,black]", f"{OURS}.proxy.train": "[white]"}
     prepared(**{"algorithm.adv_estimator": "grpo", f"{OURS}.proxy.max_rows": "1"}, **one_role)
@@ -128,7 +128,6 @@ def test_opponents_that_can_never_play(listed: str, said: str) -> None:
             },
             "metric='acc': a session whose agent failed has no such number",
         ),
-        ({"distillation.enabled": "True"}, "asks its teacher about the last one alone"),
         ({f"{ROLLOUT}.multi_turn.format": "tir"}, "in text mode a conversation is one text"),
         ({f"{OURS}.otc.form": "ppo"}, "otc.form='ppo': with the agent loop proxy_agent"),
         ({f"{OURS}.void_turn_pattern": "x"}, "void_turn_pattern='x': with the agent loop proxy_agent"),

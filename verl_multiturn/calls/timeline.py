@@ -19,7 +19,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal, NamedTuple
 
-Kind = Literal["generation", "pause", "wait", "call", "interaction", "create", "release", "reward", "store", "request"]
+Kind = Literal[
+    "generation", "pause", "wait", "call", "interaction", "create", "release", "reward", "teacher", "store", "request"
+]
 """`wait` is that for a slot or for an outage's end, `pause` that for an engine that pauses."""
 
 _UNNAMED = ("request",)

@@ -18,6 +18,8 @@ A row without violations has these properties:
 - every further input of the loss is one finite number for each token, masked or not, because verl multiplies by the
   mask, and NaN times 0 is NaN. Logprobs that the trainer computed are possible logprobs. Importance weights are not
   negative;
+- a teacher's columns (distillation) are the answer that its receipts have a digest of, and that was given about exactly
+  the row's tokens. Every number in them is a possible log-prob;
 - a row in which nothing was sampled is marked as invalid. So a row whose receipts were lost does not pass for one.
 
 Tokens after the last generation were given to no engine: they are untrained, and no trained token can see them.
@@ -37,7 +39,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_multiturn.certificate.receipts import Receipt, Receipts, prompt_hash
+from verl_multiturn.certificate.receipts import Receipt, Receipts, prompt_hash, teacher_digest
 
 Column = NDArray[Any]
 
@@ -81,6 +83,8 @@ class CertificateRow:
     """Assistant turn of each token, `(P + R,)`."""
     sources: Column | None = None
     """Source of each token, `(P + R,)`."""
+    teacher: tuple[Column, Column] | None = None
+    """Ids and log-probs of a teacher, `(P + R, K)` each; None: the loss takes none."""
     min_version: int | None = None
     max_version: int | None = None
     """Tags of the row: versions of the oldest and of the newest weights that sampled one of its tokens."""
@@ -160,6 +164,8 @@ class _RowExamination:
             self._columns(mask_may_shrink, bypass)
             self._tags()
         self._loss_inputs(bypass)
+        if self.row.teacher is not None:
+            self._teacher(*self.row.teacher)
         return self.found
 
     @property
@@ -220,6 +226,30 @@ class _RowExamination:
                 at = self.first + int(wrong[0])
                 between = f" from {least:g} to {largest:g}" if name in _BOUNDS else ""
                 self._add(self._turn_of(at), at, f"{name} is {column[wrong[0]]}, expected a finite number{between}")
+
+    def _teacher(self, ids: Column, logprobs: Column) -> None:
+        """Check the columns of a teacher; in a padding row verl writes zeros, and the row's one id."""
+        for name, column in (("teacher_ids", ids), ("teacher_logprobs", logprobs)):
+            if column.ndim != 2 or column.shape != (len(self.ids), ids.shape[-1]):
+                self._add(
+                    None, None, f"the {name} column has shape {list(column.shape)}, expected {len(self.ids)} rows"
+                )
+                return
+        least, largest = _LOGPROB
+        wrong = np.flatnonzero(~(np.isfinite(logprobs) & (logprobs >= least) & (logprobs <= largest)).all(axis=1))
+        if wrong.size:
+            at = int(wrong[0])
+            found = logprobs[at].tolist()
+            self._add(
+                self._turn_of(at), at, f"teacher_logprobs is {found}, expected numbers from {least:g} to {largest:g}"
+            )
+        elif self.row.padding:
+            if (logprobs != 0).any() or (ids != self.ids[0]).any():
+                self._add(None, None, "it is tagged as the trainer's filling, and has a teacher's answer")
+        elif not self.receipts.teacher:
+            self._add(None, None, "its receipts know of no teacher's answer")
+        elif teacher_digest(self.ids, ids, logprobs) != self.receipts.teacher:
+            self._add(None, None, "the teacher's columns are not the answer that was given about the row's tokens")
 
     def _whole_rows(self) -> None:
         self._column("input_ids", self.row.input_ids, self.ids, first=0, of="prompt and response")

@@ -122,6 +122,8 @@ class Receipts:
     may be excluded because of it."""
     unrewarded: bool = False
     """True if its reward could not be computed, for a cause of ours, so that nothing of the row is trained."""
+    teacher: str = ""
+    """`teacher_digest` of a teacher's answer about the row; "": there is no teacher."""
 
     @classmethod
     def of_rows(
@@ -202,6 +204,7 @@ class Receipts:
             "places": self.places,
             "outages": list(self.outages),
             "unrewarded": self.unrewarded,
+            "teacher": self.teacher,
             "roles": [g.role for g in self.generations],
             "generations": [
                 [g.prompt_tokens, g.prompt_digest, g.max_tokens, len(g.ids), len(g.logprobs), len(g.versions)]
@@ -248,6 +251,7 @@ class Receipts:
                 _places(header["places"]),
                 _texts({"outages": [], **header}, "outages"),  # a checkpoint's rows may be of an older version
                 header.get("unrewarded") is True,
+                _text(header, "teacher"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{len(blob)} bytes that are no receipts: {error}") from error
@@ -261,6 +265,13 @@ def _texts(raw: Mapping[str, Any], key: str) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ValueError(f"{key} is {show(values, 100)}, expected a list of texts")
     return values
+
+
+def _text(raw: Mapping[str, Any], key: str) -> str:
+    value = raw.get(key, "")
+    if not isinstance(value, str):
+        raise ValueError(f"{key} is {show(value, 100)}, expected a text")
+    return value
 
 
 def _places(raw: Any) -> list[GenerationPlace] | None:
@@ -281,10 +292,28 @@ def _places(raw: Any) -> list[GenerationPlace] | None:
 def as_unrewarded(blob: bytes) -> bytes:
     """Return receipts in the form of `Receipts.to_bytes`, marked as those of a row without a computable reward.
 
-    The reward is known after the receipts were written, and only their header is written anew.
+    The reward is known after the receipts were written.
     """
+    return _marked(blob, unrewarded=True)
+
+
+def with_teacher(blob: bytes, digest: str) -> bytes:
+    """Return receipts in that form, with the digest of a teacher's answer about the row, as of `teacher_digest`."""
+    return _marked(blob, teacher=digest)
+
+
+def teacher_digest(tokens: NDArray[Any], ids: NDArray[Any], logprobs: NDArray[Any]) -> str:
+    """Return the digest of a row's tokens, `(S,)`, with a teacher's columns about them, `(S, K)`; in hexadecimal."""
+    digest = prompt_hash()
+    for column, kind in ((tokens, "<i4"), (ids, "<i4"), (logprobs, "<f4")):
+        digest.update(f"{column.shape}".encode() + np.ascontiguousarray(column, kind).tobytes())
+    return digest.hexdigest()
+
+
+def _marked(blob: bytes, **marks: Any) -> bytes:
+    """Return receipts with other entries in their header, which alone is written anew."""
     start = _HEADER_BYTES + int.from_bytes(blob[:_HEADER_BYTES], "little")
-    encoded = json.dumps({**json.loads(blob[_HEADER_BYTES:start]), "unrewarded": True}).encode()
+    encoded = json.dumps({**json.loads(blob[_HEADER_BYTES:start]), **marks}).encode()
     return len(encoded).to_bytes(_HEADER_BYTES, "little") + encoded + blob[start:]
 
 

@@ -15,7 +15,7 @@ from verl_multiturn.cpu_processes.handle import ray_executable
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.processes.driver import is_trainer
 from verl_multiturn.runs.threads import CHOSEN
-from verl_multiturn.verl_bridge.settings import adapter_rank, cluster_address
+from verl_multiturn.verl_bridge.settings import adapter_rank, cluster_address, teacher_devices
 
 # Settings that SGLang 0.5.12 needs to run without an accelerator. Each can be overridden under
 # actor_rollout_ref.rollout.engine_kwargs.sglang.
@@ -40,6 +40,8 @@ itself, and runs Triton's kernels with every backend that it does not know.
 """
 _CHECKPOINT_ENGINE = "verl_multiturn.cpu.checkpoint_engine"
 _PACKAGE = "SGLANG_EXTERNAL_MODEL_PACKAGE"
+_FORCED_ENGINE = {"enforce_eager": True, "free_cache_engine": False, "tensor_model_parallel_size": 1}
+"""Of every engine, that of a teacher, too."""
 # Forced settings, whatever a GPU recipe sets: verl and SGLang cannot run on a CPU without them.
 _FORCED = {
     "trainer.device": "cpu",
@@ -48,9 +50,7 @@ _FORCED = {
     "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
     "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
     "critic.fsdp.use_torch_compile": False,
-    "actor_rollout_ref.rollout.enforce_eager": True,
-    "actor_rollout_ref.rollout.free_cache_engine": False,
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+    **{f"actor_rollout_ref.rollout.{name}": value for name, value in _FORCED_ENGINE.items()},
 }
 
 
@@ -84,9 +84,11 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
         for key, value in _FORCED.items():
             OmegaConf.update(config, key, value)
         rollout = config.actor_rollout_ref.rollout
-        own = dict(rollout.engine_kwargs.get("sglang") or {})
-        sglang = {**_SGLANG, **_attention(own), **own}
-        OmegaConf.update(config, "actor_rollout_ref.rollout.engine_kwargs.sglang", sglang, force_add=True)
+        _fill_engine(rollout)
+        if teachers := teacher_devices(config):
+            for teacher in config.distillation.teacher_models.values():
+                teacher.inference.update(_FORCED_ENGINE)  # verl reads it of each
+                _fill_engine(teacher.inference)
         model = config.actor_rollout_ref.model
         attention = OmegaConf.select(model, "override_config.attn_implementation")
         if attention in (None, "flash_attention_2", "flash_attention_3"):
@@ -103,12 +105,18 @@ def fill_in(config: DictConfig, ray_cpus: int) -> None:
             ray_init.include_dashboard = False  # it has no reader, and on a busy machine it fails first
         if ray_init.get("num_gpus") is None:
             ray_init.num_gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
-            ray_init.num_gpus += rollout.n_gpus_per_node * rollout.nnodes  # servers apart from the trainer
+            ray_init.num_gpus += rollout.n_gpus_per_node * rollout.nnodes + teachers  # servers apart from the trainer
         if ray_init.get("num_cpus") is None:
             ray_init.num_cpus = ray_cpus
         executable = "ray_kwargs.ray_init.runtime_env.py_executable"
         if is_trainer() and OmegaConf.select(config, executable) is None and (forked := ray_executable()) is not None:
             OmegaConf.update(config, executable, forked, force_add=True)
+
+
+def _fill_engine(rollout: DictConfig) -> None:
+    """Fill in SGLang's settings of an engine, where the user has none."""
+    own = dict(OmegaConf.select(rollout, "engine_kwargs.sglang") or {})
+    OmegaConf.update(rollout, "engine_kwargs.sglang", {**_SGLANG, **_attention(own), **own}, force_add=True)
 
 
 def _attention(own: Mapping[str, Any]) -> dict[str, str]:

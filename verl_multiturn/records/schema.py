@@ -287,9 +287,11 @@ class Span(_SchemaModel):
     """A stretch of time in a conversation."""
 
     kind: Literal[
-        "generation", "pause", "wait", "call", "interaction", "create", "release", "reward", "store", "request"
-    ]
-    """`wait` is that for a slot or for an outage's end, `pause` that of an engine that is stopped."""
+        "generation", "pause", "wait", "call", "interaction", "create", "release", "reward", "teacher", "store",
+        "request",
+    ]  # fmt: skip
+    """`wait` is that for a slot or for an outage's end, `pause` that of an engine that is stopped, `teacher` that for
+    the log-probs of a teacher (`distillation.enabled`)."""
     name: str = ""
     """Name of the tool or interaction."""
     turn: Int64 | None = None

@@ -181,6 +181,16 @@ def may_have_several_rows(config: DictConfig, settings: MultiTurnSettings) -> bo
     return settings.proxy.max_rows > 1 and PROXY_LOOP in agent_loops(config, ("train_files",))[0]
 
 
+def teacher_devices(config: DictConfig) -> int:
+    """Return how many devices the teachers of a run have, all together; 0 without distillation.
+
+    Args:
+        config: verl's whole configuration.
+    """
+    section = config.get("distillation") or {}
+    return int(section["n_gpus_per_node"] * section["nnodes"]) if section.get("enabled") else 0
+
+
 def wall_clock_s(settings: MultiTurnSettings) -> float:
     """Return the seconds that a session may take.
 

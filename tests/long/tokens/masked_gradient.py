@@ -3,7 +3,8 @@
     python -m benchmarks.masked_gradient
 
 The benchmark tries every loss and aggregation that verl registers, and our policy loss `mt_gspo`. The losses are the
-policy losses, bypass mode with each of verl's presets, the KL loss with every penalty, and entropy.
+policy losses, bypass mode with each of verl's presets, the KL loss with every penalty, entropy, and the losses against
+a teacher (distillation).
 
 With every aggregation, it computes the gradient of the logits twice: once for a batch, and once for the same batch
 after one input was replaced at masked positions by numbers up to some thousands. The two gradients must be equal, and
@@ -46,7 +47,8 @@ SCALES = (1.0, 30.0, 1e3)
 """Sizes of the noise at masked positions. With 1e3, a ratio of probabilities there is infinite as float32."""
 NON_FINITE = (math.inf, math.nan)
 # A logprob is never positive, an importance weight never negative.
-NEGATIVE, POSITIVE = {"old_log_prob", "ref_log_prob"}, {"rollout_is_weights"}
+NEGATIVE = {"old_log_prob", "ref_log_prob", "teacher_logprobs", "topk_teacher_logprobs"}
+POSITIVE = {"rollout_is_weights"}
 # verl's other estimators need a critic's values, a baseline rollout or gradient norms. A trainer has these, this table
 # of numbers has not.
 ESTIMATORS = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "reinforce_plus_plus", "gpg",
@@ -71,7 +73,7 @@ def make_batch(seed: int) -> Batch:
     logits_BRV = normal(BATCH, LENGTH, VOCABULARY)
     tokens_BR = torch.randint(VOCABULARY, (BATCH, LENGTH), generator=generator)
     log_prob_BR = logits_BRV.log_softmax(-1).gather(-1, tokens_BR[..., None])[..., 0]
-    return {
+    batch = {
         "logits": logits_BRV,
         "tokens": tokens_BR,
         "mask": mask_BR,
@@ -79,6 +81,14 @@ def make_batch(seed: int) -> Batch:
         "ref_log_prob": log_prob_BR + 0.3 * normal(BATCH, LENGTH),
         "advantages": normal(BATCH, 1).expand(BATCH, LENGTH).clone(),
         "rollout_is_weights": normal(BATCH, LENGTH).exp(),
+    }
+    teacher_BRV = (logits_BRV + 0.3 * normal(BATCH, LENGTH, VOCABULARY)).log_softmax(-1)
+    likeliest = teacher_BRV.topk(3)
+    return batch | {
+        "teacher_ids": tokens_BR[..., None],
+        "teacher_logprobs": teacher_BRV.gather(-1, tokens_BR[..., None]),
+        "topk_teacher_ids": likeliest.indices,
+        "topk_teacher_logprobs": likeliest.values,
     }
 
 
@@ -244,7 +254,9 @@ def measure() -> dict[str, Any]:
         The numbers of losses, aggregations and estimators; `terms`, all names; `leaks`, one text for each leak; and
         `non_finite`, for each term the inputs whose infinite numbers or NaN leak.
     """
-    known = terms()
+    from tests.long.tokens.distillation_terms import distillation_terms  # it imports this module
+
+    known = terms() | distillation_terms()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with tensors this small, threads cost five times the work
     leaks = [

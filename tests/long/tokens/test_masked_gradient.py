@@ -35,7 +35,7 @@ def test_what_leaks_in_verl_is_known_by_name() -> None:
     from tests.long.tokens.masked_gradient import measure
 
     result = measure()
-    assert (result["losses"], result["aggregations"], len(result["terms"])) == (13, 5, 30)
+    assert (result["losses"], result["aggregations"], len(result["terms"])) == (13, 5, 45)
     assert set(result["leaks"]) == UNBOUNDED_RATIO | {f"advantage {name}: rewards" for name in SUMS_ALL_REWARDS}
     # Infinite numbers and NaN in the logits leak through every loss.
     assert all("logits" in leaking for leaking in result["non_finite"].values())
@@ -99,6 +99,26 @@ def test_a_leaky_loss_is_found(leak: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(POLICY_LOSS_REGISTRY, "leaky", leaky)
     assert leak in leaks_of(policy_term("leaky"), "token-mean")
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("as_reward", [False, True])
+def test_a_leaky_loss_against_a_teacher_is_found(as_reward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean over a row of a teacher's log-probs, masked ones included, would be one."""
+    from verl.trainer.distillation.losses import DISTILLATION_LOSS_REGISTRY
+
+    from tests.long.tokens.distillation_terms import distillation_term
+    from tests.long.tokens.masked_gradient import leaks_of
+
+    verls = DISTILLATION_LOSS_REGISTRY["k3"]
+
+    def leaky(**given: Any) -> Any:
+        losses, metrics = verls(**given)
+        return losses * losses.mean(-1, keepdim=True), metrics
+
+    assert leaks_of(distillation_term("k3", as_reward), "token-mean", range(1)) == []
+    monkeypatch.setitem(DISTILLATION_LOSS_REGISTRY, "k3", leaky)
+    found = leaks_of(distillation_term("k3", as_reward), "token-mean", range(1))
+    assert set(found) >= {"logits", "teacher_logprobs"}
 
 
 def test_a_leaky_kl_loss_is_found() -> None:

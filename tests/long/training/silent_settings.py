@@ -51,6 +51,7 @@ _SEVERAL = {
     "algorithm.adv_estimator": "mt_grpo",
     f"{_ROLLOUT}.multi_turn.max_assistant_turns": 4,
 }
+_TAUGHT = {"distillation.enabled": True, "distillation.distillation_loss.use_task_rewards": False}
 _APART = {
     "trainer.v1.trainer_mode": "separate_async",
     f"{_ROLLOUT}.nnodes": 1,
@@ -77,7 +78,8 @@ FOUND: list[Case] = [
     (f"{_MODEL}.lora.rank", 16, {}),
     (f"{_MODEL}.lora_rank", 16, _MEGATRON),
     (f"{_MODEL}.lora_rank", 16, _APART),
-    ("distillation.enabled", True, _SEVERAL),
+    (f"{_ROLLOUT}.custom.multiturn.context.weight", "conversation", {**_SEVERAL, **_TAUGHT}),
+    (f"{_ROLLOUT}.temperature", 0.7, _TAUGHT),
     # `algorithm.filter_groups.metric` was one, too: of several rows verl's filter compares rows, ours conversations.
     ("critic.ppo_max_token_len_per_gpu", 1000, {**_CRITIC, "critic.use_dynamic_bsz": True}),
     ("critic.forward_max_token_len_per_gpu", 1000, {**_CRITIC, "critic.use_dynamic_bsz": True}),

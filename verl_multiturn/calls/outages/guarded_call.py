@@ -28,7 +28,7 @@ from verl_multiturn.calls.outages.causes import cause_of, next_try_s
 from verl_multiturn.calls.outages.process import OutageEndError, Watch, loop_time
 from verl_multiturn.calls.tasks import keep
 from verl_multiturn.describe import describe
-from verl_multiturn.errors import InteractionContractError, ToolContractError
+from verl_multiturn.errors import InteractionContractError, OutageError, ToolContractError
 
 _MOST_PROBES = 3
 """Probes of one call that fail, over at least `_PROBES_S`, after which its conversation ends: it may be its doing."""
@@ -46,6 +46,8 @@ Role = Literal["create", "call", "repeatable", "reward", "score"]
   ends its conversation, and nothing else.
 """
 _NO_CAUSE = (OutageEndError, ToolContractError, InteractionContractError)
+_TRIES = 3
+"""How often a question that has waited for the end of an outage is repeated after it."""
 
 
 class GuardedCall:
@@ -287,3 +289,40 @@ class GuardedCall:
         self._failed_at = self._failed_at if self._failed_probes else now
         self._failed_probes += 1
         return self._failed_probes >= _MOST_PROBES and now - self._failed_at >= _PROBES_S
+
+
+async def ask_through(
+    watched: GuardedCall, ask: Callable[[], Awaitable[OutageError | None]], tries: int = 0
+) -> OutageError | None:
+    """Ask a service about a conversation that has ended, and ask again after an outage: for rewards and teachers.
+
+    Args:
+        watched: The call, in the role `reward`; it has not begun.
+        ask: Asks once; returns the outage that ended it, or None where there was an answer, of any kind.
+        tries: How often it is repeated, at first after 1 s, where it failed and no outage is known.
+
+    Returns:
+        The last outage, where the service was there and did not answer; None: it has answered.
+
+    Raises:
+        OutageEndError: The wait for the end of an outage took too long.
+    """
+    again_s = 0.0
+    while True:
+        if await watched.wait():
+            tries = _TRIES
+        try:
+            outage = await ask()
+        except BaseException:  # a cancellation, too: it goes on
+            watched.dropped()
+            raise
+        if outage is None:
+            watched.answered()
+            return None
+        await watched.failed(outage)
+        if not (watched.again or watched.must_wait):
+            tries -= 1
+            if tries < 0:
+                return outage
+            again_s = 2 * again_s or 1.0  # the service is there, and may have much to do
+            await asyncio.sleep(again_s)

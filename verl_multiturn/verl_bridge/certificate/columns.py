@@ -15,6 +15,8 @@ from verl_multiturn.verl_bridge.names import STATS
 VERSIONS, RECEIPTS = "rollout_versions", "rollout_receipts"
 """Columns that `certified_output.CertifiedOutput` adds."""
 _OURS = [VERSIONS, RECEIPTS]
+TEACHER = ("teacher_ids", "teacher_logprobs")
+"""verl's columns of a teacher's answer."""
 # Columns of verl's. Each row of our agent loop has them once `_compute_advantage` has ended.
 _FIELDS = ["uid", "prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask",
            "rollout_log_probs", "old_log_probs", "advantages"]  # fmt: skip

@@ -14,7 +14,7 @@ from verl_multiturn.certificate.check import CertificateRow, Violation, verify
 from verl_multiturn.certificate.conversations import MembershipNote, misattributed, shared, uncaused, unjoined
 from verl_multiturn.certificate.receipts import Receipts
 from verl_multiturn.rows.keys import RowKey
-from verl_multiturn.verl_bridge.certificate.columns import RECEIPTS, VERSIONS, fetch, is_ours, missing
+from verl_multiturn.verl_bridge.certificate.columns import RECEIPTS, TEACHER, VERSIONS, fetch, is_ours, missing
 
 Fields = dict[str, Any]
 """The columns of a row."""
@@ -35,6 +35,8 @@ class Rules(NamedTuple):
     """Whether rows with void turns are kept out of the loss."""
     oldest: int | None = None
     """Version of the oldest weights whose tokens are trained; None: all tokens are."""
+    teacher: bool = False
+    """Whether the loss takes a teacher's columns."""
 
 
 class TrainerRow(NamedTuple):
@@ -81,7 +83,8 @@ def check_rows(
     Returns:
         The verdict on each row, in order, and the columns `further` of each, as far as it has them.
     """
-    columns = fetch([row.key for row in rows], partition_id, [*rules.loss_inputs, *further])
+    teacher = TEACHER if rules.teacher else ()
+    columns = fetch([row.key for row in rows], partition_id, [*rules.loss_inputs, *teacher, *further])
     kept = [{name: fields[name] for name in further if name in fields} for fields in columns]
     return [check_row(row, fields, rules) for row, fields in zip(rows, columns, strict=True)], kept
 
@@ -89,6 +92,10 @@ def check_rows(
 def check_row(row: TrainerRow, fields: Fields, rules: Rules) -> RowVerdict:
     """Check one row by its columns."""
     receipts = Receipts("", [])
+    if rules.teacher and (lost := [name for name in TEACHER if name not in fields]):
+        return RowVerdict(
+            row.key, [Violation(f"of row {row.key}", None, None, f"it came without {' and '.join(lost)}")]
+        )
     if not row.padding:
         if not (rules.only_ours or is_ours(fields)):
             return RowVerdict(row.key, [], is_verified=False)
@@ -142,6 +149,7 @@ def _row(row: TrainerRow, fields: Mapping[str, Any], rules: Rules) -> Certificat
         loss_inputs={name: fields[name] for name in rules.loss_inputs if name in fields},
         input_ids=fields["input_ids"],
         position_ids=fields["position_ids"],
+        teacher=(fields[TEACHER[0]], fields[TEACHER[1]]) if rules.teacher else None,
         min_version=row.min_version,
         max_version=row.max_version,
         uid=str(fields["uid"]),

@@ -23,7 +23,6 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
 import logging
@@ -43,7 +42,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.reward import get_custom_reward_fn, load_reward_manager
 
 from verl_multiturn.calls.limits import OutageLimits
-from verl_multiturn.calls.outages.guarded_call import GuardedCall
+from verl_multiturn.calls.outages.guarded_call import GuardedCall, ask_through
 from verl_multiturn.calls.outages.process import OutageEndError, Outages
 from verl_multiturn.describe import describe, message_of
 from verl_multiturn.errors import ConfigError, OutageError, RewardContractError, UnjudgedError
@@ -61,8 +60,6 @@ NAME = "reward"
 """Name of the reward workers' outages."""
 _LEASE_S = 600.0
 """Seconds after which a reward that was tried while the breaker is open counts as failed."""
-_TRIES = 3
-"""How often a row that has waited is scored again after the outage."""
 _OURS = compose(Score(answered=1.0, failed=1.0, outage=1.0), Solution("", ()), RewardOptions())
 """The report of the rewards in the box on an outage."""
 QUICK = frozenset({"gsm8k", "qa", "tool_n1"})
@@ -103,32 +100,18 @@ class Rewards:
             await self._compute(last, compute)
             return
         watched = GuardedCall(self._watch, str(getattr(last, "stats", {}).get("request_id", id(last))), "reward")
-        tries, again_s = 0, 0.0
-        while True:
-            try:
-                if await watched.wait():
-                    tries = _TRIES
-            except OutageEndError:
-                if last.reward_score is None:
-                    last.reward_score = 0.0
-                    last.extra_fields["reward_extra_info"] = dict(self._without_verdict)
-                return
+
+        async def ask() -> OutageError | None:
             last.reward_score = None  # verl computes none where there is one
-            try:
-                await self._compute(last, compute)
-            except BaseException:  # a cancellation, too: it goes on
-                watched.dropped()
-                raise
-            if not _is_outage(last):
-                watched.answered()
-                return
-            await watched.failed(OutageError("the reward function could not judge a conversation"))
-            if not (watched.again or watched.must_wait):
-                tries -= 1
-                if tries < 0:
-                    return
-                again_s = 2 * again_s or 1.0  # who judges is there, and may have much to do
-                await asyncio.sleep(again_s)
+            await self._compute(last, compute)
+            return OutageError("the reward function could not judge a conversation") if _is_outage(last) else None
+
+        try:
+            await ask_through(watched, ask)
+        except OutageEndError:
+            if last.reward_score is None:
+                last.reward_score = 0.0
+                last.extra_fields["reward_extra_info"] = dict(self._without_verdict)
 
     async def _compute(self, last: Any, compute: Callable[[], Awaitable[None]]) -> None:
         """Compute the reward of a conversation once; one without a verdict scores 0, and has the reason."""

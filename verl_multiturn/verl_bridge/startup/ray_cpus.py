@@ -7,7 +7,7 @@ import sys
 from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.settings import cluster_address
+from verl_multiturn.verl_bridge.settings import cluster_address, teacher_devices
 from verl_multiturn.verl_bridge.startup.view import RunView, is_dry_start
 
 
@@ -25,6 +25,7 @@ def required_ray_cpus(config: DictConfig) -> dict[str, int]:
         ),
         "training workers, 3 for each device": 3 * devices,
         "standalone rollout workers, 2 for each device": 2 * standalone,
+        "teachers (distillation), 3 for each device": 3 * teacher_devices(config),
         "starting actors": 1,
     }
     return {name: count for name, count in parts.items() if count}

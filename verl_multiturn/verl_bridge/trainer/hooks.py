@@ -77,6 +77,7 @@ from verl_multiturn.verl_bridge.trainer.checkpoint_writes import (
     stop_with_checkpoint,
 )
 from verl_multiturn.verl_bridge.trainer.data_set import draw_prompt
+from verl_multiturn.verl_bridge.trainer.distillation import set_loss
 from verl_multiturn.verl_bridge.trainer.groups.custom_sampler import CustomSampler, Sampler
 from verl_multiturn.verl_bridge.trainer.groups.history import History
 from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import Sleep, replay_buffer_from
@@ -122,6 +123,7 @@ class MultiTurnHooks:
     # Attributes of verl's trainer.
     config: DictConfig
     use_critic: bool
+    use_teacher_policy: bool
     global_steps: int
     local_trigger_step: int
     parameter_sync_step: int
@@ -183,6 +185,11 @@ class MultiTurnHooks:
         """Step that the trainer's weights have finished, which is then the engines' version; None within a step's
         updates."""
         self._joining = StepJoin.of(config, settings, bound)
+
+    def _setup(self) -> None:
+        super()._setup()  # type: ignore[misc]
+        if self.use_teacher_policy:
+            set_loss(self.actor_rollout_wg, self.config)
 
     def _build_replay_buffer(self) -> Any:
         verls = super()._build_replay_buffer()  # type: ignore[misc]

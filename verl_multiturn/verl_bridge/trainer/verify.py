@@ -64,6 +64,7 @@ class BatchVerifier:
             mask_may_shrink=bool(correction.get("rollout_rs")) and not bypass,
             bypass=bypass,
             masks_void_rows=masks_void_rows,
+            teacher=bool((config.get("distillation") or {}).get("enabled")),
         )
         self._trained = settings.trained_roles
         self._max_staleness = None if bound is None else bound.max_staleness

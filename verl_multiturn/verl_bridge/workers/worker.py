@@ -33,6 +33,7 @@ from verl_multiturn.verl_bridge.loops.life import follow, note_score
 from verl_multiturn.verl_bridge.loops.output import is_valid
 from verl_multiturn.verl_bridge.loops.recorder import recorder_of
 from verl_multiturn.verl_bridge.loops.rewards import NearRewards, Rewards
+from verl_multiturn.verl_bridge.loops.teacher import TeacherRows, teacher_rows
 from verl_multiturn.verl_bridge.names import REROLLED_FROM, SAMPLING_LOOPS
 from verl_multiturn.verl_bridge.settings import has_rubric, settings_of
 from verl_multiturn.verl_bridge.traces.tracer import Tracer, hold_verls_tracing
@@ -50,7 +51,10 @@ _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 class MultiTurnWorker(_VerlWorker):
     """verl's agent-loop worker, whose groups can be waited for and cancelled, and whose prompts are over-sampled."""
 
-    reward_loop_worker_handles: Any  # of verl's worker
+    # Attributes of verl's worker.
+    reward_loop_worker_handles: Any
+    distillation_enabled: bool
+    teacher_server_manager: Any
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         hold_verls_tracing(config)
@@ -181,14 +185,14 @@ class MultiTurnWorker(_VerlWorker):
         note_score(output)
 
     async def _store(self, outputs: list[Any], validate: bool, columns: dict[str, Any]) -> None:
-        """Reward a conversation and write its rows.
+        """Reward a conversation, ask the teacher about its rows, and write them.
 
-        A cancellation ends the reward at once, whose time nothing bounds. Rows that are being written are written to
+        A cancellation ends both at once, whose time nothing bounds. Rows that are being written are written to
         their end, so that nothing is written after a cancellation.
         """
         await self._compute_score(outputs, columns)
-        last = outputs[-1]
-        await self._compute_teacher_logprobs(last, last.prompt_ids, last.response_ids, validate, columns)
+        if self.distillation_enabled and not validate:
+            await self._teacher.ask(outputs, partial(self._ask_teacher, columns=columns))
         with during("store"):
             rows = finished_rows(outputs, columns, self._model_inputs, self._kept_columns)
             await self._puts.put(rows, VALIDATION if validate else TRAIN)
@@ -204,10 +208,21 @@ class MultiTurnWorker(_VerlWorker):
         return kept_columns(self.config)
 
     @cached_property
-    def _rewards(self) -> Rewards:
+    def _outages(self) -> Outages:
         settings = settings_of(self.config.actor_rollout_ref.rollout)
-        outages = Outages(settings.outage, RayKeeper if ray.is_initialized() else None)
-        return Rewards(outages, has_rubric(self.config))
+        return Outages(settings.outage, RayKeeper if ray.is_initialized() else None)
+
+    @cached_property
+    def _rewards(self) -> Rewards:
+        return Rewards(self._outages, has_rubric(self.config))
+
+    @cached_property
+    def _teacher(self) -> TeacherRows:
+        return teacher_rows(self.teacher_server_manager, self.config, self._outages)
+
+    async def _ask_teacher(self, output: Any, columns: dict[str, Any]) -> None:
+        """Ask verl's teacher about one row, as verl asks about the last one."""
+        await self._compute_teacher_logprobs(output, output.prompt_ids, output.response_ids, False, columns)
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
         with during("reward"):

@@ -2,7 +2,7 @@
 import { html, seconds, useEffect, useLayoutEffect, useRef, useState, visible } from "./lib.js";
 
 export const PARTS = { generation: "engine", pause: "pause", wait: "queue", call: "tool", interaction: "interaction", create: "other",
-  release: "other", reward: "reward", store: "other", request: "request" };
+  release: "other", reward: "reward", teacher: "reward", store: "other", request: "request" };
 const HEIGHT = 14;
 const TOP = 22;
 

@@ -11,6 +11,7 @@ from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.verl_bridge.names import RECORDED_LOOP
 from verl_multiturn.verl_bridge.settings import divides_by_deviation, may_have_several_rows
+from verl_multiturn.verl_bridge.startup.needs import has_weight
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow, needs_our_trainer, set_beside
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -168,6 +169,46 @@ SEVERAL_ROWS: list[Check] = [
     ),
 ]
 
+_TEACHER = "distillation.enabled"
+_LOSS = "distillation.distillation_loss"
+_MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+
+
+def _teaches_several(run: RunView) -> bool:
+    return bool(run.value(_TEACHER)) and may_have_several_rows(run.config, run.settings)
+
+
+_DISTILLATION: list[Check] = [
+    RefusalRow(
+        (_TEACHER, _MANAGER),
+        when=lambda run: _teaches_several(run) and run.own_manager,
+        why="conversations have several rows here, and verl 0.9.1's own workers ask a teacher about the last one alone",
+        remedy=f"leave {_MANAGER} out, or distillation",
+    ),
+    RefusalRow(
+        (f"{_CONTEXT}.weight", f"{_LOSS}.use_task_rewards"),
+        when=lambda run: (
+            run.value(_TEACHER) and run.settings.context.weight != "row" and not run.value(f"{_LOSS}.use_task_rewards")
+        ),
+        why="it has no effect: it weighs advantages, and the loss against the teacher takes none",
+        remedy="set the weight to row, or use_task_rewards=True",
+    ),
+    RefusalRow(
+        (f"{_LOSS}.use_policy_gradient", "algorithm.rollout_correction.rollout_is"),
+        when=lambda run: run.value(_TEACHER) and run.value(f"{_LOSS}.use_policy_gradient") and has_weight(run),
+        why="verl 0.9.1 gives that loss the importance weights in a form in which it raises",
+        remedy="set use_policy_gradient=False, or rollout_is=null",
+    ),
+    RefusalRow(
+        ("actor_rollout_ref.rollout.temperature", _TEACHER),
+        when=lambda run: run.value(_TEACHER) and run.rollout.get("temperature", 1.0) != 1.0,
+        why="verl computes the policy's log-probs at this temperature, and its teacher's at 1.0, so that the loss of a "
+        "policy that equals its teacher is not 0",
+        remedy="set it to 1.0",
+        is_refusal=False,
+    ),
+]
+
 ESTIMATOR: list[Check] = [
     needs_our_trainer(_ESTIMATOR, lambda run: run.counts_conversations, f"set {_ESTIMATOR}=grpo"),
     RefusalRow(
@@ -189,14 +230,7 @@ ESTIMATOR: list[Check] = [
         remedy="set the estimator to {ESTIMATORS} or a function of your own, or leave it out",
     ),
     check_options,
-    RefusalRow(
-        "distillation.enabled",
-        when=lambda run: run.value("distillation.enabled") and may_have_several_rows(run.config, run.settings),
-        why="conversations have several rows here, and verl 0.9.1 asks its teacher about the last one alone, so that "
-        "the others would have no teacher's probabilities",
-        remedy="set {PATH}.context.mode=append and, with the agent loop {PROXY_LOOP}, {PATH}.proxy.max_rows=1, or "
-        "leave distillation out",
-    ),
+    *_DISTILLATION,
     RefusalRow(
         (f"{_CONTEXT}.mode", "critic.enable"),
         when=lambda run: _has_several(run) and run.asks_for_critic,

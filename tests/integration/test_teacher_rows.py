@@ -1,0 +1,214 @@
+"""Questions to a teacher: about each row, some at once, again after an outage; no wrong answer is stored."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray.exceptions import RayActorError
+
+from tests.conftest import until
+from tests.idle_loop import skip_waits
+from verl_multiturn.calls.outages.process import Outages
+from verl_multiturn.certificate.receipts import Receipts, teacher_digest
+from verl_multiturn.config import OutageSettings
+from verl_multiturn.errors import OutageError, RewardContractError, TeacherContractError
+
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
+
+
+class Teacher:
+    """Asks as verl's worker does: the answer is right, but for the changes of `wrong`; or it raises `error`."""
+
+    def __init__(self, width: int | None = None) -> None:
+        self.width = width
+        self.error: BaseException | None = None
+        self.wrong: dict[str, Any] = {}
+        self.asked: list[list[int]] = []
+        self.running = self.most = 0
+
+    async def __call__(self, output: Any) -> None:
+        tokens = [*output.prompt_ids, *output.response_ids]
+        self.asked.append(tokens)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(0)
+        finally:
+            self.running -= 1
+        if self.error is not None:
+            raise self.error
+        ids = torch.tensor([*tokens[1:], 0], dtype=torch.int32).reshape(-1, 1).repeat(1, self.width or 1)
+        logprobs = torch.full(ids.shape, -4.0)
+        logprobs[-1] = 0.0
+        output.extra_fields |= {"teacher_ids": ids, "teacher_logprobs": logprobs, **self.wrong}
+
+
+def row(*tokens: int, prompt: int = 2, receipts: bytes = b"", request_id: str = "r") -> Any:
+    return SimpleNamespace(
+        prompt_ids=list(tokens[:prompt]), response_ids=list(tokens[prompt:]), extra_fields={}, receipts=receipts,
+        stats={"request_id": request_id},
+    )  # fmt: skip
+
+
+def questions(width: int | None = None, at_once: int = 9, **outage: Any) -> Any:
+    from verl_multiturn.verl_bridge.loops.teacher import TeacherRows
+
+    return TeacherRows(Outages(OutageSettings(**outage)), at_once, width)
+
+
+async def test_each_row_is_asked_about_by_itself_and_its_receipts_know_the_answer() -> None:
+    receipts = Receipts("r", []).to_bytes()
+    rows, teacher = [row(1, 2, 3, receipts=receipts), row(1, 2, 3, 4, 5, receipts=receipts), row(1, 2)], Teacher()
+    await questions().ask(rows, teacher)
+    assert sorted(teacher.asked) == [[1, 2], [1, 2, 3], [1, 2, 3, 4, 5]]
+    assert [output.extra_fields["teacher_ids"].flatten().tolist() for output in rows] == [
+        [2, 3, 0], [2, 3, 4, 5, 0], [2, 0],
+    ]  # fmt: skip
+    for output, tokens in zip(rows[:2], ([1, 2, 3], [1, 2, 3, 4, 5]), strict=True):
+        columns = [output.extra_fields[name].numpy() for name in ("teacher_ids", "teacher_logprobs")]
+        assert Receipts.from_bytes(output.receipts).teacher == teacher_digest(np.array(tokens), *columns)
+    assert rows[2].receipts == b"", "of a row that is not verified"
+
+
+NAN = torch.tensor([[-1.0], [torch.nan], [0.0]])
+
+
+@pytest.mark.parametrize(
+    ("width", "wrong", "said"),
+    [
+        (None, {"teacher_ids": torch.tensor([[2], [9], [0]])}, "token 1 of 3 is 9, the row's next token is 3"),
+        (None, {"teacher_ids": torch.tensor([[2], [3]])}, r"teacher_ids is \(2, 1\), expected \(3, 1\)"),
+        (None, {"teacher_logprobs": torch.zeros(4, 1)}, r"teacher_logprobs is \(4, 1\), expected \(3, 1\)"),
+        (None, {"teacher_logprobs": None}, r"teacher_logprobs is NoneType, expected \(3, 1\)"),
+        (None, {"teacher_logprobs": NAN}, r"at token 1 of 3 is \[nan\], expected log-probs"),
+        (None, {"teacher_logprobs": torch.tensor([[-torch.inf], [-1.0], [0.0]])}, r"token 0 of 3 is \[-inf\]"),
+        (None, {"teacher_logprobs": torch.tensor([[-1.0], [1.0], [0.0]])}, r"token 1 of 3 is \[1.0\]"),
+        (2, {"teacher_ids": torch.tensor([[2, -1], [3, 4], [0, 0]])}, "has -1, expected ids from 0"),
+        (2, {"teacher_logprobs": torch.full((3, 2), -0.1)}, r"token 0 of 3 is \[-0\.1\d*, -0\.1\d*\]"),
+        (2, {"teacher_logprobs": torch.full((3, 1), -4.0)}, r"teacher_logprobs is \(3, 1\), expected \(3, 2\)"),
+    ],
+)
+async def test_an_answer_that_is_none_ends_the_run(width: int | None, wrong: dict[str, Any], said: str) -> None:
+    teacher = Teacher(width)
+    await questions(width).ask([row(1, 2, 3)], teacher)
+    teacher.wrong = wrong
+    with pytest.raises(TeacherContractError, match=f"^distillation: .*{said}.*; give it the vocabulary") as raised:
+        await questions(width).ask([row(1, 2, 3)], teacher)
+    assert isinstance(raised.value, RewardContractError), "which the trainer ends by"
+
+
+@pytest.mark.parametrize("error", [AssertionError(), ValueError("no teacher for 'sums'"), KeyError("prompt_ids")])
+async def test_what_verls_client_checks_ends_the_run_by_name(error: Exception) -> None:
+    teacher = Teacher()
+    teacher.error = error
+    with pytest.raises(TeacherContractError, match=f"it was not given: .*{type(error).__name__}"):
+        await questions().ask([row(1, 2, 3)], teacher)
+
+
+async def test_another_error_is_raised_as_it_is() -> None:
+    teacher = Teacher()
+    teacher.error = RuntimeError("out of memory")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await questions().ask([row(1, 2, 3)], teacher)
+
+
+@pytest.mark.parametrize("mode", ["pause", "mask"])
+@pytest.mark.parametrize(
+    "error", [RayActorError(), RuntimeError("No available servers in load balancer"), TimeoutError()]
+)
+async def test_a_server_that_is_away_is_asked_again_about_the_rows_without_an_answer(error: Any, mode: Any) -> None:
+    skip_waits()
+    teacher = Teacher()
+    rows = [row(1, 2, 3), row(1, 2, 4)]
+
+    tries: list[int] = []
+
+    async def ask(output: Any) -> None:
+        tries.append(rows.index(output))
+        if tries[-1] == 1 and len(tries) < 5:
+            raise error
+        await teacher(output)
+
+    await questions(mode=mode).ask(rows, ask)
+    assert tries == [0, 1, 1, 1, 1]
+    assert all("teacher_logprobs" in output.extra_fields for output in rows)
+
+
+async def test_a_conversation_fails_whose_teacher_stays_away_and_has_no_column() -> None:
+    skip_waits()
+    teacher, output = Teacher(), row(1, 2, 3)
+    teacher.error = RayActorError()
+    with pytest.raises(OutageError, match=r"^distillation: the teacher is not there"):
+        await questions(mode="mask").ask([output], teacher)
+    assert len(teacher.asked) == 4
+    assert output.extra_fields == {}
+
+
+async def test_conversations_wait_for_the_end_of_an_outage() -> None:
+    skip_waits()
+    teacher, asking = Teacher(), questions()
+    teacher.error = RayActorError()
+    waiting = [asyncio.create_task(asking.ask([row(1, 2, n, request_id=str(n))], teacher)) for n in range(12)]
+    await until(lambda: asking._watch.is_open)
+    teacher.error = None
+    await asyncio.gather(*waiting)
+    assert not any(task.exception() for task in waiting)
+
+
+async def test_a_wait_that_is_too_long_is_an_outage_by_name() -> None:
+    teacher, asking = Teacher(), questions(stop_s=0.2)
+    teacher.error = RayActorError()
+    ended = await asyncio.gather(
+        *(asking.ask([row(1, 2, n, request_id=str(n))], teacher) for n in range(12)), return_exceptions=True
+    )
+    assert {type(error) for error in ended} == {OutageError}
+    assert any("teacher: its outage has lasted for more than 0.2 s" in str(error) for error in ended)
+
+
+async def test_a_worker_has_no_more_questions_under_way_than_its_share() -> None:
+    teacher, asking = Teacher(), questions(at_once=3)
+    await asyncio.gather(*(asking.ask([row(1, 2, n), row(1, 2, n, 7), row(1, 2, n, 8)], teacher) for n in range(5)))
+    assert (len(teacher.asked), teacher.most) == (15, 3)
+
+
+async def test_a_cancelled_conversation_leaves_no_question_behind() -> None:
+    held, asking = Teacher(), questions(at_once=2)
+
+    async def ask(output: Any) -> None:
+        held.running += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            held.running -= 1
+
+    task = asyncio.create_task(asking.ask([row(1, 2, 3), row(1, 2, 4), row(1, 2, 5)], ask))
+    await until(lambda: held.running == 2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: held.running == 0)
+    await asking.ask([row(1, 2, 3), row(1, 2, 4)], Teacher())
+
+
+def test_a_worker_has_its_share_of_the_servers() -> None:
+    from omegaconf import OmegaConf
+
+    from verl_multiturn.verl_bridge.loops.teacher import teacher_rows
+
+    def teacher(seats: int, replicas: int) -> Any:
+        return SimpleNamespace(num_replicas=replicas, inference=SimpleNamespace(max_num_seqs=seats))
+
+    def made(workers: int, use_topk: bool, *teachers: Any) -> Any:
+        loss = SimpleNamespace(topk=5, loss_settings=SimpleNamespace(use_topk=use_topk))
+        manager = SimpleNamespace(
+            teacher_model_configs=dict(enumerate(teachers)), distillation_loss_config=loss,
+        )  # fmt: skip
+        config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"agent": {"num_workers": workers}}}})
+        return teacher_rows(manager, config, Outages())
+
+    assert (made(8, False, teacher(64, 2), teacher(10, 1))._slots._value, 138 / 8) == (18, 17.25)
+    assert made(8, True, teacher(1, 1))._slots._value == 1
+    assert (made(1, True, teacher(4, 1))._width, made(1, False, teacher(4, 1))._width) == (5, None)

@@ -1,0 +1,191 @@
+"""`TeacherRows`: a teacher's log-probs of every row of a finished conversation (verl's `distillation.enabled`).
+
+verl's agent-loop worker asks its teacher about the last row alone. Ours asks for each row, by verl's own method, and so
+with verl's client, routing and form of the columns:
+
+    worker ── rows ──▶ `TeacherRows.ask` ─┬─ row 0 ─▶ verl's `_compute_teacher_logprobs` ─▶ a teacher's server
+                                          └─ row 1 ─▶ …
+    extra_fields of each row ◀── `teacher_ids`, `teacher_logprobs`, (S, K) each ── checked
+
+S is the row's number of tokens. Entry i is about token i + 1, the last one about none. K is 1, and the id that of the
+row's own token, or `distillation_loss.topk`, and the ids are the teacher's likeliest.
+
+Invariants:
+- a row is scored by itself, also where it shares a prefix with another one: verl asks for the log-probs of all of its
+  tokens, so that a teacher's cache is not read;
+- no row is stored without the columns, and nothing takes their place: an answer that cannot be used ends the run, and
+  an outage of the teacher makes the conversation wait, and then fail;
+- all tokens have finite log-probs, those that are not trained, too: verl multiplies by the mask, and infinity times 0
+  is NaN.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from ray.exceptions import RayActorError
+
+from verl_multiturn.calls.limits import OutageLimits
+from verl_multiturn.calls.outages.guarded_call import GuardedCall, ask_through
+from verl_multiturn.calls.outages.process import OutageEndError, Outages
+from verl_multiturn.calls.timeline import during
+from verl_multiturn.certificate.receipts import teacher_digest, with_teacher
+from verl_multiturn.describe import describe
+from verl_multiturn.errors import OutageError, TeacherContractError
+
+NAME = "teacher"
+"""Name of the teachers' outages."""
+IDS, LOGPROBS = "teacher_ids", "teacher_logprobs"
+"""verl's names of the columns."""
+_LEASE_S = 600.0
+"""Seconds after which a question that was let through in an outage counts as failed."""
+_TRIES = 3
+"""How often a question is repeated where a server has died, and no outage is known: another one may take it."""
+_NONE_LEFT = "No available servers"
+"""The error of verl's load balancers without a server."""
+_MOST = 0.05
+"""Largest log-prob: rounding may put one slightly above 0, as in bfloat16."""
+_MOST_MASS = 1.02
+"""Largest sum of the probabilities of one position."""
+
+Ask = Callable[[Any], Awaitable[None]]
+"""Asks verl's teacher about one row, an output of an agent loop, and writes the answer into its `extra_fields`."""
+
+
+class TeacherRows:
+    """The questions of one agent-loop worker to verl's teachers.
+
+    Args:
+        outages: The outages that this process knows.
+        at_once: The most questions of this worker that are under way.
+        width: Number of ids for each token, K; None: one, which has to be the row's own.
+    """
+
+    def __init__(self, outages: Outages, at_once: int, width: int | None) -> None:
+        self._watch = outages.of(NAME, OutageLimits(), _LEASE_S) if outages.settings.mode == "pause" else None
+        self._stop_s = outages.settings.stop_s
+        self._slots = asyncio.Semaphore(at_once)
+        self._width = width
+
+    async def ask(self, outputs: Sequence[Any], ask: Ask) -> None:
+        """Ask about every row of a conversation, all at once, and check the answers.
+
+        After an outage it asks about those rows alone that have no answer.
+
+        Args:
+            outputs: The conversation's rows.
+            ask: Asks about one of them, as verl does.
+
+        Raises:
+            OutageError: No server answered, for longer than `outage.stop_s` or in several attempts.
+            TeacherContractError: An answer does not belong to its row, or has a number that is none.
+        """
+        conversation = str(getattr(outputs[-1], "stats", {}).get("request_id", id(outputs[-1])))
+
+        async def once() -> OutageError | None:
+            return await self._all([output for output in outputs if LOGPROBS not in output.extra_fields], ask)
+
+        with during("teacher"):
+            try:
+                outage = await ask_through(GuardedCall(self._watch, conversation, "reward"), once, _TRIES)
+            except OutageEndError as error:
+                raise OutageError(f"distillation: {error}") from None
+        if outage is not None:
+            raise outage
+
+    async def _all(self, outputs: Sequence[Any], ask: Ask) -> OutageError | None:
+        tasks = [asyncio.ensure_future(self._one(output, ask)) for output in outputs]
+        try:
+            answers = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return next((answer for answer in answers if answer is not None), None)
+
+    async def _one(self, output: Any, ask: Ask) -> OutageError | None:
+        """Ask about one row; return the outage that ended the question."""
+        async with self._slots:
+            try:
+                async with asyncio.timeout(self._stop_s):
+                    await ask(output)
+            except TimeoutError:
+                return OutageError(f"distillation: the teacher has not answered for {self._stop_s:g} s")
+            except (RayActorError, RuntimeError) as error:
+                if isinstance(error, RayActorError) or _NONE_LEFT in str(error):
+                    return OutageError(f"distillation: the teacher is not there: {describe(error)}")
+                raise
+            except (AssertionError, LookupError, TypeError, ValueError) as error:  # verl's own checks are of these
+                raise _wrong(f"it was not given: {describe(getattr(error, 'cause', error))}") from error
+        self._accept(output)
+        return None
+
+    def _accept(self, output: Any) -> None:
+        """Check the answer about a row, and note it in the row's receipts."""
+        tokens = [*output.prompt_ids, *output.response_ids]
+        ids, logprobs = (output.extra_fields.get(name) for name in (IDS, LOGPROBS))
+        if wrong := fault(ids, logprobs, tokens, self._width):
+            raise _wrong(wrong)
+        if receipts := getattr(output, "receipts", b""):
+            output.receipts = with_teacher(receipts, teacher_digest(np.array(tokens), ids.numpy(), logprobs.numpy()))
+
+
+def _wrong(why: str) -> TeacherContractError:
+    return TeacherContractError(
+        f"distillation: a teacher's answer is not the log-probs of the row's tokens: {why}; give it the "
+        "vocabulary of the model that is trained, and a context of rollout.prompt_length + response_length + 1 tokens"
+    )
+
+
+def fault(ids: Any, logprobs: Any, tokens: Sequence[int], width: int | None) -> str:
+    """Return why a teacher's columns are not those of a row; "" where they are.
+
+    Args:
+        ids: `(S, K)` token ids.
+        logprobs: `(S, K)` log-probs of theirs.
+        tokens: The row's S ids, prompt and response.
+        width: K; None: 1, with the row's own ids.
+    """
+    shape = (len(tokens), width or 1)
+    for name, column in ((IDS, ids), (LOGPROBS, logprobs)):
+        if not isinstance(column, torch.Tensor) or tuple(column.shape) != shape:
+            found = tuple(column.shape) if isinstance(column, torch.Tensor) else type(column).__name__
+            return f"{name} is {found}, expected {shape}"
+    probabilities = logprobs.double().exp().sum(-1)
+    good = (torch.isfinite(logprobs) & (logprobs <= _MOST)).all(-1)
+    good[:-1] &= probabilities[:-1] <= _MOST_MASS  # the last entry is about no token: zeros, whatever K is
+    if not bool(good.all()):
+        at = int((~good).nonzero()[0])
+        return f"{LOGPROBS} at token {at} of {len(tokens)} is {logprobs[at].tolist()!r}, expected log-probs"
+    if width is None:
+        own = torch.tensor(tokens[1:], dtype=ids.dtype)
+        wrong = (ids[:-1, 0] != own).nonzero()
+        if len(wrong):
+            at = int(wrong[0])
+            return f"{IDS} at token {at} of {len(tokens)} is {int(ids[at, 0])}, the row's next token is {int(own[at])}"
+    elif bool((ids < 0).any()):
+        return f"{IDS} has {int(ids.min())}, expected ids from 0"
+    return ""
+
+
+def teacher_rows(manager: Any, config: DictConfig, outages: Outages) -> TeacherRows:
+    """Return the questions of one worker of a run.
+
+    The servers together run at most `inference.max_num_seqs` requests each; a worker has its share of them under way,
+    and holds up the others.
+
+    Args:
+        manager: verl's `AsyncTeacherLLMServerManager` of the worker.
+        config: verl's whole configuration.
+        outages: The outages that this process knows.
+    """
+    teachers = manager.teacher_model_configs.values()
+    room = sum(each.inference.max_num_seqs * each.num_replicas for each in teachers)
+    loss = manager.distillation_loss_config
+    width = loss.topk if loss.loss_settings.use_topk else None
+    return TeacherRows(outages, max(1, math.ceil(room / config.actor_rollout_ref.rollout.agent.num_workers)), width)
