@@ -227,8 +227,10 @@ def rows_of(name: str, protocol: EvaluationProtocol, entries: Sequence[Entry]) -
             problem = PROBLEM_READERS[name](entry)
         except LeftOut as reason:
             left_out[str(reason)] += 1
-        except (ConfigError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{name}, row {number}: {error if isinstance(error, ConfigError) else error!r}") from None
+        except ConfigError as error:
+            raise ConfigError(f"{name}, row {number}: {error}") from None
+        except (KeyError, TypeError, ValueError) as error:  # a value of another kind than its set has
+            raise ConfigError(f"{name}, row {number}: {error!r}; fetch the file again") from None
         else:
             rows.append(make_row(name, prompt_of(protocol, problem), problem.truth, ability=protocol.reward))
     return rows, left_out

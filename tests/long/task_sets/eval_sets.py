@@ -3,14 +3,14 @@
     python -m benchmarks.eval_sets [--rows DIR] [--short]
 
 Ten made rows of each set go through its reader and its reward, with a right, a wrong and an empty answer. `--rows DIR`
-has folders named as the benchmarks (`DIR/math500/test.jsonl`), and their own solutions are scored, too. Dialogues,
-customers and tasks for a shell have their own tasks: ten of each are played with their solutions, and with nothing done.
-`--short` leaves these out.
+has folders named as the benchmarks (`DIR/math500/test.jsonl`), and their own solutions are scored, too. Of BFCL, τ² and
+the recipe terminal ten tasks are played with their solutions, and with nothing done; `--short` leaves these out.
 
 The last line is one JSON object:
 
 - `sets`: for each benchmark the number of its `rows`, and the mean reward of `reference` (right solutions), `wrong`
-  and `empty` answers;
+  and `empty` answers. τ²'s tasks are those that do not pay for doing nothing; Terminal-Bench's need containers, so that
+  tasks of our own are in their place;
 - `fetched`: the same for the sets of `--rows`, with the entries that were `left_out`, the number of rows without a
   solution (`none`), and the numbers of those whose solution is not paid (`missed`);
 - `without_solutions`: sets of `--rows` that have none;
@@ -56,7 +56,7 @@ async def scores(rows: Sequence[Mapping[str, Any]], said: Sequence[str]) -> list
             extra = {**row["extra_info"], "assistant_texts": [text]}
             truth = row["reward_model"]["ground_truth"]
             found = await compute_score(row["data_source"], text, truth, extra, **_LIMITS)
-        assert not found["failed"] and not found["timed_out"], (row["data_source"], text[:200])
+        assert (found["failed"], found["timed_out"]) == (0.0, 0.0), (row["data_source"], text[:200])
         return found["score"]
 
     return list(await asyncio.gather(*map(one, rows, said)))
@@ -98,11 +98,12 @@ async def of_fetched(name: str, folder: Path) -> dict[str, Any] | None:
     }
 
 
-def run(rows: Path | None = None) -> dict[str, Any]:
-    """Score the made entries, and the fetched sets of a folder.
+def run(rows: Path | None = None, short: bool = False) -> dict[str, Any]:
+    """Score the made entries, the fetched sets of a folder, and tasks that are played.
 
     Args:
-        rows: The folder; None: made entries alone.
+        rows: The folder; None: no fetched sets.
+        short: Whether nothing is played.
     """
     names = list(module("readers").PROBLEM_READERS)
     there = [name for name in names if rows is not None and (rows / name).exists()]
@@ -115,6 +116,10 @@ def run(rows: Path | None = None) -> dict[str, Any]:
             await aclose()
 
     made, fetched = asyncio.run(all_sets())
+    if not short:
+        from tests.long.task_sets.eval_plays import PLAYED
+
+        made |= {name: play() for name, play in PLAYED.items()}
     return {
         "sets": made,
         "fetched": {name: found for name, found in fetched.items() if found is not None},
