@@ -46,12 +46,8 @@ def row_of(readers: ModuleType, name: str, entry: dict[str, Any]) -> dict[str, A
 
 def test_a_problem_of_a_competition(readers: ModuleType) -> None:
     row = row_of(readers, "aime25", {"problem": "Find $b$ in \\{1, 2\\}.", "answer": 70, "id": "0"})
-    assert row["prompt"] == [
-        {
-            "role": "user",
-            "content": "Find $b$ in \\{1, 2\\}.\nPlease reason step by step, and put your final answer within \\boxed{}.",
-        }
-    ]
+    asked = "Please reason step by step, and put your final answer within \\boxed{}."
+    assert row["prompt"] == [{"role": "user", "content": f"Find $b$ in \\{{1, 2\\}}.\n{asked}"}]
     assert (row["data_source"], row["reward_model"]["ground_truth"]) == ("aime25", "70")
 
 
