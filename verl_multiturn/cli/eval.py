@@ -91,11 +91,10 @@ def evaluate(
     trust: Annotated[bool, typer.Option("--trust", help=TRUST_HELP)] = False,
     model_code: Annotated[bool, typer.Option("--trust-remote-code", help=MODEL_CODE_HELP)] = False,
 ) -> None:
-    """Evaluate models on a recipe's rows as its training would, or on a benchmark's as its published protocol says.
+    """Evaluate models on a recipe's rows as its training would: settings, tools, users, agents and rewards are its own.
 
-    Settings, tools, users, agents and rewards are the recipe's own.
-
-    A command that was ended goes on where it is repeated. The last line is a JSON object.
+    With `--benchmark` they are those of a benchmark's published protocol. A command that was ended goes on where it is
+    repeated. The last line is a JSON object.
     """
     try:
         check_engine(engine)

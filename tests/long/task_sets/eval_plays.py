@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.conftest import ROOT
 from tests.recipe_scripts import script
@@ -59,7 +61,9 @@ def shell_tasks_played() -> dict[str, Any]:
     """Return the rewards of made tasks in workspaces: each one's solution, and its untouched tree."""
     from verl_multiturn.harnesses.harbor.tasks.check import check_folders
 
-    terminal, made = script("terminal"), script("terminal", "made_tasks")
+    made = script("terminal", "made_tasks")
+    with mock.patch.dict(sys.modules, {"made_tasks": made}):
+        terminal = script("terminal")
     bash = terminal.bash_of(ROOT / "recipes" / "terminal" / "tools.yaml")
     with tempfile.TemporaryDirectory(prefix="verl-multiturn-eval-sets-") as folder:
         folders = made.write_tasks(Path(folder), made.draw_tasks(_PLAYED, 0))
