@@ -375,6 +375,7 @@ def test_an_evaluation_by_name_tells_where_it_left_its_protocol(
     assert evaluate(Job(plan, MODEL, WEIGHTS, "m", samples=2, engine=server.url, benchmark=named), quiet, quiet)
     results = read_results(out)
     left = ["n 2 in the place of 1", "length 64 in the place of 1024", "rows 2 in the place of 1319"]
+    left.append("--set data.max_prompt_length=256")
     told = summary_of(results)
     assert (told["avg"], told["benchmark"]) == (0.5, {"name": "gsm8k", "left": left})
     console = Console(file=StringIO(), width=200)

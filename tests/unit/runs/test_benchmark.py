@@ -7,7 +7,6 @@ from typer.testing import CliRunner
 
 from verl_multiturn.cli.main import app
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.evaluation.benchmarks.protocol import benchmarks
 from verl_multiturn.runs.benchmark import benchmark_options, plan_benchmark
 from verl_multiturn.runs.compose import compose_run, resolved
 
@@ -56,18 +55,9 @@ def test_what_cannot_be_evaluated_is_refused_at_once(words: list[str], problem: 
 
 
 def test_the_words_of_a_user_come_last_and_those_that_change_something_are_named(rows: Path) -> None:
-    changes = [
-        "actor_rollout_ref.rollout.val_kwargs.n=2",
-        "trainer.n_gpus_per_node=2",
-        "mt.turn_length=64",
-        "reward.custom_reward_function.reward_kwargs.gsm8k.method=flexible",
-    ]
-    options = benchmark_options("gsm8k", [rows], [], False, [*changes[:3], f"+{changes[3]}"])
-    plan, named = plan_benchmark(options, rows / "out")
-    assert named.words == (
-        "--set mt.turn_length=64",
-        "--set +reward.custom_reward_function.reward_kwargs.gsm8k.method=flexible",
-    )
+    changes = ["actor_rollout_ref.rollout.val_kwargs.n=2", "trainer.n_gpus_per_node=2", "mt.turn_length=64"]
+    plan, named = plan_benchmark(benchmark_options("gsm8k", [rows], [], False, changes), rows / "out")
+    assert named.words == ("--set mt.turn_length=64",)
     config = resolved(compose_run(plan))
     params = config["actor_rollout_ref"]["rollout"]["val_kwargs"]
     assert (params["n"], params["temperature"], params["top_p"], params["do_sample"]) == (2, 0.0, 1.0, False)
@@ -75,29 +65,6 @@ def test_the_words_of_a_user_come_last_and_those_that_change_something_are_named
     assert config["recipe"]["prepare"] == {"benchmark": "gsm8k"}
     assert plan.data == str(rows.resolve())
     assert config["data"]["val_files"] == str(rows / "out" / "data" / "test.parquet")
-
-
-@pytest.mark.parametrize("name", benchmarks())
-def test_each_protocol_is_what_its_recipe_is_composed_to(name: str, rows: Path) -> None:
-    given = [] if name in ("bfcl", "tau2") else [rows]
-    options = benchmark_options(name, given, [], False, [])
-    plan, named = plan_benchmark(options, rows / "out")
-    config = resolved(compose_run(plan))
-    params = config["actor_rollout_ref"]["rollout"]["val_kwargs"]
-    sampled = {key: params[key] for key in ("n", "temperature", "top_p")}
-    assert named.left({**sampled, "length": config["data"]["max_response_length"]}) == []
-    assert params["do_sample"] == (options.protocol.temperature > 0)
-    if len(options.protocol.split) > 1 and given != [rows]:
-        names = [f"{rows / 'out' / 'data'}/{split}.parquet" for split in ("train", "test")]
-        assert config["data"]["val_files"] == names
-    if name == "terminal":
-        assert config["recipe"]["prepare"] == {"harbor": True, "test-count": 1}
-        assert config["data"]["val_files"][0].endswith("/data/train.parquet")
-    if name == "bfcl":
-        ours = config["actor_rollout_ref"]["rollout"]["custom"]["multiturn"]
-        assert ours["turn_length"] == 4096
-        assert ours["interaction_config_path"].endswith("recipes/artist/users/all.yaml")
-        assert plan.data == "base+miss_func+miss_param+long_context"
 
 
 def test_a_smoke_run_and_another_variant_leave_the_protocol() -> None:
