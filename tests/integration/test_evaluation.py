@@ -355,7 +355,7 @@ def test_a_model_behind_chat_completions_stands_beside_ones_own(tmp_path: Path, 
         evaluate(job(tmp_path / "chat", rows, server, engine=engine.replace("big/model", "other")), quiet, quiet)
 
 
-def test_an_evaluation_by_name_tells_where_it_left_its_protocol(
+def test_an_evaluation_by_name_has_its_departures_from_the_protocol(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = [{"question": "What is 1 + 2?", "answer": "#### 3"}, {"question": "And 2 + 2?", "answer": "#### 4"}]
@@ -374,10 +374,10 @@ def test_an_evaluation_by_name_tells_where_it_left_its_protocol(
 
     assert evaluate(Job(plan, MODEL, WEIGHTS, "m", samples=2, engine=server.url, benchmark=named), quiet, quiet)
     results = read_results(out)
-    left = ["n 2 in the place of 1", "length 64 in the place of 1024", "rows 2 in the place of 1319"]
-    left.append("--set data.max_prompt_length=256")
+    departures = ["n 2 in the place of 1", "length 64 in the place of 1024", "rows 2 in the place of 1319"]
+    departures.append("--set data.max_prompt_length=256")
     told = summary_of(results)
-    assert (told["avg"], told["benchmark"]) == (0.5, {"name": "gsm8k", "left": left})
+    assert (told["avg"], told["benchmark"]) == (0.5, {"name": "gsm8k", "departures": departures})
     console = Console(file=StringIO(), width=200)
     console.print(table_of(results))
-    assert f"benchmark gsm8k; its protocol was left: {', '.join(left)}" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"benchmark gsm8k; departures from its protocol: {', '.join(departures)}" in console.file.getvalue()  # type: ignore[attr-defined]

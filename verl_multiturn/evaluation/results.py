@@ -47,8 +47,8 @@ class EvaluatedBenchmark(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
     name: str
-    left: list[str] = []
-    """Where its protocol was left, each as the user may read it; []: nowhere."""
+    departures: list[str] = []
+    """Differences from its protocol, as a user reads them."""
 
 
 class Evaluation(BaseModel):

@@ -122,8 +122,9 @@ def _heads(results: Results) -> list[str]:
     asked = f"model {evaluation.model.hash}, {evaluation.samples} samples a row at temperature {evaluation.temperature}"
     lines = [f"{asked}, engine {evaluation.engine}", progress_line(results)]
     if (benchmark := evaluation.benchmark) is not None:
-        left = f"; its protocol was left: {', '.join(benchmark.left)}" if benchmark.left else ", by its protocol"
-        lines.insert(1, f"benchmark {benchmark.name}{left}")
+        departures = ", ".join(benchmark.departures)
+        how = f"; departures from its protocol: {departures}" if departures else ", by its protocol"
+        lines.insert(1, f"benchmark {benchmark.name}{how}")
     left_out = results.whole - len(results.shown)
     if left_out:
         lines.append(

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.evaluation.benchmarks.protocol import EvaluationProtocol, NamedBenchmark, is_told, read_protocol
+from verl_multiturn.evaluation.benchmarks.protocol import EvaluationProtocol, NamedBenchmark, is_compared, read_protocol
 from verl_multiturn.runs.plan import RunPlan, plan_run
 from verl_multiturn.runs.setting_differences import words_that_change
 
 
 @dataclass(frozen=True)
 class BenchmarkOptions:
-    """What a user gave beside the name of a benchmark."""
+    """The name of a benchmark, and a user's options beside it."""
 
     name: str
     protocol: EvaluationProtocol
@@ -84,7 +84,7 @@ def plan_benchmark(options: BenchmarkOptions, out: Path) -> tuple[RunPlan, Named
     )
     added = [f"--variant {name}" for name in variants if name not in by_protocol.variants]
     added += ["--smoke"] if options.smoke else []
-    words = [word for word in plan.overrides[len(by_protocol.overrides) :] if not is_told(word)]
+    words = [word for word in plan.overrides[len(by_protocol.overrides) :] if not is_compared(word)]
     with_variants = replace(by_protocol, variants=variants)
     added += [f"--set {word}" for word in words_that_change(with_variants, words)]
     return plan, NamedBenchmark(options.name, protocol, tuple(added))

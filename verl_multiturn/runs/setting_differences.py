@@ -76,7 +76,7 @@ def setting_differences(model: Model, plan: RunPlan, given: Collection[str] = ()
 def words_that_change(plan: RunPlan, words: Sequence[str]) -> list[str]:
     """Return the words that change the conversations of an evaluation or their rewards, in the short form.
 
-    An evaluation by name calls it, to name where it leaves the benchmark's protocol.
+    An evaluation by name calls it, to name the departures from the benchmark's protocol.
 
     Args:
         plan: The evaluation without them.

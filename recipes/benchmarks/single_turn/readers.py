@@ -208,7 +208,7 @@ def _files(folder: Path, stems: Sequence[str]) -> list[Path]:
 
 
 def rows_of(name: str, protocol: EvaluationProtocol, entries: Sequence[Entry]) -> tuple[list[Row], Counter[str]]:
-    """Return the rows of a benchmark, and how many entries were left out for which reason.
+    """Return the rows of a benchmark, and the number of other entries by the reason for which they are none.
 
     Args:
         name: Name of the benchmark, which is the `data_source` of its rows.

@@ -31,7 +31,7 @@ from verl_multiturn.evaluation.benchmarks.protocol import benchmarks, cells, dif
 from verl_multiturn.rewards import aclose, compute_score
 
 FOLDER = Path(__file__).resolve().parents[3] / "recipes" / "benchmarks" / "single_turn"
-# Limits that no busy machine reaches: a late verdict would say nothing about a solution.
+# Limits that no busy machine reaches: a late verdict is no verdict on a solution.
 _LIMITS = {"math": {"timeout_s": 120}, "code": {"timeout_s": 120, "total_timeout_s": 3600, "memory_mb": 1024}}
 _AT_ONCE = 4
 

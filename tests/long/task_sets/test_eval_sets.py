@@ -1,4 +1,4 @@
-"""The named benchmarks pay right solutions of every set and nothing else, and are composed as their protocols say."""
+"""The named benchmarks pay right solutions of every set and nothing else, and are composed by their protocols."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_each_protocol_is_what_its_recipe_is_composed_to(name: str, tmp_path: Pa
     config = resolved(compose_run(plan))
     params = config["actor_rollout_ref"]["rollout"]["val_kwargs"]
     sampled = {key: params[key] for key in ("n", "temperature", "top_p")}
-    assert named.left({**sampled, "length": config["data"]["max_response_length"]}) == []
+    assert named.departures({**sampled, "length": config["data"]["max_response_length"]}) == []
     assert params["do_sample"] == (options.protocol.temperature > 0)
     if len(options.protocol.split) > 1 and not given:
         names = [f"{tmp_path / 'out' / 'data'}/{split}.parquet" for split in ("train", "test")]

@@ -13,7 +13,7 @@ from verl_multiturn.evaluation.benchmarks.protocol import (
     benchmarks,
     cells,
     differing,
-    is_told,
+    is_compared,
     read_protocol,
 )
 from verl_multiturn.recipes import list_recipes
@@ -30,7 +30,7 @@ def test_each_yaml_has_its_line_and_each_cell_its_value_and_source() -> None:
     table = cells()
     for name in NAMES:
         assert {key for key, (value, source) in table[name].items() if value is not None and not source} == set()
-        # A source is a page, a line or a part of a file; a choice of ours says so.
+        # A source is a page, a line or a part of a file; a choice of ours begins with that word.
         for key, (_, source) in table[name].items():
             assert not source or source.startswith("ours") or any(character in source for character in ",:/0123"), key
 
@@ -99,19 +99,19 @@ def test_a_protocol_as_words_of_its_recipe() -> None:
     assert f"{sampling}.do_sample=False" in read_protocol("gsm8k").words("gsm8k", is_smoke=False)
 
 
-def test_where_an_evaluation_leaves_its_protocol() -> None:
+def test_the_departures_of_an_evaluation() -> None:
     named = NamedBenchmark("math500", read_protocol("math500"), ("--set mt.turn_length=512",))
     own = {"n": 4, "temperature": 0.6, "top_p": 0.95, "length": 32768, "size": 500}
-    assert NamedBenchmark("math500", named.protocol).left(own) == []
-    assert named.left({**own, "n": 1, "temperature": 0.0, "size": 16}) == [
+    assert NamedBenchmark("math500", named.protocol).departures(own) == []
+    assert named.departures({**own, "n": 1, "temperature": 0.0, "size": 16}) == [
         "n 1 in the place of 4",
         "temperature 0.0 in the place of 0.6",
         "rows 16 in the place of 500",
         "--set mt.turn_length=512",
     ]
     without_size = NamedBenchmark("codeforces", read_protocol("codeforces"))
-    assert without_size.left({"n": 8, "temperature": 1.0, "top_p": 0.95, "length": 32768, "size": 7}) == []
-    assert [is_told(word) for word in ("data.max_response_length=5", "+data.max_response_length=5", "a.b=1")] == [
+    assert without_size.departures({"n": 8, "temperature": 1.0, "top_p": 0.95, "length": 32768, "size": 7}) == []
+    assert [is_compared(word) for word in ("data.max_response_length=5", "+data.max_response_length=5", "a.b=1")] == [
         True,
         True,
         False,

@@ -84,7 +84,7 @@ def test_programs_for_standard_input_and_of_a_class(readers: ModuleType, made: M
 
 
 class Evil:
-    """What a stranger may put into a pickle."""
+    """A pickle of a stranger, which touches a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -35,8 +35,8 @@ _SOURCE = ": source"
 _PACKAGE = "package "
 _SAMPLING = "actor_rollout_ref.rollout.val_kwargs"
 _LENGTH = "data.max_response_length"
-_TOLD = (*(f"{_SAMPLING}.{key}" for key in ("n", "temperature", "top_p", "do_sample")), _LENGTH)
-"""Settings whose values `NamedBenchmark.left` compares, so that words with them need not be named."""
+_COMPARED = (*(f"{_SAMPLING}.{key}" for key in ("n", "temperature", "top_p", "do_sample")), _LENGTH)
+"""Settings whose values `NamedBenchmark.departures` compares, so that words with them need not be named."""
 
 
 class EvaluationProtocol(BaseModel):
@@ -118,8 +118,8 @@ class NamedBenchmark:
     words: tuple[str, ...] = ()
     """The user's words that change its conversations or rewards, as they were given."""
 
-    def left(self, sampled: Mapping[str, Any]) -> list[str]:
-        """Return where an evaluation leaves the protocol; [] where it does not.
+    def departures(self, sampled: Mapping[str, Any]) -> list[str]:
+        """Return the differences of an evaluation from the protocol; the evaluation writes them into its description.
 
         Example: `["n 4 in the place of 32", "--set mt.turn_length=512"]`.
 
@@ -135,9 +135,9 @@ class NamedBenchmark:
         return [*found, *self.words]
 
 
-def is_told(word: str) -> bool:
-    """Return whether a Hydra override sets a value that `NamedBenchmark.left` compares."""
-    return word.partition("=")[0].strip().lstrip("+") in _TOLD
+def is_compared(word: str) -> bool:
+    """Return whether a Hydra override sets a value that `NamedBenchmark.departures` compares."""
+    return word.partition("=")[0].strip().lstrip("+") in _COMPARED
 
 
 def benchmarks() -> list[str]:

@@ -114,7 +114,7 @@ def config_of(job: Job, start: str) -> DictConfig:
 
 
 def benchmark_of(job: Job, config: DictConfig, rows: int) -> dict[str, Any]:
-    """Return the entry `benchmark` of `evaluation.json`: its name, and where its protocol was left; {} without one.
+    """Return the entry `benchmark` of `evaluation.json`: its name, and the departures from its protocol; {} without one.
 
     Args:
         job: The evaluation's settings.
@@ -131,7 +131,7 @@ def benchmark_of(job: Job, config: DictConfig, rows: int) -> dict[str, Any]:
         "length": int(config.data.max_response_length),
         "size": rows,
     }
-    return {"benchmark": {"name": job.benchmark.name, "left": job.benchmark.left(sampled)}}
+    return {"benchmark": {"name": job.benchmark.name, "departures": job.benchmark.departures(sampled)}}
 
 
 def data_rows(config: DictConfig, dataset: Any) -> list[DataRow]:
