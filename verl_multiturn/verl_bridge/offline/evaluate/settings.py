@@ -114,7 +114,7 @@ def config_of(job: Job, start: str) -> DictConfig:
 
 
 def benchmark_of(job: Job, config: DictConfig, rows: int) -> dict[str, Any]:
-    """Return the entry `benchmark` of `evaluation.json`: its name, and the departures from its protocol; {} without one.
+    """Return the entry `benchmark` of `evaluation.json`: its name and its departures; {} without one.
 
     Args:
         job: The evaluation's settings.
