@@ -32,6 +32,8 @@ setup(
     package_data={
         "verl_multiturn": [
             "py.typed",
+            "evaluation/benchmarks/*.tsv",
+            "evaluation/benchmarks/*.yaml",
             "cpu/stand_ins/sgl_kernel/*.py",
             "old_names.tsv",
             "observe/view/static/*",

@@ -1,4 +1,4 @@
-"""Write the pages of `docs/reference` that follow the code: settings, commands and the API.
+"""Write the pages of `docs/reference` that follow the code: settings, commands, the API and benchmarks by name.
 
     python -m scripts.reference
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -147,7 +148,8 @@ API = {
 def pages() -> dict[Path, str]:
     """Return the pages as they should be, by their paths."""
     found = {}
-    for name, lines in (("settings", _settings()), ("commands", _commands()), ("api", _api())):
+    written = {"settings": _settings, "commands": _commands, "api": _api, "benchmark-protocols": _protocols}
+    for name, lines in ((name, lines_of()) for name, lines_of in written.items()):
         path = DOCS / f"{name}.md"
         before, rest = path.read_text(encoding="utf-8").split(BEGIN)
         found[path] = _formatted(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{rest.split(END)[1]}")
@@ -393,6 +395,28 @@ def _docstring(found: Any) -> Iterator[str]:
                 yield f"- {text}" if kind == "returns" else f"- {name}: {text}"
         elif kind in ("examples", "admonition", "yields"):
             yield from ["", str(getattr(section.value, "description", ""))]
+
+
+# Benchmarks
+
+
+def _protocols() -> Iterator[str]:
+    from verl_multiturn.evaluation.benchmarks.protocol import cells
+
+    for name, line in cells().items():
+        yield from ["", f"## {name}", "", "| setting | value | source |", "|---|---|---|"]
+        for key, (value, source) in line.items():
+            if source:
+                shown = "" if value is None else _code(value)
+                yield f"| `{key}` | {shown} | {_cell(source)} |"
+
+
+def _code(value: Any) -> str:
+    """Return a cell of a protocol as code: a text as it is, anything else as JSON; `⏎` is the end of a line."""
+    if isinstance(value, dict):
+        return "<br>".join(f"{key}: {_code(each)}" for key, each in value.items())
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"``` {_cell(text.replace(chr(10), '⏎'))} ```" if "`" in text else f"`{_cell(text.replace(chr(10), '⏎'))}`"
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import threading
 from collections.abc import Callable, Iterator
 from io import StringIO
@@ -17,6 +18,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from tests.conftest import ROOT, until
+from tests.recipe_scripts import RECIPES, script
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.errors import ConfigError, EngineError, OutageError, RewardContractError
 from verl_multiturn.evaluation.compare import compare, comparison_summary
@@ -28,6 +30,7 @@ from verl_multiturn.records.read.learning import SelectionRule, choose
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.verify.folder import verify_files
 from verl_multiturn.rollout.engines import http_engine
+from verl_multiturn.runs.benchmark import benchmark_options, plan_benchmark
 from verl_multiturn.runs.plan import plan_run
 from verl_multiturn.tools.calculator import CalculatorTool
 
@@ -350,3 +353,31 @@ def test_a_model_behind_chat_completions_stands_beside_ones_own(tmp_path: Path, 
         ConfigError, match=r"holds an evaluation with model .*big/model at .*, and this one has .*other"
     ):
         evaluate(job(tmp_path / "chat", rows, server, engine=engine.replace("big/model", "other")), quiet, quiet)
+
+
+def test_an_evaluation_by_name_has_its_departures_from_the_protocol(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [{"question": "What is 1 + 2?", "answer": "#### 3"}, {"question": "And 2 + 2?", "answer": "#### 4"}]
+    fetched, out = tmp_path / "test.jsonl", tmp_path / "out"
+    fetched.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+    plan, named = plan_benchmark(
+        benchmark_options("gsm8k", [fetched], [], False, ["data.max_response_length=64", "data.max_prompt_length=256"]),
+        out,
+    )
+    monkeypatch.syspath_prepend(str(RECIPES / "benchmarks" / "single_turn"))
+    words = ["--out", str(out / "data"), "--benchmark", "gsm8k", "--source", str(fetched)]
+    monkeypatch.setattr("sys.argv", ["prepare_data.py", *words])
+    script("benchmarks/single_turn").main()
+    server.script = lambda text: "#### 3" if 'the final answer after "####".' in text else 500
+    from verl_multiturn.verl_bridge.offline.evaluate.settings import Job
+
+    assert evaluate(Job(plan, MODEL, WEIGHTS, "m", samples=2, engine=server.url, benchmark=named), quiet, quiet)
+    results = read_results(out)
+    departures = ["n 2 in the place of 1", "length 64 in the place of 1024", "rows 2 in the place of 1319"]
+    departures.append("--set data.max_prompt_length=256")
+    told = summary_of(results)
+    assert (told["avg"], told["benchmark"]) == (0.5, {"name": "gsm8k", "departures": departures})
+    console = Console(file=StringIO(), width=200)
+    console.print(table_of(results))
+    assert f"benchmark gsm8k; departures from its protocol: {', '.join(departures)}" in console.file.getvalue()  # type: ignore[attr-defined]

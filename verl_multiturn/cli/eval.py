@@ -17,6 +17,7 @@ from verl_multiturn.cli.options import Changes, Smoke, Variants
 from verl_multiturn.clients.chat_endpoint import check_address
 from verl_multiturn.clients.http_connections import is_http
 from verl_multiturn.errors import ConfigError, EngineError, MultiTurnError
+from verl_multiturn.evaluation.benchmarks.protocol import NamedBenchmark
 from verl_multiturn.evaluation.chat_address import chat_address
 from verl_multiturn.evaluation.figures import Price
 from verl_multiturn.evaluation.results import read_results
@@ -32,6 +33,7 @@ from verl_multiturn.models.evaluation_model import (
 from verl_multiturn.models.export import ExportError
 from verl_multiturn.models.location import Model, find_model
 from verl_multiturn.rows.files import READERS, read_rows
+from verl_multiturn.runs.benchmark import benchmark_options, plan_benchmark
 from verl_multiturn.runs.compose import compose_run, resolved
 from verl_multiturn.runs.environment import environment_of
 from verl_multiturn.runs.plan import RunPlan, chosen_outputs, plan_run
@@ -48,13 +50,24 @@ def evaluate(
         list[Path],
         typer.Argument(metavar="MODEL…", help="Runs, checkpoints of verl, or Hugging Face folders."),
     ],
-    recipe: Annotated[str, typer.Option(help="Name, as `recipe list` shows it, or the path of a recipe's folder.")],
+    recipe: Annotated[
+        str | None, typer.Option(help="Name, as `recipe list` shows it, or the path of a recipe's folder.")
+    ] = None,
+    benchmark: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A benchmark in the place of a recipe, by its published protocol."),
+    ] = None,
     variants: Variants = None,
     smoke: Smoke = False,
     changes: Changes = None,
     only: Annotated[str | None, typer.Option(metavar="SOURCE", help="Only the rows of this data source.")] = None,
     rows: Annotated[
-        list[Path] | None, typer.Option("--rows", help="A file of rows in the place of the recipe's validation.")
+        list[Path] | None,
+        typer.Option(
+            "--rows",
+            help="A file of rows in the place of the recipe's validation; of a benchmark its file or folder, as its "
+            "authors publish it.",
+        ),
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Conversations of each row (val_kwargs.n).")] = None,
     temperature: Annotated[
@@ -80,39 +93,52 @@ def evaluate(
 ) -> None:
     """Evaluate models on a recipe's rows as its training would: settings, tools, users, agents and rewards are its own.
 
-    A command that was ended goes on where it is repeated. The last line is a JSON object.
+    With `--benchmark` they are those of a benchmark's published protocol. A command that was ended goes on where it is
+    repeated. The last line is a JSON object.
     """
     try:
         check_engine(engine)
         if engine != "sglang" and len(models) > 1:
             raise ConfigError(f"--engine {engine!r} serves one model, and {len(models)} are named; name one")
         cost = None if price is None else Price.parse(price)
-        for file in rows or []:
+        named = None
+        if benchmark is not None and recipe is None:
+            named = benchmark_options(benchmark, rows or [], variants or [], smoke, changes or [])
+        chosen = recipe if named is None else named.protocol.recipe
+        if chosen is None or (recipe is not None and benchmark is not None):
+            given = "neither" if chosen is None else f"--recipe {recipe!r} and --benchmark {benchmark!r}"
+            raise ConfigError(f"expected one of --recipe and --benchmark, got {given}; give exactly one")
+        for file in (rows or []) if named is None else []:
             if not read_rows(file, list(READERS)):
                 raise ConfigError(f"--rows {str(file)!r} has no rows; name a file that has some")
         asked = EvalOptions(only, samples, temperature, engine, anyway)
-        recipes_outputs = chosen_outputs(recipe)
-        trusted = [require_trusted("eval", named, trust, recipes_outputs) for named in models]
+        recipes_outputs = chosen_outputs(chosen)
+        trusted = [require_trusted("eval", path, trust, recipes_outputs) for path in models]
         import_from_here(*models, is_trusted=trust)
         found = [find_model(model, is_trusted=usable) for model, usable in zip(models, trusted, strict=True)]
-        plans = [
-            plan_run(recipe, variants=variants or [], smoke=smoke, out=folder, overrides=changes or [])
-            for folder in _folders(found, out, recipe, variants or [], smoke)
-        ]
-        given = (["n"] if samples is not None else []) + (
-            ["temperature", "do_sample"] if temperature is not None else []
-        )
-        for plan, model in zip(plans, found, strict=True):
-            if difference := setting_differences(model, plan, given):
-                say(difference)
+        folders = _folders(found, out, benchmark or chosen, variants or [], smoke)
+        if named is not None:
+            planned = [plan_benchmark(named, folder) for folder in folders]
+            plans, asked = [plan for plan, _ in planned], asked._replace(benchmark=planned[0][1])
+        else:
+            plans = [
+                plan_run(chosen, variants=variants or [], smoke=smoke, out=folder, overrides=changes or [])
+                for folder in folders
+            ]
+            set_here = (["n"] if samples is not None else []) + (
+                ["temperature", "do_sample"] if temperature is not None else []
+            )
+            for plan, model in zip(plans, found, strict=True):
+                if difference := setting_differences(model, plan, set_here):
+                    say(difference)
         with interruptible():
             whole = []
-            for plan, model, named in zip(plans, found, models, strict=True):
-                own = tuple(rows) if rows else rows_of_run(model)
+            for plan, model, path in zip(plans, found, models, strict=True):
+                own = None if named is not None else tuple(rows) if rows else rows_of_run(model)
                 if own is None and (status := run_recipe(plan, only_prepare=True)):
                     raise typer.Exit(status)
                 runs_code = runs_model_code(model, trust, model_code)
-                weights = evaluated(str(named), model, plan.out, say, runs_code)
+                weights = evaluated(str(path), model, plan.out, say, runs_code)
                 whole.append(evaluate_model(plan, weights, own, asked, runs_code))
     except KeyboardInterrupt:
         fail("interrupted; what has ended is kept, and the same command goes on", 130)
@@ -139,6 +165,8 @@ class EvalOptions(NamedTuple):
     temperature: float | None
     engine: str
     anyway: bool
+    benchmark: NamedBenchmark | None = None
+    """The benchmark in the place of a recipe; None: a recipe."""
 
 
 def check_engine(engine: str) -> None:
@@ -202,6 +230,9 @@ def evaluate_model(
             from verl_multiturn.verl_bridge.offline.evaluate.settings import Job
         except ImportError as error:
             fail(f"an evaluation needs verl and SGLang ({error}); run it in the environment that trains", 2)
+        origin = {} if asked.anyway else dict(model.origin)
+        if asked.benchmark is not None:
+            origin.pop("schemas", None)  # a benchmark has its own tools, or none
         job = Job(
             plan,
             model.folder,
@@ -212,7 +243,8 @@ def evaluate_model(
             asked.samples,
             asked.temperature,
             asked.engine,
-            {} if asked.anyway else model.origin,
+            origin,
             runs_code,
+            asked.benchmark,
         )
         return evaluate(job, say, status.update)

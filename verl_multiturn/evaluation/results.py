@@ -42,6 +42,15 @@ class EvaluatedWeights(BaseModel):
     """Digest of its weights, or name and address of a model behind chat completions: `model` of the records."""
 
 
+class EvaluatedBenchmark(BaseModel):
+    """The benchmark of an evaluation by name."""
+
+    model_config = ConfigDict(extra="ignore")
+    name: str
+    departures: list[str] = []
+    """Differences from its protocol, as a user reads them."""
+
+
 class Evaluation(BaseModel):
     """The request: the entries of `evaluation.json` that the figures need."""
 
@@ -61,6 +70,8 @@ class Evaluation(BaseModel):
     """Digest of the reward function; null: verl's own, by data source."""
     settings_digest: str | None = None
     """Digest of a conversation's other conditions: limits, tools, sampling, template."""
+    benchmark: EvaluatedBenchmark | None = None
+    """The benchmark; null: rows of a recipe."""
 
 
 class EvaluatedSample(NamedTuple):

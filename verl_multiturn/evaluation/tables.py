@@ -48,7 +48,7 @@ def summary_of(results: Results, price: Price | None = None) -> dict[str, Any]:
     """Return the object of the last line.
 
     `rows` are those that the figures are made of, `asked` all, `whole` those that are whole. An interval is a list of
-    two numbers, or null; then `avg_no_interval` gives the reason.
+    two numbers, or null; then `avg_no_interval` gives the reason. `benchmark` is there for an evaluation by name.
     """
     evaluation = results.evaluation
     shown = figures_of(results.shown, evaluation.samples, price)
@@ -64,6 +64,7 @@ def summary_of(results: Results, price: Price | None = None) -> dict[str, Any]:
         "invalid": results.count("invalid"),
         "failed": results.count("failed"),
         "faults": len(results.faults),
+        **({} if evaluation.benchmark is None else {"benchmark": evaluation.benchmark.model_dump()}),
     }
 
 
@@ -120,6 +121,10 @@ def _heads(results: Results) -> list[str]:
     evaluation = results.evaluation
     asked = f"model {evaluation.model.hash}, {evaluation.samples} samples a row at temperature {evaluation.temperature}"
     lines = [f"{asked}, engine {evaluation.engine}", progress_line(results)]
+    if (benchmark := evaluation.benchmark) is not None:
+        departures = ", ".join(benchmark.departures)
+        how = f"; departures from its protocol: {departures}" if departures else ", by its protocol"
+        lines.insert(1, f"benchmark {benchmark.name}{how}")
     left_out = results.whole - len(results.shown)
     if left_out:
         lines.append(

@@ -73,6 +73,28 @@ def setting_differences(model: Model, plan: RunPlan, given: Collection[str] = ()
     )
 
 
+def words_that_change(plan: RunPlan, words: Sequence[str]) -> list[str]:
+    """Return the words that change the conversations of an evaluation or their rewards, in the short form.
+
+    An evaluation by name calls it, to name the departures from the benchmark's protocol.
+
+    Args:
+        plan: The evaluation without them.
+        words: Hydra overrides, as `RunPlan.overrides` has them.
+
+    Raises:
+        ConfigError: One does not fit the recipe.
+    """
+    found, before = [], _settings(plan, ()) if words else {}
+    for word in words:
+        plan = replace(plan, overrides=(*plan.overrides, word))
+        after = _settings(plan, ())
+        if after != before:
+            found.append(_in_short(word))
+        before = after
+    return found
+
+
 def _in_short(word: str) -> str:
     """Return a word with the short form of the path of our settings."""
     key = word.lstrip("+")

@@ -17,7 +17,7 @@ def written() -> dict[Path, str]:
     return pages()
 
 
-@pytest.mark.parametrize("name", ["settings", "commands", "api"])
+@pytest.mark.parametrize("name", ["settings", "commands", "api", "benchmark-protocols"])
 def test_the_page_is_what_the_code_writes(name: str, written: dict[Path, str]) -> None:
     path = ROOT / "docs" / "reference" / f"{name}.md"
     assert path.read_text(encoding="utf-8") == written[path], "run python -m scripts.reference"

@@ -39,6 +39,7 @@ from verl_multiturn.verl_bridge.offline.evaluate import chat_level
 from verl_multiturn.verl_bridge.offline.evaluate.conversations import Conversations, ConversationScore
 from verl_multiturn.verl_bridge.offline.evaluate.settings import (
     Job,
+    benchmark_of,
     check_origin,
     config_of,
     data_rows,
@@ -229,6 +230,7 @@ class _EvaluationRun:
             "settings_digest": settings_digest(config),
             "started": time.time(),
             "ended": None,
+            **benchmark_of(job, config, len(plan.rows)),
         }
         told = plans.begin(job.out, told)
         trainer = SimpleNamespace(config=config, tokenizer=model.tokenizer)

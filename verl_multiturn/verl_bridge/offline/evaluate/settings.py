@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_multiturn.config import PATH
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.evaluation.benchmarks.protocol import NamedBenchmark
 from verl_multiturn.evaluation.chat_address import ChatAddress, chat_address
 from verl_multiturn.evaluation.plan import DataRow, numbered
 from verl_multiturn.records.read.origin import refuse_other
@@ -54,6 +55,8 @@ class Job:
     """The model's origin from the file of the run (`schema.RunFile`), as far as it is known."""
     runs_code: bool | None = None
     """Whether the model's own Python files run; None: as in the recipe."""
+    benchmark: NamedBenchmark | None = None
+    """The benchmark that the recipe and its overrides are; None: no benchmark by name."""
 
     @property
     def out(self) -> Path:
@@ -108,6 +111,27 @@ def config_of(job: Job, start: str) -> DictConfig:
     if job.chat is not None:
         chat_level.prepare(config)
     return config
+
+
+def benchmark_of(job: Job, config: DictConfig, rows: int) -> dict[str, Any]:
+    """Return the entry `benchmark` of `evaluation.json`: its name and its departures; {} without one.
+
+    Args:
+        job: The evaluation's settings.
+        config: The whole configuration, with the user's options in it.
+        rows: Number of rows.
+    """
+    if job.benchmark is None:
+        return {}
+    params = config.actor_rollout_ref.rollout.val_kwargs
+    sampled = {
+        "n": int(params.n),
+        "temperature": float(params.temperature),
+        "top_p": float(params.top_p),
+        "length": int(config.data.max_response_length),
+        "size": rows,
+    }
+    return {"benchmark": {"name": job.benchmark.name, "departures": job.benchmark.departures(sampled)}}
 
 
 def data_rows(config: DictConfig, dataset: Any) -> list[DataRow]:
