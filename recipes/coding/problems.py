@@ -119,7 +119,7 @@ def _loaded(tests: Any) -> Any:
         return tests
     try:
         return json.loads(tests)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     try:
         return ast.literal_eval(tests)
