@@ -54,7 +54,7 @@ PROGRAM = f"Write a Python program that reads from standard input and prints to 
 COMPLETE = "Complete this Python code. Put all of it into one ```python block at the end of your answer."
 
 
-def asked(problem: Problem) -> str:
+def message_of(problem: Problem) -> str:
     """Return the user's message: the statement, and the form of the answer."""
     if problem.starter:
         return f"{problem.statement}\n\n{COMPLETE}\n```python\n{problem.starter}\n```"
@@ -157,7 +157,12 @@ def usable_row(data_source: str, entry: Entry, most: int, most_characters: int) 
     for key in ("inputs", "outputs"):
         truth[key] = [truth[key][index] for index in chosen]
     made = {"demonstration": entry["demonstration"]} if "demonstration" in entry else {}
-    return problem, make_row(data_source, asked(problem), truth, ability="code", **made), counts
+    row = make_row(data_source, message_of(problem), truth, ability="code", **made)
+    try:
+        (row["prompt"][0]["content"] + row["reward_model"]["ground_truth"]).encode()
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        raise UnusableError("text that is not Unicode") from None
+    return problem, row, counts
 
 
 def rows_of(

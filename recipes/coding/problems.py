@@ -164,7 +164,12 @@ def _truth(tests: Any, name_of_row: str | None) -> dict[str, Any]:
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         raise UnusableError("calls of a function without a name")
     calls = [_call(given, value) for given, value in zip(inputs, outputs, strict=True)]
-    return {"fn_name": name, "inputs": [given for given, _ in calls], "outputs": [value for _, value in calls]}
+    truth = {"fn_name": name, "inputs": [given for given, _ in calls], "outputs": [value for _, value in calls]}
+    try:
+        json.dumps(truth, allow_nan=False)  # NaN and the infinities would be names in a test's code
+    except (ValueError, TypeError, RecursionError):
+        raise UnusableError("a call whose arguments or value are not JSON") from None
+    return truth
 
 
 def _kind(tests: Sequence[Entry], name_of_row: str | None) -> tuple[bool, str | None]:
@@ -191,19 +196,10 @@ def _lines(value: Any) -> str:
 def _call(given: Any, value: Any) -> tuple[list[Any], Any]:
     if isinstance(given, str):
         try:
-            arguments = [_strict(line) for line in given.split("\n") if line.strip()]
-            return arguments, _strict(value) if isinstance(value, str) else value
+            arguments = [json.loads(line) for line in given.split("\n") if line.strip()]
+            return arguments, json.loads(value) if isinstance(value, str) else value
         except ValueError:
             raise UnusableError("a call whose arguments or value are not JSON") from None
     if not isinstance(given, list):
         raise UnusableError("a call whose arguments are not a list")
     return given, value
-
-
-def _strict(text: str) -> Any:
-    """Read JSON; NaN and the infinities are not in it, and would be names in a test's code."""
-
-    def refuse(constant: str) -> Any:
-        raise ValueError(constant)
-
-    return json.loads(text, parse_constant=refuse)

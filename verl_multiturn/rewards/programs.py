@@ -265,11 +265,11 @@ def unfit_tests(ground_truth: Any, data_source: str) -> dict[int, str]:
     unfit = {}
     for index, (code, (arguments, value)) in enumerate(zip(_call_tests(tests), _calls(tests), strict=True)):
         try:
-            asked = handed_over(["call", tests.fn_name, encode(arguments), encode({})])
-            told = handed_over(["value", encode(value)])
+            request = handed_over(["call", tests.fn_name, encode(arguments), encode({})])
+            result = handed_over(["value", encode(value)])
         except TypeError:  # nested too deeply
-            asked = told = b""
-        if not (asked and told and fits_a_cell(code, [told.decode("utf-8")])):
+            request = result = b""
+        if not (request and result and fits_a_cell(code, [result.decode("utf-8")])):
             unfit[index] = "a call with too long arguments or value"
     return unfit
 

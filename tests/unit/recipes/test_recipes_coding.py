@@ -26,6 +26,7 @@ METHOD = "class Solution:\n    def double(self, numbers):\n        return [2 * n
 IN_OUT = {"input": "4\n", "output": "8\nend\n"}
 AS_LCB = {"input": "[1, 2]", "output": "[2, 4]", "testtype": "functional"}
 AS_PRIME = {"type": "function_call", "fn_name": "double", "input": [[1, 2]], "output": [[2, 4]]}
+NOT_JSON = "a call whose arguments or value are not JSON"
 # For each form of the data sets a row, and a program that solves it.
 FORMS: dict[str, tuple[dict[str, Any], str]] = {
     "taco": ({"tests": json.dumps({"inputs": ["4\n", "5"], "outputs": ["8\nend", "10\nend\n"]})}, DOUBLE),
@@ -125,6 +126,10 @@ def test_the_prompt_has_the_statement_and_the_form_of_the_answer() -> None:
         ({"problem": "p", "tests": [{"input": {"a": 1}, "output": "1"}]}, "an input or output that is not text"),
         ({"problem": "p", "tests": [{**IN_OUT, "type": "stdin_stdout"}, AS_PRIME]}, "tests of several kinds"),
         ({"problem": "p", "tests": [AS_PRIME, {**AS_PRIME, "fn_name": "other"}]}, "tests of several kinds"),
+        (
+            {"problem": "p", "tests": [AS_LCB, {**IN_OUT, "testtype": "stdin"}], "metadata": {"func_name": "f"}},
+            "tests of several kinds",
+        ),
         ({"problem": "p", "tests": [{**IN_OUT, "type": "interactive"}]}, "tests of an unknown kind"),
         ({"problem": "p", "tests": [AS_LCB]}, "calls of a function without a name"),
         ({"problem": "p", "tests": [{**AS_PRIME, "fn_name": "a.b"}]}, "calls of a function without a name"),
@@ -132,8 +137,11 @@ def test_the_prompt_has_the_statement_and_the_form_of_the_answer() -> None:
         ({"problem": "p", "tests": [{**AS_PRIME, "input": {"n": 1}}]}, "a call whose arguments are not a list"),
         (
             {"problem": "p", "tests": [{**AS_LCB, "input": "NaN"}], "metadata": {"func_name": "f"}},
-            "a call whose arguments or value are not JSON",
+            NOT_JSON,
         ),
+        ({"problem": "p", "tests": json.dumps([{**AS_PRIME, "input": [float("inf")]}])}, NOT_JSON),
+        ({"problem": "p", "tests": [{"input": "\ud800", "output": "1"}]}, "text that is not Unicode"),
+        ({"problem": "\ud800", "tests": [IN_OUT]}, "text that is not Unicode"),
         ({"problem": "p", "tests": [{**AS_PRIME, "input": [[0] * 20_000]}]}, "no test that is short enough"),
     ],
 )
@@ -176,9 +184,12 @@ def test_a_problem_counts_once_and_none_of_the_test_split_is_trained_on() -> Non
 
 
 def test_statements_without_latin_letters_are_different_problems() -> None:
-    found = [("taco", {"problem": text, "tests": [IN_OUT]}) for text in ("两数之和", "三数之和", "Сумма", "Σ!", "?!")]
+    found = [
+        ("taco", {"problem": text, "tests": [IN_OUT]})
+        for text in ("两数之和", "三数之和", "n: сумма", "n: степень", "?!", "!")
+    ]
     rows, _ = prepare_data().rows_of({"train": found, "test": []})
-    assert len(rows["train"]) == 5
+    assert len(rows["train"]) == 6
 
 
 def test_the_longest_tests_are_kept_and_the_others_counted() -> None:
