@@ -136,7 +136,8 @@ def _loaded_or_empty(metadata: Any) -> Mapping[str, Any]:
 
 
 def _name(fields: Mapping[str, Any]) -> str | None:
-    return _first(fields, _NAMES)
+    name = _first(fields, _NAMES)
+    return name if isinstance(name, str) else None
 
 
 def _truth(tests: Any, name_of_row: str | None) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def _truth(tests: Any, name_of_row: str | None) -> dict[str, Any]:
         raise UnusableError("no tests")
     if not is_call:
         return {"inputs": [_lines(given) for given in inputs], "outputs": [_lines(printed) for printed in outputs]}
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+    if name is None or not name.isidentifier() or keyword.iskeyword(name):
         raise UnusableError("calls of a function without a name")
     calls = [_call(given, value) for given, value in zip(inputs, outputs, strict=True)]
     truth = {"fn_name": name, "inputs": [given for given, _ in calls], "outputs": [value for _, value in calls]}
