@@ -35,7 +35,8 @@ from verl_multiturn.sandbox.launch import check
 from verl_multiturn.sandbox.sandbox import Sandbox
 from verl_multiturn.sandbox.settings import SandboxSettings
 from verl_multiturn.syntax import parse_module
-from verl_multiturn.verdicts.calls import CallJudge, CallTally, expect_done, is_late
+from verl_multiturn.verdicts.calls import CallJudge, CallTally, expect_done, fits_a_cell, is_late
+from verl_multiturn.verdicts.program_cells import encode, handed_over
 
 _MOST_CHARACTERS = 50_000
 """Most characters of a program."""
@@ -240,19 +241,58 @@ def _as_text(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _call_tests(tests: _Tests) -> list[str]:
-    """Return the code of tests that call the function `fn_name`.
+def unfit_tests(ground_truth: Any, data_source: str) -> dict[int, str]:
+    """Return the tests that this reward cannot run, by their indexes, with the reason of each.
 
-    APPS wraps some expected values in a list. PRIME's data have the arguments as JSON text, one on each line, and the
-    value as JSON text too.
+    For scripts that make rows: a row with such a test has no verdict. A call's arguments and value are sent from one
+    sandbox to the other, which takes packets of a limited size; standard input has no such limit.
+
+    Example: `{2: "a call with too long arguments or value"}`.
+
+    Args:
+        ground_truth: As for `reward`.
+        data_source: Of the row, for errors.
+
+    Raises:
+        ConfigError: The ground truth holds no tests.
     """
-    codes = []
-    for arguments, value in zip(tests.inputs, tests.outputs, strict=True):
-        if isinstance(arguments, str):
-            arguments, value = [json.loads(line) for line in arguments.split("\n")], json.loads(value)
-        call = f"{tests.fn_name}(*{arguments!r})"
-        codes.append(f"value = {call}\nassert same(value, {value!r}) or same([value], {value!r})")
-    return codes
+    tests = _read(ground_truth, data_source)
+    if tests.inputs and tests.fn_name is None:
+        long = [len(_as_text(expected)) > _OUTPUT_CHARACTERS for expected in tests.outputs]
+        return {index: "an output that is too long" for index, is_long in enumerate(long) if is_long}
+    if tests.fn_name is None:
+        return {i: "code that is too long" for i, code in enumerate(tests.assert_case) if not fits_a_cell(code, [])}
+    unfit = {}
+    for index, (code, (arguments, value)) in enumerate(zip(_call_tests(tests), _calls(tests), strict=True)):
+        try:
+            request = handed_over(["call", tests.fn_name, encode(arguments), encode({})])
+            result = handed_over(["value", encode(value)])
+        except TypeError:  # nested too deeply
+            request = result = b""
+        if not (request and result and fits_a_cell(code, [result.decode("utf-8")])):
+            unfit[index] = "a call with too long arguments or value"
+    return unfit
+
+
+def _calls(tests: _Tests) -> list[tuple[list[Any], Any]]:
+    """Return the arguments and the expected value of each call.
+
+    PRIME's data have the arguments as JSON text, one on each line, and the value as JSON text too.
+    """
+    return [
+        ([json.loads(line) for line in arguments.split("\n")], json.loads(value))
+        if isinstance(arguments, str)
+        else (list(arguments), value)
+        for arguments, value in zip(tests.inputs, tests.outputs, strict=True)
+    ]
+
+
+def _call_tests(tests: _Tests) -> list[str]:
+    """Return the code of tests that call the function `fn_name`; APPS wraps some expected values in a list."""
+    return [
+        f"value = {tests.fn_name}(*{arguments!r})\nassert same(value, {value!r}) or same([value], {value!r})"
+        for arguments, value in _calls(tests)
+    ]
 
 
 def _read(ground_truth: Any, data_source: str) -> _Tests:

@@ -66,6 +66,7 @@ ROUTES: dict[str, str] = {
     **dict.fromkeys(
         ["taco*", "apps*", "codecontests*", "codeforces*", "livecodebench*", "mbpp*", "humaneval*"], "code"
     ),
+    **dict.fromkeys(["primeintellect*", "deepcoder*"], "code"),
     **dict.fromkeys(["tool_n1*", "tool-n1*", "toolcall*"], "tool_n1"),
     "reasoning_gym/*": "reasoning_gym",
 }

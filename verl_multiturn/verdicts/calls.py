@@ -130,8 +130,8 @@ async def _ask_referee(referee: Sandbox, code: str, results: list[str], tally: C
 
     A referee that was stopped, or that has no verdict, has found the code wrong.
     """
-    cell, verdict, problem = f"judge({code!r}, {free_names(code)!r}, {results!r})", [], "it is too long"
-    if len(cell.encode("utf-8", "replace")) <= MAX_CODE_BYTES:  # otherwise the code returns too much
+    cell, verdict, problem = _cell(code, results), [], "it is too long"
+    if _fits(cell):  # otherwise the code returns too much
         result = await referee.run(cell, with_value=True)
         tally.late = tally.late or is_late(result)
         verdict, problem = _read_verdict(result.value), result.stopped or "it has no verdict"
@@ -142,6 +142,27 @@ async def _ask_referee(referee: Sandbox, code: str, results: list[str], tally: C
     if not verdict or verdict[0] == "unsuitable":  # the results may have led to it
         return ["fail"]
     return verdict
+
+
+def fits_a_cell(code: str, results: Sequence[str]) -> bool:
+    """Return whether the referee can be given a test with the results of its calls.
+
+    Args:
+        code: The test.
+        results: The results so far, as the runner sends them.
+
+    Raises:
+        SyntaxError: The test is not Python.
+    """
+    return _fits(_cell(code, results))
+
+
+def _cell(code: str, results: Sequence[str]) -> str:
+    return f"judge({code!r}, {free_names(code)!r}, {list(results)!r})"
+
+
+def _fits(cell: str) -> bool:
+    return len(cell.encode("utf-8", "replace")) <= MAX_CODE_BYTES
 
 
 def _read_verdict(value: bytes) -> list[Any]:

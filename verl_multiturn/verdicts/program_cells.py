@@ -174,7 +174,7 @@ def call(request: str) -> bytes:
         answer = ["value", encode(function(*decode(arguments), **decode(keywords)))]
     except BaseException as error:  # whatever the program raised
         answer = ["error", _described(error)]
-    return _answer(answer)
+    return handed_over(answer)
 
 
 def _described(error: BaseException) -> list[str]:
@@ -204,7 +204,12 @@ def _rebuilt(name: str, text: str) -> BaseException:
     return RuntimeError(f"{name}: {text}")
 
 
-def _answer(answer: list[Any]) -> bytes:
+def handed_over(answer: list[Any]) -> bytes:
+    """Return the answer of a cell as it is sent to the other sandbox, or nothing where it is too long.
+
+    Args:
+        answer: A verdict, or the result of a call, as JSON has it.
+    """
     text = json.dumps(answer, ensure_ascii=False).encode("utf-8", "backslashreplace")  # a half of a pair as \\udXXX
     return text if len(text) <= ANSWER_BYTES else b""
 
@@ -264,9 +269,9 @@ def judge(test: str, names: list[str], results: list[str]) -> bytes:
     except BaseException:  # an assertion, or any error that the results led to
         verdict = ["fail"]
     # Whatever the test made of the call that has no result: its `except:` catches everything.
-    answer = _answer(open_verdicts[0] if open_verdicts else verdict)
+    answer = handed_over(open_verdicts[0] if open_verdicts else verdict)
     if not answer and not results:  # the test itself makes the arguments of the call too long
-        return _answer(["unsuitable", f"more than {ANSWER_BYTES} bytes"])
+        return handed_over(["unsuitable", f"more than {ANSWER_BYTES} bytes"])
     return answer
 
 

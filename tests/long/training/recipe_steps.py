@@ -22,6 +22,7 @@ ROWS = {
     "torl+simpletir": 40_000,  # DeepScaleR: 40.3k
     "retool": 17_398,  # DAPO-Math-17k, each problem once
     "search_r1": 169_615,  # 79,168 of NQ and 90,447 of HotpotQA
+    "coding": 7_600,  # of DeepCoder's 24,287, as many as AReaL kept
     "text2sql": 653,
     "tool_n1": 57_000,  # of xLAM's 60,000; ToolACE comes on top
     "mixed": 6_600,  # 2,000 of each kind, 653 of SQL
