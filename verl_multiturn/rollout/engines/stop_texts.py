@@ -1,8 +1,9 @@
-"""Engines that cut the sample of another one: at a text or a box (`StopTexts`), before an image (`PlaceholderGuard`)."""
+"""Engines that cut the sample of another one: at a text or box (`StopTexts`), before an image (`PlaceholderGuard`)."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -18,8 +19,8 @@ STOP_REGEX = "stop_regex"
 """The engine's name for a list of regular expressions at which it stops."""
 
 
-_MOST_RESUMED = 16
-"""Stops at a brace after which a turn is sampled to its end, before it is looked at again."""
+_MOST_STOPS = 16
+"""Stops within a turn, after which the engine is not asked to stop at braces any more."""
 
 
 class StopTexts:
@@ -57,35 +58,38 @@ class StopTexts:
             return await self._engine.generate(ask)
         stop = re.compile("|".join(f"(?:{pattern})" for pattern in patterns)) if patterns else None
         made: Generation | None = None
-        for resumed in range(_MOST_RESUMED + 1):
-            brace = self._brace(made) if self._boxes and resumed < _MOST_RESUMED else None
+        for stops in itertools.count():
+            hints = [self._brace(made)] if self._boxes and stops < _MOST_STOPS else []
+            asked = _behind(ask, made, [*patterns, *hints])
             try:
-                part = await self._engine.generate(_behind(ask, made, [*patterns, *filter(None, [brace])]))
+                part = await self._engine.generate(asked)
             except asyncio.CancelledError:
                 if made is None:
                     raise
                 return replace(made, finish="abort")
             try:
                 made = part if made is None else _joined(made, part)
-                end = self._end(made.ids, stop)
-                if end is not None:
+                if (end := self._end(made.ids, stop)) is not None:
                     return cut(made, end, "stop")
-                if brace is None or len(made.ids) >= ask.max_new_tokens or not self._stopped_at(brace, part, ask):
+                if not self._boxes or not self._stopped_early(asked, part):
                     return made
+                if len(part.ids) >= asked.max_new_tokens:
+                    return replace(made, finish="length")
             except (TypeError, ValueError, OverflowError) as error:
                 raise EngineError(f"the engine returned what is not a generation: {error}") from error
-        raise AssertionError("the last part has no brace to stop at")
+        raise AssertionError("the loop has no end of its own")
 
     def _brace(self, made: Generation | None) -> str:
         """Return the regular expression of the brace at which the box of a turn may begin, or end."""
         is_open = made is not None and first_box(self._tokenizer.decode(list(made.ids))).is_open
         return BOX_CLOSES if is_open else BOX_OPENS
 
-    def _stopped_at(self, brace: str, part: Generation, ask: Ask) -> bool:
-        """Return whether the engine ended a generation because of a brace, not with the turn."""
-        if part.finish != "stop" or not part.ids or part.ids[-1] in (ask.sampling.get("stop_token_ids") or ()):
+    def _stopped_early(self, asked: Ask, part: Generation) -> bool:
+        """Return whether the engine ended a part at a pattern, which the whole turn has no match for, not with it."""
+        if part.finish != "stop" or not part.ids or part.ids[-1] in (asked.sampling.get("stop_token_ids") or ()):
             return False
-        return re.search(brace, self._tokenizer.decode(list(part.ids))) is not None
+        text = self._tokenizer.decode(list(part.ids))
+        return any(re.search(pattern, text) for pattern in asked.sampling.get(STOP_REGEX) or ())
 
     def _end(self, ids: Sequence[int], stop: re.Pattern[str] | None) -> int | None:
         """Return the number of tokens up to the one that completes the first match; None without a match."""
