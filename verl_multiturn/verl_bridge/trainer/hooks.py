@@ -152,7 +152,7 @@ class MultiTurnHooks:
     """Step whose weights lie in the run's own folder of checkpoints: this trainer saved or loaded them there."""
     _estimator: Estimator | None = None
     """The run's estimator, if it counts conversations."""
-    _resets: ReferenceResets | None = None
+    reference: ReferenceResets | None = None
     """Reference of the KL term; None: it is never reset."""
     _joining: StepJoin | None = None
     """Recorder of the trainer's rows; None: the run keeps no records."""
@@ -194,11 +194,11 @@ class MultiTurnHooks:
         """Step that the trainer's weights have finished, which is then the engines' version; None within a step's
         updates."""
         self._joining = StepJoin.of(config, settings, bound)
-        self._resets = ReferenceResets.of(config)
+        self.reference = ReferenceResets.of(config)
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()  # type: ignore[misc]
-        if self._resets is not None:
+        if self.reference is not None:
             self.role_worker_mapping = with_our_workers(self.role_worker_mapping)
 
     def _build_replay_buffer(self) -> Any:
@@ -239,8 +239,8 @@ class MultiTurnHooks:
         if self._history is not None:
             kept = {"filter": self._sampler.filter.state(), "advantage": self._estimator and self._estimator.saved()}
             self._history.save(self.global_steps, folder, self._sampler.take_evicted(), kept)
-        if self._resets is not None:
-            self._resets.save(folder, self.actor_rollout_wg)
+        if self.reference is not None:
+            self.reference.save(folder, self.actor_rollout_wg)
         super()._save_checkpoint()  # type: ignore[misc]
         self.saved_step = self.global_steps
 
@@ -254,8 +254,8 @@ class MultiTurnHooks:
         named = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
         self.saved_step = self.global_steps if named is None else None
         folder = self._checkpoint_folder() if named is None else Path(named)
-        if self._resets is not None:
-            self._resets.load(folder, self.actor_rollout_wg)
+        if self.reference is not None:
+            self.reference.load(folder, self.actor_rollout_wg)
         else:
             require_no_reference(folder, self.use_reference_policy)
         if self._history is not None:
@@ -375,8 +375,8 @@ class MultiTurnHooks:
     def on_init_end(self) -> None:
         """Send the first weights, as verl does; start verifiers of large batches, while the first one is sampled."""
         super().on_init_end()  # type: ignore[misc]
-        if self._resets is not None:
-            self._resets.look_at(self.actor_rollout_wg)
+        if self.reference is not None:
+            self.reference.look_at(self.actor_rollout_wg)
         self._whole = self.global_steps
         # A step of `separate_async` trains a batch for each of its updates. Conversations may have several rows.
         prompts = self.config.data.train_batch_size // self.parameter_sync_step
@@ -415,7 +415,7 @@ class MultiTurnHooks:
         When a step makes several updates, our counts are sums over them. verl's own aggregation would average them.
         """
         parts: list[Any] = [self._outages, self._otc, self._engines, self._verifier, self._updates, self._ages]
-        parts += [self._rerolls, self._sampler, self._spared, self._role_figures, self._resets]
+        parts += [self._rerolls, self._sampler, self._spared, self._role_figures, self.reference]
         self._silent = set[str]()
         counted = [part for part in [*parts, self._joining] if part is not None]
         for each in [self._rows, *counted]:
@@ -423,8 +423,8 @@ class MultiTurnHooks:
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         if self._joining is not None:
             self._joining.write(self.global_steps)
-        if self._resets is not None:
-            self._resets.end_step(self.global_steps, self.actor_rollout_wg, timing_raw)
+        if self.reference is not None:
+            self.reference.end_step(self.global_steps, self.actor_rollout_wg, timing_raw)
         rows = self._rows.of(batch)
         if self._history is not None:
             self._history.train(self.global_steps, rows, self._silent)
@@ -483,8 +483,8 @@ class MultiTurnHooks:
         if self._spared is not None:
             self._spared.silence(rows.keys, rows.partition_id)
         self._role_figures.look(rows)
-        if self._resets is not None:
-            self._resets.look(rows, () if self._spared is None else self._spared.silent)
+        if self.reference is not None:
+            self.reference.look(rows, () if self._spared is None else self._spared.silent)
         if self._settings.context.weight == "conversation":
             weigh_conversations(rows, self.config.actor_rollout_ref.actor.loss_agg_mode)
         further = () if self._joining is None else NEEDED
