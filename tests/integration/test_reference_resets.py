@@ -53,7 +53,7 @@ def model(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Pair:
-    """verl's engines of an actor and of a reference, in our worker without what else it has."""
+    """The engines of an actor and of a reference, in a worker of ours without its other parts."""
 
     def __init__(self, kit: Any, model: Path, **of_reference: Any) -> None:
         from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -177,7 +177,7 @@ def test_each_rank_copies_its_own_part(kind: str, tmp_path: Path) -> None:
 
 
 class Workers:
-    """verl's group of training workers, which remembers what it was asked for."""
+    """A group of training workers without processes, which remembers its calls."""
 
     def __init__(self, steps: Sequence[int] = (0,), faults: Sequence[str] = ("", "")) -> None:
         self.steps, self.faults = list(steps), list(faults)

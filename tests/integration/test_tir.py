@@ -221,6 +221,21 @@ async def test_without_a_pattern_nothing_is_filtered(tokenizer: Any, monkeypatch
     assert batch.masks() == [True, True]
 
 
+async def test_answers_that_end_with_their_boxes_pass_the_certificate(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, trained = Batch(monkeypatch, None), 0
+    for session, answer in enumerate((f"{ANSWER} More.", r"\boxed{\frac{4}{2}} More.", "No box.")):
+        output = await roll(
+            make_runner(tokenizer, [CALL, f"{answer}<|im_end|>"], {"tir": {"stop": ["boxed"]}}), session
+        )
+        output.reward_score = 0.5
+        batch.store.add("u", session, output)
+        trained += sum(output.response_mask)
+    metrics = batch.step()
+    assert [metrics[f"{CERTIFICATE}{name}"] for name in ("rows", "violations", "tokens")] == [3, 0, trained]
+
+
 async def test_a_batch_without_void_rows_is_left(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(monkeypatch, VOID["void_turn_pattern"])
     await batch.add(tokenizer, ANSWER, ANSWER)

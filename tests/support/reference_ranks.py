@@ -1,4 +1,4 @@
-"""Two ranks on the CPU, each with its part of an actor and of a reference: what a reset gives the reference.
+"""Two ranks on the CPU, each with its part of an actor and of a reference: the reference after a reset.
 
 Call it as `python -m tests.support.reference_ranks fsdp|fsdp2 FOLDER`. It prints a JSON object.
 """
@@ -77,7 +77,7 @@ def _run(rank: int, kind: str, folder: str, results: Any) -> None:
         optimizer = torch.optim.AdamW(actor.parameters(), lr=0.1)
         worker = worker_of(rank, actor, optimizer, reference)
         before = worker.look_at_reference()
-        outputs(reference)  # what FSDP gathers here must not be used after the reset
+        outputs(reference)  # the parameters that FSDP gathers here must not be used after the reset
         update(actor, optimizer)
         found["before"] = float((outputs(actor) - outputs(reference)).abs().max())
         states = len(optimizer.state)
@@ -102,7 +102,7 @@ def _run(rank: int, kind: str, folder: str, results: Any) -> None:
 
 
 def main(kind: str, folder: str) -> None:
-    """Print what each rank found."""
+    """Print the findings of each rank."""
     import verl  # noqa: F401  # before the fork, so that it is imported once
 
     import verl_multiturn.verl_bridge.trainer.reference_worker  # noqa: F401
