@@ -82,7 +82,7 @@ class Stopping:
 
     async def generate(self, ask: Ask) -> Generation:
         self.asked.append(ask)
-        at, ids = len(ask.ids) - self.start, []
+        at, ids = len(ask.ids) - self.start, list[int]()
         finish: Any = "length"
         while len(ids) < ask.max_new_tokens and at + len(ids) < len(self.said):
             ids.append(self.said[at + len(ids)])

@@ -112,12 +112,12 @@ class ReferenceCopies:
     _saved: tuple[int, Path] | None = None
     """The step of the reference in force, and a file that has it; None: none has."""
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]  # verl has no types
     def look_at_reference(self) -> str:
         """Return why the reference cannot get the actor's parameters on this rank; empty: it can."""
         return difference(shards_of(self.actor.engine.module), shards_of(self.ref.engine.module))
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]  # verl has no types
     def reset_reference(self) -> None:
         """Give the reference the actor's parameters, and let the actor's optimizer begin anew."""
         get_torch_device().synchronize()  # verl may still be moving the actor to the CPU
@@ -126,7 +126,7 @@ class ReferenceCopies:
         self.actor.engine.optimizer.state.clear()
         self._saved = None
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]  # verl has no types
     def save_reference(self, folder: str, step: int) -> None:
         """Write this rank's part of the reference into a checkpoint; of one that is in another already, as a link.
 
@@ -154,7 +154,7 @@ class ReferenceCopies:
             return False
         return True
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]  # verl has no types
     def load_reference(self, folder: str) -> int:
         """Restore this rank's part of the reference from a checkpoint; return its step, 0 where none is there.
 
