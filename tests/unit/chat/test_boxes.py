@@ -74,7 +74,7 @@ def test_a_text_that_goes_on_keeps_its_box_and_the_reward_reads_it(parts: list[s
 
 
 class Stopping:
-    """An engine that says one text, and stops as SGLang does: at an end token, or where its new text has a pattern."""
+    """An engine that writes one text, and stops as SGLang does: at an end token, or where its new text has a pattern."""
 
     def __init__(self, said: Sequence[int], tokenizer: Pieces, start: int = 1) -> None:
         self.said, self.tokenizer, self.start = list(said), tokenizer, start
@@ -101,7 +101,7 @@ def hints(engine: Stopping) -> list[str]:
 
 
 async def said(*pieces: str, budget: int = 99) -> tuple[str, Generation, Stopping]:
-    """Return what is kept of a text that an engine says piece by piece, with its end token."""
+    """Return the kept part of a text that an engine writes piece by piece, with its end token."""
     tokenizer = Pieces()
     engine = Stopping([*tokenizer.ids(*pieces), END], tokenizer)
     made = await StopTexts(engine, tokenizer, boxes=True).generate(Ask("r", [1], NAMED, budget))

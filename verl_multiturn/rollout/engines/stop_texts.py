@@ -20,7 +20,7 @@ STOP_REGEX = "stop_regex"
 
 
 _MOST_STOPS = 16
-"""Stops within a turn, after which the engine is not asked to stop at braces any more."""
+"""Stops within a turn, after which the engine stops at braces no more."""
 
 
 class StopTexts:
@@ -32,10 +32,10 @@ class StopTexts:
     This class is below the receipts: the tokens that it cuts off were never part of the conversation.
 
     With `boxes` a generation also ends where its first box is closed (`chat/boxes.py`). No regular expression knows
-    balanced braces, or code. So the engine is asked to stop where a box begins, and then at each closing brace; unless
-    the box is closed there, it is asked to go on behind the tokens that it has sampled:
+    balanced braces, or code. So the engine stops where a box begins, and then at each closing brace. Unless the box is
+    closed there, it goes on behind the tokens that it has sampled:
 
-        … is \boxed{ | \frac{1} | {2} | }          three times it is asked to go on, and nothing is sampled in vain
+        … is \boxed{ | \frac{1} | {2} | }          it goes on three times, and nothing is sampled in vain
 
     Args:
         engine: Samples the tokens.
